@@ -1,0 +1,63 @@
+# Everything on a bare machine with Python 3.10+, a C++20 compiler and CMake: `make demo`, `make test`.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: build demo test test-cpp test-python lint format bench clean
+
+build: $(VENV)/.built
+
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+# torch first and pinned: anything that pulls it by itself may bring gigabytes of CUDA.
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q $(TORCH)
+	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib
+	touch $@
+
+$(VENV)/.built: $(VENV)/.ready $(SOURCES)
+	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+demo: build
+	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --plot runs/train_fsdp.png
+
+test: test-cpp test-python
+
+# The Debian package when it is missing and we may install it; otherwise CMake says in one sentence what to install.
+gtest:
+	@test -e /usr/include/gtest/gtest.h || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  { apt-get install -y -qq libgtest-dev || { apt-get update -qq && apt-get install -y -qq libgtest-dev; }; } >/dev/null; } || \
+	  echo "GoogleTest is missing: install the system package (Debian: libgtest-dev)."
+.PHONY: gtest
+
+test-cpp: build gtest
+	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	cmake --build build --parallel
+	ctest --test-dir build --output-on-failure --parallel 2
+
+test-python: build
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix-only -q . ; $(BIN)/ruff format -q .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format -i
+
+$(VENV)/.lint: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q ruff==0.17.6 clang-format==19.1.7
+	touch $@
+
+# The measured tables of benchmarks/README.md; minutes to hours, never part of the tests.
+bench: build
+	$(BIN)/python benchmarks/collectives.py
+	$(BIN)/python benchmarks/convergence.py qsdp
+
+clean:
+	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

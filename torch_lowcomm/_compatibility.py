@@ -1,0 +1,47 @@
+"""One sentence instead of a page of undefined symbols when torch and the extension do not fit."""
+
+import importlib.util
+
+OLDEST, NEWEST = (2, 11), (2, 15)
+_RANGE = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def problem(found: str | None, built: str | None) -> str | None:
+    """Say what is wrong with a torch version, or None.
+
+    Args:
+        found: Version of the torch that would be imported, None when there is none.
+        built: Version that the extension was built for, None when it was not built.
+    """
+    if found is None:
+        return f"torch_lowcomm needs PyTorch {_RANGE}: found none; install torch first."
+    if _minor(found) < OLDEST:
+        return f"torch_lowcomm needs PyTorch {_RANGE}: found {found}, which is too old."
+    if built is None:
+        return "torch_lowcomm's extension is not built: run `pip install --no-build-isolation -e .` in its source folder."
+    if _minor(found) != _minor(built):
+        return (
+            f"torch_lowcomm was built for PyTorch {built} and found {found}: a build belongs to one minor version; "
+            "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder."
+        )
+    return None
+
+
+def check_torch() -> None:
+    """Raise ImportError with one sentence when torch is missing, too old, or not the minor version built for."""
+    found = None
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        found = str(torch.__version__)
+    try:
+        from torch_lowcomm._build_info import TORCH_VERSION as built
+    except ImportError:
+        built = None
+    message = problem(found, built)
+    if message:
+        raise ImportError(message)
