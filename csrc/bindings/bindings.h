@@ -1,0 +1,11 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace lowcomm {
+
+// One file a bound folder; module.cpp calls them in order.
+void bindCodec(pybind11::module_& m);
+void bindBackend(pybind11::module_& m);
+
+}  // namespace lowcomm

@@ -1,0 +1,214 @@
+#include <ATen/ops/empty.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "codec/codec.h"
+#include "codec/error.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+// Far above any tensor, low enough that no size computed from it overflows.
+constexpr int64_t kMostElements = int64_t{1} << 56;
+
+DType wireTypeOf(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::float32;
+    case at::kHalf:
+      return DType::float16;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kDouble:
+      return DType::float64;
+    case at::kChar:
+      return DType::int8;
+    case at::kByte:
+      return DType::uint8;
+    case at::kShort:
+      return DType::int16;
+    case at::kInt:
+      return DType::int32;
+    case at::kLong:
+      return DType::int64;
+    case at::kBool:
+      return DType::boolean;
+    default:
+      throw TypeError(std::string("codec: expected a real floating, integer or bool dtype, got ") +
+                      c10::toString(type));
+  }
+}
+
+// What every caller's mistake becomes. A payload that does not parse is one here: no peer is involved.
+template <typename F>
+auto asPythonErrors(F&& f) {
+  try {
+    return f();
+  } catch (const TypeError& error) {
+    throw py::type_error(error.what());
+  } catch (const ValueError& error) {
+    throw py::value_error(error.what());
+  } catch (const WireError& error) {
+    throw py::value_error(error.what());
+  }
+}
+
+at::Tensor hostTensor(const at::Tensor& x, const char* name) {
+  if (!x.device().is_cpu() || x.layout() != at::kStrided) {
+    throw ValueError(std::string(name) + ": expected a dense CPU tensor, got one on " + x.device().str() +
+                     (x.layout() == at::kStrided ? "" : " that is not strided"));
+  }
+  return x.detach().resolve_conj().resolve_neg().contiguous();
+}
+
+uint64_t checkedCount(int64_t numel) {
+  if (numel < 0 || numel > kMostElements) {
+    throw ValueError("numel: expected 0...2^56, got " + std::to_string(numel));
+  }
+  return static_cast<uint64_t>(numel);
+}
+
+struct BoundCodec {
+  explicit BoundCodec(const std::string& text) : codec(makeCodec(CodecSpec::parse(text))) {}
+
+  size_t encodedBytes(int64_t numel, at::ScalarType dtype) const {
+    const DType type = wireTypeOf(dtype);
+    if (!codec->supports(type)) {
+      throw TypeError(codec->spec().str() + ": expected float32, float16 or bfloat16, got " + dtypeName(type));
+    }
+    return codec->encodedBytes(checkedCount(numel), type);
+  }
+
+  at::Tensor encode(const at::Tensor& x, const Draws& draws) const {
+    const at::Tensor source = hostTensor(x, "x");
+    const size_t bytes = encodedBytes(source.numel(), source.scalar_type());
+    at::Tensor payload = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+    codec->encode({static_cast<std::byte*>(payload.data_ptr()), bytes}, source.const_data_ptr(),
+                  wireTypeOf(source.scalar_type()), 0, static_cast<uint64_t>(source.numel()), draws);
+    return payload;
+  }
+
+  at::Tensor decode(const at::Tensor& payload, int64_t numel, at::ScalarType dtype) const {
+    const at::Tensor source = hostTensor(payload, "payload");
+    if (source.scalar_type() != at::kByte || source.dim() != 1) {
+      throw TypeError(std::string("payload: expected a 1-D uint8 tensor, got ") + std::to_string(source.dim()) + "-D " +
+                      c10::toString(source.scalar_type()));
+    }
+    const size_t bytes = encodedBytes(numel, dtype);
+    if (bytes != static_cast<size_t>(source.numel())) {  // before memory for numel elements is asked for
+      throw ValueError(codec->spec().str() + ": payload of " + std::to_string(numel) + " elements: expected " +
+                       std::to_string(bytes) + " bytes, got " + std::to_string(source.numel()));
+    }
+    at::Tensor y = at::empty({numel}, dtype);
+    codec->decode(y.data_ptr(), wireTypeOf(dtype), {static_cast<const std::byte*>(source.const_data_ptr()), bytes}, 0,
+                  static_cast<uint64_t>(numel));
+    return y;
+  }
+
+  std::shared_ptr<const Codec> codec;
+};
+
+constexpr const char* kClassDoc =
+    R"(Turns tensors into the bytes that travel, and back. Made by :func:`torch_lowcomm.codec`.
+
+Stateless and safe to use from several threads. The byte format is csrc/wire/FORMAT.md.)";
+
+constexpr const char* kEncodeDoc = R"(Encodes a tensor.
+
+Args:
+    x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). Grid codecs take
+        float32, float16 and bfloat16, ``none`` takes every real dtype.
+    seed: Key of the random numbers, 64 bits. Only ``qsgd`` draws any.
+    stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
+    step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
+
+Returns:
+    1-D uint8 CPU tensor of ``encoded_bytes(x.numel(), x.dtype)`` bytes.
+
+Raises:
+    TypeError: The codec does not take the dtype.
+    ValueError: An element is NaN, infinite or 2**126 or more in magnitude (the first one's position is named), or the
+        tensor is not a dense CPU tensor.)";
+
+constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.
+
+Args:
+    payload: 1-D uint8 CPU tensor as :meth:`encode` returned it.
+    numel: Elements of the encoded tensor.
+    dtype: Of the result; for ``none`` that of the encoded tensor.
+
+Returns:
+    1-D CPU tensor of ``numel`` elements.
+
+Raises:
+    TypeError: The payload is not 1-D uint8, or the codec does not take ``dtype``.
+    ValueError: The payload has the wrong size, or is none: a bit that must be 0 is not, a scale is not finite.)";
+
+constexpr const char* kRoundtripDoc =
+    R"(What the receivers of ``x`` would see: decode(encode(x)), in x's shape and dtype.
+
+Takes and raises what :meth:`encode` does.)";
+
+constexpr const char* kBytesDoc = R"(Exact size of a payload in bytes.
+
+Args:
+    numel: Elements; 0 gives 0.
+    dtype: Of the elements. Only ``none`` depends on it.
+
+Raises:
+    TypeError: The codec does not take the dtype.
+    ValueError: numel is negative.)";
+
+}  // namespace
+
+void bindCodec(py::module_& m) {
+  m.def("codec_names", &codecNames, "Codec names this build knows with their bit ranges, comma-separated.");
+  py::class_<BoundCodec>(m, "Codec", kClassDoc)
+      .def(py::init([](const std::string& spec) {
+             return asPythonErrors([&] { return std::make_unique<BoundCodec>(spec); });
+           }),
+           py::arg("spec"))
+      .def(
+          "encode",
+          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step) {
+            py::gil_scoped_release released;
+            return asPythonErrors([&] { return self.encode(x, {seed, stream, static_cast<uint32_t>(step)}); });
+          },
+          kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
+      .def(
+          "decode",
+          [](const BoundCodec& self, const at::Tensor& payload, int64_t numel, at::ScalarType dtype) {
+            py::gil_scoped_release released;
+            return asPythonErrors([&] { return self.decode(payload, numel, dtype); });
+          },
+          kDecodeDoc, py::arg("payload"), py::arg("numel"), py::kw_only(), py::arg("dtype") = at::kFloat)
+      .def(
+          "roundtrip",
+          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step) {
+            py::gil_scoped_release released;
+            return asPythonErrors([&] {
+              const at::Tensor payload = self.encode(x, {seed, stream, static_cast<uint32_t>(step)});
+              return self.decode(payload, x.numel(), x.scalar_type()).view(x.sizes());
+            });
+          },
+          kRoundtripDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
+      .def(
+          "encoded_bytes",
+          [](const BoundCodec& self, int64_t numel, at::ScalarType dtype) {
+            return asPythonErrors([&] { return self.encodedBytes(numel, dtype); });
+          },
+          kBytesDoc, py::arg("numel"), py::arg("dtype") = at::kFloat)
+      .def_property_readonly(
+          "spec", [](const BoundCodec& self) { return self.codec->spec().str(); }, "Canonical text of the codec.")
+      .def_property_readonly(
+          "bits", [](const BoundCodec& self) { return static_cast<int>(self.codec->spec().bits); },
+          "Bits of a code; 0 for ``none``.")
+      .def_property_readonly(
+          "bucket", [](const BoundCodec& self) { return self.codec->spec().bucket; },
+          "Elements that share a scale; 0 for ``none``.")
+      .def("__repr__", [](const BoundCodec& self) { return "codec('" + self.codec->spec().str() + "')"; });
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "codec/spec.h"
+#include "kernels/dtype.h"
+
+namespace lowcomm {
+
+// What a stochastic codec's random numbers are a function of, beside the element's index: nothing else enters.
+// stream = phase·2^30 + rank·2^16 + slot (FORMAT.md, "Randomness").
+struct Draws {
+  uint64_t seed = 0;
+  uint32_t stream = 0;
+  uint32_t step = 0;
+};
+
+// Turns a contiguous run of a flattened tensor into payload bytes and back. Stateless, thread-safe, deterministic.
+//
+// A run is [first, first + count) of the whole tensor; `first` is a multiple of granularity(), so bucket and block numbers
+// (and with them the random draws) are those of the whole tensor however it is cut.
+// The caller allocates: dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a
+// WireError (decode: the bytes came from a peer).
+class Codec {
+ public:
+  explicit Codec(CodecSpec spec) : spec_(spec) {}
+  virtual ~Codec() = default;
+
+  const CodecSpec& spec() const { return spec_; }
+
+  // A tensor may be cut only at multiples of this many elements.
+  virtual uint64_t granularity() const = 0;
+
+  // Whether encode and decode take this element type (grid codecs: float32, float16, bfloat16; none: all).
+  virtual bool supports(DType dtype) const = 0;
+
+  // Exact payload size of `count` elements; 0 for 0.
+  virtual size_t encodedBytes(uint64_t count, DType dtype) const = 0;
+
+  // Throws NonFiniteError (nothing useful is then in dst), TypeError.
+  virtual void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                      const Draws& draws) const = 0;
+
+  // Throws WireError when a bit that must be 0 is not, or the size is wrong; dst is then unspecified.
+  virtual void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const = 0;
+
+  // acc[i] += decoded[i] in fp32 (for none: the elements converted to fp32; dtype is that of the payload's elements).
+  // Throws as decode.
+  virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const = 0;
+
+ private:
+  CodecSpec spec_;
+};
+
+// The registry: one line a codec in codec.cpp. Throws ValueError for CodecId::layout.
+std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec);
+
+// Codec names this build knows, comma-separated with their bit ranges, for messages and `info`.
+std::string codecNames();
+
+}  // namespace lowcomm

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace lowcomm {
+
+// The torch-free core's own exceptions. backend/ maps them: ValueError -> ValueError, TypeError -> TypeError,
+// PeerError and WireError -> DistBackendError. Every message states what was expected and what was found.
+
+// A caller's mistake, found before anything was sent: bad option, bad shape, bad range.
+struct ValueError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// A caller's mistake of type: an element type that the operation does not take.
+struct TypeError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// A NaN, an infinity or a magnitude of 2^126 and more met by a codec under nonfinite=error.
+// `position` is the element's index in the whole tensor.
+struct NonFiniteError : ValueError {
+  NonFiniteError(const std::string& what, uint64_t position) : ValueError(what), position(position) {}
+  uint64_t position;
+};
+
+// Bytes from a peer that are not what the format or the op allows: field, expected, got.
+struct WireError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A peer or the network failed: op, sequence number, ranks, elapsed time and bytes done are in the message.
+struct PeerError : std::runtime_error {
+  explicit PeerError(const std::string& what, int peer = -1) : std::runtime_error(what), peer(peer) {}
+  int peer;  // group rank at the other end, -1 when there is no single one
+};
+
+}  // namespace lowcomm

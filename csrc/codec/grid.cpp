@@ -1,0 +1,197 @@
+#include "codec/grid.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "codec/payload.h"
+#include "kernels/float_env.h"
+#include "kernels/half.h"
+
+namespace lowcomm {
+
+static_assert(std::endian::native == std::endian::little, "payloads are little-endian and are copied as they stand");
+
+namespace {
+
+constexpr uint64_t kBlock = 512;
+constexpr uint64_t kLanes = 16;
+
+// 16-bit elements are converted this many at a time, or a bucket where that is more: it stays in the cache, and a
+// bucket's statistics see all of it, so the bytes are those of converting everything first.
+constexpr uint64_t kPiece = 2048;
+
+uint64_t pieceOf(uint32_t bucket, uint64_t count) {
+  return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
+}
+
+}  // namespace
+
+GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
+    : Codec(spec), table_(table), name_(spec.str()), stochastic_(spec.id == CodecId::qsgd) {
+  if (spec.bits < 1 || spec.bits > 8) {
+    throw ValueError(name_ + ": bits: expected 1...8, got " + std::to_string(spec.bits));
+  }
+  if (!std::has_single_bit(spec.bucket) || spec.bucket < 64 || spec.bucket > 65536) {
+    throw ValueError(name_ + ": bucket: expected a power of two in 64...65536, got " + std::to_string(spec.bucket));
+  }
+}
+
+uint64_t GridCodec::granularity() const {
+  return std::max<uint64_t>(kBlock, spec().bucket);
+}
+
+bool GridCodec::supports(DType dtype) const {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+size_t GridCodec::metaBytes(uint64_t count) const {
+  return 8 * ((count + spec().bucket - 1) / spec().bucket);
+}
+
+size_t GridCodec::wordBytes(uint64_t count) const {
+  const uint64_t rows = (count % kBlock + kLanes - 1) / kLanes;
+  return 64 * (spec().bits * (count / kBlock) + (rows * spec().bits + 31) / 32);
+}
+
+size_t GridCodec::encodedBytes(uint64_t count, DType) const {
+  return up64(metaBytes(count)) + wordBytes(count);
+}
+
+void GridCodec::checkRun(DType dtype, uint64_t first) const {
+  if (!supports(dtype)) {
+    throw TypeError(name_ + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+  }
+  if (first % granularity() != 0) {
+    throw ValueError(name_ + ": first element: expected a multiple of " + std::to_string(granularity()) + ", got " +
+                     std::to_string(first));
+  }
+}
+
+void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                       const Draws& draws) const {
+  checkRun(dtype, first);
+  expectBytes<ValueError>(name_, encodedBytes(count, dtype), dst.size());
+  if (count == 0) return;
+  const size_t meta = metaBytes(count), words = up64(meta);
+  std::memset(dst.data() + meta, 0, words - meta);
+  const PhiloxKey key{draws.seed, draws.stream, draws.step};
+  bool finite;
+  uint64_t bad = 0;
+  {
+    FloatEnv env;
+    if (dtype == DType::float32) {
+      const auto* x = static_cast<const float*>(src);
+      finite = table_.encode_grid[spec().bits - 1][stochastic_](dst.data(), dst.data() + words, x, count, spec().bucket,
+                                                                first / kBlock, key);
+      if (!finite) bad = firstNonFinite(x, count);
+    } else {
+      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key, &bad);
+    }
+  }
+  if (!finite) throwNonFinite(src, dtype, first, bad);
+}
+
+bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
+                             const PhiloxKey& key, uint64_t* bad) const {
+  const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
+  const auto encode = table_.encode_grid[spec().bits - 1][stochastic_];
+  const uint64_t piece = pieceOf(spec().bucket, count);
+  std::byte* words = dst + up64(metaBytes(count));
+  const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
+  for (uint64_t at = 0; at < count; at += piece) {
+    const uint64_t n = std::min(piece, count - at);
+    convert(scratch.get(), src + at, n);
+    if (!encode(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, spec().bucket, (first + at) / kBlock,
+                key)) {
+      *bad = at + firstNonFinite(scratch.get(), n);
+      return false;
+    }
+  }
+  return true;
+}
+
+void GridCodec::throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const {
+  float value;
+  if (dtype == DType::float32) {
+    value = static_cast<const float*>(src)[index];
+  } else {
+    const uint16_t half = static_cast<const uint16_t*>(src)[index];
+    value = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
+  }
+  throw NonFiniteError(name_ + ": expected finite elements below 2^126 in magnitude (nonfinite=error), got " +
+                           std::to_string(value) + " at element " + std::to_string(first + index),
+                       first + index);
+}
+
+void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {
+  expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
+  if (count == 0) return;
+  const size_t meta = metaBytes(count), words = up64(meta);
+  for (size_t at = 0; at < meta; at += 4) {
+    uint32_t bits;
+    std::memcpy(&bits, src.data() + at, 4);
+    if ((bits & 0x7f800000u) == 0x7f800000u) {
+      throw WireError(name_ + ": " + (at % 8 == 0 ? "base" : "step") + " of bucket " + std::to_string(at / 8) +
+                      ": expected a finite number, got " + std::to_string(floatOf(bits)));
+    }
+  }
+  expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
+
+  // Only the last block can have unused bits: those of its lanes past their last row.
+  const uint64_t rest = count % kBlock;
+  if (rest == 0) return;
+  const std::byte* block = src.data() + words + wordBytes(count - rest);
+  const uint64_t words_a_lane = wordBytes(rest) / 64;
+  for (uint64_t lane = 0; lane < kLanes; ++lane) {
+    const uint64_t rows = (rest + kLanes - 1 - lane) / kLanes;
+    const uint64_t used = rows * spec().bits;
+    for (uint64_t word = used / 32; word < words_a_lane; ++word) {
+      uint32_t bits;
+      std::memcpy(&bits, block + (word * kLanes + lane) * 4, 4);
+      const uint32_t unused = word == used / 32 ? bits >> (used % 32) : bits;
+      if (unused != 0) {
+        throw WireError(name_ + ": unused code bits of lane " + std::to_string(lane) +
+                        " in the last block: expected 0, got " + std::to_string(unused));
+      }
+    }
+  }
+}
+
+void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
+  checkRun(dtype, first);
+  checkPayload(src, count);
+  if (count == 0) return;
+  FloatEnv env;
+  if (dtype == DType::float32) {
+    table_.decode_grid[spec().bits - 1][0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)),
+                                           count, spec().bucket);
+  } else {
+    decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
+  }
+}
+
+void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const {
+  const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
+  const auto decode = table_.decode_grid[spec().bits - 1][0];
+  const uint64_t piece = pieceOf(spec().bucket, count);
+  const std::byte* words = src + up64(metaBytes(count));
+  const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
+  for (uint64_t at = 0; at < count; at += piece) {
+    const uint64_t n = std::min(piece, count - at);
+    decode(scratch.get(), src + metaBytes(at), words + wordBytes(at), n, spec().bucket);
+    convert(dst + at, scratch.get(), n);
+  }
+}
+
+void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                          uint64_t count) const {
+  checkRun(dtype, first);
+  checkPayload(src, count);
+  if (count == 0) return;
+  FloatEnv env;
+  table_.decode_grid[spec().bits - 1][1](acc, src.data(), src.data() + up64(metaBytes(count)), count, spec().bucket);
+}
+
+}  // namespace lowcomm

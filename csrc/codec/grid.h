@@ -1,0 +1,42 @@
+#pragma once
+
+#include "codec/codec.h"
+#include "kernels/table.h"
+
+namespace lowcomm {
+
+// minmax<b> and qsgd<b> (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values from its minimum to
+// its maximum, the nearest one or, qsgd, one of the two neighbours at random without bias. The method of QSDP (Markov,
+// Vladu, Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for
+// weights and for gradients. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
+// decodeAdd adds the fp32 value, not rounded to `dtype`.
+class GridCodec final : public Codec {
+ public:
+  // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
+  GridCodec(const CodecSpec& spec, const KernelTable& table);
+
+  uint64_t granularity() const override;
+  bool supports(DType dtype) const override;
+  size_t encodedBytes(uint64_t count, DType dtype) const override;
+  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+              const Draws& draws) const override;
+  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
+  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                 uint64_t count) const override;
+
+ private:
+  size_t metaBytes(uint64_t count) const;  // without padding
+  size_t wordBytes(uint64_t count) const;
+  void checkRun(DType dtype, uint64_t first) const;
+  void checkPayload(std::span<const std::byte> src, uint64_t count) const;
+  bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
+                    const PhiloxKey& key, uint64_t* bad) const;
+  void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
+  [[noreturn]] void throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const;
+
+  const KernelTable& table_;
+  std::string name_;
+  bool stochastic_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "codec/codec.h"
+
+namespace lowcomm {
+
+// The elements themselves, little-endian, filled with zeros to a multiple of 64 bytes. Takes every element type;
+// decodeAdd converts to fp32 and does not take `opaque`, which has no value to add.
+class NoneCodec final : public Codec {
+ public:
+  explicit NoneCodec(const CodecSpec& spec) : Codec(spec) {}
+
+  uint64_t granularity() const override { return 512; }
+  bool supports(DType dtype) const override { return itemBytes(dtype) != 0; }
+  size_t encodedBytes(uint64_t count, DType dtype) const override;
+  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+              const Draws& draws) const override;
+  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
+  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                 uint64_t count) const override;
+
+ private:
+  size_t checkPayload(DType dtype, std::span<const std::byte> src, uint64_t count) const;
+};
+
+}  // namespace lowcomm

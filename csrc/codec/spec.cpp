@@ -1,0 +1,136 @@
+#include "codec/spec.h"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <set>
+
+#include "codec/codec.h"
+#include "codec/error.h"
+
+namespace lowcomm {
+
+namespace {
+
+constexpr uint32_t kDefaultBucket = 1024;
+constexpr uint32_t kLeastBucket = 64;
+constexpr uint32_t kMostBucket = 65536;
+
+// The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
+// nobody takes a typing error for a missing feature or the other way round.
+constexpr std::string_view kLaterCodecs[] = {"sign1", "tern", "topk", "logbyte", "log9",
+                                             "fake",  "fp16", "bf16", "fp8e4m3"};
+constexpr std::string_view kLaterFamilies[] = {"dither", "lattice", "sym", "mid", "levels", "gauss"};
+constexpr std::string_view kLaterOptions[] = {"meta",  "range", "axis", "rotate", "round",
+                                              "delta", "gain",  "keep", "values", "ratio"};
+
+template <typename List>
+bool contains(const List& list, std::string_view name) {
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
+}
+
+[[noreturn]] void fail(std::string_view text, const std::string& why) {
+  throw ValueError("codec '" + std::string(text) + "': " + why);
+}
+
+[[noreturn]] void notYet(std::string_view text, const std::string& what, const std::string& has) {
+  fail(text, "this version does not have " + what + " yet; it has " + has);
+}
+
+bool isDigit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+struct Name {
+  std::string_view family;
+  std::string_view digits;
+};
+
+Name split(std::string_view name) {
+  size_t end = name.size();
+  while (end > 0 && isDigit(name[end - 1]))
+    --end;
+  return {name.substr(0, end), name.substr(end)};
+}
+
+CodecId gridId(std::string_view family) {
+  if (family == "minmax") return CodecId::minmax;
+  if (family == "qsgd") return CodecId::qsgd;
+  return CodecId::none;
+}
+
+CodecSpec parseName(std::string_view text, std::string_view name) {
+  if (name == "none") return {};
+  const Name parts = split(name);
+  CodecSpec spec;
+  spec.id = gridId(parts.family);
+  if (spec.id == CodecId::none) {
+    if (contains(kLaterCodecs, name) || contains(kLaterFamilies, parts.family)) {
+      notYet(text, std::string(name), codecNames());
+    }
+    fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
+  }
+  if (parts.digits.size() != 1 || parts.digits[0] < '1' || parts.digits[0] > '8') {
+    fail(text,
+         "bits: expected 1...8 after '" + std::string(parts.family) + "', got '" + std::string(parts.digits) + "'");
+  }
+  spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
+  spec.bucket = kDefaultBucket;
+  return spec;
+}
+
+uint32_t parseBucket(std::string_view text, std::string_view value) {
+  if (value == "tensor") notYet(text, "bucket=tensor", "powers of two in 64...65536");
+  uint32_t bucket = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), bucket);
+  // A leading zero parses, but one bucket would then have two spellings.
+  if (error != std::errc() || end != value.data() + value.size() || value[0] == '0' || !std::has_single_bit(bucket) ||
+      bucket < kLeastBucket || bucket > kMostBucket) {
+    fail(text, "bucket: expected a power of two in 64...65536, got '" + std::string(value) + "'");
+  }
+  return bucket;
+}
+
+void parseOption(std::string_view text, std::string_view option, CodecSpec& spec, std::set<std::string_view>& seen) {
+  const size_t equals = option.find('=');
+  if (equals == std::string_view::npos || equals == 0 || equals + 1 == option.size()) {
+    fail(text, "option: expected key=value, got '" + std::string(option) + "'");
+  }
+  const std::string_view key = option.substr(0, equals), value = option.substr(equals + 1);
+  if (spec.id == CodecId::none) fail(text, "option: expected none for this codec, got '" + std::string(key) + "'");
+  if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
+  if (key == "bucket") {
+    spec.bucket = parseBucket(text, value);
+  } else if (key == "nonfinite") {
+    if (value == "saturate" || value == "poison") notYet(text, std::string(option), "nonfinite=error");
+    if (value != "error") fail(text, "nonfinite: expected error, got '" + std::string(value) + "'");
+  } else if (contains(kLaterOptions, key)) {
+    notYet(text, "the option " + std::string(key), "bucket, nonfinite");
+  } else {
+    fail(text, "option: expected bucket or nonfinite, got '" + std::string(key) + "'");
+  }
+}
+
+}  // namespace
+
+CodecSpec CodecSpec::parse(std::string_view text) {
+  const size_t colon = text.find(':');
+  CodecSpec spec = parseName(text, text.substr(0, colon));
+  if (colon == std::string_view::npos) return spec;
+  std::set<std::string_view> seen;
+  std::string_view rest = text.substr(colon + 1);
+  while (true) {
+    const size_t comma = rest.find(',');
+    parseOption(text, rest.substr(0, comma), spec, seen);
+    if (comma == std::string_view::npos) return spec;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+std::string CodecSpec::str() const {
+  if (id == CodecId::none) return "none";
+  if (id == CodecId::layout) return "layout";
+  return (id == CodecId::minmax ? "minmax" : "qsgd") + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lowcomm {
+
+// CRC-32C (Castagnoli, RFC 3720 B.4) of `size` bytes; `before` is the CRC of the bytes that precede them, 0 at the
+// start: crc32c(b, m, crc32c(a, n)) is the CRC of a followed by b. Picks the fastest form of this machine.
+uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
+
+// The two forms behind it, of equal value. The second may be called only where crc32cHasSse42() is true.
+uint32_t crc32cTable(const void* data, size_t size, uint32_t before);
+uint32_t crc32cSse42(const void* data, size_t size, uint32_t before);
+bool crc32cHasSse42();
+
+}  // namespace lowcomm

@@ -1,0 +1,47 @@
+#include "kernels/table.h"
+
+#include <cstring>
+
+namespace lowcomm {
+
+namespace {
+
+bool machineHasAvx2() {
+#if defined(__x86_64__) || defined(__i386__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+struct Forms {
+  const KernelTable* list[2] = {};
+  size_t count = 0;
+
+  Forms() {
+    list[count++] = scalarKernels();
+    // Asked first: avx2Kernels() lives in code compiled for AVX2, which this machine may not even enter.
+    if (machineHasAvx2() && avx2Kernels()) list[count++] = avx2Kernels();
+  }
+};
+
+const Forms& forms() {
+  static const Forms kForms;
+  return kForms;
+}
+
+}  // namespace
+
+const KernelTable* const* kernelForms(size_t* count) {
+  *count = forms().count;
+  return forms().list;
+}
+
+const KernelTable* findKernels(const char* name) {
+  for (size_t i = 0; i < forms().count; ++i) {
+    if (std::strcmp(forms().list[i]->name, name) == 0) return forms().list[i];
+  }
+  return nullptr;
+}
+
+}  // namespace lowcomm

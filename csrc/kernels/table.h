@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/philox.h"
+
+namespace lowcomm {
+
+// The hot loops of one instruction set. Every form gives the same bytes and the same values; only speed differs.
+// Pointers need only the alignment of their element type (std::byte*: none). No function allocates or throws. All are
+// called under FloatEnv.
+//
+// encode_grid[b - 1][stochastic]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian
+// floats each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket
+// and of a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite
+// or is 2^126 or more in magnitude: meta and words are then without meaning, and firstNonFinite says where.
+//
+// decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
+struct KernelTable {
+  using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket,
+                              uint64_t block, const PhiloxKey& key);
+  using DecodeGrid = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket);
+
+  const char* name;
+  EncodeGrid encode_grid[8][2];
+  DecodeGrid decode_grid[8][2];
+
+  void (*float16_to_float)(float* y, const uint16_t* x, size_t count);
+  void (*float_to_float16)(uint16_t* y, const float* x, size_t count);
+  void (*bfloat16_to_float)(float* y, const uint16_t* x, size_t count);
+  void (*float_to_bfloat16)(uint16_t* y, const float* x, size_t count);
+};
+
+// Index of the first element that no codec takes (NaN, infinity, 2^126 and more in magnitude); count if there is none.
+size_t firstNonFinite(const float* x, size_t count);
+
+// The forms of this build that this machine runs, slowest first; scalar, the reference, is always there. `count` is set
+// to their number.
+const KernelTable* const* kernelForms(size_t* count);
+
+// The form of that name, or null when this build has none or this machine cannot run it.
+const KernelTable* findKernels(const char* name);
+
+// One definition a form, each in a translation unit of its own; null where the build's target has no such instructions.
+const KernelTable* scalarKernels();
+const KernelTable* avx2Kernels();
+
+}  // namespace lowcomm

@@ -1,0 +1,166 @@
+#include "wire/frame.h"
+
+#include <bit>
+#include <cstring>
+#include <string>
+
+#include "codec/error.h"
+#include "kernels/crc32c.h"
+#include "wire/cursor.h"
+
+namespace lowcomm {
+
+static_assert(std::endian::native == std::endian::little, "headers are little-endian and are copied as they stand");
+
+namespace {
+
+constexpr uint32_t kMagic = 0x464d434cu;  // "LCMF"
+constexpr size_t kCrcOffset = 60;
+
+template <typename Error>
+[[noreturn]] void fail(const char* field, const std::string& expected, const std::string& got) {
+  throw Error(std::string("frame: ") + field + ": expected " + expected + ", got " + got);
+}
+
+std::string text(uint64_t value) {
+  return std::to_string(value);
+}
+
+bool isGrid(CodecId codec) {
+  return codec == CodecId::minmax || codec == CodecId::qsgd;
+}
+
+// What every header keeps whatever the op; the writer's mistake and the reader's refusal are the same list.
+template <typename Error>
+void checkFields(const FrameHeader& h) {
+  if (h.version != kWireVersion) fail<Error>("version", text(kWireVersion), text(h.version));
+  if (h.kind > FrameKind::hello) fail<Error>("kind", "0...3", text(static_cast<uint8_t>(h.kind)));
+  const bool grid = isGrid(h.codec);
+  if (!grid && h.codec != CodecId::none && h.codec != CodecId::layout) {
+    fail<Error>("codec", "0, 1, 2 or 255", text(static_cast<uint8_t>(h.codec)));
+  }
+  if (grid ? h.bits < 1 || h.bits > 8 : h.bits != 0) {
+    fail<Error>("bits", grid ? "1...8 for a grid codec" : "0 for this codec", text(h.bits));
+  }
+  const uint8_t flags = h.codec == CodecId::qsgd ? 1 : 0;  // rounding; the others belong to later versions
+  if (h.flags != flags) fail<Error>("flags", text(flags) + " for this codec", text(h.flags));
+  if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
+  if (grid ? !std::has_single_bit(h.bucket) || h.bucket < 64 || h.bucket > 65536 : h.bucket != 0) {
+    fail<Error>("bucket", grid ? "a power of two in 64...65536" : "0 for this codec", text(h.bucket));
+  }
+}
+
+// The CRC of the header without its own field, continued over the payload.
+uint32_t frameCrc(std::span<const std::byte> frame) {
+  const uint32_t header = crc32c(frame.data(), kCrcOffset);
+  return crc32c(frame.data() + kFrameHeaderBytes, frame.size() - kFrameHeaderBytes, header);
+}
+
+class Writer {
+ public:
+  explicit Writer(std::byte* to) : to_(to) {}
+
+  template <typename T>
+  void put(T value) {
+    std::memcpy(to_, &value, sizeof(T));
+    to_ += sizeof(T);
+  }
+
+ private:
+  std::byte* to_;
+};
+
+}  // namespace
+
+void sealFrame(std::span<std::byte> frame, const FrameHeader& header) {
+  if (frame.size() != kFrameHeaderBytes + size_t{header.payload_bytes}) {
+    fail<ValueError>("size", text(kFrameHeaderBytes + size_t{header.payload_bytes}), text(frame.size()));
+  }
+  checkFields<ValueError>(header);
+  Writer out(frame.data());
+  out.put(kMagic);
+  out.put(header.version);
+  out.put(header.kind);
+  out.put(header.codec);
+  out.put(header.bits);
+  out.put(header.flags);
+  out.put(header.dtype);
+  out.put(uint16_t{0});
+  out.put(header.bucket);
+  out.put(header.elements);
+  out.put(header.first);
+  out.put(header.sequence);
+  out.put(header.epoch);
+  out.put(header.channel);
+  out.put(header.state_version);
+  out.put(header.key_hash);
+  out.put(header.payload_bytes);
+  out.put(frameCrc(frame));
+}
+
+FrameHeader openFrame(std::span<const std::byte> received) {
+  Cursor in(received, "frame");
+  const auto magic = in.read<uint32_t>("magic");
+  if (magic != kMagic) fail<WireError>("magic", text(kMagic) + " ('LCMF')", text(magic));
+  FrameHeader h;
+  h.version = in.read<uint8_t>("version");
+  // Before anything else is believed: another version may have put it elsewhere.
+  if (h.version != kWireVersion) fail<WireError>("version", text(kWireVersion), text(h.version));
+  h.kind = static_cast<FrameKind>(in.read<uint8_t>("kind"));
+  h.codec = static_cast<CodecId>(in.read<uint8_t>("codec"));
+  h.bits = in.read<uint8_t>("bits");
+  h.flags = in.read<uint8_t>("flags");
+  h.dtype = static_cast<DType>(in.read<uint8_t>("dtype"));
+  const auto reserved = in.read<uint16_t>("reserved");
+  h.bucket = in.read<uint32_t>("bucket");
+  h.elements = in.read<uint64_t>("elements");
+  h.first = in.read<uint64_t>("first");
+  h.sequence = in.read<uint32_t>("sequence");
+  h.epoch = in.read<uint32_t>("epoch");
+  h.channel = in.read<uint32_t>("channel");
+  h.state_version = in.read<uint32_t>("state_version");
+  h.key_hash = in.read<uint64_t>("key_hash");
+  h.payload_bytes = in.read<uint32_t>("payload_bytes");
+  const auto crc = in.read<uint32_t>("crc32c");
+  if (h.payload_bytes > received.size() - kFrameHeaderBytes) {
+    fail<WireError>("payload_bytes", "at most " + text(received.size() - kFrameHeaderBytes), text(h.payload_bytes));
+  }
+  // Before the fields are looked at: those of a damaged frame would accuse the wrong thing.
+  const uint32_t computed = frameCrc(received.first(kFrameHeaderBytes + h.payload_bytes));
+  if (crc != computed) fail<WireError>("crc32c", text(computed), text(crc));
+  if (reserved != 0) fail<WireError>("reserved", "0", text(reserved));
+  checkFields<WireError>(h);
+  return h;
+}
+
+std::span<const std::byte> framePayload(std::span<const std::byte> received, const FrameHeader& header) {
+  if (received.size() < kFrameHeaderBytes + size_t{header.payload_bytes}) {
+    fail<WireError>("size", "at least " + text(kFrameHeaderBytes + size_t{header.payload_bytes}),
+                    text(received.size()));
+  }
+  return received.subspan(kFrameHeaderBytes, header.payload_bytes);
+}
+
+void expectFrame(const FrameHeader& got, const FrameHeader& want) {
+  const auto same = [](const char* field, auto g, auto w) {
+    if (g != w) fail<WireError>(field, text(static_cast<uint64_t>(w)), text(static_cast<uint64_t>(g)));
+  };
+  // Where a frame belongs before what is in it: a stale frame differs in much, and its epoch is the reason.
+  same("version", got.version, want.version);
+  same("epoch", got.epoch, want.epoch);
+  same("sequence", got.sequence, want.sequence);
+  same("kind", got.kind, want.kind);
+  same("channel", got.channel, want.channel);
+  same("key_hash", got.key_hash, want.key_hash);
+  same("state_version", got.state_version, want.state_version);
+  same("codec", got.codec, want.codec);
+  same("bits", got.bits, want.bits);
+  same("flags", got.flags, want.flags);
+  same("dtype", got.dtype, want.dtype);
+  same("bucket", got.bucket, want.bucket);
+  same("elements", got.elements, want.elements);
+  same("first", got.first, want.first);
+  same("payload_bytes", got.payload_bytes, want.payload_bytes);
+}
+
+}  // namespace lowcomm

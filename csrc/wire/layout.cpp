@@ -1,0 +1,92 @@
+#include "wire/layout.h"
+
+#include <charconv>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+
+namespace {
+
+// FNV-1a, 64 bits: part of the format (FORMAT.md, "Layouts"). It tells layouts apart by mistake, not against an
+// attacker; ranks compare the text itself when a layout is registered.
+uint64_t fnv1a(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (char c : text)
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+std::string line(const Segment& segment) {
+  return std::to_string(segment.first) + " " + std::to_string(segment.count) + " " + segment.codec.str();
+}
+
+uint64_t parseNumber(std::string_view line, std::string_view& rest) {
+  const size_t space = rest.find(' ');
+  uint64_t value = 0;
+  const std::string_view digits = rest.substr(0, space);
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (space == std::string_view::npos || digits.empty() || error != std::errc() ||
+      end != digits.data() + digits.size()) {
+    throw ValueError("layout: line: expected 'first count codec', got '" + std::string(line) + "'");
+  }
+  rest.remove_prefix(space + 1);
+  return value;
+}
+
+}  // namespace
+
+Layout::Layout(std::vector<Segment> segments) {
+  for (const Segment& segment : segments) {
+    if (segment.codec.id == CodecId::layout) {
+      throw ValueError("layout: segment '" + line(segment) + "': expected a codec of elements");
+    }
+    if (segment.first != elements_) {
+      throw ValueError("layout: segment '" + line(segment) + "': expected to start at element " +
+                       std::to_string(elements_) + (segment.first < elements_ ? " (overlap)" : " (gap)"));
+    }
+    if (segment.count > UINT64_MAX - elements_) {
+      throw ValueError("layout: segment '" + line(segment) + "': expected fewer than 2^64 elements in all");
+    }
+    elements_ += segment.count;
+    if (segment.count == 0) continue;
+    if (segment.codec.id == CodecId::none && !segments_.empty() && segments_.back().codec == segment.codec) {
+      segments_.back().count += segment.count;
+    } else {
+      segments_.push_back(segment);
+    }
+  }
+  hash_ = fnv1a(text());
+}
+
+Layout Layout::single(uint64_t elements, const CodecSpec& codec) {
+  return Layout({{0, elements, codec}});
+}
+
+std::string Layout::text() const {
+  std::string out;
+  for (const Segment& segment : segments_)
+    out += line(segment) + "\n";
+  return out;
+}
+
+Layout Layout::parse(std::string_view text) {
+  std::vector<Segment> segments;
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    if (end == std::string_view::npos) {
+      throw ValueError("layout: expected a line end, got '" + std::string(text) + "'");
+    }
+    const std::string_view whole = text.substr(0, end);
+    std::string_view rest = whole;
+    Segment segment;
+    segment.first = parseNumber(whole, rest);
+    segment.count = parseNumber(whole, rest);
+    segment.codec = CodecSpec::parse(rest);
+    segments.push_back(segment);
+    text.remove_prefix(end + 1);
+  }
+  return Layout(std::move(segments));
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,69 @@
+// The example in FORMAT.md, read from the document itself.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "codec/codec.h"
+#include "wire/frame.h"
+
+namespace lowcomm {
+namespace {
+
+// The text of the one fenced block with this info string.
+std::string fenced(const std::string& info) {
+  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT.md");
+  std::string line, out;
+  bool inside = false;
+  while (std::getline(file, line)) {
+    if (line == "```" + info) {
+      inside = true;
+    } else if (line == "```") {
+      inside = false;
+    } else if (inside) {
+      out += line + "\n";
+    }
+  }
+  return out;
+}
+
+TEST(Format, TheDocumentsExample) {
+  std::vector<float> x;
+  std::istringstream values(fenced("values"));
+  for (float v; values >> v;)
+    x.push_back(v);
+  std::vector<std::byte> frame;
+  std::istringstream hex(fenced("frame"));
+  for (unsigned v; hex >> std::hex >> v;)
+    frame.push_back(static_cast<std::byte>(v));
+  ASSERT_EQ(x.size(), 18u);
+  ASSERT_EQ(frame.size(), 192u);
+
+  // Reading it ...
+  const FrameHeader header = openFrame(frame);
+  EXPECT_EQ(header.sequence, 7u);
+  EXPECT_EQ(header.epoch, 1u);
+  const auto codec = makeCodec(CodecSpec::parse("minmax2:bucket=64"));
+  std::vector<float> y(18), expected = x;
+  expected[17] = 1;
+  codec->decode(y.data(), header.dtype, framePayload(frame, header), header.first, header.elements);
+  EXPECT_EQ(y, expected);
+
+  // ... and writing it.
+  FrameHeader mine;
+  mine.codec = CodecId::minmax;
+  mine.bits = 2;
+  mine.bucket = 64;
+  mine.dtype = DType::float32;
+  mine.elements = 18;
+  mine.sequence = 7;
+  mine.epoch = 1;
+  mine.payload_bytes = static_cast<uint32_t>(codec->encodedBytes(18, DType::float32));
+  std::vector<std::byte> written(64 + mine.payload_bytes);
+  codec->encode(std::span(written).subspan(64), x.data(), DType::float32, 0, 18, {});
+  sealFrame(written, mine);
+  EXPECT_EQ(written, frame);
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,215 @@
+#include "wire/frame.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "codec/codec.h"
+#include "codec/error.h"
+#include "kernels/crc32c.h"
+
+namespace lowcomm {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+FrameHeader exampleHeader() {
+  FrameHeader h;
+  h.codec = CodecId::qsgd;
+  h.bits = 4;
+  h.flags = 1;
+  h.dtype = DType::float32;
+  h.bucket = 64;
+  h.elements = 1000;
+  h.first = 4096;
+  h.sequence = 17;
+  h.epoch = 3;
+  h.channel = 5;
+  h.state_version = 2;
+  h.key_hash = 0x123456789abcdef0;
+  h.payload_bytes = static_cast<uint32_t>(makeCodec({h.codec, h.bits, h.bucket})->encodedBytes(1000, h.dtype));
+  return h;
+}
+
+Bytes exampleFrame() {
+  const FrameHeader h = exampleHeader();
+  Bytes frame(kFrameHeaderBytes + h.payload_bytes);
+  std::vector<float> x(1000);
+  for (size_t i = 0; i < x.size(); ++i)
+    x[i] = static_cast<float>(i % 37);
+  makeCodec({h.codec, h.bits, h.bucket})
+      ->encode(std::span(frame).subspan(kFrameHeaderBytes), x.data(), h.dtype, 4096, 1000, {});
+  sealFrame(frame, h);
+  return frame;
+}
+
+// What a peer that computes its CRC correctly but means something else sends.
+void reseal(Bytes& frame) {
+  uint32_t crc = crc32c(frame.data(), 60);
+  crc = crc32c(frame.data() + 64, frame.size() - 64, crc);
+  std::memcpy(frame.data() + 60, &crc, 4);
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const WireError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void expectNamed(const std::string& what, const std::string& field) {
+  EXPECT_EQ(what.find("frame: " + field + ": expected "), 0u) << field << " in: " << what;
+  EXPECT_NE(what.find(", got "), std::string::npos) << what;
+}
+
+TEST(Frame, RoundTrip) {
+  const Bytes frame = exampleFrame();
+  const FrameHeader got = openFrame(frame);
+  EXPECT_EQ(got, exampleHeader());
+  EXPECT_EQ(framePayload(frame, got).size(), got.payload_bytes);
+  EXPECT_EQ(framePayload(frame, got).data(), frame.data() + kFrameHeaderBytes);
+  Bytes longer = frame;  // a receive buffer may be larger than the frame
+  longer.resize(frame.size() + 100, std::byte{0xaa});
+  EXPECT_EQ(openFrame(longer), exampleHeader());
+  EXPECT_EQ(framePayload(longer, got).size(), got.payload_bytes);
+
+  Bytes empty(kFrameHeaderBytes);
+  sealFrame(empty, {});
+  EXPECT_EQ(openFrame(empty), FrameHeader{});
+}
+
+TEST(Frame, SealRefusesOurOwnMistakes) {
+  Bytes frame = exampleFrame();
+  FrameHeader h = exampleHeader();
+  EXPECT_THROW(sealFrame(std::span(frame).first(100), h), ValueError);
+  h.flags = 0;
+  EXPECT_THROW(sealFrame(frame, h), ValueError);
+  h = exampleHeader();
+  h.bits = 9;
+  EXPECT_THROW(sealFrame(frame, h), ValueError);
+  h = exampleHeader();
+  h.dtype = static_cast<DType>(11);
+  EXPECT_THROW(sealFrame(frame, h), ValueError);
+}
+
+TEST(Frame, EveryCorruptedByteIsANamedError) {
+  const Bytes good = exampleFrame();
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      Bytes frame = good;
+      frame[at] ^= std::byte(1 << bit);
+      const std::string what = refusal([&] { openFrame(frame); });
+      if (at < 4) {
+        expectNamed(what, "magic");
+      } else if (at == 4) {
+        expectNamed(what, "version");
+      } else if (at >= 56 && at < 60) {
+        EXPECT_TRUE(what.find("payload_bytes") != std::string::npos || what.find("crc32c") != std::string::npos)
+            << what;
+      } else {
+        expectNamed(what, "crc32c");
+      }
+    }
+  }
+}
+
+TEST(Frame, NumbersThatAreNoneAreNamed) {
+  const struct {
+    size_t at;
+    int value;
+    const char* field;
+  } cases[] = {{4, 2, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 3, "codec"},     {6, 254, "codec"},
+               {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 5, "flags"},
+               {8, 0x81, "flags"}, {9, 11, "dtype"},   {9, 255, "dtype"}, {10, 1, "reserved"}, {11, 1, "reserved"},
+               {12, 65, "bucket"}, {12, 32, "bucket"}, {15, 1, "bucket"}, {6, 0, "bits"},      {6, 255, "bits"},
+               {6, 1, "flags"}};
+  for (const auto& c : cases) {
+    Bytes frame = exampleFrame();
+    frame[c.at] = static_cast<std::byte>(c.value);
+    reseal(frame);
+    expectNamed(refusal([&] { openFrame(frame); }), c.field);
+  }
+}
+
+TEST(Frame, EveryFieldIsComparedWithTheOps) {
+  const struct {
+    const char* field;
+    std::function<void(FrameHeader&)> change;
+  } cases[] = {
+      {"version", [](FrameHeader& h) { h.version = 9; }},
+      {"kind", [](FrameHeader& h) { h.kind = FrameKind::error; }},
+      {"codec", [](FrameHeader& h) { h.codec = CodecId::minmax; }},
+      {"bits", [](FrameHeader& h) { h.bits = 5; }},
+      {"flags", [](FrameHeader& h) { h.flags = 0; }},
+      {"dtype", [](FrameHeader& h) { h.dtype = DType::float16; }},
+      {"bucket", [](FrameHeader& h) { h.bucket = 128; }},
+      {"elements", [](FrameHeader& h) { h.elements = 999; }},
+      {"first", [](FrameHeader& h) { h.first = uint64_t{1} << 40; }},
+      {"sequence", [](FrameHeader& h) { h.sequence = 18; }},
+      {"epoch", [](FrameHeader& h) { h.epoch = 2; }},
+      {"channel", [](FrameHeader& h) { h.channel = 0; }},
+      {"state_version", [](FrameHeader& h) { h.state_version = 3; }},
+      {"key_hash", [](FrameHeader& h) { h.key_hash = 1; }},
+      {"payload_bytes", [](FrameHeader& h) { h.payload_bytes = 1; }},
+  };
+  EXPECT_NO_THROW(expectFrame(exampleHeader(), exampleHeader()));
+  for (const auto& c : cases) {
+    FrameHeader got = exampleHeader();
+    c.change(got);
+    expectNamed(refusal([&] { expectFrame(got, exampleHeader()); }), c.field);
+  }
+}
+
+TEST(Frame, TruncatedAnywhere) {
+  const Bytes good = exampleFrame();
+  for (size_t size = 0; size < good.size(); ++size) {
+    // Exactly this many bytes on the heap: a read past them is the sanitizer's to see.
+    const Bytes frame(good.begin(), good.begin() + static_cast<long>(size));
+    EXPECT_NE(refusal([&] { openFrame(frame); }), "") << size;
+  }
+}
+
+TEST(Frame, FuzzedFramesAreRefusedOrValid) {
+  const Bytes good = exampleFrame();
+  std::mt19937 generator(1);
+  int opened = 0, decoded = 0;
+  for (int round = 0; round < 100000; ++round) {
+    Bytes frame = good;
+    const int edits = 1 + static_cast<int>(generator() % 4);
+    for (int i = 0; i < edits; ++i) {
+      // Half of the edits in the header: that is where the decisions are.
+      const size_t at = generator() % 2 ? generator() % kFrameHeaderBytes : generator() % frame.size();
+      frame[at] = static_cast<std::byte>(generator());
+    }
+    if (generator() % 8 == 0) frame.resize(generator() % (frame.size() + 1));
+    if (frame.size() >= 64 && generator() % 4) {
+      uint32_t payload;
+      std::memcpy(&payload, frame.data() + 56, 4);
+      if (payload == frame.size() - 64) reseal(frame);
+    }
+    try {
+      const FrameHeader h = openFrame(frame);
+      ++opened;
+      ASSERT_LE(kFrameHeaderBytes + h.payload_bytes, frame.size());
+      if (h.codec == CodecId::layout) continue;
+      // A reader knows how many elements it expects; here, those of the frame if they are few.
+      if (h.elements > 100000) continue;
+      const auto codec = makeCodec({h.codec, h.bits, h.bucket});
+      if (!codec->supports(h.dtype)) continue;
+      std::vector<std::byte> y(h.elements * itemBytes(h.dtype));
+      codec->decode(y.data(), h.dtype, framePayload(frame, h), 0, h.elements);
+      ++decoded;
+    } catch (const WireError&) {
+    }
+  }
+  EXPECT_GT(opened, 10000);
+  EXPECT_GT(decoded, 1000);
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,66 @@
+// A folder is a layer, and includes point down only.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace lowcomm {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string> kLayers = {"kernels", "codec", "wire", "transport", "collective", "engine"};
+
+struct Include {
+  std::string file, path;
+};
+
+std::vector<Include> includesOf(const std::string& layer) {
+  std::vector<Include> found;
+  const fs::path folder = fs::path(LOWCOMM_SOURCE_DIR) / "csrc" / layer;
+  if (!fs::exists(folder)) return found;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string extension = entry.path().extension();
+    if (extension != ".h" && extension != ".cpp" && extension != ".inl") continue;
+    std::ifstream file(entry.path());
+    for (std::string line; std::getline(file, line);) {
+      const size_t at = line.find("#include");
+      if (at == std::string::npos) continue;
+      const size_t open = line.find_first_of("\"<", at);
+      const size_t close = open == std::string::npos ? open : line.find_first_of("\">", open + 1);
+      if (close == std::string::npos) continue;
+      found.push_back({entry.path().string(), line.substr(open + 1, close - open - 1)});
+    }
+  }
+  return found;
+}
+
+TEST(Layers, NoTorchBelowTheBackend) {
+  for (const std::string& layer : kLayers) {
+    for (const Include& include : includesOf(layer)) {
+      for (const char* prefix : {"torch/", "ATen/", "c10/", "caffe2/", "pybind11/", "Python.h"}) {
+        EXPECT_FALSE(include.path.starts_with(prefix)) << include.file << " includes " << include.path;
+      }
+    }
+  }
+}
+
+TEST(Layers, IncludesPointDown) {
+  EXPECT_FALSE(includesOf("codec").empty());
+  for (size_t i = 0; i < kLayers.size(); ++i) {
+    for (const Include& include : includesOf(kLayers[i])) {
+      const std::string first = include.path.substr(0, include.path.find('/'));
+      for (const char* above : {"backend", "bindings", "pipeline", "optim"}) {
+        EXPECT_NE(first, above) << include.file << " includes " << include.path;
+      }
+      for (size_t j = i + 1; j < kLayers.size(); ++j) {
+        EXPECT_NE(first, kLayers[j]) << include.file << " includes " << include.path;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

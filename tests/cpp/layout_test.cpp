@@ -1,0 +1,70 @@
+#include "wire/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+const CodecSpec kNone;
+const CodecSpec kGrid{CodecId::minmax, 8, 1024};
+
+TEST(Layout, MergesDropsAndHashes) {
+  const Layout layout({{0, 10, kNone}, {10, 0, kGrid}, {10, 5, kNone}, {15, 100, kGrid}, {115, 100, kGrid}});
+  EXPECT_EQ(layout.text(), "0 15 none\n15 100 minmax8:bucket=1024\n115 100 minmax8:bucket=1024\n");
+  EXPECT_EQ(layout.elements(), 215u);
+  EXPECT_EQ(layout.segments().size(), 3u);
+  EXPECT_EQ(Layout::parse(layout.text()).segments(), layout.segments());
+  EXPECT_EQ(Layout::parse(layout.text()).hash(), layout.hash());
+  EXPECT_NE(Layout::single(215, kGrid).hash(), layout.hash());
+  EXPECT_EQ(Layout::single(0, kGrid).text(), "");
+  // FNV-1a of the empty text and, from its authors' test suite, the constants at work on "a" are the format's.
+  EXPECT_EQ(Layout::single(0, kGrid).hash(), 0xcbf29ce484222325u);
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (unsigned char c : layout.text())
+    hash = (hash ^ c) * 0x100000001b3u;
+  EXPECT_EQ(layout.hash(), hash);
+}
+
+TEST(Layout, RefusesGapsAndOverlaps) {
+  const struct {
+    std::vector<Segment> segments;
+    const char* part;
+  } cases[] = {
+      {{{1, 10, kNone}}, "gap"},
+      {{{0, 10, kNone}, {11, 5, kGrid}}, "'11 5 minmax8:bucket=1024'"},
+      {{{0, 10, kNone}, {9, 5, kGrid}}, "overlap"},
+      {{{0, ~uint64_t{0}, kNone}, {~uint64_t{0}, 5, kGrid}}, "2^64"},
+      {{{0, 10, {CodecId::layout, 0, 0}}}, "codec of elements"},
+  };
+  for (const auto& c : cases) {
+    try {
+      const Layout layout(c.segments);
+      ADD_FAILURE() << c.part;
+    } catch (const ValueError& error) {
+      EXPECT_NE(std::string(error.what()).find(c.part), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Layout, RefusesTextThatIsNone) {
+  for (const char* text : {"x", "0 10 none", "0 none\n", "0 10\n", "0 10 \n", " 0 10 none\n", "0 -1 none\n",
+                           "0 10 nine\n", "0 99999999999999999999999 none\n", "\n", "0 10  none\n"}) {
+    EXPECT_THROW(Layout::parse(text), ValueError) << text;
+  }
+  std::mt19937 generator(1);
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = "0 15 none\n15 100 minmax8:bucket=1024\n";
+    text[generator() % text.size()] = static_cast<char>(generator());
+    try {
+      Layout::parse(text);
+    } catch (const ValueError&) {
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

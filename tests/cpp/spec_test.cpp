@@ -1,0 +1,124 @@
+#include "codec/spec.h"
+
+#include <gtest/gtest.h>
+
+#include "codec/codec.h"
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+TEST(Spec, CanonicalText) {
+  const struct {
+    const char *text, *canonical;
+  } cases[] = {
+      {"none", "none"},
+      {"minmax8", "minmax8:bucket=1024"},
+      {"minmax8:bucket=1024", "minmax8:bucket=1024"},
+      {"qsgd1:bucket=64", "qsgd1:bucket=64"},
+      {"qsgd4:nonfinite=error", "qsgd4:bucket=1024"},
+      {"qsgd4:nonfinite=error,bucket=65536", "qsgd4:bucket=65536"},
+  };
+  for (const auto& c : cases) {
+    const CodecSpec spec = CodecSpec::parse(c.text);
+    EXPECT_EQ(spec.str(), c.canonical);
+    EXPECT_EQ(CodecSpec::parse(spec.str()), spec);
+    EXPECT_EQ(makeCodec(spec)->spec(), spec);
+  }
+  EXPECT_EQ(CodecSpec::parse("minmax3:bucket=128"), (CodecSpec{CodecId::minmax, 3, 128}));
+  EXPECT_EQ(CodecSpec::parse("qsgd8"), (CodecSpec{CodecId::qsgd, 8, 1024}));
+}
+
+TEST(Spec, RefusalsSayWhatAndWhy) {
+  const struct {
+    const char *text, *part, *expected;
+  } cases[] = {
+      {"", "name", "minmax1...minmax8"},
+      {"int8", "name", "qsgd1...qsgd8"},
+      {"None", "name", "none"},
+      {" minmax8", "name", "minmax"},
+      {"8", "name", "minmax"},
+      {"minmax", "bits", "1...8"},
+      {"minmax0", "bits", "1...8"},
+      {"minmax9", "bits", "1...8"},
+      {"minmax08", "bits", "1...8"},
+      {"qsgd16", "bits", "1...8"},
+      {"minmax8:", "option", "key=value"},
+      {"minmax8:bucket", "option", "key=value"},
+      {"minmax8:bucket=", "option", "key=value"},
+      {"minmax8:=3", "option", "key=value"},
+      {"minmax8:bucket=64,", "option", "key=value"},
+      {"minmax8:buckets=64", "buckets", "bucket"},
+      {"minmax8:bucket=1000", "bucket", "power of two"},
+      {"minmax8:bucket=32", "bucket", "64...65536"},
+      {"minmax8:bucket=131072", "bucket", "64...65536"},
+      {"minmax8:bucket=99999999999", "bucket", "64...65536"},
+      {"minmax8:bucket=064", "bucket", "power of two"},
+      {"minmax8:bucket=64k", "bucket", "power of two"},
+      {"minmax8:bucket=-64", "bucket", "power of two"},
+      {"minmax8:bucket=64,bucket=64", "bucket", "once"},
+      {"minmax8:nonfinite=ignore", "nonfinite", "error"},
+      {"none:bucket=64", "option", "none"},
+  };
+  for (const auto& c : cases) {
+    try {
+      CodecSpec::parse(c.text);
+      ADD_FAILURE() << c.text;
+    } catch (const ValueError& error) {
+      const std::string what = error.what();
+      EXPECT_NE(what.find(c.part), std::string::npos) << what;
+      EXPECT_NE(what.find(c.expected), std::string::npos) << what;
+    }
+  }
+}
+
+TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
+  const char* const texts[] = {"lattice4",
+                               "dither4",
+                               "sym4",
+                               "mid2:range=l2",
+                               "sign1",
+                               "tern",
+                               "levels4",
+                               "gauss4:bucket=512",
+                               "fp16",
+                               "bf16:round=stochastic",
+                               "fp8e4m3",
+                               "topk:keep=0.2",
+                               "logbyte",
+                               "log9",
+                               "fake:ratio=8",
+                               "minmax8:meta=bf16",
+                               "minmax8:nonfinite=saturate",
+                               "minmax8:nonfinite=poison",
+                               "minmax8:range=l2",
+                               "minmax8:axis=channel",
+                               "minmax8:rotate=1",
+                               "minmax8:round=stochastic",
+                               "qsgd8:delta=0.1",
+                               "minmax8:gain=1.1",
+                               "minmax8:keep=0.2",
+                               "minmax8:values=sym8",
+                               "minmax8:bucket=tensor"};
+  for (const char* text : texts) {
+    try {
+      CodecSpec::parse(text);
+      ADD_FAILURE() << text;
+    } catch (const ValueError& error) {
+      const std::string what = error.what();
+      EXPECT_NE(what.find("this version does not have"), std::string::npos) << what;
+      EXPECT_NE(what.find("yet; it has"), std::string::npos) << what;
+    }
+  }
+}
+
+TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {
+  EXPECT_THROW(makeCodec({CodecId::layout, 0, 0}), ValueError);
+  EXPECT_THROW(makeCodec({static_cast<CodecId>(9), 0, 0}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::minmax, 9, 64}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 100}), ValueError);
+  EXPECT_NE(codecNames().find("qsgd1...qsgd8"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lowcomm

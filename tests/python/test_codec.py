@@ -1,0 +1,194 @@
+import threading
+
+import pytest
+import torch
+
+import torch_lowcomm as lc
+
+SPECS = ["minmax8:bucket=1024", "minmax4:bucket=64", "minmax1:bucket=65536", "qsgd8:bucket=512", "qsgd2:bucket=1024"]
+SIZES = [0, 1, 15, 17, 511, 513, 1023, 1024, 1025, 100_003]
+
+
+def steps(x, c):
+    """A bucket's step, for every element."""
+    n = x.numel()
+    out = torch.empty(n)
+    for start in range(0, n, c.bucket):
+        part = x.flatten()[start : start + c.bucket].float()
+        out[start : start + c.bucket] = (part.max() - part.min()) / (2**c.bits - 1)
+    return out
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("n", SIZES)
+def test_error_within_the_stated_bound(spec, n):
+    c = lc.codec(spec)
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 3 + 1
+    b = c.encode(x, seed=1, stream=2, step=3)
+    assert b.dtype == torch.uint8 and b.dim() == 1 and b.numel() == c.encoded_bytes(n, x.dtype)
+    y = c.decode(b, n)
+    assert y.dtype == torch.float32 and y.shape == (n,)
+    bound = steps(x, c) * (0.5002 if "minmax" in spec else 1.0) + 2e-6
+    assert torch.all((y - x).abs() <= bound)
+    assert torch.equal(c.roundtrip(x, seed=1, stream=2, step=3), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_is_converted_first(dtype):
+    x = torch.randn(5000).to(dtype)
+    for spec in SPECS:
+        c = lc.codec(spec)
+        b = c.encode(x, seed=5)
+        assert torch.equal(b, c.encode(x.float(), seed=5))
+        y = c.decode(b, x.numel(), dtype=dtype)
+        assert y.dtype == dtype
+        assert torch.equal(y, c.decode(b, x.numel()).to(dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.float16, torch.int8, torch.uint8, torch.int16, torch.int64, torch.bool],
+)
+def test_none_is_exact(dtype):
+    c = lc.codec("none")
+    x = (torch.arange(100) % 2).to(dtype).reshape(4, 25)
+    b = c.encode(x)
+    assert b.numel() == (x.numel() * x.element_size() + 63) // 64 * 64
+    assert torch.equal(c.decode(b, 100, dtype=dtype).reshape(4, 25), x)
+    assert torch.equal(c.roundtrip(x), x)
+
+
+def test_any_shape_and_stride():
+    c = lc.codec("minmax6:bucket=64")
+    x = torch.randn(30, 50)
+    assert c.roundtrip(x).shape == x.shape
+    assert torch.equal(c.encode(x.t()), c.encode(x.t().contiguous().flatten()))
+    assert torch.equal(c.encode(x[:, ::2]), c.encode(x[:, ::2].contiguous()))
+    assert c.roundtrip(x[:, ::2]).shape == (30, 25)
+    assert c.roundtrip(torch.tensor(3.25)).shape == ()
+    assert c.roundtrip(torch.tensor(3.25)) == 3.25
+    assert c.encode(x.requires_grad_()).numel() > 0
+    payload = torch.stack([c.encode(x), c.encode(x)], dim=1)[:, 0]
+    assert torch.equal(c.decode(payload, x.numel()), c.roundtrip(x).flatten())
+
+
+def test_draws():
+    c = lc.codec("qsgd2:bucket=64")
+    x = torch.randn(4096)
+    b = c.encode(x, seed=1, stream=2, step=3)
+    assert torch.equal(b, c.encode(x, seed=1, stream=2, step=3 + 2**32))
+    for other in [{"seed": 1 + 2**63}, {"seed": 1, "stream": 7}, {"seed": 1, "stream": 2, "step": 4}]:
+        assert not torch.equal(b, c.encode(x, **other))
+    y = torch.stack([c.roundtrip(x, seed=1, step=s) for s in range(400)])
+    assert torch.all((y.mean(0) - x).abs() <= steps(x, c) * (2**-9 + 5 * 0.5 / 400**0.5))
+
+
+def test_flush_denormal_changes_nothing():
+    x = torch.randn(2000) * 1e-37
+    c = lc.codec("minmax8:bucket=64")
+    plain, y = c.encode(x), c.roundtrip(x)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        hostile, z = c.encode(x), c.roundtrip(x)
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(plain, hostile)
+    assert torch.equal(y.view(torch.int32), z.view(torch.int32))
+
+
+def test_properties():
+    c = lc.codec("qsgd4")
+    assert (c.spec, c.bits, c.bucket) == ("qsgd4:bucket=1024", 4, 1024)
+    assert repr(c) == "codec('qsgd4:bucket=1024')"
+    none = lc.codec("none")
+    assert (none.spec, none.bits, none.bucket) == ("none", 0, 0)
+    assert lc.codec("minmax4:bucket=1024").encoded_bytes(1537) == 896
+    assert none.encoded_bytes(9, torch.float64) == 128
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("int8", ["minmax1...minmax8", "int8"]),
+        ("minmax9", ["bits", "1...8"]),
+        ("minmax8:bucket=1000", ["bucket", "power of two", "1000"]),
+        ("minmax8:bukket=64", ["bukket"]),
+        ("gauss4", ["this version does not have gauss4 yet; it has"]),
+        ("minmax8:meta=bf16", ["this version does not have the option meta yet; it has"]),
+    ],
+)
+def test_bad_specs_are_named(spec, words):
+    with pytest.raises(ValueError) as error:
+        lc.codec(spec)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_callers_mistakes():
+    c = lc.codec("minmax8:bucket=64")
+    x = torch.randn(100)
+    b = c.encode(x)
+    for dtype in [torch.float64, torch.int32, torch.complex64]:
+        with pytest.raises(TypeError, match="expected"):
+            c.encode(torch.zeros(4, dtype=dtype))
+    with pytest.raises(TypeError, match="float32, float16 or bfloat16, got float64"):
+        c.decode(b, 100, dtype=torch.float64)
+    with pytest.raises(TypeError, match="1-D uint8"):
+        c.decode(x, 100)
+    with pytest.raises(ValueError, match="bytes, got"):
+        c.decode(b, 1000)
+    with pytest.raises(ValueError, match="numel"):
+        c.decode(b, -1)
+    with pytest.raises(ValueError, match="numel"):
+        lc.codec("none").decode(torch.empty(0, dtype=torch.uint8), 2**61, dtype=torch.float64)
+    with pytest.raises(ValueError, match="CPU"):
+        c.encode(torch.empty(4, device="meta"))
+    with pytest.raises(TypeError):
+        c.encode(x, 1)  # seed is keyword-only
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 2.0**126])
+def test_non_finite_is_refused_with_its_position(bad):
+    x = torch.randn(5000)
+    x[4321] = bad
+    for spec in ["minmax8", "qsgd4:bucket=64"]:
+        with pytest.raises(ValueError, match="at element 4321"):
+            lc.codec(spec).encode(x)
+
+
+def test_damaged_payloads_are_refused():
+    c = lc.codec("minmax3:bucket=64")
+    b = c.encode(torch.randn(18))
+    padding = b.clone()
+    padding[20] = 1
+    with pytest.raises(ValueError, match="metadata padding"):
+        c.decode(padding, 18)
+    unused = b.clone()
+    unused[-1] = 0x80
+    with pytest.raises(ValueError, match="unused code bits"):
+        c.decode(unused, 18)
+    scale = b.clone()
+    scale[:4] = torch.tensor([0, 0, 0xC0, 0x7F], dtype=torch.uint8)
+    with pytest.raises(ValueError, match="base of bucket 0"):
+        c.decode(scale, 18)
+
+
+def test_threads_share_a_codec():
+    c = lc.codec("qsgd8:bucket=1024")
+    x = torch.randn(200_000)
+    expected = c.encode(x, seed=9)
+    failures = []
+
+    def work():
+        for _ in range(10):
+            if not torch.equal(c.encode(x, seed=9), expected):
+                failures.append(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert not failures

@@ -1,0 +1,34 @@
+"""Codecs by themselves: what a collective would send, without one."""
+
+from torch_lowcomm._C import Codec
+
+__all__ = ["Codec", "codec"]
+
+
+def codec(spec: str) -> Codec:
+    """Makes a codec from its text, the one that options, environment and statistics use too.
+
+        c = lc.codec("minmax4:bucket=1024")
+        b = c.encode(x)                 # 1-D uint8 tensor, the bytes that would travel
+        y = c.decode(b, x.numel())      # 1-D float32 tensor
+        z = c.roundtrip(x)              # decode(encode(x)) in x's shape and dtype
+
+    This version has ``none`` (the elements themselves), ``minmax<b>`` (each bucket's elements on 2**b evenly spaced
+    values from its minimum to its maximum, the nearest one) and ``qsgd<b>`` (the same grid, rounded at random without
+    bias), b from 1 to 8, and the option ``bucket``, a power of two from 64 to 65,536 elements (default 1024). With a
+    bucket's ``step = (max - min) / (2**b - 1)``, an element's error is at most half a step (``minmax``) or a step
+    (``qsgd``). A payload has b bits an element and 8 bytes a bucket.
+
+    The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,
+    Vladu, Guo, Alistarh, "Quantized Distributed Training of Large Models with Convergence Guarantees", ICML 2023.
+
+    Args:
+        spec: ``name<bits>:key=value,...``, for example ``"minmax8:bucket=1024"`` or ``"qsgd4"``.
+
+    Returns:
+        A stateless codec, safe to use from several threads. Its bytes are the same on every machine.
+
+    Raises:
+        ValueError: The text names no codec, or an option or value that this version does not have.
+    """
+    return Codec(spec)
