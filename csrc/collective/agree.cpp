@@ -1,0 +1,78 @@
+#include "collective/agree.h"
+
+#include <cstring>
+#include <string>
+
+#include "collective/exchange.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint32_t kTag = 0;
+
+struct Conversation {
+  int peer;
+  BufferPool::Buffer in;
+  std::unique_ptr<Transfer> receiving, sending;
+};
+
+}  // namespace
+
+void agree(OpContext& op, const Hello& mine) {
+  GroupContext& group = op.group;
+  const int rank = group.rank(), size = group.size();
+  const std::string text = mine.text();
+  if (text.size() > group.frames.capacity() - kFrameHeaderBytes) {
+    throw ValueError(op.op + ": expected at most " + std::to_string(group.frames.capacity() - kFrameHeaderBytes) +
+                     " bytes to agree on, got " + std::to_string(text.size()));
+  }
+  BufferPool::Buffer out = group.frames.take();
+  FrameHeader header = op.header(FrameKind::hello);
+  header.payload_bytes = static_cast<uint32_t>(text.size());
+  std::memcpy(out.get() + kFrameHeaderBytes, text.data(), text.size());
+  const std::span<std::byte> frame(out.get(), kFrameHeaderBytes + text.size());
+  sealFrame(frame, header);
+
+  std::vector<Conversation> peers;
+  try {
+    for (int d = 1; d < size; ++d) {
+      const int peer = (rank - d + size) % size;
+      peers.push_back({peer, group.frames.take(), nullptr, nullptr});
+      peers.back().receiving = group.transport.irecv(Lane::control, peer, kTag, group.frames.span(peers.back().in));
+    }
+    for (Conversation& c : peers) {
+      c.sending = group.transport.isend(Lane::control, c.peer, kTag, frame);
+      op.counters.wire_bytes += frame.size();
+    }
+  } catch (const TransportError& error) {
+    op.fail(error.peer, error.what());
+  }
+
+  std::string differs;
+  for (Conversation& c : peers) {
+    op.wait(*c.receiving, c.peer, "waiting for what it agrees to");
+    op.wait(*c.sending, c.peer, "sending what to agree on");
+    Hello theirs;
+    op.blame(c.peer, [&] {
+      auto bytes = group.frames.span(c.in);
+      FrameHeader got = openFrame(bytes);
+      FrameHeader want = header;
+      want.payload_bytes = got.payload_bytes;
+      expectFrame(got, want);
+      auto payload = framePayload(bytes, got);
+      theirs = Hello::parse({reinterpret_cast<const char*>(payload.data()), payload.size()});
+      op.counters.received_bytes += kFrameHeaderBytes + payload.size();
+    });
+    try {
+      expectSameHello(mine, rank, theirs, c.peer);
+    } catch (const WireError& error) {
+      if (differs.empty()) differs = error.what();
+    }
+  }
+  if (!differs.empty()) {
+    throw PeerRefused("lowcomm: " + op.op + " refused: " + differs + " [group " + group.name + ", sequence " +
+                      std::to_string(op.sequence) + "]");
+  }
+}
+
+}  // namespace lowcomm

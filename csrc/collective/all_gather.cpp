@@ -1,0 +1,60 @@
+#include "collective/all_gather.h"
+
+#include "collective/describe.h"
+#include "collective/exchange.h"
+
+namespace lowcomm {
+namespace {
+
+void* advance(void* base, uint64_t elements, DType dtype) {
+  return static_cast<std::byte*>(base) + elements * itemBytes(dtype);
+}
+
+const void* advance(const void* base, uint64_t elements, DType dtype) {
+  return static_cast<const std::byte*>(base) + elements * itemBytes(dtype);
+}
+
+}  // namespace
+
+void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
+  Exchange exchange;
+  exchange.same_to_all = true;
+  for (const GatherMessage& message : messages) {
+    exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
+  }
+  exchange.description = describe(op.op, exchange.messages);
+
+  exchange.encode = [&](size_t m, const Chunk& chunk, int, std::span<std::byte> payload) {
+    const GatherMessage& message = messages[m];
+    size_t at = 0;
+    for (const Run& run : chunk.runs) {
+      Draws draws = message.draws;
+      draws.stream += run.segment;
+      run.codec->encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
+                        run.offset, run.count, draws);
+      at += run.bytes;
+    }
+  };
+
+  exchange.absorb = [&](size_t m, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads) {
+    const GatherMessage& message = messages[m];
+    for (int rank = 0; rank < op.group.size(); ++rank) {
+      op.blame(rank, [&] {
+        size_t at = 0;
+        for (const Run& run : chunk.runs) {
+          void* out = advance(message.outputs[rank], run.at, message.dtype);
+          const bool in_place = rank == op.group.rank() && run.codec->spec().id == CodecId::none &&
+              out == advance(message.input, run.at, message.dtype);
+          if (!in_place) {
+            run.codec->decode(out, message.dtype, payloads[rank].subspan(at, run.bytes), run.offset, run.count);
+          }
+          at += run.bytes;
+        }
+      });
+    }
+  };
+  runExchange(op, exchange);
+}
+
+}  // namespace lowcomm

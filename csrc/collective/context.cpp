@@ -1,0 +1,80 @@
+#include "collective/context.h"
+
+#include <cstdio>
+#include <new>
+
+#include "codec/error.h"
+#include "collective/plan.h"
+
+namespace lowcomm {
+namespace {
+constexpr std::align_val_t kAlignment{64};
+}
+
+BufferPool::~BufferPool() {
+  for (std::byte* buffer : all_) ::operator delete[](buffer, kAlignment);
+}
+
+BufferPool::Buffer BufferPool::take() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_.empty()) {
+    all_.push_back(static_cast<std::byte*>(::operator new[](capacity_, kAlignment)));
+    idle_.push_back(all_.back());
+  }
+  std::byte* buffer = idle_.back();
+  idle_.pop_back();
+  return Buffer(buffer, Return{this});
+}
+
+void BufferPool::give(std::byte* buffer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  idle_.push_back(buffer);
+}
+
+GroupContext::GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch,
+                           size_t chunk_bytes)
+    : transport(transport),
+      name(std::move(name)),
+      global_ranks(std::move(global_ranks)),
+      epoch(epoch),
+      chunk_bytes(chunk_bytes),
+      frames(frameCapacity(chunk_bytes)) {}
+
+std::string GroupContext::rankName(int rank) const {
+  std::string name = "rank " + std::to_string(rank);
+  if (rank >= 0 && static_cast<size_t>(rank) < global_ranks.size()) {
+    name += " (global " + std::to_string(global_ranks[rank]) + ")";
+  }
+  return name;
+}
+
+FrameHeader OpContext::header(FrameKind kind) const {
+  FrameHeader header;
+  header.kind = kind;
+  header.sequence = sequence;
+  header.epoch = group.epoch;
+  return header;
+}
+
+void OpContext::wait(Transfer& transfer, int peer, const char* doing) {
+  Stopwatch watch(counters.wait);
+  try {
+    transfer.wait(std::chrono::milliseconds(group.timeout_ms.load()));
+  } catch (const TransportError& error) {
+    fail(peer, std::string(doing) + ": " + error.what());
+  }
+}
+
+void OpContext::fail(int peer, const std::string& why) const {
+  const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3f", elapsed);
+  throw PeerError("lowcomm: " + op + " failed between " + group.rankName(group.rank()) + " and " + group.rankName(peer) + ": " +
+                  why + " [op " + op + ", sequence " + std::to_string(sequence) + ", group " + group.name +
+                  ", bytes sent " + std::to_string(counters.wire_bytes) + ", bytes received " +
+                  std::to_string(counters.received_bytes) + ", elapsed " + seconds + " s, progress deadline " +
+                  std::to_string(group.timeout_ms.load()) + " ms]",
+                  peer);
+}
+
+}  // namespace lowcomm

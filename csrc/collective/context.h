@@ -1,0 +1,116 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "codec/error.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
+
+namespace lowcomm {
+
+// Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
+// when its handle is dropped but is never freed before the pool, so a transfer that outlives a failed op writes into
+// memory that is still there.
+class BufferPool {
+ public:
+  explicit BufferPool(size_t capacity) : capacity_(capacity) {}
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  struct Return {
+    BufferPool* pool;
+    void operator()(std::byte* buffer) const { pool->give(buffer); }
+  };
+  using Buffer = std::unique_ptr<std::byte[], Return>;
+
+  size_t capacity() const { return capacity_; }
+  Buffer take();
+  std::span<std::byte> span(const Buffer& buffer) const { return {buffer.get(), capacity_}; }
+
+ private:
+  void give(std::byte* buffer);
+
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::vector<std::byte*> all_, idle_;
+};
+
+// What every op of a group shares.
+struct GroupContext {
+  GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch, size_t chunk_bytes);
+
+  Transport& transport;
+  const std::string name;
+  const std::vector<int> global_ranks;  // by group rank; for messages
+  const uint32_t epoch;
+  const size_t chunk_bytes;                                       // payload bytes of a full frame
+  std::atomic<std::chrono::milliseconds::rep> timeout_ms{0};      // progress deadline: no frame for this long is a fault
+  BufferPool frames;
+  std::vector<std::byte> accumulator, scaled;  // scratch of the worker's reductions, kept from op to op
+
+  int rank() const { return transport.rank(); }
+  int size() const { return transport.size(); }
+  std::string rankName(int rank) const;  // "rank 1 (global 5)"
+};
+
+// What one op moved and where its time went.
+struct OpCounters {
+  uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
+  uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
+  uint64_t received_bytes = 0;
+  std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
+};
+
+// One op in progress on the group's worker.
+class OpContext {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  OpContext(GroupContext& group, std::string op, uint32_t sequence)
+      : group(group), op(std::move(op)), sequence(sequence), start(Clock::now()) {}
+
+  GroupContext& group;
+  const std::string op;
+  const uint32_t sequence;
+  const Clock::time_point start;
+  OpCounters counters;
+
+  // Header of a frame of this op: sequence and epoch filled in.
+  FrameHeader header(FrameKind kind) const;
+
+  // Waits under the progress deadline; a failure becomes a PeerError that carries the whole story.
+  void wait(Transfer& transfer, int peer, const char* doing);
+
+  // Runs a check of what `peer` sent: a WireError becomes a PeerError that names it.
+  template <class F>
+  void blame(int peer, F&& check) const {
+    try {
+      check();
+    } catch (const WireError& error) {
+      fail(peer, error.what());
+    }
+  }
+
+  // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.
+  [[noreturn]] void fail(int peer, const std::string& why) const;
+};
+
+// Adds the time until it goes out of scope.
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::chrono::nanoseconds& total) : total_(total), start_(OpContext::Clock::now()) {}
+  ~Stopwatch() { total_ += OpContext::Clock::now() - start_; }
+
+ private:
+  std::chrono::nanoseconds& total_;
+  OpContext::Clock::time_point start_;
+};
+
+}  // namespace lowcomm

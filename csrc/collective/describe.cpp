@@ -1,0 +1,53 @@
+#include "collective/describe.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr size_t kListed = 2000;  // characters a list may take
+
+// FNV-1a, 64 bits: enough to notice a difference nobody made on purpose.
+uint64_t hashOf(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3ull;
+  return hash;
+}
+
+std::string bounded(const std::string& list) {
+  if (list.size() <= kListed) return list;
+  return list.substr(0, kListed) + "... hash " + std::to_string(hashOf(list));
+}
+
+// The values joined by commas, or the one value when they are all the same.
+template <class F>
+std::string joined(const std::vector<MessagePlan>& messages, F&& value) {
+  std::string list;
+  bool same = true;
+  for (const MessagePlan& message : messages) {
+    same = same && value(message) == value(messages.front());
+    list += (list.empty() ? "" : ",") + value(message);
+  }
+  return same && !messages.empty() ? value(messages.front()) : bounded(list);
+}
+
+std::string codecOf(const MessagePlan& message) {
+  const auto& segments = message.layout.segments();
+  if (segments.empty()) return "none";
+  if (segments.size() == 1) return segments[0].codec.str();
+  return "layout of " + std::to_string(segments.size()) + " segments, hash " + std::to_string(message.layout.hash());
+}
+
+}  // namespace
+
+Hello describe(const std::string& op, const std::vector<MessagePlan>& messages) {
+  Hello hello;
+  hello.fields = {
+      {"op", op},
+      {"tensors", std::to_string(messages.size())},
+      {"dtype", joined(messages, [](const MessagePlan& m) { return std::string(dtypeName(m.dtype)); })},
+      {"elements a rank", joined(messages, [](const MessagePlan& m) { return std::to_string(m.layout.elements()); })},
+      {"codec", joined(messages, codecOf)},
+  };
+  return hello;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,91 @@
+#include "collective/plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+// The largest granule of any codec: a bucket of 65,536 elements at 8 bits with its metadata, or 512 elements of 8 bytes.
+constexpr size_t kLargestGranule = 65536 + 64;
+
+// The largest count whose encoding fits `room`, a multiple of the granularity unless it is all that is left.
+uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
+  if (codec.encodedBytes(left, dtype) <= room) return left;
+  const uint64_t granule = codec.granularity();
+  uint64_t low = 0, high = left / granule;
+  while (low < high) {
+    const uint64_t middle = low + (high - low + 1) / 2;
+    if (codec.encodedBytes(middle * granule, dtype) <= room) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low * granule;
+}
+
+}  // namespace
+
+size_t frameCapacity(size_t chunk_bytes) { return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule); }
+
+MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
+  MessagePlan plan{layout, dtype, {}};
+  const size_t most = frameCapacity(chunk_bytes) - kFrameHeaderBytes;
+  Chunk chunk;
+  auto close = [&](uint64_t next) {
+    if (chunk.elements > 0) plan.chunks.push_back(std::move(chunk));
+    chunk = Chunk{};
+    chunk.first = next;
+  };
+  for (uint32_t number = 0; number < layout.segments().size(); ++number) {
+    const Segment& segment = layout.segments()[number];
+    std::shared_ptr<const Codec> codec = makeCodec(segment.codec);
+    if (!codec->supports(dtype)) {
+      throw TypeError(
+          "codec " + segment.codec.str() + " takes float32, float16 and bfloat16 elements, got " + dtypeName(dtype));
+    }
+    for (uint64_t offset = 0; offset < segment.count;) {
+      const uint64_t at = segment.first + offset;
+      const uint64_t left = segment.count - offset;
+      const size_t used = chunk.payload_bytes;
+      uint64_t count = used < chunk_bytes ? fitting(*codec, dtype, left, chunk_bytes - used) : 0;
+      if (count == 0 && used == 0) count = fitting(*codec, dtype, left, most);
+      if (count == 0) {
+        close(at);
+        continue;
+      }
+      const size_t bytes = codec->encodedBytes(count, dtype);
+      chunk.runs.push_back({codec, at, offset, count, bytes, number});
+      chunk.elements += count;
+      chunk.payload_bytes += static_cast<uint32_t>(bytes);
+      offset += count;
+    }
+  }
+  close(layout.elements());
+  return plan;
+}
+
+FrameHeader MessagePlan::header(const Chunk& chunk) const {
+  FrameHeader header;
+  const std::vector<Segment>& segments = layout.segments();
+  if (segments.size() == 1) {
+    const CodecSpec& codec = segments[0].codec;
+    header.codec = codec.id;
+    header.bits = codec.bits;
+    header.bucket = codec.bucket;
+    header.flags = codec.id == CodecId::qsgd ? 1 : 0;
+  } else {
+    header.codec = CodecId::layout;
+    header.key_hash = layout.hash();
+  }
+  header.dtype = dtype;
+  header.elements = chunk.elements;
+  header.first = chunk.first;
+  header.payload_bytes = chunk.payload_bytes;
+  return header;
+}
+
+}  // namespace lowcomm

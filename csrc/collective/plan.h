@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "codec/codec.h"
+#include "wire/frame.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+// Elements of one segment that travel in one frame, encoded independently of the rest.
+struct Run {
+  std::shared_ptr<const Codec> codec;
+  uint64_t at = 0;      // first element, counted in the message
+  uint64_t offset = 0;  // the same element, counted in its segment: what bucket, block and draws are numbered by
+  uint64_t count = 0;
+  size_t bytes = 0;     // its share of the payload
+  uint32_t segment = 0; // its segment's number: added to the message's slot, so that no two segments share a draw
+};
+
+// One frame of a message.
+struct Chunk {
+  uint64_t first = 0;
+  uint64_t elements = 0;
+  uint32_t payload_bytes = 0;
+  std::vector<Run> runs;
+};
+
+// A message cut into frames: the same on every rank that knows layout, dtype and chunk_bytes, before anything is sent.
+struct MessagePlan {
+  Layout layout;
+  DType dtype;
+  std::vector<Chunk> chunks;
+
+  // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
+  FrameHeader header(const Chunk& chunk) const;
+
+  uint64_t rawBytes() const { return layout.elements() * itemBytes(dtype); }
+};
+
+inline constexpr size_t kMinChunkBytes = 64 << 10;
+inline constexpr size_t kMaxChunkBytes = 1 << 20;
+
+// Bytes that any frame of the group fits in, header included: a cut needs one granule even where a chunk is smaller.
+size_t frameCapacity(size_t chunk_bytes);
+
+// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload.
+// Throws TypeError when a codec of the layout does not take `dtype`.
+MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);
+
+}  // namespace lowcomm

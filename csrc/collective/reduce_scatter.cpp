@@ -1,0 +1,117 @@
+#include "collective/reduce_scatter.h"
+
+#include <cstring>
+
+#include "collective/describe.h"
+#include "collective/exchange.h"
+
+namespace lowcomm {
+namespace {
+
+// One op's state: what to send, and the accumulation of what comes.
+class Reducer {
+ public:
+  Reducer(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction)
+      : op_(op), messages_(messages), reduction_(reduction) {}
+
+  void encode(size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
+    const ScatterMessage& message = messages_[m];
+    const size_t segments = message.layout.segments().size();
+    size_t at = 0;
+    for (const Run& run : chunk.runs) {
+      Draws draws = message.draws;
+      draws.stream += static_cast<uint32_t>(peer * segments) + run.segment;
+      run.codec->encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype, run.offset,
+                        run.count, draws);
+      at += run.bytes;
+    }
+  }
+
+  void absorb(size_t m, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads) {
+    const ScatterMessage& message = messages_[m];
+    const DType wide = accumulatorType(message.dtype);
+    size_t at = 0;
+    for (const Run& run : chunk.runs) {
+      std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(wide));
+      for (int rank = 0; rank < op_.group.size(); ++rank) {
+        const bool first = rank == 0;
+        if (rank == op_.group.rank()) {
+          add(sum, contribution(message, run, rank), message.dtype, run.count, first);
+        } else if (run.codec->spec().id == CodecId::none) {
+          add(sum, payloads[rank].data() + at, message.dtype, run.count, first);
+        } else {
+          addDecoded(reinterpret_cast<float*>(sum), run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
+        }
+      }
+      reduceFinish(static_cast<std::byte*>(message.output) + run.at * itemBytes(message.dtype), sum, message.dtype,
+                   run.count, reduction_.average ? op_.group.size() : 0);
+      at += run.bytes;
+    }
+  }
+
+ private:
+  static std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
+    if (memory.size() < bytes) memory.resize(bytes);
+    return memory.data();
+  }
+
+  // This rank's elements of `run` for `peer`, premultiplied where the reduction says so.
+  const void* contribution(const ScatterMessage& message, const Run& run, int peer) {
+    const size_t item = itemBytes(message.dtype);
+    const void* input = static_cast<const std::byte*>(message.inputs[peer]) + run.at * item;
+    if (!reduction_.premultiplied) return input;
+    std::byte* scaled = scratch(op_.group.scaled, run.count * item);
+    scale(scaled, input, message.dtype, reduction_.premultiply, run.count);
+    return scaled;
+  }
+
+  void add(void* sum, const void* x, DType dtype, uint64_t count, bool first) {
+    if (first) {
+      reduceAssign(sum, x, dtype, count);
+    } else {
+      reduceInto(sum, x, dtype, reduction_.kind, count);
+    }
+  }
+
+  void addDecoded(float* sum, const Run& run, std::span<const std::byte> payload, DType dtype, int rank) {
+    op_.blame(rank, [&] {
+      if (rank == 0) {
+        run.codec->decode(sum, DType::float32, payload, run.offset, run.count);
+      } else {
+        run.codec->decodeAdd(sum, dtype, payload, run.offset, run.count);
+      }
+    });
+  }
+
+  OpContext& op_;
+  const std::vector<ScatterMessage>& messages_;
+  const Reduction& reduction_;
+};
+
+}  // namespace
+
+void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction) {
+  Exchange exchange;
+  for (const ScatterMessage& message : messages) {
+    if (!reduceSupports(message.dtype, reduction.kind)) {
+      throw TypeError(std::string("reduce_scatter: expected a dtype that ") + reduceName(reduction.kind) + " takes, got " +
+                      dtypeName(message.dtype));
+    }
+    exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
+  }
+  exchange.description = describe(op.op, exchange.messages);
+  exchange.description.fields.emplace_back(
+      "reduce op", reduction.average ? "avg" : reduction.premultiplied ? "premul_sum" : reduceName(reduction.kind));
+
+  Reducer reducer(op, messages, reduction);
+  exchange.encode = [&](size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
+    reducer.encode(m, chunk, peer, payload);
+  };
+  exchange.absorb = [&](size_t m, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads) {
+    reducer.absorb(m, chunk, payloads);
+  };
+  runExchange(op, exchange);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,158 @@
+#include "engine/engine.h"
+
+#include "codec/error.h"
+#include "collective/exchange.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr std::chrono::milliseconds kNoticePatience{500};
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Transport> transport, EngineConfig config)
+    : transport_(std::move(transport)),
+      group_(*transport_, config.group, config.global_ranks, config.epoch, config.chunk_bytes),
+      notices_(group_) {
+  group_.timeout_ms = config.timeout.count();
+  notices_.watch();
+  worker_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() { shutdown(); }
+
+uint32_t Engine::submit(std::string op, Job job, Done done) {
+  std::exception_ptr refused;
+  uint32_t sequence;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sequence = ++sequence_;
+    if (!ended_why_.empty() || stopping_) {
+      refused = ended(op);
+    } else {
+      queue_.push_back({std::move(op), sequence, std::move(job), std::move(done)});
+    }
+  }
+  if (refused) {
+    done(refused, OpCounters{});
+  } else {
+    changed_.notify_all();
+  }
+  return sequence;
+}
+
+void Engine::drain() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+}
+
+bool Engine::drainFor(std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, patience, [&] { return queue_.empty() && !busy_; });
+}
+
+std::string Engine::endedWhy() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ended_why_;
+}
+
+void Engine::abort(const std::string& why) {
+  uint32_t sequence;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_why_.empty()) return;
+    ended_why_ = why;
+    sequence = sequence_;
+  }
+  notices_.send(why, sequence);
+  transport_->cancel(Lane::bulk);
+  transport_->cancel(Lane::control);
+  changed_.notify_all();
+}
+
+void Engine::shutdown() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  std::lock_guard<std::mutex> joining(joining_);
+  if (worker_.joinable()) worker_.join();
+  transport_->cancel(Lane::bulk);
+  transport_->cancel(Lane::control);
+}
+
+void Engine::loop() {
+  for (;;) {
+    Entry entry;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      entry = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+    }
+    execute(entry);
+    entry = Entry{};  // what the closures hold goes before anybody who drains goes on
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      busy_ = false;
+    }
+    changed_.notify_all();
+  }
+}
+
+void Engine::execute(Entry& entry) {
+  OpContext op(group_, entry.op, entry.sequence);
+  std::exception_ptr error;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_why_.empty()) error = ended(entry.op);
+  }
+  if (!error) {
+    try {
+      entry.job(op);
+    } catch (const PeerRefused&) {
+      error = std::current_exception();
+    } catch (const ValueError&) {
+      error = std::current_exception();
+    } catch (const TypeError&) {
+      error = std::current_exception();
+    } catch (const PeerError& lost) {
+      error = lose(op, lost.peer, lost.what());
+    } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
+      error = lose(op, -1, "lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + other.what());
+    }
+  }
+  entry.done(error, op.counters);
+}
+
+// A fault: the first cause is kept, the peers are told, and theirs is asked for where it explains ours.
+std::exception_ptr Engine::lose(OpContext& op, int peer, const std::string& why) {
+  bool aborted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    aborted = !ended_why_.empty();
+    if (!aborted) ended_why_ = why;
+  }
+  std::string message = why;
+  if (aborted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    message += "; the group was ended: " + ended_why_;
+  } else {
+    notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + why, op.sequence);
+    const std::string said = notices_.read(peer, kNoticePatience);
+    if (!said.empty()) message += "; " + said;
+    transport_->cancel(Lane::bulk);
+  }
+  return std::make_exception_ptr(PeerError(message, peer));
+}
+
+std::exception_ptr Engine::ended(const std::string& op) const {
+  const std::string why = ended_why_.empty() ? "it was shut down" : ended_why_;
+  return std::make_exception_ptr(
+      PeerError("lowcomm: " + op + " on group " + group_.name + " of a lost group; destroy it and make a new one. First cause: " + why));
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collective/context.h"
+#include "engine/notice.h"
+
+namespace lowcomm {
+
+struct EngineConfig {
+  std::string group = "default";
+  std::vector<int> global_ranks;             // by group rank; empty: not shown in messages
+  uint32_t epoch = 0;                        // agreed when the group is made; frames of another one are refused
+  size_t chunk_bytes = 256 << 10;            // payload of a full frame; agreed
+  std::chrono::milliseconds timeout{1800000};  // progress deadline
+};
+
+// The queue and the worker of one group. Ops run one at a time in order of submit(), which every rank must share; each
+// gets the group's next sequence number. Thread-safe.
+//
+// A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
+// the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's mistake
+// (ValueError, PeerRefused) ends only its op.
+class Engine {
+ public:
+  // A job may throw; `done` gets what it threw (or null) and what it moved, on the worker, before the next job starts.
+  using Job = std::function<void(OpContext&)>;
+  using Done = std::function<void(std::exception_ptr, const OpCounters&)>;
+
+  Engine(std::unique_ptr<Transport> transport, EngineConfig config);
+  ~Engine();  // as shutdown()
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Returns the op's sequence number. After abort() or a fault, `done` is called at once, on the calling thread.
+  uint32_t submit(std::string op, Job job, Done done);
+
+  // Returns when everything submitted before has ended.
+  void drain();
+
+  // Fails what is queued and under way with `why`, tells the peers, and ends the group. Returns without waiting for the
+  // op under way; its Done comes from the worker as soon as its wait is broken.
+  void abort(const std::string& why);
+
+  // Ends the worker after what is queued, then both lanes. Any number of times.
+  void shutdown();
+
+  // As drain(), for at most `patience`; whether everything has ended.
+  bool drainFor(std::chrono::milliseconds patience);
+
+  // The first cause of the group's end; empty while it lives.
+  std::string endedWhy();
+
+  void setTimeout(std::chrono::milliseconds timeout) { group_.timeout_ms = timeout.count(); }
+  const GroupContext& group() const { return group_; }
+
+ private:
+  struct Entry {
+    std::string op;
+    uint32_t sequence;
+    Job job;
+    Done done;
+  };
+  void loop();
+  void execute(Entry& entry);
+  std::exception_ptr lose(OpContext& op, int peer, const std::string& why);
+  std::exception_ptr ended(const std::string& op) const;
+
+  std::unique_ptr<Transport> transport_;
+  GroupContext group_;
+  NoticeBoard notices_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Entry> queue_;
+  bool busy_ = false, stopping_ = false;
+  std::string ended_why_;  // the first cause; empty while the group lives
+  uint32_t sequence_ = 0;
+  std::mutex joining_;
+  std::thread worker_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,68 @@
+#include "engine/notice.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "wire/frame.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint32_t kTag = 1;  // agree() talks on 0
+constexpr size_t kMaxText = 4096;
+constexpr std::chrono::milliseconds kSendPatience{200};
+
+}  // namespace
+
+void NoticeBoard::watch() {
+  watches_.resize(group_.size());
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    watches_[peer].buffer = group_.frames.take();
+    watches_[peer].receiving =
+        group_.transport.irecv(Lane::control, peer, kTag, group_.frames.span(watches_[peer].buffer));
+  }
+}
+
+void NoticeBoard::send(const std::string& why, uint32_t sequence) {
+  if (out_) return;
+  out_ = group_.frames.take();
+  FrameHeader header;
+  header.kind = FrameKind::error;
+  header.sequence = sequence;
+  header.epoch = group_.epoch;
+  header.payload_bytes = static_cast<uint32_t>(std::min(why.size(), kMaxText));
+  std::memcpy(out_.get() + kFrameHeaderBytes, why.data(), header.payload_bytes);
+  const std::span<std::byte> frame(out_.get(), kFrameHeaderBytes + header.payload_bytes);
+  sealFrame(frame, header);
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    try {
+      sending_.push_back(group_.transport.isend(Lane::control, peer, kTag, frame));
+    } catch (const TransportError&) {
+      // The peer that is gone needs no notice.
+    }
+  }
+  for (auto& transfer : sending_) {
+    try {
+      transfer->wait(kSendPatience);
+    } catch (const TransportError&) {
+    }
+  }
+}
+
+std::string NoticeBoard::read(int peer, std::chrono::milliseconds patience) {
+  if (peer < 0 || peer >= static_cast<int>(watches_.size()) || !watches_[peer].receiving) return "";
+  try {
+    watches_[peer].receiving->wait(patience);
+    auto bytes = group_.frames.span(watches_[peer].buffer);
+    FrameHeader header = openFrame(bytes);
+    if (header.kind != FrameKind::error || header.epoch != group_.epoch) return "";
+    auto text = framePayload(bytes, header);
+    return {reinterpret_cast<const char*>(text.data()), text.size()};
+  } catch (const std::runtime_error&) {
+    return "";
+  }
+}
+
+}  // namespace lowcomm

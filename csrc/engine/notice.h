@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "collective/context.h"
+
+namespace lowcomm {
+
+// How a rank that gives a group up tells the others why. Each rank keeps one receive posted to every peer on the control
+// lane; a rank that loses the group sends its reason there before it closes its bulk connections, so a peer whose bulk
+// transfer breaks finds the cause and not only "connection closed".
+class NoticeBoard {
+ public:
+  explicit NoticeBoard(GroupContext& group) : group_(group) {}
+
+  // Posts the receives. Called once, before the first op.
+  void watch();
+
+  // Sends `why` to every peer and waits, briefly, for it to leave. Never throws: it is a courtesy.
+  void send(const std::string& why, uint32_t sequence);
+
+  // What `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
+  std::string read(int peer, std::chrono::milliseconds patience);
+
+ private:
+  GroupContext& group_;
+  struct Watch {
+    BufferPool::Buffer buffer;
+    std::unique_ptr<Transfer> receiving;
+  };
+  std::vector<Watch> watches_;
+  BufferPool::Buffer out_;
+  std::vector<std::unique_ptr<Transfer>> sending_;
+};
+
+}  // namespace lowcomm

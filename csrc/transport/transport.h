@@ -1,0 +1,56 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace lowcomm {
+
+// Each lane has connections of its own, so a short control message never queues behind bulk data.
+enum class Lane : uint8_t { control = 0, bulk = 1 };
+inline constexpr int kLanes = 2;
+
+// A transfer failed. `peer` is the group rank at the other end.
+struct TransportError : std::runtime_error {
+  enum class Kind { timed_out, closed, cancelled };
+  TransportError(Kind kind, int peer, const std::string& why) : std::runtime_error(why), kind(kind), peer(peer) {}
+  Kind kind;
+  int peer;
+};
+
+// One message under way. Dropping it before it is done does not stop it: its span must stay valid until wait() has
+// returned or Transport::cancel() has.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+
+  // Blocks until the message has left (send) or arrived (receive). Throws TransportError: timed_out when it has not
+  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel.
+  virtual void wait(std::chrono::milliseconds deadline) = 0;
+};
+
+// Moves bytes between the ranks of one group, in order for a given (lane, peer, tag). Thread-safe.
+//
+// A receive may be longer than the message that arrives (the frame header says how much counts), never shorter: gloo ends
+// the process when a message does not fit. Collectives therefore always receive into buffers of the group's agreed frame
+// capacity, whatever they expect.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Both return at once; post every receive before the sends that answer it, or the exchange runs half-duplex.
+  virtual std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) = 0;
+  virtual std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) = 0;
+
+  // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
+  // handed over is touched after the return. Callable from any thread, any number of times.
+  virtual void cancel(Lane lane) = 0;
+};
+
+}  // namespace lowcomm
