@@ -1,0 +1,257 @@
+// A group's life: hands, engine, split, timeouts, abort, shutdown.
+#include "backend/backend.h"
+
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "backend/c10d_transport.h"
+#include "backend/errors.h"
+#include "backend/handshake.h"
+#include "backend/python_state.h"
+#include "collective/agree.h"
+#include "wire/frame.h"
+
+namespace lowcomm {
+namespace {
+
+thread_local int exact_depth = 0;
+
+Hello greeting(const Settings& settings) {
+  Hello hello;
+  hello.fields = {
+      {"wire_version", std::to_string(kWireVersion)},
+      {"policy", settings.policy.str()},
+      {"min_bytes", std::to_string(settings.min_bytes)},
+      {"seed", std::to_string(settings.seed)},
+      {"chunk_bytes", std::to_string(settings.chunk_bytes)},
+  };
+  return hello;
+}
+
+}  // namespace
+
+LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make)
+    : c10d::Backend(rank, size), store_(std::move(store)), options_(std::move(options)), make_(std::move(make)) {
+  try {
+    settings_ = options_->resolve();
+  } catch (const ValueError& error) {
+    refuseHands(*store_, rank, error.what());
+    std::rethrow_exception(asTorchError(std::current_exception()));
+  }
+  translated([&] { epoch_ = shakeHands(*store_, rank, size, greeting(settings_), options_->timeout); });
+  NoPythonObjects guard;
+  host_ = make_(Role::host, store_, rank, size, options_->timeout);
+  device_ = make_(Role::device, store_, rank, size, options_->timeout);
+  init();
+}
+
+LowcommBackend::~LowcommBackend() {
+  // Nobody can wait for what is left any more; an op that never ends must not keep the process from ending.
+  blocking([&] {
+    if (engine_ && !engine_->drainFor(std::chrono::seconds(1))) engine_->abort("the group was destroyed with ops under way");
+  });
+  stop();
+  leaveRegistry();
+}
+
+// The engine if there is one; it lives as long as the backend, so the lock need not be held while it is used.
+Engine* LowcommBackend::running(bool stop) {
+  std::lock_guard<std::mutex> lock(engine_mutex_);
+  stopped_ = stopped_ || stop;
+  return engine_.get();
+}
+
+void LowcommBackend::stop() {
+  if (Engine* engine = running(/*stop=*/true)) blocking([&] { engine->shutdown(); });
+}
+
+Engine& LowcommBackend::engine() {
+  std::lock_guard<std::mutex> lock(engine_mutex_);
+  if (engine_) return *engine_;
+  TORCH_CHECK_WITH(DistBackendError, !stopped_, "lowcomm: group ", groupName(), " was shut down: expected a living group");
+  std::unique_ptr<Transport> transport;
+  auto lane = [&](const char* name) {
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store_);
+    return make_(Role::lane, prefixed, rank_, size_, options_->timeout);
+  };
+  blocking([&] {
+    NoPythonObjects guard;
+    transport = std::make_unique<C10dTransport>(lane("control"), lane("bulk"));
+  });
+  EngineConfig config;
+  config.group = groupName();
+  config.global_ranks.assign(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end());
+  config.epoch = epoch_;
+  config.chunk_bytes = settings_.chunk_bytes;
+  config.timeout = options_->timeout;
+  engine_ = std::make_unique<Engine>(std::move(transport), std::move(config));
+  return *engine_;
+}
+
+Settings LowcommBackend::settings() const {
+  std::lock_guard<std::mutex> lock(settings_mutex_);
+  return settings_;
+}
+
+void LowcommBackend::agreeOn(const std::string& op, const Hello& hello) {
+  auto work = c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr, Tensors{}, Tensors{});
+  if (size_ > 1) {
+    engine().submit(
+        op, [hello](OpContext& context) { agree(context, hello); },
+        [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); });
+    work->wait(kNoTimeout);
+  }
+}
+
+void LowcommBackend::setPolicy(const std::string& text) {
+  Policy policy;
+  Hello hello;
+  std::exception_ptr mine;
+  try {
+    policy = Policy::parse(text);
+    hello.fields = {{"policy", policy.str()}};
+  } catch (const ValueError& error) {
+    mine = asTorchError(std::current_exception());
+    hello.fields = {{"error", error.what()}};
+  }
+  // A rank with a bad text tells its peers before it throws: they are in the same call.
+  try {
+    agreeOn("set_policy", hello);
+  } catch (...) {
+    if (!mine) throw;
+  }
+  if (mine) std::rethrow_exception(mine);
+  std::lock_guard<std::mutex> lock(settings_mutex_);
+  settings_.policy = std::move(policy);
+}
+
+void LowcommBackend::agreeLayout(const std::string& name, const Layout& layout) {
+  // The text of a large layout does not fit one frame; its hash always does, and the first segments say where to look.
+  constexpr size_t kShown = 30000;
+  Hello hello;
+  hello.fields = {{"layout", name},
+                  {"elements", std::to_string(layout.elements())},
+                  {"segments", layout.text().substr(0, kShown)},
+                  {"hash", std::to_string(layout.hash())}};
+  agreeOn("agree_layout", hello);
+}
+
+void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  host_->setTimeout(timeout);
+  if (device_) device_->setTimeout(timeout);
+  if (Engine* engine = running()) engine->setTimeout(timeout);
+}
+
+void LowcommBackend::setGroupUid(const std::string& uid) {
+  c10d::Backend::setGroupUid(uid);
+  host_->setGroupUid(uid);
+  if (device_) device_->setGroupUid(uid);
+}
+
+BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& ranks,
+                                 const c10::intrusive_ptr<c10d::Backend::Options>& given) {
+  auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) return nullptr;
+  auto options = c10::make_intrusive<Options>(*options_);
+  if (auto* own = dynamic_cast<Options*>(given.get())) options = c10::make_intrusive<Options>(*own);
+  if (given) {
+    options->timeout = given->timeout;
+    options->group_name = given->group_name;
+    options->group_desc = given->group_desc;
+    options->global_ranks_in_group = given->global_ranks_in_group;
+  }
+  // c10d splits once for each device type, with the same store and name, and expects one object to serve both.
+  auto known = children_.find(options->group_name);
+  if (known != children_.end()) {
+    if (BackendPtr child = known->second.lock()) return child;
+  }
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>(options->group_name + "/", store);
+  BackendPtr child = create(prefixed, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options, make_);
+  children_.insert_or_assign(options->group_name, c10::weak_intrusive_ptr<c10d::Backend>(child));
+  return child;
+}
+
+void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
+  if (device_ && !device.is_cpu()) device_->eagerConnectSingleDevice(device);
+}
+
+c10d::ErrorType LowcommBackend::getError() {
+  if (device_) return device_->getError();
+  Engine* engine = running();
+  return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() { return (device_ ? device_ : host_)->getMemAllocator(); }
+
+at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
+  return (device_ ? device_ : host_)->allocateTensor(size, options);
+}
+
+bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
+  return device_ && device_->supportsTensorAlloc(device);
+}
+
+void LowcommBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+  (device_ ? device_ : host_)->registerOnCompletionHook(std::move(hook));
+}
+
+void LowcommBackend::waitForPendingWorks() {
+  if (Engine* engine = running()) blocking([&] { engine->drain(); });
+  if (device_) device_->waitForPendingWorks();
+}
+
+void LowcommBackend::enableCollectivesTiming() { (device_ ? device_ : host_)->enableCollectivesTiming(); }
+
+void LowcommBackend::abort() {
+  if (Engine* engine = running(/*stop=*/true)) blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
+  host_->abort();
+  if (device_) device_->abort();
+}
+
+void LowcommBackend::shutdown() {
+  stop();
+  host_->shutdown();
+  if (device_) device_->shutdown();
+}
+
+std::string LowcommBackend::context(const char* name) const {
+  return std::string("lowcomm: ") + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
+      " [op " + name + ", sequence " + std::to_string(sequence_.load()) + ", group " + groupName() + ", inner backend " +
+      host_->getBackendName() + "]";
+}
+
+void LowcommBackend::enterExact() { ++exact_depth; }
+void LowcommBackend::leaveExact() { --exact_depth; }
+bool LowcommBackend::inExact() { return exact_depth > 0; }
+
+// Whether lowcomm's own schedules take this tensor: dense host memory, or a device's when it is to be compressed.
+bool LowcommBackend::ownOp(const at::Tensor& tensor) const {
+  return tensor.layout() == at::kStrided && !tensor.is_quantized() && (tensor.device().is_cpu() || tensor.device().is_cuda());
+}
+
+std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes,
+                                                     bool reducible, std::string& because) {
+  std::optional<CodecSpec> codec;
+  uint64_t min_bytes;
+  {
+    std::lock_guard<std::mutex> lock(settings_mutex_);
+    codec = settings_.policy.codec(op);
+    min_bytes = settings_.min_bytes;
+  }
+  if (!codec) return std::nullopt;
+  if (exact_depth > 0) {
+    because = "inside lc.exact()";
+  } else if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
+    because = std::string("dtype ") + c10::toString(type);
+  } else if (!reducible) {
+    because = "reduce op";
+  } else if (raw_bytes < min_bytes) {
+    because = "under min_bytes";
+  }
+  return because.empty() ? codec : std::nullopt;
+}
+
+}  // namespace lowcomm

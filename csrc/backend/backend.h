@@ -1,0 +1,188 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/version.h>
+
+#include "backend/device_queue.h"
+#include "backend/options.h"
+#include "backend/stats.h"
+#include "backend/work.h"
+#include "collective/all_gather.h"
+#include "collective/reduce_scatter.h"
+#include "engine/engine.h"
+#include "wire/hello.h"
+
+namespace lowcomm {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// What an inner backend is made for.
+enum class Role { host, device, lane };
+
+// Makes an inner backend: Role::host a full ProcessGroupGloo, Role::device a ProcessGroupNCCL or null where there is
+// none, Role::lane a ProcessGroupGloo with connections of its own for lowcomm's frames.
+using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout)>;
+
+// The numbers a stochastic codec draws by, for callers that keep count of tensors and steps themselves.
+struct Counter {
+  uint32_t slot = 0;  // the tensor's number within the step; a layout uses one a segment, a reduce_scatter one a slice too
+  uint32_t step = 0;
+};
+
+// A c10d backend over inner ones. Ops it has no schedule of its own for go to the inner backend of the tensor's device
+// unchanged; all_gather and reduce_scatter on host tensors are its own direct exchange, exact or, where the policy says
+// so, encoded. See docs of each file: exact.cpp, gather.cpp, scatter.cpp, coalescing.cpp, backend.cpp (life).
+//
+// Threads: as any c10d backend, one caller at a time. Own ops run on the engine's worker, in order of issue; barrier and
+// shutdown drain it first.
+class LowcommBackend : public c10d::Backend {
+ public:
+  using Options = lowcomm::Options;  // not the base's
+
+  // Collective over the group: hands are shaken through the store. DistBackendError when ranks differ or do not show up,
+  // ValueError for this rank's options.
+  static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
+                                                   c10::intrusive_ptr<Options> options, MakeInner make);
+  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make);
+  ~LowcommBackend() override;
+
+  // ---- identity and life (backend.cpp) ----
+  const std::string getBackendName() const override { return "lowcomm"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+  bool supportsTimeEstimation() const override { return false; }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  void setGroupUid(const std::string& uid) override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  void eagerConnectSingleDevice(at::Device device) override;
+  c10d::ErrorType getError() override;
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override;
+  void enableCollectivesTiming() override;
+  void abort() override;
+  void shutdown() override;
+
+  // ---- served by the inner backend (exact.cpp) ----
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  // ---- point to point and coalescing (coalescing.cpp) ----
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+  // ---- own all_gather in every form (gather.cpp) ----
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+
+  // ---- own reduce_scatter in every form (scatter.cpp) ----
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+
+  // ---- beyond c10d ----
+  // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
+  // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
+  void setPolicy(const std::string& text);
+
+  // Agrees on a layout with the group. Collective; DistBackendError names the first segment that differs.
+  void agreeLayout(const std::string& name, const Layout& layout);
+
+  // all_gather of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
+  WorkPtr allGatherLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout, Counter counter);
+
+  // reduce_scatter of a flat buffer [size·n] into [n] whose slices have the agreed layout.
+  WorkPtr reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+                              const c10d::ReduceOp& op, Counter counter);
+
+  Settings settings() const;
+  const Stats& stats() const { return stats_; }
+  Stats& stats() { return stats_; }
+  BackendPtr inner() const { return host_; }
+  const std::string& groupName() const { return options_->group_name; }
+
+  // Exact scope of the calling thread (lc.exact()): ops it issues inside are never compressed.
+  static void enterExact();
+  static void leaveExact();
+  static bool inExact();
+
+ private:
+  struct Pending {
+    c10::intrusive_ptr<GroupWork> work;
+    std::function<WorkPtr()> issue;
+    bool receive;
+    bool device;
+  };
+  struct Prepared;
+
+  c10d::Backend& innerFor(const at::Tensor& tensor) const;
+  WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
+                   const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true);
+  WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive,
+                       std::function<WorkPtr(c10d::Backend&)> call);
+  WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op, const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
+  bool ownOp(const at::Tensor& tensor) const;
+  bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const;
+  std::optional<CodecSpec> chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes, bool reducible,
+                                       std::string& because);
+  WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout, Counter counter);
+  WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,
+                      const Layout* layout, Counter counter);
+  WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);
+  void agreeOn(const std::string& op, const Hello& hello);
+  Engine& engine();
+  DeviceQueue& queueOf(c10::Device device);
+  std::string context(const char* name) const;
+  Engine* running(bool stop = false);
+  void stop();
+  void leaveRegistry();
+
+  StorePtr store_;
+  c10::intrusive_ptr<Options> options_;
+  MakeInner make_;
+  BackendPtr host_, device_;
+  uint32_t epoch_ = 0;
+  mutable std::mutex settings_mutex_;
+  Settings settings_;
+  Stats stats_;
+  std::mutex engine_mutex_;
+  std::unique_ptr<Engine> engine_;  // made at the first own op: most subgroups never have one
+  bool stopped_ = false;
+  std::atomic<uint64_t> sequence_{0};
+  std::vector<Pending> pending_;
+  c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
+  std::map<c10::DeviceIndex, DeviceQueue> queues_;
+  std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
+};
+
+// Every living backend by group name: what the Python face looks groups up in, because under TORCH_DISTRIBUTED_DEBUG=
+// DETAIL a group holds a wrapper. Null when there is none.
+c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name);
+std::vector<std::string> backendNames();
+
+}  // namespace lowcomm

@@ -1,0 +1,113 @@
+#include "backend/c10d_transport.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include "backend/python_state.h"
+
+namespace lowcomm {
+namespace {
+
+using Kind = TransportError::Kind;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// Gloo tells a time-out from a closed connection by its text alone.
+Kind kindOf(const std::string& what) {
+  return what.find("Timed out") != std::string::npos ? Kind::timed_out : Kind::closed;
+}
+
+std::string firstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+class C10dTransfer : public Transfer {
+ public:
+  C10dTransfer(std::shared_ptr<C10dTransport::LaneState> lane, std::list<WorkPtr>::iterator work, int peer)
+      : lane_(std::move(lane)), at_(work), work_(*work), peer_(peer) {}
+
+  ~C10dTransfer() override {
+    std::lock_guard<std::mutex> lock(lane_->mutex);
+    lane_->works.erase(at_);
+  }
+
+  void wait(std::chrono::milliseconds deadline) override {
+    bool whole = false;
+    std::string why;
+    try {
+      whole = work_->wait(deadline);
+    } catch (const c10::Error& error) {
+      why = firstLine(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      why = firstLine(error.what());
+    }
+    if (whole) return;
+    {
+      std::lock_guard<std::mutex> lock(lane_->mutex);
+      if (!lane_->backend) throw TransportError(Kind::cancelled, peer_, "the lane was cancelled");
+    }
+    if (why.empty()) why = "the transfer was aborted";
+    throw TransportError(kindOf(why), peer_, why);
+  }
+
+ private:
+  std::shared_ptr<C10dTransport::LaneState> lane_;
+  std::list<WorkPtr>::iterator at_;
+  WorkPtr work_;
+  int peer_;
+};
+
+}  // namespace
+
+C10dTransport::C10dTransport(BackendPtr control, BackendPtr bulk) : rank_(bulk->getRank()), size_(bulk->getSize()) {
+  for (auto& lane : lanes_) lane = std::make_shared<LaneState>();
+  lanes_[static_cast<int>(Lane::control)]->backend = std::move(control);
+  lanes_[static_cast<int>(Lane::bulk)]->backend = std::move(bulk);
+}
+
+C10dTransport::~C10dTransport() {
+  cancel(Lane::control);
+  cancel(Lane::bulk);
+}
+
+std::unique_ptr<Transfer> C10dTransport::isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) {
+  return start(lane, peer, tag, const_cast<std::byte*>(data.data()), data.size(), true);
+}
+
+std::unique_ptr<Transfer> C10dTransport::irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) {
+  return start(lane, peer, tag, data.data(), data.size(), false);
+}
+
+std::unique_ptr<Transfer> C10dTransport::start(Lane lane, int peer, uint32_t tag, void* data, size_t bytes, bool send) {
+  auto& state = lanes_[static_cast<int>(lane)];
+  std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))};
+  NoPythonObjects guard;
+  // Held while the op is posted: cancel() must see every work there is.
+  std::lock_guard<std::mutex> lock(state->mutex);
+  if (!state->backend) throw TransportError(Kind::cancelled, peer, "the lane was cancelled");
+  try {
+    WorkPtr work = send ? state->backend->send(tensors, peer, static_cast<int>(tag))
+                        : state->backend->recv(tensors, peer, static_cast<int>(tag));
+    state->works.push_back(std::move(work));
+  } catch (const std::exception& error) {
+    throw TransportError(kindOf(error.what()), peer, firstLine(error.what()));
+  }
+  return std::make_unique<C10dTransfer>(state, std::prev(state->works.end()), peer);
+}
+
+void C10dTransport::cancel(Lane lane) {
+  auto& state = lanes_[static_cast<int>(lane)];
+  BackendPtr dropped;
+  std::list<WorkPtr> works;
+  {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    dropped = std::move(state->backend);
+    state->backend.reset();
+    if (dropped) works = state->works;
+  }
+  for (auto& work : works) {
+    try {
+      work->abort();
+    } catch (const std::exception&) {
+      // A work that is already done needs no abort.
+    }
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,57 @@
+#include "backend/errors.h"
+
+#include <c10/util/Exception.h>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+template <class E>
+std::exception_ptr make(const std::string& what) {
+  return std::make_exception_ptr(E({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, what));
+}
+
+}  // namespace
+
+std::exception_ptr asTorchError(std::exception_ptr error) {
+  if (!error) return error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const ValueError& e) {
+    return make<c10::ValueError>(e.what());
+  } catch (const TypeError& e) {
+    return make<c10::TypeError>(e.what());
+  } catch (const PeerError& e) {
+    return make<c10::DistBackendError>(e.what());
+  } catch (const WireError& e) {
+    return make<c10::DistBackendError>(e.what());
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context) {
+  if (!error) return error;
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::ValueError&) {
+    return std::current_exception();
+  } catch (const c10::TypeError&) {
+    return std::current_exception();
+  } catch (const c10::IndexError&) {
+    return std::current_exception();
+  } catch (const c10::NotImplementedError&) {
+    return std::current_exception();
+  } catch (const c10::DistBackendError& e) {
+    return std::current_exception();
+  } catch (const c10::Error& e) {
+    return make<c10::DistBackendError>(context + ": " + e.what_without_backtrace());
+  } catch (const std::runtime_error& e) {
+    return make<c10::DistBackendError>(context + ": " + e.what());
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace lowcomm {
+
+// The core's exceptions as torch's: ValueError -> c10::ValueError, TypeError -> c10::TypeError, PeerError and WireError ->
+// c10d::DistBackendError; others unchanged. Null stays null.
+std::exception_ptr asTorchError(std::exception_ptr error);
+
+// Runs f, throwing torch's exceptions for the core's.
+template <class F>
+auto translated(F&& f) {
+  try {
+    return f();
+  } catch (...) {
+    std::rethrow_exception(asTorchError(std::current_exception()));
+  }
+}
+
+// An inner backend's error under lowcomm's name: DistBackendError with op, sequence, group and rank before its own text.
+// Errors that already are ValueError, TypeError or the like stay what they are.
+std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context);
+
+}  // namespace lowcomm

@@ -1,0 +1,171 @@
+// all_gather in every form of c10d, on lowcomm's own exchange.
+#include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/prepared.h"
+#include "backend/python_state.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kOp = "all_gather";
+
+void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expected) {
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "lowcomm: all_gather: expected outputs of dtype ",
+                   input.scalar_type(), " as the input, got ", output.scalar_type());
+  TORCH_CHECK_VALUE(output.numel() == expected, "lowcomm: all_gather: expected an output of ", expected, " elements, got ",
+                    output.numel());
+  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: all_gather: expected outputs on ", input.device(), ", got ",
+                    output.device());
+}
+
+}  // namespace
+
+DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
+  auto found = queues_.find(device.index());
+  if (found == queues_.end()) found = queues_.emplace(device.index(), DeviceQueue(device)).first;
+  return found->second;
+}
+
+WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared) {
+  const Tensors outputs = work->result();
+  DeviceQueue* queue = nullptr;
+  if (!outputs.empty() && !outputs[0].device().is_cpu()) queue = &queueOf(outputs[0].device());
+  if (queue) {
+    work->setSynchronize([prepared] {
+      if (prepared->arrived) DeviceQueue::join(prepared->arrived);
+    });
+  }
+  const bool copies = queue || !prepared->copies_out.empty();
+  NoPythonObjects guard;
+  auto state = std::make_shared<at::ThreadLocalState>();
+  const std::string op = name;
+  engine().submit(
+      op,
+      [prepared, queue, state, copies](OpContext& context) {
+        prepared->start();
+        if (!prepared->gathers.empty()) allGather(context, prepared->gathers);
+        if (!prepared->scatters.empty()) reduceScatter(context, prepared->scatters, prepared->reduction);
+        if (copies) {
+          at::ThreadLocalStateGuard restored(*state);
+          prepared->finish(queue);
+        }
+      },
+      [this, work, prepared, op](std::exception_ptr error, const OpCounters& counters) {
+        OpCounters moved = counters;
+        if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
+        stats_.moved(op, moved);
+        prepared->kept.clear();
+        prepared->copies_out.clear();
+        work->complete(asTorchError(error));
+      });
+  if (coalesced_) coalesced_->add(work);
+  return work;
+}
+
+WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
+                                   Counter counter) {
+  const uint64_t sequence = ++sequence_;
+  const Settings settings = this->settings();
+  auto prepared = std::make_shared<Prepared>();
+  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
+  if (queue) queue->enter();
+  Tensors all;
+  std::string because;
+  bool exact = true;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), inputs[i].nbytes(), true, because);
+    at::Tensor in = prepared->readable(inputs[i], queue);
+    DType dtype = wireType(in.scalar_type());
+    const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();
+    GatherMessage message{layout ? *layout : Layout::single(elements, codec.value_or(CodecSpec{}))};
+    message.dtype = dtype;
+    message.input = in.const_data_ptr();
+    for (auto& output : outputs[i]) {
+      // One tensor a rank, or one for all of them.
+      auto* base = static_cast<std::byte*>(prepared->writable(output).mutable_data_ptr());
+      const size_t ranks = outputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
+      for (size_t r = 0; r < ranks; ++r) message.outputs.push_back(base + r * in.nbytes());
+      all.push_back(output);
+    }
+    message.draws = {settings.seed, static_cast<uint32_t>(rank_ << 16) + (layout ? counter.slot : static_cast<uint32_t>(i)),
+                     layout ? counter.step : static_cast<uint32_t>(sequence)};
+    exact = exact && !codec && !layout;
+    prepared->gathers.push_back(std::move(message));
+  }
+  stats_.call(kOp, exact, because);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, "lowcomm:all_gather", inputs, all);
+  work->setSequence(sequence);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+  TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1, "lowcomm: all_gather: expected one input and one output list, got ",
+                    inputs.size(), " and ", outputs.size());
+  if (!ownOp(inputs[0]) || (inputs[0].is_cuda() && device_ && !settings().policy.codec(kOp))) {
+    return viaInner(c10d::OpType::ALLGATHER, kOp, inputs, outputs[0],
+                    [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
+  }
+  TORCH_CHECK_VALUE(outputs[0].size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
+                    " outputs, got ", outputs[0].size());
+  for (auto& output : outputs[0]) checkPair(output, inputs[0], inputs[0].numel());
+  return gatherMany(c10d::OpType::ALLGATHER, outputs, inputs, nullptr, {});
+}
+
+WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+  if (!ownOp(input) || (input.is_cuda() && device_ && !settings().policy.codec(kOp))) {
+    return viaInner(c10d::OpType::_ALLGATHER_BASE, kOp, {input}, {output},
+                    [&](c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
+  }
+  checkPair(output, input, input.numel() * size_);
+  return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, nullptr, {});
+}
+
+WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& opts) {
+  if (inputs.empty() || !ownOp(inputs[0])) {
+    return viaInner(c10d::OpType::ALLGATHER_COALESCED, kOp, inputs, {},
+                    [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
+  }
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
+                    " output lists, got ", outputs.size());
+  std::vector<Tensors> by_input(inputs.size());
+  for (auto& list : outputs) {
+    TORCH_CHECK_VALUE(list.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(),
+                      " outputs a rank, got ", list.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      checkPair(list[i], inputs[i], inputs[i].numel());
+      by_input[i].push_back(list[i]);
+    }
+  }
+  return gatherMany(c10d::OpType::ALLGATHER_COALESCED, std::move(by_input), inputs, nullptr, {});
+}
+
+WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& opts) {
+  if (inputs.empty() || !ownOp(inputs[0])) {
+    return viaInner(c10d::OpType::COALESCED, kOp, inputs, outputs,
+                    [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, opts); });
+  }
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(), " outputs, got ",
+                    outputs.size());
+  std::vector<Tensors> by_input;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    checkPair(outputs[i], inputs[i], inputs[i].numel() * size_);
+    by_input.push_back({outputs[i]});
+  }
+  return gatherMany(c10d::OpType::COALESCED, std::move(by_input), inputs, nullptr, {});
+}
+
+WorkPtr LowcommBackend::allGatherLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+                                        Counter counter) {
+  checkPair(output, input, input.numel() * size_);
+  TORCH_CHECK_VALUE(static_cast<uint64_t>(input.numel()) == layout.elements(),
+                    "lowcomm: all_gather by layout: expected an input of ", layout.elements(), " elements, got ",
+                    input.numel());
+  return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, &layout, counter);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,67 @@
+#include "backend/options.h"
+
+#include <cstdlib>
+#include <limits>
+
+#include "codec/error.h"
+#include "collective/plan.h"
+
+namespace lowcomm {
+namespace {
+
+int64_t parseInteger(const char* name, const char* text) {
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text, &end, 10);
+  if (errno != 0 || end == text || *end != '\0') {
+    throw ValueError(std::string(name) + ": expected an integer, got '" + text + "'");
+  }
+  return value;
+}
+
+// The user's value, else the environment's, else the default; checked against [low, high] under the name it came by.
+uint64_t integer(const std::optional<int64_t>& given, const char* field, const char* variable, uint64_t otherwise,
+                 int64_t low, int64_t high) {
+  const char* from = field;
+  int64_t value = static_cast<int64_t>(otherwise);
+  if (given) {
+    value = *given;
+  } else if (const char* text = std::getenv(variable); text && *text) {
+    from = variable;
+    value = parseInteger(variable, text);
+  }
+  if (value < low || value > high) {
+    throw ValueError(std::string(from) + ": expected " + std::to_string(low) + " ... " + std::to_string(high) + ", got " +
+                     std::to_string(value));
+  }
+  return static_cast<uint64_t>(value);
+}
+
+}  // namespace
+
+Settings Options::resolve() const {
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  Settings settings;
+  if (policy) {
+    settings.policy = Policy::parse(*policy);
+  } else if (const char* text = std::getenv("LOWCOMM_POLICY")) {
+    try {
+      settings.policy = Policy::parse(text);
+    } catch (const ValueError& error) {
+      throw ValueError(std::string("LOWCOMM_POLICY: ") + error.what());
+    }
+  }
+  settings.min_bytes = integer(min_bytes, "min_bytes", "LOWCOMM_MIN_BYTES", settings.min_bytes, 0, kAny);
+  settings.seed = integer(seed, "seed", "LOWCOMM_SEED", settings.seed, 0, kAny);
+  settings.chunk_bytes = integer(chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes, kMinChunkBytes,
+                                 kMaxChunkBytes);
+  return settings;
+}
+
+std::string Options::repr() const {
+  auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
+  return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
+      ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ")";
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "backend/policy.h"
+
+namespace lowcomm {
+
+// What a group runs with once everything is filled in; the same on all its ranks.
+struct Settings {
+  Policy policy;
+  uint64_t min_bytes = 65536;      // a rank's raw contribution under this stays exact
+  uint64_t seed = 0;               // of stochastic rounding
+  uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
+};
+
+// What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES), then from the defaults of Settings. Frozen once made; c10d hands
+// the same object to every group, so a group copies it.
+struct Options : c10d::Backend::Options {
+  Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
+
+  std::optional<std::string> policy;
+  std::optional<int64_t> min_bytes;
+  std::optional<int64_t> seed;
+  std::optional<int64_t> chunk_bytes;
+  bool timeout_set = false;  // whether the user gave `timeout`; otherwise it is init_process_group's
+
+  // Throws ValueError naming the field or the environment variable, with expected and actual.
+  Settings resolve() const;
+
+  std::string repr() const;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,64 @@
+#include "backend/policy.h"
+
+#include <algorithm>
+#include <array>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr std::array<std::string_view, 2> kCompressed = {"all_gather", "reduce_scatter"};
+constexpr std::array<std::string_view, 5> kLater = {"all_reduce", "all_to_all", "broadcast", "gather", "p2p"};
+
+std::string_view trimmed(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\n");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
+}
+
+void checkOp(const std::string& op) {
+  if (std::find(kCompressed.begin(), kCompressed.end(), op) != kCompressed.end()) return;
+  if (std::find(kLater.begin(), kLater.end(), op) != kLater.end()) {
+    throw ValueError("policy: this version does not compress '" + op + "' yet; it compresses all_gather, reduce_scatter");
+  }
+  throw ValueError("policy: unknown op '" + op + "', expected all_gather or reduce_scatter");
+}
+
+}  // namespace
+
+Policy Policy::parse(std::string_view text) {
+  Policy policy;
+  while (!text.empty()) {
+    const auto end = text.find(';');
+    const std::string_view part = trimmed(text.substr(0, end));
+    text = end == std::string_view::npos ? std::string_view{} : text.substr(end + 1);
+    if (part.empty()) continue;
+    const auto equals = part.find('=');
+    if (equals == std::string_view::npos) {
+      throw ValueError("policy: expected 'op=codec', got '" + std::string(part) + "'");
+    }
+    const std::string op(trimmed(part.substr(0, equals)));
+    checkOp(op);
+    const CodecSpec codec = CodecSpec::parse(trimmed(part.substr(equals + 1)));
+    if (policy.codecs_.contains(op)) throw ValueError("policy: '" + op + "' is named twice");
+    policy.codecs_.emplace(op, codec);
+  }
+  // "none" is how a user writes exact; it is the same as saying nothing.
+  std::erase_if(policy.codecs_, [](const auto& entry) { return entry.second.id == CodecId::none; });
+  return policy;
+}
+
+std::string Policy::str() const {
+  std::string text;
+  for (const auto& [op, codec] : codecs_) text += (text.empty() ? "" : "; ") + op + "=" + codec.str();
+  return text;
+}
+
+std::optional<CodecSpec> Policy::codec(const std::string& op) const {
+  auto found = codecs_.find(op);
+  if (found == codecs_.end()) return std::nullopt;
+  return found->second;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,84 @@
+#include "backend/prepared.h"
+
+#include <ATen/ATen.h>
+
+namespace lowcomm {
+namespace {
+
+bool plain(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+}  // namespace
+
+DType wireType(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::float32;
+    case at::kHalf:
+      return DType::float16;
+    case at::kBFloat16:
+      return DType::bfloat16;
+    case at::kDouble:
+      return DType::float64;
+    case at::kChar:
+      return DType::int8;
+    case at::kByte:
+      return DType::uint8;
+    case at::kInt:
+      return DType::int32;
+    case at::kLong:
+      return DType::int64;
+    default:
+      return DType::opaque;
+  }
+}
+
+at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQueue* queue) {
+  at::NoGradGuard no_grad;
+  at::Tensor host;
+  if (queue) {
+    queue->run([&] {
+      at::Tensor dense = input.contiguous();
+      host = at::empty(dense.sizes(), dense.options().device(at::kCPU).pinned_memory(true));
+      host.copy_(dense, /*non_blocking=*/true);
+      kept.push_back(dense);
+    });
+    landed = queue->mark();
+  } else {
+    host = plain(input) ? input : input.resolve_conj().resolve_neg().contiguous();
+  }
+  kept.push_back(host);
+  return host;
+}
+
+at::Tensor LowcommBackend::Prepared::writable(const at::Tensor& output) {
+  at::NoGradGuard no_grad;
+  at::Tensor host = output;
+  if (!plain(output)) {
+    auto options = output.options().device(at::kCPU).pinned_memory(!output.device().is_cpu());
+    host = at::empty(output.sizes(), options);
+    copies_out.emplace_back(output, host);
+  }
+  kept.push_back(host);
+  return host;
+}
+
+void LowcommBackend::Prepared::start() {
+  if (landed) DeviceQueue::block(landed);
+}
+
+void LowcommBackend::Prepared::finish(DeviceQueue* queue) {
+  at::NoGradGuard no_grad;
+  auto copy = [&] {
+    for (auto& [to, from] : copies_out) to.copy_(from, /*non_blocking=*/true);
+  };
+  if (queue) {
+    queue->run(copy);
+    arrived = queue->mark();
+  } else {
+    copy();
+  }
+}
+
+}  // namespace lowcomm

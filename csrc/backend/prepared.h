@@ -1,0 +1,38 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace lowcomm {
+
+// An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
+// Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs); a
+// device's go through pinned host copies on a side stream.
+struct LowcommBackend::Prepared {
+  std::vector<GatherMessage> gathers;
+  std::vector<ScatterMessage> scatters;
+  Reduction reduction;
+
+  // A host tensor that holds `input`'s elements contiguously, kept alive here.
+  at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
+
+  // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
+  at::Tensor writable(const at::Tensor& output);
+
+  // Before the engine reads: the copies from the device have landed.
+  void start();
+
+  // After the engine wrote: copies out. On a device: enqueued, and `arrived` marks their end.
+  void finish(DeviceQueue* queue);
+
+  std::vector<at::Tensor> kept;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_out;  // (to, from)
+  DeviceQueue::Mark landed, arrived;
+};
+
+// The wire's element type; opaque (one byte an element) for those that are only carried.
+DType wireType(at::ScalarType type);
+
+}  // namespace lowcomm

@@ -1,0 +1,54 @@
+#include <map>
+#include <mutex>
+
+#include "backend/backend.h"
+
+namespace lowcomm {
+namespace {
+
+using Weak = c10::weak_intrusive_ptr<LowcommBackend>;
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, Weak> backends;
+};
+
+// Never destroyed: a group that lives until the process ends leaves it after static destructors began.
+Registry& registry() {
+  static Registry* made = new Registry;
+  return *made;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int rank, int size,
+                                                          c10::intrusive_ptr<Options> options, MakeInner make) {
+  auto made = c10::make_intrusive<LowcommBackend>(std::move(store), rank, size, std::move(options), std::move(make));
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().backends.insert_or_assign(made->groupName(), Weak(made));
+  return made;
+}
+
+void LowcommBackend::leaveRegistry() {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  auto found = registry().backends.find(groupName());
+  // A later group may have taken the name.
+  if (found != registry().backends.end() && found->second.expired()) registry().backends.erase(found);
+}
+
+c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  auto found = registry().backends.find(group_name);
+  return found == registry().backends.end() ? c10::intrusive_ptr<LowcommBackend>() : found->second.lock();
+}
+
+std::vector<std::string> backendNames() {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, backend] : registry().backends) {
+    if (!backend.expired()) names.push_back(name);
+  }
+  return names;
+}
+
+}  // namespace lowcomm

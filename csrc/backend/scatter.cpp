@@ -1,0 +1,166 @@
+// reduce_scatter in every form of c10d, on lowcomm's own exchange.
+#include <ATen/ATen.h>
+
+#include "backend/backend.h"
+#include "backend/prepared.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kOp = "reduce_scatter";
+
+void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expected) {
+  TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "lowcomm: reduce_scatter: expected an output of dtype ",
+                   input.scalar_type(), " as the input, got ", output.scalar_type());
+  TORCH_CHECK_VALUE(input.numel() == expected, "lowcomm: reduce_scatter: expected an input of ", expected,
+                    " elements, got ", input.numel());
+  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: reduce_scatter: expected an output on ", input.device(),
+                    ", got ", output.device());
+}
+
+// What the exchange can do by itself; nothing for the rest, which is the inner backend's.
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type, int size) {
+  Reduction reduction;
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      break;
+    case c10d::ReduceOp::AVG:
+      reduction.average = true;
+      break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* premul = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+      if (!premul || !at::isFloatingType(type)) return std::nullopt;
+      reduction.premultiplied = true;
+      reduction.premultiply =
+          premul->tensor_factor.defined() ? premul->tensor_factor.item<double>() : premul->double_factor;
+      break;
+    }
+    case c10d::ReduceOp::PRODUCT:
+      reduction.kind = ReduceKind::product;
+      break;
+    case c10d::ReduceOp::MIN:
+      reduction.kind = ReduceKind::min;
+      break;
+    case c10d::ReduceOp::MAX:
+      reduction.kind = ReduceKind::max;
+      break;
+    case c10d::ReduceOp::BAND:
+      reduction.kind = ReduceKind::bit_and;
+      break;
+    case c10d::ReduceOp::BOR:
+      reduction.kind = ReduceKind::bit_or;
+      break;
+    case c10d::ReduceOp::BXOR:
+      reduction.kind = ReduceKind::bit_xor;
+      break;
+    default:
+      return std::nullopt;
+  }
+  if (!reduceSupports(wireType(type), reduction.kind)) return std::nullopt;
+  return reduction;
+}
+
+}  // namespace
+
+WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
+                                    const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
+  const uint64_t sequence = ++sequence_;
+  const Settings settings = this->settings();
+  auto prepared = std::make_shared<Prepared>();
+  prepared->reduction = *ownReduction(reduce, outputs[0].scalar_type(), size_);
+  const bool reducible = prepared->reduction.kind == ReduceKind::sum;
+  DeviceQueue* queue = outputs[0].device().is_cpu() ? nullptr : &queueOf(outputs[0].device());
+  if (queue) queue->enter();
+  Tensors flat;
+  std::string because;
+  bool exact = true;
+  uint32_t slot = counter.slot;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    // min_bytes counts what this rank puts into the op: all its slices.
+    std::optional<CodecSpec> codec;
+    if (!layout) codec = chooseCodec(kOp, outputs[i].scalar_type(), outputs[i].nbytes() * static_cast<uint64_t>(size_), reducible, because);
+    ScatterMessage message{layout ? *layout : Layout::single(outputs[i].numel(), codec.value_or(CodecSpec{}))};
+    message.dtype = wireType(outputs[i].scalar_type());
+    for (auto& input : inputs[i]) {
+      // One tensor a rank, or one for all of them.
+      const auto* base = static_cast<const std::byte*>(prepared->readable(input, queue).const_data_ptr());
+      const size_t ranks = inputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
+      for (size_t r = 0; r < ranks; ++r) message.inputs.push_back(base + r * outputs[i].nbytes());
+      flat.push_back(input);
+    }
+    message.output = prepared->writable(outputs[i]).mutable_data_ptr();
+    message.draws = {settings.seed, static_cast<uint32_t>(rank_ << 16) + slot,
+                     layout ? counter.step : static_cast<uint32_t>(sequence)};
+    slot += static_cast<uint32_t>(size_);
+    exact = exact && !codec && !layout;
+    prepared->scatters.push_back(std::move(message));
+  }
+  stats_.call(kOp, exact, because);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, "lowcomm:reduce_scatter", flat, outputs);
+  work->setSequence(sequence);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == 1 && inputs.size() == 1,
+                    "lowcomm: reduce_scatter: expected one output and one input list, got ", outputs.size(), " and ",
+                    inputs.size());
+  TORCH_CHECK_VALUE(inputs[0].size() == static_cast<size_t>(size_), "lowcomm: reduce_scatter: expected ", size_,
+                    " inputs, got ", inputs[0].size());
+  if (!ownScatter(outputs[0], opts.reduceOp)) {
+    return viaInner(c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
+                    [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
+  }
+  for (auto& input : inputs[0]) checkSlice(outputs[0], input, outputs[0].numel());
+  return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
+}
+
+bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const {
+  if (!ownOp(output) || !ownReduction(op, output.scalar_type(), size_)) return false;
+  return !(output.is_cuda() && device_ && !settings().policy.codec(kOp));
+}
+
+WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+  if (!ownScatter(output, opts.reduceOp)) {
+    return viaInner(c10d::OpType::_REDUCE_SCATTER_BASE, kOp, {input}, {output},
+                    [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
+  }
+  checkSlice(output, input, output.numel() * size_);
+  return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, opts.reduceOp, nullptr, {});
+}
+
+WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::ReduceScatterOptions& opts) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !outputs.empty(),
+                    "lowcomm: reduce_scatter: expected as many inputs as outputs, got ", inputs.size(), " and ",
+                    outputs.size());
+  bool own = true;
+  for (auto& output : outputs) own = own && ownScatter(output, opts.reduceOp);
+  if (!own) {
+    return viaInner(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs, [&](c10d::Backend& inner) {
+      return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+    });
+  }
+  std::vector<Tensors> slices;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    checkSlice(outputs[i], inputs[i], outputs[i].numel() * size_);
+    slices.push_back({inputs[i]});
+  }
+  return scatterMany(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr, {});
+}
+
+WorkPtr LowcommBackend::reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+                                            const c10d::ReduceOp& op, Counter counter) {
+  checkSlice(output, input, output.numel() * size_);
+  TORCH_CHECK_VALUE(static_cast<uint64_t>(output.numel()) == layout.elements(),
+                    "lowcomm: reduce_scatter by layout: expected an output of ", layout.elements(), " elements, got ",
+                    output.numel());
+  const auto reduction = ownReduction(op, output.scalar_type(), size_);
+  TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum,
+                    "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
+                    output.scalar_type());
+  return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, op, &layout, counter);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "collective/context.h"
+
+namespace lowcomm {
+
+// Counters of one op of one group, since the group was made or reset() was called.
+struct OpStats {
+  uint64_t calls = 0;
+  uint64_t exact_calls = 0;                     // of these, sent without a codec
+  std::map<std::string, uint64_t> exact_because;  // why, where a policy named the op
+  uint64_t raw_bytes = 0;                       // what this rank would have sent without a codec
+  uint64_t wire_bytes = 0;                      // what it sent, headers included; 0 for ops the inner backend serves
+  double encode_s = 0, wait_s = 0, decode_s = 0;
+  bool counted = false;  // whether wire_bytes is counted: lowcomm's own ops
+};
+
+// Thread-safe: callers count calls, the worker counts what moved.
+class Stats {
+ public:
+  void call(const std::string& op, bool exact, const std::string& because = "");
+  void inner(const std::string& op, uint64_t raw_bytes);
+  void moved(const std::string& op, const OpCounters& counters);
+  std::map<std::string, OpStats> snapshot() const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, OpStats> ops_;
+};
+
+}  // namespace lowcomm

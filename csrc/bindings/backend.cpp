@@ -1,0 +1,169 @@
+#include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/python_state.h"
+#include "bindings/bindings.h"
+#include "codec/dispatch.h"
+#include "wire/frame.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+using LayoutEntries = std::vector<std::tuple<uint64_t, uint64_t, std::string>>;
+template <class T>
+using Ptr = c10::intrusive_ptr<T>;
+
+void releaseAround(const std::function<void()>& wait) {
+  if (Py_IsInitialized() && PyGILState_Check()) {
+    py::gil_scoped_release released;
+    wait();
+  } else {
+    wait();
+  }
+}
+
+// The Python maker may be called, and dropped, without the interpreter's lock; at exit it is leaked on purpose.
+MakeInner wrapMaker(py::object maker) {
+  std::shared_ptr<py::object> held(new py::object(std::move(maker)), [](py::object* object) {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire locked;
+    delete object;
+  });
+  return [held](Role role, const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout) {
+    static constexpr const char* kRoles[] = {"host", "device", "lane"};
+    py::gil_scoped_acquire locked;
+    py::object made = (*held)(kRoles[static_cast<int>(role)], store, rank, size, timeout);
+    return made.is_none() ? BackendPtr() : made.cast<BackendPtr>();
+  };
+}
+
+Layout layoutOf(const LayoutEntries& entries) {
+  std::vector<Segment> segments;
+  for (const auto& [first, count, codec] : entries) segments.push_back({first, count, CodecSpec::parse(codec)});
+  return Layout(std::move(segments));
+}
+
+py::dict statsOf(const LowcommBackend& backend) {
+  py::dict ops;
+  for (const auto& [op, s] : backend.stats().snapshot()) {
+    py::dict entry;
+    entry["calls"] = s.calls;
+    entry["exact_calls"] = s.exact_calls;
+    entry["exact_because"] = s.exact_because;
+    entry["raw_bytes"] = s.raw_bytes;
+    entry["wire_bytes"] = s.counted ? py::object(py::int_(s.wire_bytes)) : py::none();
+    entry["ratio"] = s.counted && s.wire_bytes > 0
+        ? py::object(py::float_(static_cast<double>(s.raw_bytes) / static_cast<double>(s.wire_bytes)))
+        : py::none();
+    entry["encode_s"] = s.encode_s;
+    entry["wait_s"] = s.wait_s;
+    entry["decode_s"] = s.decode_s;
+    ops[py::str(op)] = entry;
+  }
+  return ops;
+}
+
+}  // namespace
+
+void bindBackend(py::module_& m) {
+  setBlockingGuard(&releaseAround);
+  m.attr("WIRE_VERSION") = kWireVersion;
+  m.def("kernels", [] { return translated([] { return std::string(kernelsName()); }); },
+        "Name of the kernel form in use: scalar or avx2. ValueError when LOWCOMM_KERNELS asks for one there is not.");
+  m.def("enter_exact", &LowcommBackend::enterExact);
+  m.def("leave_exact", &LowcommBackend::leaveExact);
+  m.def("in_exact", &LowcommBackend::inExact);
+
+  py::class_<Options, c10d::Backend::Options, Ptr<Options>>(m, "Options")
+      .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
+                       std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
+                       std::optional<int64_t> chunk_bytes) {
+             auto options = c10::make_intrusive<Options>();
+             options->policy = std::move(policy);
+             options->min_bytes = min_bytes;
+             options->seed = seed;
+             options->chunk_bytes = chunk_bytes;
+             if (timeout) {
+               options->timeout = *timeout;
+               options->timeout_set = true;
+             }
+             translated([&] { options->resolve(); });
+             return options;
+           }),
+           py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
+           py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none())
+      .def_property_readonly("policy", [](const Options& o) { return o.policy; })
+      .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
+      .def_property_readonly("seed", [](const Options& o) { return o.seed; })
+      .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
+      .def_property_readonly("timeout", [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
+      // c10d sets the time-out of the options it hands out (its _timeout), and copies them.
+      .def_property(
+          "_timeout", [](const Options& o) { return o.timeout; },
+          [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
+      .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
+      .def("__deepcopy__", [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })
+      .def("__repr__", &Options::repr);
+
+  py::class_<Layout, std::shared_ptr<Layout>>(m, "Layout")
+      .def(py::init([](const LayoutEntries& entries) {
+             return translated([&] { return std::make_shared<Layout>(layoutOf(entries)); });
+           }),
+           py::arg("segments"))
+      .def_property_readonly("elements", &Layout::elements)
+      .def_property_readonly("hash", &Layout::hash)
+      .def("__len__", [](const Layout& layout) { return layout.segments().size(); })
+      .def("__str__", &Layout::text);
+
+  py::class_<LowcommBackend, c10d::Backend, Ptr<LowcommBackend>>(m, "LowcommBackend")
+      .def_property_readonly("options", [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
+      .def_property_readonly("inner", &LowcommBackend::inner)
+      .def_property_readonly("group_name", &LowcommBackend::groupName)
+      .def_property_readonly("policy", [](const LowcommBackend& b) { return b.settings().policy.str(); })
+      .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.settings().min_bytes; })
+      .def("stats", &statsOf)
+      .def("reset_stats", [](LowcommBackend& b) { b.stats().reset(); })
+      .def("set_policy", &LowcommBackend::setPolicy, py::arg("policy"), py::call_guard<py::gil_scoped_release>())
+      .def("agree_layout", &LowcommBackend::agreeLayout, py::arg("name"), py::arg("layout"),
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_gather_layout",
+          [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout, uint32_t slot,
+             uint32_t step) { return b.allGatherLayout(output, input, layout, {slot, step}); },
+          py::arg("output"), py::arg("input"), py::arg("layout"), py::kw_only(), py::arg("slot"), py::arg("step"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "reduce_scatter_layout",
+          [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+             const c10d::ReduceOp& op, uint32_t slot, uint32_t step) {
+            return b.reduceScatterLayout(output, input, layout, op, {slot, step});
+          },
+          py::arg("output"), py::arg("input"), py::arg("layout"), py::arg("op"), py::kw_only(), py::arg("slot"),
+          py::arg("step"), py::call_guard<py::gil_scoped_release>());
+
+  m.def(
+      "create_backend",
+      [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
+         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object maker) {
+        // The same object reaches every group that is made with it: copied before a field is written.
+        auto options = c10::make_intrusive<Options>(given);
+        if (!options->timeout_set) options->timeout = timeout;
+        options->group_name = group_name;
+        options->global_ranks_in_group = global_ranks;
+        MakeInner make = wrapMaker(std::move(maker));
+        py::gil_scoped_release released;
+        return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
+      py::arg("global_ranks"), py::arg("maker"));
+  m.def("find_backend", &findBackend, py::arg("group_name"));
+  m.def("backend_names", &backendNames);
+}
+
+}  // namespace lowcomm

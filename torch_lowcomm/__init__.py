@@ -1,0 +1,24 @@
+"""Training over slow links with PyTorch: a c10d backend that is exact unless asked, and compresses what it is asked to.
+
+    import torch.distributed as dist
+    dist.init_process_group("lowcomm")        # exact; no import of this package is needed
+
+    import torch_lowcomm as lc
+    lc.fsdp.quantize(model, weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024")
+    lc.stats()
+"""
+
+from torch_lowcomm._compatibility import check_torch
+
+check_torch()
+
+import _torch_lowcomm_autoload  # noqa: E402
+from torch_lowcomm import fsdp  # noqa: E402
+from torch_lowcomm._C import Options  # noqa: E402
+from torch_lowcomm._version import __version__  # noqa: E402
+from torch_lowcomm.codec import Codec, codec  # noqa: E402
+from torch_lowcomm.groups import exact, reset_stats, set_policy, stats  # noqa: E402
+
+_torch_lowcomm_autoload.register()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
+
+__all__ = ["Codec", "Options", "__version__", "codec", "exact", "fsdp", "reset_stats", "set_policy", "stats"]

@@ -1,0 +1,8 @@
+"""`python -m torch_lowcomm info | run`."""
+
+import sys
+
+from torch_lowcomm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Makes a backend for c10d: the inner ones it stands on, and what it says when it is up."""
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from torch_lowcomm import _C
+
+logger = logging.getLogger("torch_lowcomm")
+
+
+def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Make an inner backend.
+
+    Args:
+        role: "host", a ProcessGroupGloo for what lowcomm does not do itself; "device", a ProcessGroupNCCL or None where
+            this torch or machine has none; "lane", a ProcessGroupGloo whose connections carry lowcomm's frames.
+        store: Rendezvous store of the group; each role uses keys of its own in it.
+        rank: This process's rank in the group.
+        size: Number of ranks.
+        timeout: Time-out of the inner backend.
+
+    Returns:
+        A c10d Backend, or None.
+    """
+    # The class is named in distributed_c10d too, where `torch_lowcomm run` puts lowcomm in its place: take the original.
+    if role == "device":
+        return _make_nccl(store, rank, size, timeout)
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_default_device()]
+    options._timeout = timeout
+    # A lane only sends and receives, which no worker thread takes part in.
+    options._threads = 1 if role == "lane" else 2
+    prefix = torch.distributed.PrefixStore(role, store)
+    backend = ProcessGroupGloo(prefix, rank, size, options)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def _make_nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+    if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return ProcessGroupNCCL(torch.distributed.PrefixStore("device", store), rank, size, options)
+
+
+def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
+    """Make the backend of one group; what torch.distributed calls for `backend="lowcomm"`.
+
+    Args:
+        dist_backend_opts: c10d's DistributedBackendOptions: store, ranks, time-out, name.
+        pg_options: An `Options`, or None for the environment's and the defaults.
+
+    Raises:
+        TypeError: pg_options is something else.
+        ValueError: An option is wrong.
+        DistBackendError: Ranks differ in version or options, or one did not show up.
+    """
+    if pg_options is not None and not isinstance(pg_options, _C.Options):
+        raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
+    o = dist_backend_opts
+    backend = _C.create_backend(
+        o.store,
+        o.group_rank,
+        o.group_size,
+        pg_options if pg_options is not None else _C.Options(),
+        o.timeout,
+        o.group_id,
+        list(o.global_ranks_in_group) or list(range(o.group_size)),
+        make_inner,
+    )
+    _announce(backend, o.group_rank, o.group_size)
+    return backend
+
+
+def _announce(backend: Any, rank: int, size: int) -> None:
+    """One INFO line a group: what will be compressed."""
+    if backend.policy:
+        what = (
+            f"compresses {backend.policy} for float32, float16 and bfloat16 contributions of at least "
+            f"{backend.min_bytes} bytes; buckets run over each op's flat buffer, without a filter for norms and biases"
+        )
+    else:
+        what = "compresses nothing (no policy): exact"
+    logger.info("lowcomm group %s, rank %d of %d, kernels %s: %s", backend.group_name, rank, size, _C.kernels(), what)

@@ -1,0 +1,53 @@
+"""lowcomm in gloo's place: for scripts that say "gloo" and must not be edited."""
+
+import sys
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from torch_lowcomm import _C
+from torch_lowcomm._create import create_backend
+
+
+class _GlooLike(type):
+    """`isinstance(backend, ProcessGroupGloo)`, which torch asks of what it made, holds for lowcomm's too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, (ProcessGroupGloo, _C.LowcommBackend))
+
+
+class _GlooStandIn(metaclass=_GlooLike):
+    """What distributed_c10d calls where it would make a ProcessGroupGloo; its other names are the class's own."""
+
+    _Options = Options = ProcessGroupGloo._Options
+    create_device = ProcessGroupGloo.create_device
+    create_default_device = ProcessGroupGloo.create_default_device
+
+    def __new__(cls, store: Store, rank: int, size: int, timeout: timedelta = c10d.default_pg_timeout) -> Any:
+        name, ranks = _group_being_made()
+        opts = SimpleNamespace(
+            store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name, global_ranks_in_group=ranks
+        )
+        return create_backend(opts, _C.Options())
+
+
+def _group_being_made() -> tuple[str, list[int]]:
+    """Name and ranks of the group, which torch does not pass to gloo: they stand in its helper's frame."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_new_process_group_helper":
+            found = frame.f_locals
+            return str(found.get("group_name") or "gloo"), list(found.get("global_ranks_in_group") or [])
+        frame = frame.f_back
+    return "gloo", []
+
+
+def install() -> None:
+    """From now on, groups of this process that ask for "gloo" are lowcomm's; their name stays "gloo".
+
+    Policy and sizes come from the environment (LOWCOMM_POLICY, …). Any number of times.
+    """
+    c10d.ProcessGroupGloo = _GlooStandIn

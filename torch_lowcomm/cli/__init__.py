@@ -1,0 +1,21 @@
+"""The command line: one module a command, each with `add_arguments(parser)` and `main(arguments) -> exit status`."""
+
+import argparse
+import logging
+from collections.abc import Sequence
+
+from torch_lowcomm.cli import info, run
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torch_lowcomm", description="Training over slow links.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (info, run):
+        name = command.__name__.rsplit(".", 1)[-1]
+        sub = commands.add_parser(name, help=(command.__doc__ or "").splitlines()[0], description=command.__doc__)
+        command.add_arguments(sub)
+        sub.set_defaults(main=command.main)
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO if arguments.command == "run" else logging.WARNING)
+    return int(arguments.main(arguments))

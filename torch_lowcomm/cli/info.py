@@ -1,0 +1,90 @@
+"""Versions, build, kernels, inner backends, and a two-rank self-test on this machine."""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C, _build_info
+from torch_lowcomm._version import __version__
+
+_DEADLINE_S = 120
+# Run by each of the two ranks: exact and 8-bit all_gather and reduce_scatter against what they must give.
+_SELF_TEST = """
+import sys, torch, torch.distributed as dist
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lowcomm", init_method="file://" + store, rank=rank, world_size=2)
+import torch_lowcomm as lc
+gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+reduce = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+x = [torch.randn(100_000, generator=torch.Generator().manual_seed(r)) for r in range(2)]
+def error(policy):
+    lc.set_policy(None, policy)
+    both, mine = torch.empty(200_000), torch.empty(50_000)
+    gather(both, x[rank])
+    reduce(mine, x[rank])
+    total = (x[0] + x[1])[50_000 * rank:50_000 * (rank + 1)]
+    return max((both - torch.cat(x)).abs().max().item(), (mine - total).abs().max().item())
+exact, coded = error(""), error("all_gather=minmax8; reduce_scatter=qsgd8")
+assert exact == 0.0, f"expected an exact exchange to lose nothing, got an error of {exact}"
+assert 0.0 < coded < 0.1, f"expected an error within a step of 8 bits, got {coded}"
+dist.destroy_process_group()
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--no-self-test", action="store_true", help="only print what there is")
+
+
+def _self_test() -> str | None:
+    """Run the two ranks; None when all is well, else what went wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        command = [sys.executable, "-W", "ignore", "-c", _SELF_TEST]
+        ranks = [
+            subprocess.Popen([*command, str(r), store], stderr=subprocess.PIPE, text=True, env={**os.environ})
+            for r in range(2)
+        ]
+        problems = []
+        for r, process in enumerate(ranks):
+            try:
+                _, err = process.communicate(timeout=_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _, err = process.communicate()
+                err += f"\nno end within {_DEADLINE_S} s"
+            if process.returncode != 0:
+                last = (err.strip().splitlines() or ["no output"])[-1]
+                problems.append(f"rank {r} ended with {process.returncode}: {last}")
+        return "; ".join(problems) or None
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Print the report; exit status 1 when the self-test fails."""
+    nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    rows = [
+        ("torch_lowcomm", __version__),
+        ("wire format", f"version {_C.WIRE_VERSION}"),
+        ("torch", f"{torch.__version__} (built for {_build_info.TORCH_VERSION})"),
+        ("python", platform.python_version()),
+        ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
+        ("CUDA kernels", "yes" if _build_info.CUDA_KERNELS else "none in this version (CUDA tensors are coded on the host)"),
+        ("kernels", f"{_C.kernels()} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
+        ("codecs", _C.codec_names()),
+        ("inner backends", "gloo" + (", nccl" if nccl else "; no nccl here")),
+        ("machine", f"{platform.machine()}, {os.cpu_count()} cores"),
+    ]
+    for name, value in rows:
+        print(f"{name:<16}{value}")
+    if arguments.no_self_test:
+        return 0
+    problem = _self_test()
+    print(f"{'self-test':<16}" + ("two ranks, exact and 8 bits: passed" if problem is None else f"FAILED: {problem}"))
+    return 0 if problem is None else 1

@@ -1,0 +1,31 @@
+"""Run a script that says "gloo" on lowcomm instead: `torchrun … -m torch_lowcomm run script.py …`.
+
+The groups keep the name "gloo", so the script's own checks hold; LOWCOMM_POLICY and the other variables say what is
+compressed (nothing, by default).
+"""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from torch_lowcomm import as_gloo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("script", help="the Python script to run as __main__")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script sees as sys.argv[1:]")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Put lowcomm in gloo's place and run the script as `python script.py …` would."""
+    script = Path(arguments.script)
+    if not script.is_file():
+        print(f"torch_lowcomm run: expected a Python script, found none at {script}", file=sys.stderr)
+        return 2
+    as_gloo.install()
+    sys.argv = [str(script), *arguments.arguments]
+    sys.path[0] = str(script.resolve().parent)
+    runpy.run_path(str(script), run_name="__main__")
+    return 0

@@ -1,0 +1,100 @@
+"""FSDP2's two comm objects, carrying one message a layer with a codec a parameter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.groups import backend_of, exact
+
+logger = logging.getLogger("torch_lowcomm")
+
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _LayoutComm:
+    """What both directions share: the agreed layout, and when it does not apply."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int) -> None:
+        self._group_name = group.group_name
+        self._layout = layout
+        self._slot = slot
+        self._said: set[str] = set()
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
+        return fsdp2.new_buffer(size, dtype, device)
+
+    def _applies(self, what: str, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> bool:
+        """Whether the layout describes this buffer; otherwise it goes exact, said once and counted in stats()."""
+        if group.group_name != self._group_name:
+            why = f"it goes over group {group.group_name}, not {self._group_name}"
+        elif tensor.dtype not in _CODED:
+            why = f"its dtype is {tensor.dtype}"
+        elif elements != self._layout.elements:
+            why = f"it has {elements} elements a rank, the layout {self._layout.elements}"
+        elif _C.in_exact():
+            return False
+        else:
+            return True
+        if why not in self._said:
+            self._said.add(why)
+            logger.info("fsdp: %s travels exact: %s", what, why)
+        return False
+
+
+class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
+    """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 2)."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, version: Callable[[], int]) -> None:
+        super().__init__(group, layout, slot)
+        self._version = version
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard."""
+        if not self._applies("a weight gather", group, input_tensor, input_tensor.numel()):
+            with exact():
+                return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        work = backend_of(group).all_gather_layout(
+            output_tensor, input_tensor, self._layout, slot=self._slot, step=self._version() % 2**32
+        )
+        return work if async_op else work.wait() and None
+
+
+class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
+    """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 2)."""
+
+    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int) -> None:
+        super().__init__(group, layout, slot)
+        self._calls = 0
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """Reduce [W·n] to this rank's [n]; fresh draws every call, so accumulated micro-batches share none."""
+        if not self._applies("a gradient reduction", group, input_tensor, output_tensor.numel()):
+            with exact():
+                return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        self._calls += 1
+        work = backend_of(group).reduce_scatter_layout(
+            output_tensor, input_tensor, self._layout, dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
+            slot=self._slot, step=self._calls % 2**32,
+        )
+        return work if async_op else work.wait() and None

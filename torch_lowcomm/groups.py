@@ -1,0 +1,86 @@
+"""What a program says to living groups: policy, exact scopes, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+
+
+def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
+    """The lowcomm backend behind a group.
+
+    Args:
+        group: A process group; None for the default one.
+
+    Raises:
+        ValueError: The group has no lowcomm backend, or there is no default group.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError('expected a process group: call init_process_group("lowcomm") first')
+        group = dist.group.WORLD
+    # Looked up by name: under TORCH_DISTRIBUTED_DEBUG=DETAIL what the group holds is a wrapper.
+    backend = _C.find_backend(group.group_name)
+    if backend is None:
+        raise ValueError(f"expected a group of backend lowcomm, got {group.group_name!r} of {dist.get_backend(group)!r}")
+    return backend
+
+
+def set_policy(group: dist.ProcessGroup | None, policy: str) -> None:
+    """Change what a living group compresses. Collective: every rank of the group calls it.
+
+    Ops issued before keep the old policy. Nothing changes when it raises.
+
+    Args:
+        group: The group; None for the default one.
+        policy: Text as for `Options(policy=…)`, e.g. "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8"; "" is exact.
+
+    Raises:
+        ValueError: This rank's text is wrong; the part is named.
+        DistBackendError: Ranks differ (both texts are named), a peer's text was wrong, or a peer failed.
+    """
+    backend_of(group).set_policy(policy)
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Keep what this thread issues inside the block from being compressed, in every group.
+
+    For metrics, synchronised batch norms and the like. All ranks must enter it for the same ops: one that does not is
+    found out by the op's description and named.
+    """
+    _C.enter_exact()
+    try:
+        yield
+    finally:
+        _C.leave_exact()
+
+
+def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+    """What groups did since they were made, or since `reset_stats`.
+
+    Args:
+        group: One group; None for every lowcomm group of this process.
+
+    Returns:
+        {group name: {op: {"calls", "exact_calls", "exact_because" (reason: calls, where a policy named the op),
+        "raw_bytes" (what this rank would have sent without a codec), "wire_bytes" (what it sent, frame headers
+        included; None for ops the inner backend serves), "ratio" (raw to wire, or None), "encode_s", "wait_s",
+        "decode_s"}}}
+    """
+    names = _C.backend_names() if group is None else [backend_of(group).group_name]
+    backends = {name: _C.find_backend(name) for name in names}
+    return {name: backend.stats() for name, backend in backends.items() if backend is not None}
+
+
+def reset_stats() -> None:
+    """Set the counters of every lowcomm group of this process to zero."""
+    for name in _C.backend_names():
+        backend = _C.find_backend(name)
+        if backend is not None:
+            backend.reset_stats()
