@@ -21,10 +21,8 @@ thread_local int exact_depth = 0;
 Hello greeting(const Settings& settings) {
   Hello hello;
   hello.fields = {
-      {"wire_version", std::to_string(kWireVersion)},
-      {"policy", settings.policy.str()},
-      {"min_bytes", std::to_string(settings.min_bytes)},
-      {"seed", std::to_string(settings.seed)},
+      {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
+      {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)},
   };
   return hello;
@@ -50,7 +48,8 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
 LowcommBackend::~LowcommBackend() {
   // Nobody can wait for what is left any more; an op that never ends must not keep the process from ending.
   blocking([&] {
-    if (engine_ && !engine_->drainFor(std::chrono::seconds(1))) engine_->abort("the group was destroyed with ops under way");
+    if (engine_ && !engine_->drainFor(std::chrono::seconds(1)))
+      engine_->abort("the group was destroyed with ops under way");
   });
   stop();
   leaveRegistry();
@@ -70,7 +69,8 @@ void LowcommBackend::stop() {
 Engine& LowcommBackend::engine() {
   std::lock_guard<std::mutex> lock(engine_mutex_);
   if (engine_) return *engine_;
-  TORCH_CHECK_WITH(DistBackendError, !stopped_, "lowcomm: group ", groupName(), " was shut down: expected a living group");
+  TORCH_CHECK_WITH(DistBackendError, !stopped_, "lowcomm: group ", groupName(),
+                   " was shut down: expected a living group");
   std::unique_ptr<Transport> transport;
   auto lane = [&](const char* name) {
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store_);
@@ -169,7 +169,8 @@ BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& 
     if (BackendPtr child = known->second.lock()) return child;
   }
   auto prefixed = c10::make_intrusive<c10d::PrefixStore>(options->group_name + "/", store);
-  BackendPtr child = create(prefixed, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options, make_);
+  BackendPtr child =
+      create(prefixed, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options, make_);
   children_.insert_or_assign(options->group_name, c10::weak_intrusive_ptr<c10d::Backend>(child));
   return child;
 }
@@ -184,7 +185,9 @@ c10d::ErrorType LowcommBackend::getError() {
   return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
-std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() { return (device_ ? device_ : host_)->getMemAllocator(); }
+std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
+  return (device_ ? device_ : host_)->getMemAllocator();
+}
 
 at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
   return (device_ ? device_ : host_)->allocateTensor(size, options);
@@ -203,10 +206,13 @@ void LowcommBackend::waitForPendingWorks() {
   if (device_) device_->waitForPendingWorks();
 }
 
-void LowcommBackend::enableCollectivesTiming() { (device_ ? device_ : host_)->enableCollectivesTiming(); }
+void LowcommBackend::enableCollectivesTiming() {
+  (device_ ? device_ : host_)->enableCollectivesTiming();
+}
 
 void LowcommBackend::abort() {
-  if (Engine* engine = running(/*stop=*/true)) blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
+  if (Engine* engine = running(/*stop=*/true))
+    blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
   host_->abort();
   if (device_) device_->abort();
 }
@@ -219,17 +225,26 @@ void LowcommBackend::shutdown() {
 
 std::string LowcommBackend::context(const char* name) const {
   return std::string("lowcomm: ") + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-      " [op " + name + ", sequence " + std::to_string(sequence_.load()) + ", group " + groupName() + ", inner backend " +
-      host_->getBackendName() + "]";
+         " [op " + name + ", sequence " + std::to_string(sequence_.load()) + ", group " + groupName() +
+         ", inner backend " + host_->getBackendName() + "]";
 }
 
-void LowcommBackend::enterExact() { ++exact_depth; }
-void LowcommBackend::leaveExact() { --exact_depth; }
-bool LowcommBackend::inExact() { return exact_depth > 0; }
+void LowcommBackend::enterExact() {
+  ++exact_depth;
+}
+void LowcommBackend::leaveExact() {
+  --exact_depth;
+}
+bool LowcommBackend::inExact() {
+  return exact_depth > 0;
+}
 
-// Whether lowcomm's own schedules take this tensor: dense host memory, or a device's when it is to be compressed.
-bool LowcommBackend::ownOp(const at::Tensor& tensor) const {
-  return tensor.layout() == at::kStrided && !tensor.is_quantized() && (tensor.device().is_cpu() || tensor.device().is_cuda());
+// Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
+// missing or may not be used because the policy wants the op coded.
+bool LowcommBackend::ownOp(const at::Tensor& tensor, const std::string& op) const {
+  if (tensor.layout() != at::kStrided || tensor.is_quantized()) return false;
+  if (tensor.device().is_cpu()) return true;
+  return tensor.device().is_cuda() && (!device_ || settings().policy.codec(op));
 }
 
 std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes,

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <torch/version.h>
 #include <map>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/version.h>
 
 #include "backend/device_queue.h"
 #include "backend/options.h"
@@ -25,11 +25,13 @@ enum class Role { host, device, lane };
 
 // Makes an inner backend: Role::host a full ProcessGroupGloo, Role::device a ProcessGroupNCCL or null where there is
 // none, Role::lane a ProcessGroupGloo with connections of its own for lowcomm's frames.
-using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout)>;
+using MakeInner =
+    std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout)>;
 
 // The numbers a stochastic codec draws by, for callers that keep count of tensors and steps themselves.
 struct Counter {
-  uint32_t slot = 0;  // the tensor's number within the step; a layout uses one a segment, a reduce_scatter one a slice too
+  uint32_t slot =
+      0;  // the tensor's number within the step; a layout uses one a segment, a reduce_scatter one a slice too
   uint32_t step = 0;
 };
 
@@ -37,14 +39,14 @@ struct Counter {
 // unchanged; all_gather and reduce_scatter on host tensors are its own direct exchange, exact or, where the policy says
 // so, encoded. See docs of each file: exact.cpp, gather.cpp, scatter.cpp, coalescing.cpp, backend.cpp (life).
 //
-// Threads: as any c10d backend, one caller at a time. Own ops run on the engine's worker, in order of issue; barrier and
-// shutdown drain it first.
+// Threads: as any c10d backend, one caller at a time. Own ops run on the engine's worker, in order of issue; barrier
+// and shutdown drain it first.
 class LowcommBackend : public c10d::Backend {
  public:
   using Options = lowcomm::Options;  // not the base's
 
-  // Collective over the group: hands are shaken through the store. DistBackendError when ranks differ or do not show up,
-  // ValueError for this rank's options.
+  // Collective over the group: hands are shaken through the store. DistBackendError when ranks differ or do not show
+  // up, ValueError for this rank's options.
   static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
                                                    c10::intrusive_ptr<Options> options, MakeInner make);
   LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make);
@@ -97,13 +99,17 @@ class LowcommBackend : public c10d::Backend {
   // ---- own all_gather in every form (gather.cpp) ----
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
 
   // ---- own reduce_scatter in every form (scatter.cpp) ----
-  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
 
   // ---- beyond c10d ----
   // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
@@ -145,12 +151,14 @@ class LowcommBackend : public c10d::Backend {
                    const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true);
   WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive,
                        std::function<WorkPtr(c10d::Backend&)> call);
-  WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op, const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
-  bool ownOp(const at::Tensor& tensor) const;
+  WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
+                        const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
+  bool ownOp(const at::Tensor& tensor, const std::string& op) const;
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const;
   std::optional<CodecSpec> chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes, bool reducible,
                                        std::string& because);
-  WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout, Counter counter);
+  WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
+                     Counter counter);
   WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,
                       const Layout* layout, Counter counter);
   WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);

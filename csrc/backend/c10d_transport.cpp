@@ -15,7 +15,9 @@ Kind kindOf(const std::string& what) {
   return what.find("Timed out") != std::string::npos ? Kind::timed_out : Kind::closed;
 }
 
-std::string firstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string firstLine(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
 
 class C10dTransfer : public Transfer {
  public:
@@ -56,7 +58,8 @@ class C10dTransfer : public Transfer {
 }  // namespace
 
 C10dTransport::C10dTransport(BackendPtr control, BackendPtr bulk) : rank_(bulk->getRank()), size_(bulk->getSize()) {
-  for (auto& lane : lanes_) lane = std::make_shared<LaneState>();
+  for (auto& lane : lanes_)
+    lane = std::make_shared<LaneState>();
   lanes_[static_cast<int>(Lane::control)]->backend = std::move(control);
   lanes_[static_cast<int>(Lane::bulk)]->backend = std::move(bulk);
 }
@@ -76,7 +79,8 @@ std::unique_ptr<Transfer> C10dTransport::irecv(Lane lane, int peer, uint32_t tag
 
 std::unique_ptr<Transfer> C10dTransport::start(Lane lane, int peer, uint32_t tag, void* data, size_t bytes, bool send) {
   auto& state = lanes_[static_cast<int>(lane)];
-  std::vector<at::Tensor> tensors{at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))};
+  std::vector<at::Tensor> tensors{
+      at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))};
   NoPythonObjects guard;
   // Held while the op is posted: cancel() must see every work there is.
   std::lock_guard<std::mutex> lock(state->mutex);

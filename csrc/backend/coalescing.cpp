@@ -19,21 +19,18 @@ WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const char* name, Tensors 
 }
 
 WorkPtr LowcommBackend::send(Tensors& tensors, int to, int tag) {
-  return pointToPoint(c10d::OpType::SEND, "send", tensors, false, [tensors, to, tag](c10d::Backend& inner) mutable {
-    return inner.send(tensors, to, tag);
-  });
+  return pointToPoint(c10d::OpType::SEND, "send", tensors, false,
+                      [tensors, to, tag](c10d::Backend& inner) mutable { return inner.send(tensors, to, tag); });
 }
 
 WorkPtr LowcommBackend::recv(Tensors& tensors, int from, int tag) {
-  return pointToPoint(c10d::OpType::RECV, "recv", tensors, true, [tensors, from, tag](c10d::Backend& inner) mutable {
-    return inner.recv(tensors, from, tag);
-  });
+  return pointToPoint(c10d::OpType::RECV, "recv", tensors, true,
+                      [tensors, from, tag](c10d::Backend& inner) mutable { return inner.recv(tensors, from, tag); });
 }
 
 WorkPtr LowcommBackend::recvAnysource(Tensors& tensors, int tag) {
-  return pointToPoint(c10d::OpType::RECVANYSOURCE, "recv", tensors, true, [tensors, tag](c10d::Backend& inner) mutable {
-    return inner.recvAnysource(tensors, tag);
-  });
+  return pointToPoint(c10d::OpType::RECVANYSOURCE, "recv", tensors, true,
+                      [tensors, tag](c10d::Backend& inner) mutable { return inner.recvAnysource(tensors, tag); });
 }
 
 void LowcommBackend::startCoalescing() {
@@ -48,7 +45,8 @@ WorkPtr LowcommBackend::endCoalescing() {
   coalesced_.reset();
   pending_.clear();
   // NCCL starts grouped ops together, so their order does not matter to it.
-  const bool grouped = device_ && std::any_of(pending.begin(), pending.end(), [](const Pending& p) { return p.device; });
+  const bool grouped =
+      device_ && std::any_of(pending.begin(), pending.end(), [](const Pending& p) { return p.device; });
   if (grouped) device_->startCoalescing();
   for (bool receives : {true, false}) {
     for (Pending& p : pending) {

@@ -12,7 +12,9 @@ c10::Stream sideStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
 }
 
-c10::Stream currentStream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+c10::Stream currentStream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
 
 }  // namespace
 
@@ -40,6 +42,8 @@ void DeviceQueue::join(const Mark& mark) {
   mark->block(currentStream(device));
 }
 
-void DeviceQueue::block(const Mark& mark) { mark->synchronize(); }
+void DeviceQueue::block(const Mark& mark) {
+  mark->synchronize();
+}
 
 }  // namespace lowcomm

@@ -5,8 +5,8 @@
 
 namespace lowcomm {
 
-// The core's exceptions as torch's: ValueError -> c10::ValueError, TypeError -> c10::TypeError, PeerError and WireError ->
-// c10d::DistBackendError; others unchanged. Null stays null.
+// The core's exceptions as torch's: ValueError -> c10::ValueError, TypeError -> c10::TypeError, PeerError and WireError
+// -> c10d::DistBackendError; others unchanged. Null stays null.
 std::exception_ptr asTorchError(std::exception_ptr error);
 
 // Runs f, throwing torch's exceptions for the core's.
@@ -19,8 +19,8 @@ auto translated(F&& f) {
   }
 }
 
-// An inner backend's error under lowcomm's name: DistBackendError with op, sequence, group and rank before its own text.
-// Errors that already are ValueError, TypeError or the like stay what they are.
+// An inner backend's error under lowcomm's name: DistBackendError with op, sequence, group and rank before its own
+// text. Errors that already are ValueError, TypeError or the like stay what they are.
 std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context);
 
 }  // namespace lowcomm

@@ -31,9 +31,10 @@ WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensor
   NoPythonObjects guard;
   std::exception_ptr error;
   try {
-    WorkPtr work = call(inner);
+    WorkPtr work =
+        c10::make_intrusive<InnerWork>(call(inner), op, rank_, sequence_.load(), context(name), std::move(outputs));
     if (coalesced_ && collective) coalesced_->add(work);
-    return c10::make_intrusive<InnerWork>(std::move(work), op, rank_, sequence_.load(), context(name), std::move(outputs));
+    return work;
   } catch (...) {
     error = asInnerError(std::current_exception(), context(name));
   }
@@ -44,7 +45,8 @@ WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensor
 WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                                       const std::function<WorkPtr(const c10d::ReduceOp&)>& call) {
   const auto* premul = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM || !premul || !innerFor(tensors.at(0)).getBackendName().starts_with("gloo")) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM || !premul ||
+      !innerFor(tensors.at(0)).getBackendName().starts_with("gloo")) {
     return call(op);
   }
   at::NoGradGuard no_grad;
@@ -89,7 +91,8 @@ WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allred
 WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   Tensors contribution = tensors;
   if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && opts.rootRank != rank_) {
-    for (auto& tensor : contribution) tensor = tensor.clone();  // only the root's tensor is an output
+    for (auto& tensor : contribution)
+      tensor = tensor.clone();  // only the root's tensor is an output
   }
   return premultiplied(contribution, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::ReduceOptions changed = opts;

@@ -15,10 +15,10 @@ constexpr const char* kOp = "all_gather";
 void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expected) {
   TORCH_CHECK_TYPE(output.scalar_type() == input.scalar_type(), "lowcomm: all_gather: expected outputs of dtype ",
                    input.scalar_type(), " as the input, got ", output.scalar_type());
-  TORCH_CHECK_VALUE(output.numel() == expected, "lowcomm: all_gather: expected an output of ", expected, " elements, got ",
-                    output.numel());
-  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: all_gather: expected outputs on ", input.device(), ", got ",
-                    output.device());
+  TORCH_CHECK_VALUE(output.numel() == expected, "lowcomm: all_gather: expected an output of ", expected,
+                    " elements, got ", output.numel());
+  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: all_gather: expected outputs on ", input.device(),
+                    ", got ", output.device());
 }
 
 }  // namespace
@@ -29,7 +29,8 @@ DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
   return found->second;
 }
 
-WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared) {
+WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> work,
+                               std::shared_ptr<Prepared> prepared) {
   const Tensors outputs = work->result();
   DeviceQueue* queue = nullptr;
   if (!outputs.empty() && !outputs[0].device().is_cpu()) queue = &queueOf(outputs[0].device());
@@ -76,7 +77,8 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   std::string because;
   bool exact = true;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), inputs[i].nbytes(), true, because);
+    std::optional<CodecSpec> codec =
+        layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), inputs[i].nbytes(), true, because);
     at::Tensor in = prepared->readable(inputs[i], queue);
     DType dtype = wireType(in.scalar_type());
     const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();
@@ -87,12 +89,13 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
       // One tensor a rank, or one for all of them.
       auto* base = static_cast<std::byte*>(prepared->writable(output).mutable_data_ptr());
       const size_t ranks = outputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
-      for (size_t r = 0; r < ranks; ++r) message.outputs.push_back(base + r * in.nbytes());
+      for (size_t r = 0; r < ranks; ++r)
+        message.outputs.push_back(base + r * in.nbytes());
       all.push_back(output);
     }
-    message.draws = {settings.seed, static_cast<uint32_t>(rank_ << 16) + (layout ? counter.slot : static_cast<uint32_t>(i)),
+    message.draws = {settings.seed, streamOf(rank_, layout ? counter.slot : static_cast<uint32_t>(i)),
                      layout ? counter.step : static_cast<uint32_t>(sequence)};
-    exact = exact && !codec && !layout;
+    exact = exact && !codec && !(layout && layout->coded());
     prepared->gathers.push_back(std::move(message));
   }
   stats_.call(kOp, exact, because);
@@ -102,20 +105,22 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
 }
 
 WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1, "lowcomm: all_gather: expected one input and one output list, got ",
-                    inputs.size(), " and ", outputs.size());
-  if (!ownOp(inputs[0]) || (inputs[0].is_cuda() && device_ && !settings().policy.codec(kOp))) {
+  TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1,
+                    "lowcomm: all_gather: expected one input and one output list, got ", inputs.size(), " and ",
+                    outputs.size());
+  if (!ownOp(inputs[0], kOp)) {
     return viaInner(c10d::OpType::ALLGATHER, kOp, inputs, outputs[0],
                     [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
   TORCH_CHECK_VALUE(outputs[0].size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
                     " outputs, got ", outputs[0].size());
-  for (auto& output : outputs[0]) checkPair(output, inputs[0], inputs[0].numel());
+  for (auto& output : outputs[0])
+    checkPair(output, inputs[0], inputs[0].numel());
   return gatherMany(c10d::OpType::ALLGATHER, outputs, inputs, nullptr, {});
 }
 
 WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  if (!ownOp(input) || (input.is_cuda() && device_ && !settings().policy.codec(kOp))) {
+  if (!ownOp(input, kOp)) {
     return viaInner(c10d::OpType::_ALLGATHER_BASE, kOp, {input}, {output},
                     [&](c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
@@ -125,7 +130,7 @@ WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, c
 
 WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& opts) {
-  if (inputs.empty() || !ownOp(inputs[0])) {
+  if (inputs.empty() || !ownOp(inputs[0], kOp)) {
     return viaInner(c10d::OpType::ALLGATHER_COALESCED, kOp, inputs, {},
                     [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
   }
@@ -145,7 +150,7 @@ WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
 
 WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& opts) {
-  if (inputs.empty() || !ownOp(inputs[0])) {
+  if (inputs.empty() || !ownOp(inputs[0], kOp)) {
     return viaInner(c10d::OpType::COALESCED, kOp, inputs, outputs,
                     [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, opts); });
   }

@@ -7,10 +7,14 @@
 namespace lowcomm {
 namespace {
 
-std::string keyOf(int rank) { return "lowcomm/hello/" + std::to_string(rank); }
+std::string keyOf(int rank) {
+  return "lowcomm/hello/" + std::to_string(rank);
+}
 constexpr const char* kEpochKey = "lowcomm/epoch";
 
-std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
 
 std::string fetch(c10d::Store& store, const std::string& key, int peer, std::chrono::milliseconds timeout) {
   try {
@@ -19,7 +23,8 @@ std::string fetch(c10d::Store& store, const std::string& key, int peer, std::chr
     return {value.begin(), value.end()};
   } catch (const std::exception& error) {
     throw PeerError("lowcomm: making a group: rank " + std::to_string(peer) + " did not say hello within " +
-                    std::to_string(timeout.count()) + " ms: " + error.what(), peer);
+                        std::to_string(timeout.count()) + " ms: " + error.what(),
+                    peer);
   }
 }
 

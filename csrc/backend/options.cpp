@@ -31,8 +31,8 @@ uint64_t integer(const std::optional<int64_t>& given, const char* field, const c
     value = parseInteger(variable, text);
   }
   if (value < low || value > high) {
-    throw ValueError(std::string(from) + ": expected " + std::to_string(low) + " ... " + std::to_string(high) + ", got " +
-                     std::to_string(value));
+    throw ValueError(std::string(from) + ": expected " + std::to_string(low) + " ... " + std::to_string(high) +
+                     ", got " + std::to_string(value));
   }
   return static_cast<uint64_t>(value);
 }
@@ -53,15 +53,15 @@ Settings Options::resolve() const {
   }
   settings.min_bytes = integer(min_bytes, "min_bytes", "LOWCOMM_MIN_BYTES", settings.min_bytes, 0, kAny);
   settings.seed = integer(seed, "seed", "LOWCOMM_SEED", settings.seed, 0, kAny);
-  settings.chunk_bytes = integer(chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes, kMinChunkBytes,
-                                 kMaxChunkBytes);
+  settings.chunk_bytes =
+      integer(chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes, kMinChunkBytes, kMaxChunkBytes);
   return settings;
 }
 
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
-      ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ")";
+         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ")";
 }
 
 }  // namespace lowcomm

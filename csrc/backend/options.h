@@ -13,14 +13,14 @@ namespace lowcomm {
 // What a group runs with once everything is filled in; the same on all its ranks.
 struct Settings {
   Policy policy;
-  uint64_t min_bytes = 65536;      // a rank's raw contribution under this stays exact
-  uint64_t seed = 0;               // of stochastic rounding
+  uint64_t min_bytes = 65536;        // a rank's raw contribution under this stays exact
+  uint64_t seed = 0;                 // of stochastic rounding
   uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
 };
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
-// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES), then from the defaults of Settings. Frozen once made; c10d hands
-// the same object to every group, so a group copies it.
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES), then from the defaults of Settings. Frozen once made; c10d
+// hands the same object to every group, so a group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 

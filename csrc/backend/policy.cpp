@@ -20,7 +20,8 @@ std::string_view trimmed(std::string_view text) {
 void checkOp(const std::string& op) {
   if (std::find(kCompressed.begin(), kCompressed.end(), op) != kCompressed.end()) return;
   if (std::find(kLater.begin(), kLater.end(), op) != kLater.end()) {
-    throw ValueError("policy: this version does not compress '" + op + "' yet; it compresses all_gather, reduce_scatter");
+    throw ValueError("policy: this version does not compress '" + op +
+                     "' yet; it compresses all_gather, reduce_scatter");
   }
   throw ValueError("policy: unknown op '" + op + "', expected all_gather or reduce_scatter");
 }
@@ -51,7 +52,8 @@ Policy Policy::parse(std::string_view text) {
 
 std::string Policy::str() const {
   std::string text;
-  for (const auto& [op, codec] : codecs_) text += (text.empty() ? "" : "; ") + op + "=" + codec.str();
+  for (const auto& [op, codec] : codecs_)
+    text += (text.empty() ? "" : "; ") + op + "=" + codec.str();
   return text;
 }
 

@@ -16,8 +16,8 @@ class Policy {
  public:
   Policy() = default;
 
-  // Throws ValueError naming the part that is wrong: no such op, an op this version does not compress, an op named twice,
-  // a codec that CodecSpec::parse refuses.
+  // Throws ValueError naming the part that is wrong: no such op, an op this version does not compress, an op named
+  // twice, a codec that CodecSpec::parse refuses.
   static Policy parse(std::string_view text);
 
   // Canonical text, ops in alphabetical order; parse(str()) is the same policy.

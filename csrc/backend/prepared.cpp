@@ -11,29 +11,6 @@ bool plain(const at::Tensor& tensor) {
 
 }  // namespace
 
-DType wireType(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::float32;
-    case at::kHalf:
-      return DType::float16;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kDouble:
-      return DType::float64;
-    case at::kChar:
-      return DType::int8;
-    case at::kByte:
-      return DType::uint8;
-    case at::kInt:
-      return DType::int32;
-    case at::kLong:
-      return DType::int64;
-    default:
-      return DType::opaque;
-  }
-}
-
 at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQueue* queue) {
   at::NoGradGuard no_grad;
   at::Tensor host;
@@ -71,7 +48,8 @@ void LowcommBackend::Prepared::start() {
 void LowcommBackend::Prepared::finish(DeviceQueue* queue) {
   at::NoGradGuard no_grad;
   auto copy = [&] {
-    for (auto& [to, from] : copies_out) to.copy_(from, /*non_blocking=*/true);
+    for (auto& [to, from] : copies_out)
+      to.copy_(from, /*non_blocking=*/true);
   };
   if (queue) {
     queue->run(copy);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/wire_type.h"
 
 namespace lowcomm {
 
@@ -31,8 +32,5 @@ struct LowcommBackend::Prepared {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_out;  // (to, from)
   DeviceQueue::Mark landed, arrived;
 };
-
-// The wire's element type; opaque (one byte an element) for those that are only carried.
-DType wireType(at::ScalarType type);
 
 }  // namespace lowcomm

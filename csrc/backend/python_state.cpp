@@ -5,7 +5,9 @@ namespace {
 BlockingGuard installed = nullptr;
 }
 
-void setBlockingGuard(BlockingGuard guard) { installed = guard; }
+void setBlockingGuard(BlockingGuard guard) {
+  installed = guard;
+}
 
 void blocking(const std::function<void()>& wait) {
   if (installed) {

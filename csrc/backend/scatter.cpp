@@ -14,12 +14,12 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
                    input.scalar_type(), " as the input, got ", output.scalar_type());
   TORCH_CHECK_VALUE(input.numel() == expected, "lowcomm: reduce_scatter: expected an input of ", expected,
                     " elements, got ", input.numel());
-  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: reduce_scatter: expected an output on ", input.device(),
-                    ", got ", output.device());
+  TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: reduce_scatter: expected an output on ",
+                    input.device(), ", got ", output.device());
 }
 
 // What the exchange can do by itself; nothing for the rest, which is the inner backend's.
-std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type, int size) {
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
   Reduction reduction;
   switch (op.op_) {
     case c10d::ReduceOp::SUM:
@@ -67,7 +67,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const uint64_t sequence = ++sequence_;
   const Settings settings = this->settings();
   auto prepared = std::make_shared<Prepared>();
-  prepared->reduction = *ownReduction(reduce, outputs[0].scalar_type(), size_);
+  prepared->reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = prepared->reduction.kind == ReduceKind::sum;
   DeviceQueue* queue = outputs[0].device().is_cpu() ? nullptr : &queueOf(outputs[0].device());
   if (queue) queue->enter();
@@ -78,21 +78,23 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   for (size_t i = 0; i < outputs.size(); ++i) {
     // min_bytes counts what this rank puts into the op: all its slices.
     std::optional<CodecSpec> codec;
-    if (!layout) codec = chooseCodec(kOp, outputs[i].scalar_type(), outputs[i].nbytes() * static_cast<uint64_t>(size_), reducible, because);
+    if (!layout)
+      codec = chooseCodec(kOp, outputs[i].scalar_type(), outputs[i].nbytes() * static_cast<uint64_t>(size_), reducible,
+                          because);
     ScatterMessage message{layout ? *layout : Layout::single(outputs[i].numel(), codec.value_or(CodecSpec{}))};
     message.dtype = wireType(outputs[i].scalar_type());
     for (auto& input : inputs[i]) {
       // One tensor a rank, or one for all of them.
       const auto* base = static_cast<const std::byte*>(prepared->readable(input, queue).const_data_ptr());
       const size_t ranks = inputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
-      for (size_t r = 0; r < ranks; ++r) message.inputs.push_back(base + r * outputs[i].nbytes());
+      for (size_t r = 0; r < ranks; ++r)
+        message.inputs.push_back(base + r * outputs[i].nbytes());
       flat.push_back(input);
     }
     message.output = prepared->writable(outputs[i]).mutable_data_ptr();
-    message.draws = {settings.seed, static_cast<uint32_t>(rank_ << 16) + slot,
-                     layout ? counter.step : static_cast<uint32_t>(sequence)};
+    message.draws = {settings.seed, streamOf(rank_, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
     slot += static_cast<uint32_t>(size_);
-    exact = exact && !codec && !layout;
+    exact = exact && !codec && !(layout && layout->coded());
     prepared->scatters.push_back(std::move(message));
   }
   stats_.call(kOp, exact, because);
@@ -112,16 +114,17 @@ WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
     return viaInner(c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
                     [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
   }
-  for (auto& input : inputs[0]) checkSlice(outputs[0], input, outputs[0].numel());
+  for (auto& input : inputs[0])
+    checkSlice(outputs[0], input, outputs[0].numel());
   return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
 }
 
 bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const {
-  if (!ownOp(output) || !ownReduction(op, output.scalar_type(), size_)) return false;
-  return !(output.is_cuda() && device_ && !settings().policy.codec(kOp));
+  return ownOp(output, kOp) && ownReduction(op, output.scalar_type());
 }
 
-WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& opts) {
   if (!ownScatter(output, opts.reduceOp)) {
     return viaInner(c10d::OpType::_REDUCE_SCATTER_BASE, kOp, {input}, {output},
                     [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
@@ -136,18 +139,19 @@ WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
                     "lowcomm: reduce_scatter: expected as many inputs as outputs, got ", inputs.size(), " and ",
                     outputs.size());
   bool own = true;
-  for (auto& output : outputs) own = own && ownScatter(output, opts.reduceOp);
+  for (auto& output : outputs)
+    own = own && ownScatter(output, opts.reduceOp);
   if (!own) {
-    return viaInner(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs, [&](c10d::Backend& inner) {
-      return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
-    });
+    return viaInner(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs,
+                    [&](c10d::Backend& inner) { return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
   }
   std::vector<Tensors> slices;
   for (size_t i = 0; i < outputs.size(); ++i) {
     checkSlice(outputs[i], inputs[i], outputs[i].numel() * size_);
     slices.push_back({inputs[i]});
   }
-  return scatterMany(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr, {});
+  return scatterMany(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr,
+                     {});
 }
 
 WorkPtr LowcommBackend::reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
@@ -156,10 +160,11 @@ WorkPtr LowcommBackend::reduceScatterLayout(const at::Tensor& output, const at::
   TORCH_CHECK_VALUE(static_cast<uint64_t>(output.numel()) == layout.elements(),
                     "lowcomm: reduce_scatter by layout: expected an output of ", layout.elements(), " elements, got ",
                     output.numel());
-  const auto reduction = ownReduction(op, output.scalar_type(), size_);
-  TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum,
-                    "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
-                    output.scalar_type());
+  const auto reduction = ownReduction(op, output.scalar_type());
+  TORCH_CHECK_VALUE(
+      reduction && reduction->kind == ReduceKind::sum,
+      "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
+      output.scalar_type());
   return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, op, &layout, counter);
 }
 

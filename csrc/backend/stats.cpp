@@ -2,7 +2,9 @@
 
 namespace lowcomm {
 namespace {
-double seconds(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+double seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 }  // namespace
 
 void Stats::call(const std::string& op, bool exact, const std::string& because) {

@@ -12,10 +12,10 @@ namespace lowcomm {
 // Counters of one op of one group, since the group was made or reset() was called.
 struct OpStats {
   uint64_t calls = 0;
-  uint64_t exact_calls = 0;                     // of these, sent without a codec
+  uint64_t exact_calls = 0;                       // of these, sent without a codec
   std::map<std::string, uint64_t> exact_because;  // why, where a policy named the op
-  uint64_t raw_bytes = 0;                       // what this rank would have sent without a codec
-  uint64_t wire_bytes = 0;                      // what it sent, headers included; 0 for ops the inner backend serves
+  uint64_t raw_bytes = 0;                         // what this rank would have sent without a codec
+  uint64_t wire_bytes = 0;                        // what it sent, headers included; 0 for ops the inner backend serves
   double encode_s = 0, wait_s = 0, decode_s = 0;
   bool counted = false;  // whether wire_bytes is counted: lowcomm's own ops
 };

@@ -15,7 +15,10 @@ FuturePtr tensorListFuture() {
 }  // namespace
 
 EngineWork::EngineWork(int rank, c10d::OpType op, const char* title, Tensors inputs, Tensors outputs)
-    : c10d::Work(rank, op, title, inputs), inputs_(std::move(inputs)), outputs_(std::move(outputs)), future_(tensorListFuture()) {}
+    : c10d::Work(rank, op, title, inputs),
+      inputs_(std::move(inputs)),
+      outputs_(std::move(outputs)),
+      future_(tensorListFuture()) {}
 
 bool EngineWork::wait(std::chrono::milliseconds timeout) {
   blocking([&] { c10d::Work::wait(timeout); });
@@ -58,9 +61,15 @@ InnerWork::~InnerWork() {
   }
 }
 
-bool InnerWork::isCompleted() { return inner_->isCompleted(); }
-bool InnerWork::isSuccess() const { return inner_->isSuccess(); }
-std::exception_ptr InnerWork::exception() const { return asInnerError(inner_->exception(), outcome_->context); }
+bool InnerWork::isCompleted() {
+  return inner_->isCompleted();
+}
+bool InnerWork::isSuccess() const {
+  return inner_->isSuccess();
+}
+std::exception_ptr InnerWork::exception() const {
+  return asInnerError(inner_->exception(), outcome_->context);
+}
 
 std::vector<at::Tensor> InnerWork::result() {
   try {
@@ -120,7 +129,9 @@ FuturePtr InnerWork::getFuture() {
   return future_;
 }
 
-void GroupWork::add(WorkPtr part) { parts_.push_back(std::move(part)); }
+void GroupWork::add(WorkPtr part) {
+  parts_.push_back(std::move(part));
+}
 
 bool GroupWork::isCompleted() {
   if (!issued_) return false;
@@ -138,20 +149,23 @@ bool GroupWork::isSuccess() const {
 }
 
 int GroupWork::sourceRank() const {
-  TORCH_CHECK(parts_.size() == 1, "lowcomm: source rank: expected a Work of one receive, got one of ", parts_.size(), " ops");
+  TORCH_CHECK(parts_.size() == 1, "lowcomm: source rank: expected a Work of one receive, got one of ", parts_.size(),
+              " ops");
   return parts_[0]->sourceRank();
 }
 
 std::vector<at::Tensor> GroupWork::result() {
   std::vector<at::Tensor> all;
   for (auto& part : parts_) {
-    for (auto& tensor : part->result()) all.push_back(tensor);
+    for (auto& tensor : part->result())
+      all.push_back(tensor);
   }
   return all;
 }
 
 void GroupWork::synchronize() {
-  for (auto& part : parts_) part->synchronize();
+  for (auto& part : parts_)
+    part->synchronize();
 }
 
 bool GroupWork::wait(std::chrono::milliseconds timeout) {
@@ -170,12 +184,14 @@ bool GroupWork::wait(std::chrono::milliseconds timeout) {
 }
 
 void GroupWork::abort() {
-  for (auto& part : parts_) part->abort();
+  for (auto& part : parts_)
+    part->abort();
 }
 
 FuturePtr GroupWork::getFuture() {
   c10::List<FuturePtr> futures(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-  for (auto& part : parts_) futures.push_back(part->getFuture());
+  for (auto& part : parts_)
+    futures.push_back(part->getFuture());
   return c10::collectAll(futures);
 }
 

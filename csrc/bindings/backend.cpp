@@ -45,7 +45,8 @@ MakeInner wrapMaker(py::object maker) {
 
 Layout layoutOf(const LayoutEntries& entries) {
   std::vector<Segment> segments;
-  for (const auto& [first, count, codec] : entries) segments.push_back({first, count, CodecSpec::parse(codec)});
+  for (const auto& [first, count, codec] : entries)
+    segments.push_back({first, count, CodecSpec::parse(codec)});
   return Layout(std::move(segments));
 }
 
@@ -59,8 +60,8 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["raw_bytes"] = s.raw_bytes;
     entry["wire_bytes"] = s.counted ? py::object(py::int_(s.wire_bytes)) : py::none();
     entry["ratio"] = s.counted && s.wire_bytes > 0
-        ? py::object(py::float_(static_cast<double>(s.raw_bytes) / static_cast<double>(s.wire_bytes)))
-        : py::none();
+                         ? py::object(py::float_(static_cast<double>(s.raw_bytes) / static_cast<double>(s.wire_bytes)))
+                         : py::none();
     entry["encode_s"] = s.encode_s;
     entry["wait_s"] = s.wait_s;
     entry["decode_s"] = s.decode_s;
@@ -74,8 +75,9 @@ py::dict statsOf(const LowcommBackend& backend) {
 void bindBackend(py::module_& m) {
   setBlockingGuard(&releaseAround);
   m.attr("WIRE_VERSION") = kWireVersion;
-  m.def("kernels", [] { return translated([] { return std::string(kernelsName()); }); },
-        "Name of the kernel form in use: scalar or avx2. ValueError when LOWCOMM_KERNELS asks for one there is not.");
+  m.def(
+      "kernels", [] { return translated([] { return std::string(kernelsName()); }); },
+      "Name of the kernel form in use: scalar or avx2. ValueError when LOWCOMM_KERNELS asks for one there is not.");
   m.def("enter_exact", &LowcommBackend::enterExact);
   m.def("leave_exact", &LowcommBackend::leaveExact);
   m.def("in_exact", &LowcommBackend::inExact);
@@ -102,7 +104,8 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
       .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
-      .def_property_readonly("timeout", [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
+      .def_property_readonly("timeout",
+                             [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.
       .def_property(
           "_timeout", [](const Options& o) { return o.timeout; },
@@ -122,7 +125,9 @@ void bindBackend(py::module_& m) {
       .def("__str__", &Layout::text);
 
   py::class_<LowcommBackend, c10d::Backend, Ptr<LowcommBackend>>(m, "LowcommBackend")
-      .def_property_readonly("options", [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
+      .def_property_readonly(
+          "options",
+          [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
       .def_property_readonly("inner", &LowcommBackend::inner)
       .def_property_readonly("group_name", &LowcommBackend::groupName)
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.settings().policy.str(); })
@@ -141,9 +146,8 @@ void bindBackend(py::module_& m) {
       .def(
           "reduce_scatter_layout",
           [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
-             const c10d::ReduceOp& op, uint32_t slot, uint32_t step) {
-            return b.reduceScatterLayout(output, input, layout, op, {slot, step});
-          },
+             const c10d::ReduceOp& op, uint32_t slot,
+             uint32_t step) { return b.reduceScatterLayout(output, input, layout, op, {slot, step}); },
           py::arg("output"), py::arg("input"), py::arg("layout"), py::arg("op"), py::kw_only(), py::arg("slot"),
           py::arg("step"), py::call_guard<py::gil_scoped_release>());
 

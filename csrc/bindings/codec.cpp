@@ -1,6 +1,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "backend/wire_type.h"
 #include "bindings/bindings.h"
 #include "codec/codec.h"
 #include "codec/error.h"
@@ -13,32 +14,13 @@ namespace {
 // Far above any tensor, low enough that no size computed from it overflows.
 constexpr int64_t kMostElements = int64_t{1} << 56;
 
+// The element type of a tensor that a codec reads; those the wire only carries are refused.
 DType wireTypeOf(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::float32;
-    case at::kHalf:
-      return DType::float16;
-    case at::kBFloat16:
-      return DType::bfloat16;
-    case at::kDouble:
-      return DType::float64;
-    case at::kChar:
-      return DType::int8;
-    case at::kByte:
-      return DType::uint8;
-    case at::kShort:
-      return DType::int16;
-    case at::kInt:
-      return DType::int32;
-    case at::kLong:
-      return DType::int64;
-    case at::kBool:
-      return DType::boolean;
-    default:
-      throw TypeError(std::string("codec: expected a real floating, integer or bool dtype, got ") +
-                      c10::toString(type));
+  const DType dtype = wireType(type);
+  if (dtype == DType::opaque) {
+    throw TypeError(std::string("codec: expected a real floating, integer or bool dtype, got ") + c10::toString(type));
   }
+  return dtype;
 }
 
 // What every caller's mistake becomes. A payload that does not parse is one here: no peer is involved.

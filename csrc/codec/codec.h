@@ -16,14 +16,22 @@ struct Draws {
   uint64_t seed = 0;
   uint32_t stream = 0;
   uint32_t step = 0;
+
+  // The draws of the tensor `n` slots on; slots wrap within their 16 bits and never reach the rank's.
+  Draws slot(uint32_t n) const { return {seed, (stream & ~0xffffu) | ((stream + n) & 0xffffu), step}; }
 };
+
+// The stream of a rank's first encode of the tensor with number `slot` within the step.
+constexpr uint32_t streamOf(int rank, uint32_t slot) {
+  return (static_cast<uint32_t>(rank) & 0x3fffu) << 16 | (slot & 0xffffu);
+}
 
 // Turns a contiguous run of a flattened tensor into payload bytes and back. Stateless, thread-safe, deterministic.
 //
-// A run is [first, first + count) of the whole tensor; `first` is a multiple of granularity(), so bucket and block numbers
-// (and with them the random draws) are those of the whole tensor however it is cut.
-// The caller allocates: dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a
-// WireError (decode: the bytes came from a peer).
+// A run is [first, first + count) of the whole tensor; `first` is a multiple of granularity(), so bucket and block
+// numbers (and with them the random draws) are those of the whole tensor however it is cut. The caller allocates:
+// dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a WireError (decode:
+// the bytes came from a peer).
 class Codec {
  public:
   explicit Codec(CodecSpec spec) : spec_(spec) {}
@@ -49,7 +57,8 @@ class Codec {
 
   // acc[i] += decoded[i] in fp32 (for none: the elements converted to fp32; dtype is that of the payload's elements).
   // Throws as decode.
-  virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const = 0;
+  virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                         uint64_t count) const = 0;
 
  private:
   CodecSpec spec_;

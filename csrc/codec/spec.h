@@ -6,7 +6,8 @@
 
 namespace lowcomm {
 
-// Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse one.
+// Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
+// one.
 enum class CodecId : uint8_t {
   none = 0,      // the elements themselves
   minmax = 1,    // grid between a bucket's minimum and maximum, nearest rounding
@@ -21,8 +22,8 @@ struct CodecSpec {
   uint32_t bucket = 0;  // elements sharing one scale: a power of two in 64...65,536; 0 for none
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
-  // outside 1...8, an unknown option or value, a bucket that is no power of two in 64...65,536. Options and codecs of the
-  // published family that this version does not have are refused as such, by name.
+  // outside 1...8, an unknown option or value, a bucket that is no power of two in 64...65,536. Options and codecs of
+  // the published family that this version does not have are refused as such, by name.
   static CodecSpec parse(std::string_view text);
 
   // Canonical text: parse(str()) == *this, and equal specs have equal text.

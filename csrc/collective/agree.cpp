@@ -45,7 +45,7 @@ void agree(OpContext& op, const Hello& mine) {
       op.counters.wire_bytes += frame.size();
     }
   } catch (const TransportError& error) {
-    op.fail(error.peer, error.what());
+    op.fail(error.peer, error, "starting a transfer");
   }
 
   std::string differs;

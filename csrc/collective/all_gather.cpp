@@ -29,10 +29,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
     const GatherMessage& message = messages[m];
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      Draws draws = message.draws;
-      draws.stream += run.segment;
       run.codec->encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
-                        run.offset, run.count, draws);
+                        run.offset, run.count, message.draws.slot(run.segment));
       at += run.bytes;
     }
   };
@@ -45,7 +43,7 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
         for (const Run& run : chunk.runs) {
           void* out = advance(message.outputs[rank], run.at, message.dtype);
           const bool in_place = rank == op.group.rank() && run.codec->spec().id == CodecId::none &&
-              out == advance(message.input, run.at, message.dtype);
+                                out == advance(message.input, run.at, message.dtype);
           if (!in_place) {
             run.codec->decode(out, message.dtype, payloads[rank].subspan(at, run.bytes), run.offset, run.count);
           }

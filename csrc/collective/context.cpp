@@ -12,7 +12,8 @@ constexpr std::align_val_t kAlignment{64};
 }
 
 BufferPool::~BufferPool() {
-  for (std::byte* buffer : all_) ::operator delete[](buffer, kAlignment);
+  for (std::byte* buffer : all_)
+    ::operator delete[](buffer, kAlignment);
 }
 
 BufferPool::Buffer BufferPool::take() {
@@ -61,20 +62,26 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing) {
   try {
     transfer.wait(std::chrono::milliseconds(group.timeout_ms.load()));
   } catch (const TransportError& error) {
-    fail(peer, std::string(doing) + ": " + error.what());
+    fail(peer, error, doing);
   }
 }
 
 void OpContext::fail(int peer, const std::string& why) const {
+  throw PeerError(story(peer, why), peer);
+}
+
+void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
+  throw TransferError(story(peer, std::string(doing) + ": " + error.what()), peer, error.kind);
+}
+
+std::string OpContext::story(int peer, const std::string& why) const {
   const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.3f", elapsed);
-  throw PeerError("lowcomm: " + op + " failed between " + group.rankName(group.rank()) + " and " + group.rankName(peer) + ": " +
-                  why + " [op " + op + ", sequence " + std::to_string(sequence) + ", group " + group.name +
-                  ", bytes sent " + std::to_string(counters.wire_bytes) + ", bytes received " +
-                  std::to_string(counters.received_bytes) + ", elapsed " + seconds + " s, progress deadline " +
-                  std::to_string(group.timeout_ms.load()) + " ms]",
-                  peer);
+  return "lowcomm: " + op + " failed between " + group.rankName(group.rank()) + " and " + group.rankName(peer) + ": " +
+         why + " [op " + op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", bytes sent " +
+         std::to_string(counters.wire_bytes) + ", bytes received " + std::to_string(counters.received_bytes) +
+         ", elapsed " + seconds + " s, progress deadline " + std::to_string(group.timeout_ms.load()) + " ms]";
 }
 
 }  // namespace lowcomm

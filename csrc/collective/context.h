@@ -44,14 +44,15 @@ class BufferPool {
 
 // What every op of a group shares.
 struct GroupContext {
-  GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch, size_t chunk_bytes);
+  GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch,
+               size_t chunk_bytes);
 
   Transport& transport;
   const std::string name;
   const std::vector<int> global_ranks;  // by group rank; for messages
   const uint32_t epoch;
-  const size_t chunk_bytes;                                       // payload bytes of a full frame
-  std::atomic<std::chrono::milliseconds::rep> timeout_ms{0};      // progress deadline: no frame for this long is a fault
+  const size_t chunk_bytes;                                   // payload bytes of a full frame
+  std::atomic<std::chrono::milliseconds::rep> timeout_ms{0};  // progress deadline: no frame for this long is a fault
   BufferPool frames;
   std::vector<std::byte> accumulator, scaled;  // scratch of the worker's reductions, kept from op to op
 
@@ -66,6 +67,12 @@ struct OpCounters {
   uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
   uint64_t received_bytes = 0;
   std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
+};
+
+// A transfer with a peer failed, as against what came in it.
+struct TransferError : PeerError {
+  TransferError(const std::string& what, int peer, TransportError::Kind kind) : PeerError(what, peer), kind(kind) {}
+  TransportError::Kind kind;
 };
 
 // One op in progress on the group's worker.
@@ -85,7 +92,7 @@ class OpContext {
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;
 
-  // Waits under the progress deadline; a failure becomes a PeerError that carries the whole story.
+  // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story.
   void wait(Transfer& transfer, int peer, const char* doing);
 
   // Runs a check of what `peer` sent: a WireError becomes a PeerError that names it.
@@ -100,6 +107,12 @@ class OpContext {
 
   // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.
   [[noreturn]] void fail(int peer, const std::string& why) const;
+
+  // Throws TransferError: the same of a transfer that failed while `doing`.
+  [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
+
+ private:
+  std::string story(int peer, const std::string& why) const;
 };
 
 // Adds the time until it goes out of scope.

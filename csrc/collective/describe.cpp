@@ -8,7 +8,8 @@ constexpr size_t kListed = 2000;  // characters a list may take
 // FNV-1a, 64 bits: enough to notice a difference nobody made on purpose.
 uint64_t hashOf(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325ull;
-  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3ull;
+  for (unsigned char c : text)
+    hash = (hash ^ c) * 0x100000001b3ull;
   return hash;
 }
 

@@ -37,7 +37,8 @@ class Runner {
   Runner(OpContext& op, const Exchange& exchange)
       : op_(op), exchange_(exchange), group_(op.group), rank_(group_.rank()), size_(group_.size()), peers_(size_) {
     for (size_t m = 0; m < exchange.messages.size(); ++m) {
-      for (size_t c = 0; c < exchange.messages[m].chunks.size(); ++c) rounds_.push_back({m, c});
+      for (size_t c = 0; c < exchange.messages[m].chunks.size(); ++c)
+        rounds_.push_back({m, c});
     }
   }
 
@@ -46,7 +47,8 @@ class Runner {
       Peer& peer = peers_[from(d)];
       peer.description_in = group_.frames.take();
       peer.describing = receive(from(d), peer.description_in);
-      for (size_t r = 0; r < std::min(kWindow, rounds_.size()); ++r) post(from(d), r);
+      for (size_t r = 0; r < std::min(kWindow, rounds_.size()); ++r)
+        post(from(d), r);
     }
     sendDescription();
     const size_t lag = kWindow - 1;
@@ -55,16 +57,16 @@ class Runner {
       if (step == std::min(lag, rounds_.size())) checkDescriptions();
       if (step >= lag) finishRound(step - lag);
     }
-    if (rounds_.empty()) checkDescriptions();
     for (auto& slot : outgoing_) {
-      for (Outgoing& frame : slot) settle(frame);
+      for (Outgoing& frame : slot)
+        settle(frame);
     }
     settle(description_);
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) {
-      throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " + refusal_ + " [op " + op_.op +
-                        ", sequence " + std::to_string(op_.sequence) + ", group " + group_.name + ", told by " +
-                        group_.rankName(*refused_) + " to " + group_.rankName(rank_) + "]");
+      throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " + refusal_ + " [op " +
+                        op_.op + ", sequence " + std::to_string(op_.sequence) + ", group " + group_.name +
+                        ", told by " + group_.rankName(*refused_) + " to " + group_.rankName(rank_) + "]");
     }
   }
 
@@ -80,8 +82,7 @@ class Runner {
 
   void send(Outgoing& frame, int peer, size_t bytes) {
     auto data = std::span<const std::byte>(frame.buffer.get(), bytes);
-    frame.sending.emplace_back(
-        peer, guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, 0, data); }));
+    frame.sending.emplace_back(peer, guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, 0, data); }));
     op_.counters.wire_bytes += bytes;
   }
 
@@ -90,12 +91,13 @@ class Runner {
     try {
       return start();
     } catch (const TransportError& error) {
-      op_.fail(peer, error.what());
+      op_.fail(peer, error, "starting a transfer");
     }
   }
 
   void settle(Outgoing& frame) {
-    for (auto& [peer, transfer] : frame.sending) op_.wait(*transfer, peer, "sending a frame");
+    for (auto& [peer, transfer] : frame.sending)
+      op_.wait(*transfer, peer, "sending a frame");
     frame.sending.clear();
   }
 
@@ -124,12 +126,14 @@ class Runner {
     if (size_ == 1) return;
     description_.buffer = group_.frames.take();
     const size_t bytes = sealText(description_.buffer, FrameKind::control, exchange_.description.text());
-    for (int d = 1; d < size_; ++d) send(description_, to(d), bytes);
+    for (int d = 1; d < size_; ++d)
+      send(description_, to(d), bytes);
   }
 
   void sendRound(size_t r) {
     std::vector<Outgoing>& slot = outgoing_[r % kWindow];
-    for (Outgoing& frame : slot) settle(frame);
+    for (Outgoing& frame : slot)
+      settle(frame);
     const size_t frames = exchange_.same_to_all ? 1 : static_cast<size_t>(size_ - 1);
     slot.resize(frames);
     for (Outgoing& frame : slot) {
@@ -146,7 +150,8 @@ class Runner {
         bytes = sealText(frame.buffer, FrameKind::error, giveUp_);
       }
     }
-    for (int d = 1; d < size_; ++d) send(slot[exchange_.same_to_all ? 0 : d - 1], to(d), bytes);
+    for (int d = 1; d < size_; ++d)
+      send(slot[exchange_.same_to_all ? 0 : d - 1], to(d), bytes);
   }
 
   FrameHeader dataHeader(const Round& round) const {
@@ -215,7 +220,8 @@ class Runner {
       exchange_.absorb(round.message, chunk(round), payloads);
     }
     if (r + kWindow < rounds_.size()) {
-      for (int d = 1; d < size_; ++d) post(from(d), r + kWindow);
+      for (int d = 1; d < size_; ++d)
+        post(from(d), r + kWindow);
     }
   }
 
@@ -244,6 +250,8 @@ class Runner {
 
 }  // namespace
 
-void runExchange(OpContext& op, const Exchange& exchange) { Runner(op, exchange).run(); }
+void runExchange(OpContext& op, const Exchange& exchange) {
+  Runner(op, exchange).run();
+}
 
 }  // namespace lowcomm

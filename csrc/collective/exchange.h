@@ -15,9 +15,9 @@ namespace lowcomm {
 // theirs, a round being one frame to and from each peer. Receives are posted before sends, kWindow rounds are under way
 // at a time, and a round is encoded while the ones before it travel.
 //
-// The conversation with a peer is: one control frame that describes the op (ranks that disagree find out here, with both
-// values), then one frame a round. A rank that cannot encode (a NaN) sends error frames in place of what is left, so
-// every posted receive still completes, every rank gets the error, and the group goes on.
+// The conversation with a peer is: one control frame that describes the op (ranks that disagree find out here, with
+// both values), then one frame a round. A rank that cannot encode (a NaN) sends error frames in place of what is left,
+// so every posted receive still completes, every rank gets the error, and the group goes on.
 struct Exchange {
   // What ranks must agree on: op, dtype, sizes, codec, reduce op.
   Hello description;
@@ -33,12 +33,14 @@ struct Exchange {
 
   // Takes a round's payloads by rank; this rank's own is what it sent when same_to_all, else empty. Bytes that do not
   // decode are to be blamed on their sender (OpContext::blame).
-  std::function<void(size_t message, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads)> absorb;
+  std::function<void(size_t message, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads)>
+      absorb;
 };
 
 inline constexpr size_t kWindow = 4;
 
-// A peer could not send its data (its caller's mistake). The conversation stayed whole: the op failed, the group did not.
+// A peer could not send its data (its caller's mistake). The conversation stayed whole: the op failed, the group did
+// not.
 struct PeerRefused : PeerError {
   using PeerError::PeerError;
 };

@@ -8,7 +8,8 @@
 namespace lowcomm {
 namespace {
 
-// The largest granule of any codec: a bucket of 65,536 elements at 8 bits with its metadata, or 512 elements of 8 bytes.
+// The largest granule of any codec: a bucket of 65,536 elements at 8 bits with its metadata, or 512 elements of 8
+// bytes.
 constexpr size_t kLargestGranule = 65536 + 64;
 
 // The largest count whose encoding fits `room`, a multiple of the granularity unless it is all that is left.
@@ -29,7 +30,9 @@ uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
 
 }  // namespace
 
-size_t frameCapacity(size_t chunk_bytes) { return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule); }
+size_t frameCapacity(size_t chunk_bytes) {
+  return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule);
+}
 
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   MessagePlan plan{layout, dtype, {}};
@@ -44,8 +47,8 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
     const Segment& segment = layout.segments()[number];
     std::shared_ptr<const Codec> codec = makeCodec(segment.codec);
     if (!codec->supports(dtype)) {
-      throw TypeError(
-          "codec " + segment.codec.str() + " takes float32, float16 and bfloat16 elements, got " + dtypeName(dtype));
+      throw TypeError("codec " + segment.codec.str() + " takes float32, float16 and bfloat16 elements, got " +
+                      dtypeName(dtype));
     }
     for (uint64_t offset = 0; offset < segment.count;) {
       const uint64_t at = segment.first + offset;

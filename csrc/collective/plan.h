@@ -16,8 +16,8 @@ struct Run {
   uint64_t at = 0;      // first element, counted in the message
   uint64_t offset = 0;  // the same element, counted in its segment: what bucket, block and draws are numbered by
   uint64_t count = 0;
-  size_t bytes = 0;     // its share of the payload
-  uint32_t segment = 0; // its segment's number: added to the message's slot, so that no two segments share a draw
+  size_t bytes = 0;      // its share of the payload
+  uint32_t segment = 0;  // its segment's number: added to the message's slot, so that no two segments share a draw
 };
 
 // One frame of a message.

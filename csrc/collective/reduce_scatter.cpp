@@ -16,13 +16,11 @@ class Reducer {
 
   void encode(size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     const ScatterMessage& message = messages_[m];
-    const size_t segments = message.layout.segments().size();
+    const uint32_t slice = static_cast<uint32_t>(peer * message.layout.segments().size());
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      Draws draws = message.draws;
-      draws.stream += static_cast<uint32_t>(peer * segments) + run.segment;
       run.codec->encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype, run.offset,
-                        run.count, draws);
+                        run.count, message.draws.slot(slice + run.segment));
       at += run.bytes;
     }
   }
@@ -94,15 +92,16 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
   Exchange exchange;
   for (const ScatterMessage& message : messages) {
     if (!reduceSupports(message.dtype, reduction.kind)) {
-      throw TypeError(std::string("reduce_scatter: expected a dtype that ") + reduceName(reduction.kind) + " takes, got " +
-                      dtypeName(message.dtype));
+      throw TypeError(std::string("reduce_scatter: expected a dtype that ") + reduceName(reduction.kind) +
+                      " takes, got " + dtypeName(message.dtype));
     }
     exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);
-  exchange.description.fields.emplace_back(
-      "reduce op", reduction.average ? "avg" : reduction.premultiplied ? "premul_sum" : reduceName(reduction.kind));
+  exchange.description.fields.emplace_back("reduce op", reduction.average         ? "avg"
+                                                        : reduction.premultiplied ? "premul_sum"
+                                                                                  : reduceName(reduction.kind));
 
   Reducer reducer(op, messages, reduction);
   exchange.encode = [&](size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {

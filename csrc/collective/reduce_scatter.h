@@ -27,9 +27,9 @@ struct Reduction {
 
 // reduce_scatter by direct exchange: each rank sends every other its slice and sums what it gets in rank order, so
 // (W−1)/W of the input goes out where a ring all_reduce and a slice (gloo's way) move twice that. Deterministic.
-// Contributions are accumulated in fp32 where the dtype is narrower, in the dtype where it is wider or integer. A rank's
-// own contribution is not quantized. A codec needs kind == sum.
-// Throws as runExchange; TypeError for a dtype that a codec does not take or a pair that reduceSupports refuses.
+// Contributions are accumulated in fp32 where the dtype is narrower, in the dtype where it is wider or integer. A
+// rank's own contribution is not quantized. A codec needs kind == sum. Throws as runExchange; TypeError for a dtype
+// that a codec does not take or a pair that reduceSupports refuses.
 void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction);
 
 }  // namespace lowcomm

@@ -19,7 +19,9 @@ Engine::Engine(std::unique_ptr<Transport> transport, EngineConfig config)
   worker_ = std::thread([this] { loop(); });
 }
 
-Engine::~Engine() { shutdown(); }
+Engine::~Engine() {
+  shutdown();
+}
 
 uint32_t Engine::submit(std::string op, Job job, Done done) {
   std::exception_ptr refused;
@@ -120,39 +122,49 @@ void Engine::execute(Entry& entry) {
     } catch (const TypeError&) {
       error = std::current_exception();
     } catch (const PeerError& lost) {
-      error = lose(op, lost.peer, lost.what());
+      error = lose(op, lost);
     } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
-      error = lose(op, -1, "lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + other.what());
+      error = lose(
+          op, PeerError("lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + other.what()));
     }
   }
   entry.done(error, op.counters);
 }
 
 // A fault: the first cause is kept, the peers are told, and theirs is asked for where it explains ours.
-std::exception_ptr Engine::lose(OpContext& op, int peer, const std::string& why) {
-  bool aborted;
+std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
+  std::string message = lost.what();
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    aborted = !ended_why_.empty();
-    if (!aborted) ended_why_ = why;
+    if (!ended_why_.empty()) {
+      message += "; the group was ended: " + ended_why_;
+      return std::make_exception_ptr(PeerError(message, lost.peer));
+    }
+    ended_why_ = message;
   }
-  std::string message = why;
-  if (aborted) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    message += "; the group was ended: " + ended_why_;
-  } else {
-    notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + why, op.sequence);
-    const std::string said = notices_.read(peer, kNoticePatience);
+  const auto* transfer = dynamic_cast<const TransferError*>(&lost);
+  const auto ask = [&](TransportError::Kind kind) {
+    if (!transfer || transfer->kind != kind) return;
+    const std::string said = notices_.read(lost.peer, kNoticePatience);
     if (!said.empty()) message += "; " + said;
-    transport_->cancel(Lane::bulk);
+  };
+  // A peer that closed has said why before it did: ours passes it on. One that is slow may be waiting for a third, and
+  // gives up about when we do: it is asked after it was told. One that sent what it must not has nothing to add.
+  ask(TransportError::Kind::closed);
+  notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + message, op.sequence);
+  ask(TransportError::Kind::timed_out);
+  transport_->cancel(Lane::bulk);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_why_ = message;
   }
-  return std::make_exception_ptr(PeerError(message, peer));
+  return std::make_exception_ptr(PeerError(message, lost.peer));
 }
 
 std::exception_ptr Engine::ended(const std::string& op) const {
   const std::string why = ended_why_.empty() ? "it was shut down" : ended_why_;
-  return std::make_exception_ptr(
-      PeerError("lowcomm: " + op + " on group " + group_.name + " of a lost group; destroy it and make a new one. First cause: " + why));
+  return std::make_exception_ptr(PeerError("lowcomm: " + op + " on group " + group_.name +
+                                           " of a lost group; destroy it and make a new one. First cause: " + why));
 }
 
 }  // namespace lowcomm

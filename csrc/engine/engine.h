@@ -17,9 +17,9 @@ namespace lowcomm {
 
 struct EngineConfig {
   std::string group = "default";
-  std::vector<int> global_ranks;             // by group rank; empty: not shown in messages
-  uint32_t epoch = 0;                        // agreed when the group is made; frames of another one are refused
-  size_t chunk_bytes = 256 << 10;            // payload of a full frame; agreed
+  std::vector<int> global_ranks;               // by group rank; empty: not shown in messages
+  uint32_t epoch = 0;                          // agreed when the group is made; frames of another one are refused
+  size_t chunk_bytes = 256 << 10;              // payload of a full frame; agreed
   std::chrono::milliseconds timeout{1800000};  // progress deadline
 };
 
@@ -27,8 +27,8 @@ struct EngineConfig {
 // gets the group's next sequence number. Thread-safe.
 //
 // A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
-// the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's mistake
-// (ValueError, PeerRefused) ends only its op.
+// the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's
+// mistake (ValueError, PeerRefused) ends only its op.
 class Engine {
  public:
   // A job may throw; `done` gets what it threw (or null) and what it moved, on the worker, before the next job starts.
@@ -71,7 +71,7 @@ class Engine {
   };
   void loop();
   void execute(Entry& entry);
-  std::exception_ptr lose(OpContext& op, int peer, const std::string& why);
+  std::exception_ptr lose(OpContext& op, const PeerError& lost);
   std::exception_ptr ended(const std::string& op) const;
 
   std::unique_ptr<Transport> transport_;

@@ -15,6 +15,7 @@ constexpr std::chrono::milliseconds kSendPatience{200};
 }  // namespace
 
 void NoticeBoard::watch() {
+  out_ = group_.frames.take();
   watches_.resize(group_.size());
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
@@ -25,8 +26,7 @@ void NoticeBoard::watch() {
 }
 
 void NoticeBoard::send(const std::string& why, uint32_t sequence) {
-  if (out_) return;
-  out_ = group_.frames.take();
+  if (!sending_.empty()) return;
   FrameHeader header;
   header.kind = FrameKind::error;
   header.sequence = sequence;
@@ -43,9 +43,11 @@ void NoticeBoard::send(const std::string& why, uint32_t sequence) {
       // The peer that is gone needs no notice.
     }
   }
+  const auto deadline = OpContext::Clock::now() + kSendPatience;
   for (auto& transfer : sending_) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - OpContext::Clock::now());
     try {
-      transfer->wait(kSendPatience);
+      transfer->wait(std::max(left, std::chrono::milliseconds(1)));  // gloo takes 0 for no deadline
     } catch (const TransportError&) {
     }
   }

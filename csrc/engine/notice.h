@@ -7,9 +7,9 @@
 
 namespace lowcomm {
 
-// How a rank that gives a group up tells the others why. Each rank keeps one receive posted to every peer on the control
-// lane; a rank that loses the group sends its reason there before it closes its bulk connections, so a peer whose bulk
-// transfer breaks finds the cause and not only "connection closed".
+// How a rank that gives a group up tells the others why. Each rank keeps one receive posted to every peer on the
+// control lane; a rank that loses the group sends its reason there before it closes its bulk connections, so a peer
+// whose bulk transfer breaks finds the cause and not only "connection closed".
 class NoticeBoard {
  public:
   explicit NoticeBoard(GroupContext& group) : group_(group) {}
@@ -17,7 +17,7 @@ class NoticeBoard {
   // Posts the receives. Called once, before the first op.
   void watch();
 
-  // Sends `why` to every peer and waits, briefly, for it to leave. Never throws: it is a courtesy.
+  // Sends `why` to every peer and waits, briefly, for it to leave. Once, after watch(). Never throws: it is a courtesy.
   void send(const std::string& why, uint32_t sequence);
 
   // What `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
@@ -30,6 +30,7 @@ class NoticeBoard {
     std::unique_ptr<Transfer> receiving;
   };
   std::vector<Watch> watches_;
+  // Taken before the first op: the buffers of a failed one go back to the pool while its transfers still use them.
   BufferPool::Buffer out_;
   std::vector<std::unique_ptr<Transfer>> sending_;
 };

@@ -5,7 +5,8 @@
 
 namespace lowcomm {
 
-// Element types as they stand in byte 9 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse one.
+// Element types as they stand in byte 9 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
+// one.
 enum class DType : uint8_t {
   opaque = 0,  // one byte an element; anything that is only carried, never read
   float32 = 1,

@@ -16,8 +16,12 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-inline float widen(Float16 v) { return float16ToFloat(v.bits); }
-inline float widen(BFloat16 v) { return bfloat16ToFloat(v.bits); }
+inline float widen(Float16 v) {
+  return float16ToFloat(v.bits);
+}
+inline float widen(BFloat16 v) {
+  return bfloat16ToFloat(v.bits);
+}
 template <class T>
 inline T widen(T v) {
   return v;
@@ -67,7 +71,8 @@ void fold(void* acc, const void* x, uint64_t n, Op op) {
   using A = Accumulator<T>;
   A* a = static_cast<A*>(acc);
   const T* b = static_cast<const T*>(x);
-  for (uint64_t i = 0; i < n; ++i) a[i] = static_cast<A>(op(a[i], widen(b[i])));
+  for (uint64_t i = 0; i < n; ++i)
+    a[i] = static_cast<A>(op(a[i], widen(b[i])));
 }
 
 // Signed overflow wraps, as the machine's and gloo's does, instead of being undefined.
@@ -99,7 +104,8 @@ const char* reduceName(ReduceKind kind) {
 
 bool reduceSupports(DType dtype, ReduceKind kind) {
   const bool known = dispatch(dtype, [](auto) {});
-  const bool floating = dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
+  const bool floating =
+      dtype == DType::float32 || dtype == DType::float64 || dtype == DType::float16 || dtype == DType::bfloat16;
   return known && !(floating && kind >= ReduceKind::bit_and);
 }
 
@@ -114,7 +120,8 @@ void reduceAssign(void* acc, const void* x, DType dtype, uint64_t n) {
     if constexpr (std::is_same_v<A, T>) {
       if (acc != x && n > 0) std::memmove(acc, x, n * sizeof(T));
     } else {
-      for (uint64_t i = 0; i < n; ++i) static_cast<A*>(acc)[i] = widen(static_cast<const T*>(x)[i]);
+      for (uint64_t i = 0; i < n; ++i)
+        static_cast<A*>(acc)[i] = widen(static_cast<const T*>(x)[i]);
     }
   });
 }
@@ -151,9 +158,11 @@ void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int avera
     const A* a = static_cast<const A*>(acc);
     if (average_over > 0) {
       const A divisor = static_cast<A>(average_over);
-      for (uint64_t i = 0; i < n; ++i) o[i] = narrow<T>(static_cast<A>(widen(narrow<T>(a[i])) / divisor));
+      for (uint64_t i = 0; i < n; ++i)
+        o[i] = narrow<T>(static_cast<A>(widen(narrow<T>(a[i])) / divisor));
     } else if (static_cast<const void*>(o) != acc) {
-      for (uint64_t i = 0; i < n; ++i) o[i] = narrow<T>(a[i]);
+      for (uint64_t i = 0; i < n; ++i)
+        o[i] = narrow<T>(a[i]);
     }
   });
 }

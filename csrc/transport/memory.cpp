@@ -54,7 +54,7 @@ struct MemoryHub::State {
       if (send->out.size() > receive->in.size()) {
         receive->failed = true;
         receive->why = "a message of " + std::to_string(send->out.size()) + " bytes for a receive of " +
-            std::to_string(receive->in.size());
+                       std::to_string(receive->in.size());
       } else if (!send->out.empty()) {
         std::memcpy(receive->in.data(), send->out.data(), send->out.size());
         if (tamper) tamper(from, to, lane, receive->in.first(send->out.size()));
@@ -91,7 +91,8 @@ namespace {
 
 class MemoryTransfer : public Transfer {
  public:
-  MemoryTransfer(std::shared_ptr<MemoryHub::State> state, SlotPtr slot) : state_(std::move(state)), slot_(std::move(slot)) {}
+  MemoryTransfer(std::shared_ptr<MemoryHub::State> state, SlotPtr slot)
+      : state_(std::move(state)), slot_(std::move(slot)) {}
 
   void wait(std::chrono::milliseconds deadline) override {
     std::unique_lock<std::mutex> lock(state_->mutex);
@@ -110,7 +111,8 @@ class MemoryTransport : public Transport {
  public:
   MemoryTransport(std::shared_ptr<MemoryHub::State> state, int rank) : state_(std::move(state)), rank_(rank) {}
   ~MemoryTransport() override {
-    for (Lane lane : {Lane::control, Lane::bulk}) cancel(lane);
+    for (Lane lane : {Lane::control, Lane::bulk})
+      cancel(lane);
   }
 
   int rank() const override { return rank_; }
@@ -157,10 +159,13 @@ class MemoryTransport : public Transport {
 MemoryHub::MemoryHub(int size) : state_(std::make_shared<State>(size)) {}
 MemoryHub::~MemoryHub() = default;
 
-std::unique_ptr<Transport> MemoryHub::transport(int rank) { return std::make_unique<MemoryTransport>(state_, rank); }
+std::unique_ptr<Transport> MemoryHub::transport(int rank) {
+  return std::make_unique<MemoryTransport>(state_, rank);
+}
 
 void MemoryHub::kill(int rank) {
-  for (Lane lane : {Lane::control, Lane::bulk}) state_->end(rank, lane, Kind::closed);
+  for (Lane lane : {Lane::control, Lane::bulk})
+    state_->end(rank, lane, Kind::closed);
 }
 
 void MemoryHub::stall(int rank) {
@@ -171,7 +176,8 @@ void MemoryHub::stall(int rank) {
 void MemoryHub::resume(int rank) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->stalled[rank] = false;
-  for (auto& [key, box] : state_->mailboxes) state_->deliver(key, box);
+  for (auto& [key, box] : state_->mailboxes)
+    state_->deliver(key, box);
 }
 
 void MemoryHub::tamper(Tamper tamper) {

@@ -21,7 +21,8 @@ class MemoryHub {
   void stall(int rank);
   void resume(int rank);
 
-  // Called on every message at delivery with (from, to, lane, bytes as they will be received); may change them in place.
+  // Called on every message at delivery with (from, to, lane, bytes as they will be received); may change them in
+  // place.
   using Tamper = std::function<void(int from, int to, Lane lane, std::span<std::byte> bytes)>;
   void tamper(Tamper tamper);
 

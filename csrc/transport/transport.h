@@ -35,9 +35,9 @@ class Transfer {
 
 // Moves bytes between the ranks of one group, in order for a given (lane, peer, tag). Thread-safe.
 //
-// A receive may be longer than the message that arrives (the frame header says how much counts), never shorter: gloo ends
-// the process when a message does not fit. Collectives therefore always receive into buffers of the group's agreed frame
-// capacity, whatever they expect.
+// A receive may be longer than the message that arrives (the frame header says how much counts), never shorter: gloo
+// ends the process when a message does not fit. Collectives therefore always receive into buffers of the group's agreed
+// frame capacity, whatever they expect.
 class Transport {
  public:
   virtual ~Transport() = default;

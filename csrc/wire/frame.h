@@ -41,9 +41,9 @@ struct FrameHeader {
 // frame.size() must be 64 + header.payload_bytes (ValueError otherwise).
 void sealFrame(std::span<std::byte> frame, const FrameHeader& header);
 
-// Checks what can be checked without knowing the op: magic, version, kind, codec, dtype and flag numbers, reserved fields,
-// payload length against the bytes at hand, CRC-32C. `received` may be longer than the frame (a receive buffer).
-// Throws WireError naming the field, what was expected and what was got. Reads nothing past received.size().
+// Checks what can be checked without knowing the op: magic, version, kind, codec, dtype and flag numbers, reserved
+// fields, payload length against the bytes at hand, CRC-32C. `received` may be longer than the frame (a receive
+// buffer). Throws WireError naming the field, what was expected and what was got. Reads nothing past received.size().
 FrameHeader openFrame(std::span<const std::byte> received);
 
 // The payload of an opened frame, a view into `received`.

@@ -7,8 +7,8 @@
 
 namespace lowcomm {
 
-// What ranks must agree on before they talk: an ordered list of named fields ("wire_version", "policy", "min_bytes", ...).
-// A rank that cannot join says why in a field "error".
+// What ranks must agree on before they talk: an ordered list of named fields ("wire_version", "policy", "min_bytes",
+// ...). A rank that cannot join says why in a field "error".
 struct Hello {
   std::vector<std::pair<std::string, std::string>> fields;
 

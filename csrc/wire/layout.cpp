@@ -1,5 +1,7 @@
 #include "wire/layout.h"
 
+#include <algorithm>
+
 #include <charconv>
 
 #include "codec/error.h"
@@ -61,6 +63,10 @@ Layout::Layout(std::vector<Segment> segments) {
 
 Layout Layout::single(uint64_t elements, const CodecSpec& codec) {
   return Layout({{0, elements, codec}});
+}
+
+bool Layout::coded() const {
+  return std::any_of(segments_.begin(), segments_.end(), [](const Segment& s) { return s.codec.id != CodecId::none; });
 }
 
 std::string Layout::text() const {

@@ -9,8 +9,8 @@
 
 namespace lowcomm {
 
-// A run of a flattened message with a codec of its own: one parameter's shard in a flat buffer. Bucket and block numbers
-// count from the segment's first element.
+// A run of a flattened message with a codec of its own: one parameter's shard in a flat buffer. Bucket and block
+// numbers count from the segment's first element.
 struct Segment {
   uint64_t first = 0;
   uint64_t count = 0;
@@ -30,6 +30,9 @@ class Layout {
 
   const std::vector<Segment>& segments() const { return segments_; }
   uint64_t elements() const { return elements_; }
+
+  // Whether any segment has a codec other than none.
+  bool coded() const;
 
   // 64-bit hash of text(): the key hash of a layout's frames.
   uint64_t hash() const { return hash_; }

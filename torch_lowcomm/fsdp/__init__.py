@@ -42,7 +42,7 @@ def _install(g: ParameterGroup, coded: set[str], weights: str, gradients: str, n
     backend.agree_layout(f"gradients of group {number}", reduce)
     # A tensor's number within the step: apart by more segments than a group has, wrapping where there are that many.
     slot = (number * 64) % _GRADIENT_SLOTS
-    g.module.set_custom_all_gather(QuantizedAllGather(g.group, gather, slot, g.version))
+    g.module.set_custom_all_gather(QuantizedAllGather(g.group, gather, slot, g.live_parameters))
     g.module.set_custom_reduce_scatter(QuantizedReduceScatter(g.group, reduce, _GRADIENT_SLOTS + slot))
 
 

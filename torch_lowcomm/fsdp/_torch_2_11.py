@@ -43,9 +43,9 @@ class ParameterGroup:
     group: dist.ProcessGroup  # the ranks that shard
     _private: Any
 
-    def version(self) -> int:
-        """Grows whenever a parameter's shard is written: once an optimizer step, never in forward or backward."""
-        return sum(p._sharded_param_data._version for p in self._private.fsdp_params)
+    def live_parameters(self) -> list[nn.Parameter]:
+        """The sharded parameters as they are now: loading a checkpoint may have replaced some."""
+        return [p.sharded_param for p in self._private.fsdp_params]
 
     def uses_custom_comm(self, kind: type) -> bool:
         """Whether a comm object of this class is already installed."""

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 
 logger = logging.getLogger("torch_lowcomm")
@@ -52,9 +54,11 @@ class _LayoutComm:
 class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
     """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 2)."""
 
-    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, version: Callable[[], int]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, parameters: Callable[[], list[nn.Parameter]]
+    ) -> None:
         super().__init__(group, layout, slot)
-        self._version = version
+        self._weights = WeightVersion(parameters)
 
     def __call__(
         self,
@@ -68,7 +72,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
             with exact():
                 return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         work = backend_of(group).all_gather_layout(
-            output_tensor, input_tensor, self._layout, slot=self._slot, step=self._version() % 2**32
+            output_tensor, input_tensor, self._layout, slot=self._slot, step=self._weights.version() % 2**32
         )
         return work if async_op else work.wait() and None
 

@@ -1,0 +1,142 @@
+"""What a user meets before any tensor moves: import, versions, the command line, the environment."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch_lowcomm as lc
+from torch_lowcomm import _build_info, _compatibility
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, deadline: float = 120, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *command],
+        capture_output=True, text=True, timeout=deadline, env={**os.environ, **env}, cwd="/",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "built", "says"),
+    [
+        (None, "2.13.0", "found none"),
+        ("2.10.1", "2.13.0", "too old"),
+        ("2.14.0+cu130", "2.13.0", "was built for PyTorch 2.13.0 and found 2.14.0+cu130"),
+        ("2.13.1", None, "not built"),
+        ("2.13.1+cpu", "2.13.0", None),
+    ],
+)
+def test_one_sentence_when_torch_does_not_fit(found, built, says):
+    message = _compatibility.problem(found, built)
+    if says is None:
+        assert message is None
+    else:
+        assert says in message
+        assert "\n" not in message
+
+
+def test_import_without_torch_is_one_sentence():
+    code = (
+        "import importlib.util as u, sys; real = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else real(name, *a)\n"
+        "import torch_lowcomm"
+    )
+    done = run("-c", code)
+    assert done.returncode != 0
+    assert "ImportError: torch_lowcomm needs PyTorch 2.11 to 2.15: found none; install torch first." in done.stderr
+
+
+def test_import_with_another_minor_is_one_sentence():
+    code = "import torch; torch.__version__ = '2.12.0'\nimport torch_lowcomm"
+    done = run("-c", code)
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].startswith(
+        f"ImportError: torch_lowcomm was built for PyTorch {_build_info.TORCH_VERSION} and found 2.12.0"
+    )
+
+
+def test_torch_is_in_no_requirement():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
+    assert not [r for r in requirements if r.startswith("torch")]
+    assert project["project"]["version"] == lc.__version__
+
+
+def test_name_is_known_without_an_import_and_starts_no_thread():
+    code = (
+        "import os, sys, torch, torch.distributed as dist\n"
+        "assert 'LOWCOMM' in dist.Backend._plugins\n"
+        "assert 'torch_lowcomm' not in sys.modules\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "import torch_lowcomm\n"
+        "assert len(os.listdir('/proc/self/task')) == before\n"
+    )
+    done = run("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_registers_where_autoload_is_off():
+    code = "import torch_lowcomm, torch.distributed as dist; assert 'LOWCOMM' in dist.Backend._plugins"
+    done = run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 0, done.stderr
+
+
+def test_info_reports_and_tests_itself():
+    done = run("-m", "torch_lowcomm", "info")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for row in ("torch_lowcomm", "wire format", "torch ", "build", "kernels", "codecs", "inner backends"):
+        assert f"\n{row}" in "\n" + done.stdout
+    assert "two ranks, exact and 8 bits: passed" in done.stdout
+
+
+def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
+    assert "kernels         scalar" in run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="scalar").stdout
+    done = run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="mmx")
+    assert done.returncode != 0
+    assert "LOWCOMM_KERNELS" in done.stderr.splitlines()[-1] and "mmx" in done.stderr.splitlines()[-1]
+
+
+def test_run_names_a_missing_script():
+    done = run("-m", "torch_lowcomm", "run", "/nowhere.py")
+    assert done.returncode == 2
+    assert "/nowhere.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        ("all_gather", "expected 'op=codec'"),
+        ("gossip=minmax8", "unknown op 'gossip'"),
+        ("all_reduce=qsgd8", "does not compress 'all_reduce' yet"),
+        ("all_gather=zip", "zip"),
+        ("all_gather=minmax9", "1...8"),
+        ("all_gather=minmax8:bucket=100", "power of two"),
+        ("all_gather=minmax8:bucket=131072", "65536"),
+        ("all_gather=minmax8:meta=bf16", "meta"),
+        ("all_gather=minmax8:nonfinite=saturate", "nonfinite"),
+        ("all_gather=sym4", "sym"),
+        ("all_gather=minmax8; all_gather=minmax4", "twice"),
+    ],
+)
+def test_bad_policies_are_named(policy, says):
+    with pytest.raises(ValueError, match=says):
+        lc.Options(policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("min_bytes", -1), ("seed", -1), ("chunk_bytes", 1), ("chunk_bytes", 1 << 30)]
+)
+def test_bad_numbers_are_named(field, value):
+    with pytest.raises(ValueError, match=f"{field}: expected .* got {value}"):
+        lc.Options(**{field: value})
+
+
+def test_options_are_frozen_and_printable():
+    options = lc.Options("reduce_scatter=qsgd4; all_gather=minmax8", min_bytes=1)
+    assert "qsgd4" in repr(options) and "min_bytes=1" in repr(options)
+    with pytest.raises(AttributeError):
+        options.min_bytes = 2
