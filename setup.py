@@ -36,7 +36,7 @@ class CMakeBuild(build_ext):
             for made in (build / "python" / "torch_lowcomm").iterdir():
                 # A process may have the old file mapped: replace it, never write into it.
                 shutil.copy2(made, target / (made.name + ".new"))
-                os.replace(target / (made.name + ".new"), target / made.name)
+                (target / (made.name + ".new")).replace(target / made.name)
 
 
 class BinaryDistribution(Distribution):

@@ -1,11 +1,11 @@
 """Training over slow links with PyTorch: a c10d backend that is exact unless asked, and compresses what it is asked to.
 
-    import torch.distributed as dist
-    dist.init_process_group("lowcomm")        # exact; no import of this package is needed
+import torch.distributed as dist
+dist.init_process_group("lowcomm")        # exact; no import of this package is needed
 
-    import torch_lowcomm as lc
-    lc.fsdp.quantize(model, weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024")
-    lc.stats()
+import torch_lowcomm as lc
+lc.fsdp.quantize(model, weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024")
+lc.stats()
 """
 
 from torch_lowcomm._compatibility import check_torch

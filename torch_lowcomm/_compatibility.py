@@ -22,7 +22,9 @@ def problem(found: str | None, built: str | None) -> str | None:
     if _minor(found) < OLDEST:
         return f"torch_lowcomm needs PyTorch {_RANGE}: found {found}, which is too old."
     if built is None:
-        return "torch_lowcomm's extension is not built: run `pip install --no-build-isolation -e .` in its source folder."
+        return (
+            "torch_lowcomm's extension is not built: run `pip install --no-build-isolation -e .` in its source folder."
+        )
     if _minor(found) != _minor(built):
         return (
             f"torch_lowcomm was built for PyTorch {built} and found {found}: a build belongs to one minor version; "

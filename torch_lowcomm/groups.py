@@ -27,7 +27,9 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
     # Looked up by name: under TORCH_DISTRIBUTED_DEBUG=DETAIL what the group holds is a wrapper.
     backend = _C.find_backend(group.group_name)
     if backend is None:
-        raise ValueError(f"expected a group of backend lowcomm, got {group.group_name!r} of {dist.get_backend(group)!r}")
+        raise ValueError(
+            f"expected a group of backend lowcomm, got {group.group_name!r} of {dist.get_backend(group)!r}"
+        )
     return backend
 
 
@@ -38,7 +40,7 @@ def set_policy(group: dist.ProcessGroup | None, policy: str) -> None:
 
     Args:
         group: The group; None for the default one.
-        policy: Text as for `Options(policy=…)`, e.g. "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8"; "" is exact.
+        policy: Text as for `Options(policy=…)`, e.g. "all_gather=minmax8; reduce_scatter=qsgd8"; "" is exact.
 
     Raises:
         ValueError: This rank's text is wrong; the part is named.

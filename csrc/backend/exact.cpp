@@ -3,6 +3,7 @@
 
 #include "backend/backend.h"
 #include "backend/errors.h"
+#include "backend/premultiply.h"
 #include "backend/python_state.h"
 
 namespace lowcomm {
@@ -44,19 +45,12 @@ WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensor
 // Gloo has no PREMUL_SUM: the factor is applied to this rank's contribution, in place, and the sum is exact as ever.
 WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                                       const std::function<WorkPtr(const c10d::ReduceOp&)>& call) {
-  const auto* premul = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  if (op.op_ != c10d::ReduceOp::PREMUL_SUM || !premul ||
-      !innerFor(tensors.at(0)).getBackendName().starts_with("gloo")) {
-    return call(op);
-  }
+  if (tensors.empty() || &innerFor(tensors[0]) != host_.get()) return call(op);
+  const std::optional<double> factor = premultiplyFactor(op);
+  if (!factor) return call(op);
   at::NoGradGuard no_grad;
-  for (auto& tensor : tensors) {
-    if (premul->tensor_factor.defined()) {
-      tensor.mul_(premul->tensor_factor.to(tensor.device()));
-    } else {
-      tensor.mul_(premul->double_factor);
-    }
-  }
+  for (auto& tensor : tensors)
+    tensor.mul_(*factor);
   return call(c10d::ReduceOp(c10d::ReduceOp::SUM));
 }
 

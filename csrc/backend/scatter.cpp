@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
+#include "backend/premultiply.h"
 #include "backend/prepared.h"
 
 namespace lowcomm {
@@ -28,11 +29,10 @@ std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType t
       reduction.average = true;
       break;
     case c10d::ReduceOp::PREMUL_SUM: {
-      const auto* premul = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-      if (!premul || !at::isFloatingType(type)) return std::nullopt;
+      const std::optional<double> factor = premultiplyFactor(op);
+      if (!factor || !at::isFloatingType(type)) return std::nullopt;
       reduction.premultiplied = true;
-      reduction.premultiply =
-          premul->tensor_factor.defined() ? premul->tensor_factor.item<double>() : premul->double_factor;
+      reduction.premultiply = *factor;
       break;
     }
     case c10d::ReduceOp::PRODUCT:

@@ -59,7 +59,11 @@ std::string NoticeBoard::read(int peer, std::chrono::milliseconds patience) {
     watches_[peer].receiving->wait(patience);
     auto bytes = group_.frames.span(watches_[peer].buffer);
     FrameHeader header = openFrame(bytes);
-    if (header.kind != FrameKind::error || header.epoch != group_.epoch) return "";
+    if (header.kind != FrameKind::error) return "";
+    if (header.epoch != group_.epoch) {
+      return "it gave a group of another epoch up: expected " + std::to_string(group_.epoch) + ", got " +
+             std::to_string(header.epoch);
+    }
     auto text = framePayload(bytes, header);
     return {reinterpret_cast<const char*>(text.data()), text.size()};
   } catch (const std::runtime_error&) {

@@ -75,7 +75,10 @@ def main(arguments: argparse.Namespace) -> int:
         ("torch", f"{torch.__version__} (built for {_build_info.TORCH_VERSION})"),
         ("python", platform.python_version()),
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
-        ("CUDA kernels", "yes" if _build_info.CUDA_KERNELS else "none in this version (CUDA tensors are coded on the host)"),
+        (
+            "CUDA kernels",
+            "yes" if _build_info.CUDA_KERNELS else "none in this version (CUDA tensors are coded on the host)",
+        ),
         ("kernels", f"{_C.kernels()} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),
         ("inner backends", "gloo" + (", nccl" if nccl else "; no nccl here")),

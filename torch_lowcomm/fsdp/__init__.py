@@ -10,9 +10,10 @@ from torch import nn
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
-__all__ = ["QuantizedAllGather", "QuantizedReduceScatter", "quantize"]
+__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "quantize"]
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -34,7 +35,9 @@ def _layout(parameters: list[ShardedParameter], coded: set[str], codec: str) -> 
     return _C.Layout(segments)
 
 
-def _install(g: ParameterGroup, coded: set[str], weights: str, gradients: str, number: int) -> None:
+def _install(
+    g: ParameterGroup, coded: set[str], weights: str, gradients: str, number: int
+) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
     gather = _layout(g.parameters, coded, weights)
     reduce = _layout([p for p in g.parameters if p.parameter.requires_grad], coded, gradients)
     backend = backend_of(g.group)
@@ -42,8 +45,13 @@ def _install(g: ParameterGroup, coded: set[str], weights: str, gradients: str, n
     backend.agree_layout(f"gradients of group {number}", reduce)
     # A tensor's number within the step: apart by more segments than a group has, wrapping where there are that many.
     slot = (number * 64) % _GRADIENT_SLOTS
-    g.module.set_custom_all_gather(QuantizedAllGather(g.group, gather, slot, g.live_parameters))
-    g.module.set_custom_reduce_scatter(QuantizedReduceScatter(g.group, reduce, _GRADIENT_SLOTS + slot))
+    comms = (
+        QuantizedAllGather(g.group, gather, slot, g.live_parameters),
+        QuantizedReduceScatter(g.group, reduce, _GRADIENT_SLOTS + slot),
+    )
+    g.module.set_custom_all_gather(comms[0])
+    g.module.set_custom_reduce_scatter(comms[1])
+    return comms
 
 
 def quantize(
@@ -52,7 +60,7 @@ def quantize(
     weights: str = "minmax8:bucket=1024",
     gradients: str = "qsgd8:bucket=1024",
     exact: Callable[[str, nn.Parameter], bool] | None = None,
-) -> None:
+) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
     Weights are encoded once, by the owner of the shard, and decoded by every rank, the owner too: all ranks compute with
@@ -71,6 +79,10 @@ def quantize(
         gradients: Codec of the reduce-scatters, "none" for exact.
         exact: Called with (fully qualified name, parameter); True keeps that parameter out of both.
 
+    Returns:
+        A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
+        would have.
+
     Raises:
         ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
             one module, or a model that is quantized already.
@@ -79,17 +91,25 @@ def quantize(
     weights, gradients = _C.Codec(weights).spec, _C.Codec(gradients).spec
     groups = list(parameter_groups(model))
     if not groups:
-        raise ValueError("fsdp.quantize: expected a model wrapped by fully_shard (FSDP2), got one without a wrapped module")
+        raise ValueError(
+            "fsdp.quantize: expected a model wrapped by fully_shard (FSDP2), got one without a wrapped module"
+        )
     if any(g.uses_custom_comm(_LayoutComm) for g in groups):
         raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
     counted = kept = elements = 0
+    comms = []
     for number, g in enumerate(groups):
         coded = {p.name for p in g.parameters if not _travels_exact(p, exact)}
-        _install(g, coded, weights, gradients, number)
+        comms.append(_install(g, coded, weights, gradients, number))
         counted += len(coded)
         kept += len(g.parameters) - len(coded)
         elements += sum(p.parameter.numel() for p in g.parameters if p.name in coded)
     logger.info(
         "fsdp.quantize: %d parameters (%d elements) travel as weights %s, gradients %s; %d travel exact",
-        counted, elements, weights, gradients, kept,
+        counted,
+        elements,
+        weights,
+        gradients,
+        kept,
     )
+    return QuantizedComms([gather for gather, _ in comms], [reduction for _, reduction in comms])

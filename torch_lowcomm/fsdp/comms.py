@@ -35,14 +35,14 @@ class _LayoutComm:
 
     def _applies(self, what: str, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> bool:
         """Whether the layout describes this buffer; otherwise it goes exact, said once and counted in stats()."""
+        if _C.in_exact():
+            return False
         if group.group_name != self._group_name:
             why = f"it goes over group {group.group_name}, not {self._group_name}"
         elif tensor.dtype not in _CODED:
             why = f"its dtype is {tensor.dtype}"
         elif elements != self._layout.elements:
             why = f"it has {elements} elements a rank, the layout {self._layout.elements}"
-        elif _C.in_exact():
-            return False
         else:
             return True
         if why not in self._said:
@@ -58,7 +58,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, parameters: Callable[[], list[nn.Parameter]]
     ) -> None:
         super().__init__(group, layout, slot)
-        self._weights = WeightVersion(parameters)
+        self.weights = WeightVersion(parameters)
 
     def __call__(
         self,
@@ -72,7 +72,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
             with exact():
                 return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         work = backend_of(group).all_gather_layout(
-            output_tensor, input_tensor, self._layout, slot=self._slot, step=self._weights.version() % 2**32
+            output_tensor, input_tensor, self._layout, slot=self._slot, step=self.weights.version() % 2**32
         )
         return work if async_op else work.wait() and None
 
@@ -82,7 +82,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
 
     def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int) -> None:
         super().__init__(group, layout, slot)
-        self._calls = 0
+        self.calls = 0
 
     def __call__(
         self,
@@ -96,9 +96,13 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         if not self._applies("a gradient reduction", group, input_tensor, output_tensor.numel()):
             with exact():
                 return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        self._calls += 1
+        self.calls += 1
         work = backend_of(group).reduce_scatter_layout(
-            output_tensor, input_tensor, self._layout, dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
-            slot=self._slot, step=self._calls % 2**32,
+            output_tensor,
+            input_tensor,
+            self._layout,
+            dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
+            slot=self._slot,
+            step=self.calls % 2**32,
         )
         return work if async_op else work.wait() and None

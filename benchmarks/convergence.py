@@ -1,0 +1,67 @@
+"""Convergence against bytes: each method beside its exact baseline, with gates.
+
+    python benchmarks/convergence.py qsdp [--quick] [--seeds N] [--json FILE] [--plot FILE]
+
+Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import qsdp
+import report
+
+METHODS: dict[str, Callable] = {"qsdp": qsdp.measure}
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
+    parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
+    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
+    parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
+    parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
+    args = parser.parse_args()
+    if args.method not in METHODS:
+        parser.error(f"METHOD: expected one of {', '.join(METHODS)}, got {args.method!r}")
+    if args.seeds is None:
+        args.seeds = 1 if args.quick else 5
+    if args.seeds < 1:
+        parser.error(f"--seeds: expected a positive number, got {args.seeds}")
+    return args
+
+
+def draw(curves: list[dict], path: Path, *, title: str) -> None:
+    """Draws seed 0's curves of the runs that counted bytes, the short one on gloo left out."""
+    import plot
+
+    longest = max(len(curve["step"]) for curve in curves)
+    chosen = [curve for curve in curves if curve["seed"] == 0 and len(curve["step"]) == longest and curve["bytes"][-1]]
+    lines = [plot.Curve(curve["name"], curve["loss"], curve["bytes"]) for curve in chosen]
+    plot.loss_against_bytes(lines, path, title=title)
+
+
+def main() -> int:
+    """Runs the method and reports."""
+    args = parse()
+    print(report.heading(f"convergence {args.method}", quick=args.quick, seeds=args.seeds))
+    try:
+        content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds)
+    except RuntimeError as error:
+        raise SystemExit(f"convergence.py: {error}") from None
+    for gate in gates:
+        print(gate.line())
+    if args.json:
+        report.write_json(args.json, {"method": args.method, "quick": args.quick, **content}, gates)
+    if args.plot:
+        draw(content["curves"], args.plot, title=f"{args.method}, seed 0")
+    return 0 if all(gate.passed for gate in gates) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

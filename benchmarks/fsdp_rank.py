@@ -1,0 +1,138 @@
+"""One rank of an FSDP2 run of the byte-level GPT: trains, counts bytes, hashes parameters, measures perplexity."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+import data
+import model
+
+VALIDATION_BATCHES, VALIDATION_WINDOWS = 16, 32  # a rank; windows a batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One run. `weights` and `gradients` are codecs of `lc.fsdp.quantize`; on gloo both are "none" and unused."""
+
+    backend: str = "lowcomm"
+    weights: str = "none"
+    gradients: str = "none"
+    steps: int = 400
+    seed: int = 0
+    batch: int = 8
+    lr: float = 1e-3
+    hashed_steps: int = 0
+
+
+def train(rank: int, init_method: str, *, world: int, configuration: Configuration) -> dict[str, Any]:
+    """Trains one model; every value is this rank's own but `loss` and `perplexity`, which are means over ranks.
+
+    Returns:
+        Lists with an element a step, `loss`, `weights_bytes` and `gradients_bytes` (sent so far, frames included; 0 on
+        gloo, which does not count), `seconds` (since the first step began), and hashes of the first `hashed_steps`,
+        `shards` (this rank's parameters after the step) and `gathered` (all weights as the forward pass saw them); then
+        `perplexity` on the validation text.
+    """
+    c = configuration
+    dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world)
+    torch.manual_seed(c.seed)
+    gpt = model.GPT()
+    mesh = init_device_mesh("cpu", (world,))
+    for block in gpt.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(gpt, mesh=mesh)
+    if c.backend == "lowcomm":
+        import torch_lowcomm as lc
+
+        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients)
+    optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
+    corpus, context = data.load(), model.Config().context
+    gathered, unwatch = watch_gathered(gpt)
+
+    run: dict[str, Any] = {
+        key: [] for key in ("loss", "weights_bytes", "gradients_bytes", "seconds", "shards", "gathered")
+    }
+    start = time.monotonic()
+    for step in range(c.steps):
+        gathered.clear()
+        if step == c.hashed_steps:
+            unwatch()
+        loss = gpt(*corpus.batch(c.batch, context, seed=c.seed, step=step, rank=rank))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run["loss"].append(mean_over_ranks(loss))
+        run["seconds"].append(time.monotonic() - start)
+        run["weights_bytes"].append(sent_bytes(c.backend, "all_gather"))
+        run["gradients_bytes"].append(sent_bytes(c.backend, "reduce_scatter"))
+        if step < c.hashed_steps:
+            run["shards"].append(digest(parameter.to_local() for parameter in gpt.parameters()))
+            run["gathered"].append(hashlib.blake2b("".join(gathered).encode(), digest_size=16).hexdigest())
+    with torch.no_grad():
+        turns = range(rank, VALIDATION_BATCHES * world, world)
+        batches = [corpus.validation_batch(VALIDATION_WINDOWS, context, turn) for turn in turns]
+        run["perplexity"] = math.exp(mean_over_ranks(torch.stack([gpt(*batch) for batch in batches]).mean()))
+    dist.destroy_process_group()
+    return run
+
+
+def mean_over_ranks(value: Tensor) -> float:
+    """The mean of a scalar over all ranks, the same bits on each."""
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()
+
+
+def sent_bytes(backend: str, op: str) -> int:
+    """What this rank has sent in all calls of op, over all groups."""
+    if backend != "lowcomm":
+        return 0
+    import torch_lowcomm as lc
+
+    return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A hash of the tensors' bytes in order."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        # A copy: a view by numpy would pin the storage, which FSDP2 resizes.
+        hasher.update(tensor.detach().clone().numpy())
+    return hasher.hexdigest()
+
+
+def watch_gathered(gpt: model.GPT) -> tuple[list[str], Callable[[], None]]:
+    """Hashes every layer's gathered weights in each forward pass, in order of use.
+
+    Returns:
+        The list that the hashes are appended to, and a function that ends this.
+    """
+    seen: list[str] = []
+
+    def hook(module: nn.Module, _: object) -> None:
+        seen.append(digest(module.parameters()))
+
+    # FSDP2 put its own hook, which gathers, before these.
+    layers = (gpt.embed, *gpt.blocks, gpt.norm, gpt.head)
+    handles = [layer.register_forward_pre_hook(hook) for layer in layers]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return seen, end
