@@ -46,12 +46,23 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
 }
 
 LowcommBackend::~LowcommBackend() {
+  release();
+}
+
+void LowcommBackend::release() {
   // Nobody can wait for what is left any more; an op that never ends must not keep the process from ending.
   blocking([&] {
-    if (engine_ && !engine_->drainFor(std::chrono::seconds(1)))
+    if (engine_ && !engine_->drainFor(std::chrono::seconds(1))) {
       engine_->abort("the group was destroyed with ops under way");
+    }
   });
   stop();
+  blocking([&] {
+    engine_.reset();
+    host_.reset();
+    device_.reset();
+    store_.reset();
+  });
   leaveRegistry();
 }
 

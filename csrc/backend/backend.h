@@ -52,6 +52,10 @@ class LowcommBackend : public c10d::Backend {
   LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make);
   ~LowcommBackend() override;
 
+  // What the destructor is to other classes. c10 calls it when the last owner goes and runs the destructor only once no
+  // weak pointer (the registry's, a parent's) is left either. Both lead here; the second time does nothing.
+  void release_resources() override { release(); }
+
   // ---- identity and life (backend.cpp) ----
   const std::string getBackendName() const override { return "lowcomm"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
@@ -168,6 +172,8 @@ class LowcommBackend : public c10d::Backend {
   std::string context(const char* name) const;
   Engine* running(bool stop = false);
   void stop();
+
+  void release();
   void leaveRegistry();
 
   StorePtr store_;

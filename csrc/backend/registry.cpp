@@ -24,16 +24,22 @@ Registry& registry() {
 c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int rank, int size,
                                                           c10::intrusive_ptr<Options> options, MakeInner make) {
   auto made = c10::make_intrusive<LowcommBackend>(std::move(store), rank, size, std::move(options), std::move(make));
+  Weak entry(made);
   std::lock_guard<std::mutex> lock(registry().mutex);
-  registry().backends.insert_or_assign(made->groupName(), Weak(made));
+  // Swapped: dropping what stood there may run a destructor, which takes the lock.
+  auto [at, fresh] = registry().backends.try_emplace(made->groupName(), entry);
+  if (!fresh) std::swap(at->second, entry);
   return made;
 }
 
 void LowcommBackend::leaveRegistry() {
+  Weak entry{c10::intrusive_ptr<LowcommBackend>()};
   std::lock_guard<std::mutex> lock(registry().mutex);
   auto found = registry().backends.find(groupName());
   // A later group may have taken the name.
-  if (found != registry().backends.end() && found->second.expired()) registry().backends.erase(found);
+  if (found == registry().backends.end() || !found->second.expired()) return;
+  std::swap(found->second, entry);
+  registry().backends.erase(found);
 }
 
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {

@@ -36,6 +36,9 @@ uint32_t Engine::submit(std::string op, Job job, Done done) {
     }
   }
   if (refused) {
+    // This rank will not answer any more, and its notice went out when the group ended: a peer that waits for it in an
+    // agreement is to see the connection close, not the deadline pass.
+    transport_->cancel(Lane::control);
     done(refused, OpCounters{});
   } else {
     changed_.notify_all();

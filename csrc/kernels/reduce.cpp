@@ -157,9 +157,11 @@ void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int avera
     T* o = static_cast<T*>(out);
     const A* a = static_cast<const A*>(acc);
     if (average_over > 0) {
-      const A divisor = static_cast<A>(average_over);
+      // Integers divide in 64 bits: the number of ranks need not fit the element type.
+      using D = std::conditional_t<std::is_integral_v<A>, int64_t, A>;
+      const D divisor = static_cast<D>(average_over);
       for (uint64_t i = 0; i < n; ++i)
-        o[i] = narrow<T>(static_cast<A>(widen(narrow<T>(a[i])) / divisor));
+        o[i] = narrow<T>(static_cast<A>(static_cast<D>(widen(narrow<T>(a[i]))) / divisor));
     } else if (static_cast<const void*>(o) != acc) {
       for (uint64_t i = 0; i < n; ++i)
         o[i] = narrow<T>(a[i]);

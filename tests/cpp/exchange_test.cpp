@@ -1,0 +1,191 @@
+// What goes wrong within a conversation: data that cannot be sent, ranks that disagree, frames that are not what they
+// should be. Values of whole ops are all_gather_test.cpp's and reduce_scatter_test.cpp's.
+#include "collective/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "collective/all_gather.h"
+#include "collective/reduce_scatter.h"
+#include "collective_cases.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::holds;
+using test::Outcome;
+using test::Ranks;
+using test::single;
+
+const float kNaN = std::numeric_limits<float>::quiet_NaN();
+const float kInfinity = std::numeric_limits<float>::infinity();
+
+// all_gather and reduce_scatter of one float tensor a rank, with what each rank says about it free to differ.
+struct Says {
+  std::string op = "all_gather", codec = "none";
+  uint64_t n = 1000;
+  DType dtype = DType::float32;
+  Reduction reduction;
+  size_t tensors = 1;
+  std::vector<std::pair<uint64_t, float>> poison;  // element, value
+};
+
+void converse(OpContext& op, const Says& says) {
+  const int size = op.group.size();
+  const Layout layout = single(says.n, says.codec);
+  Bytes input = test::randomTensor(says.dtype, says.n, 1), output(input.size());
+  for (const auto& [at, value] : says.poison)
+    test::fromFloat(says.dtype, input.data() + at * itemBytes(says.dtype), value);
+  if (says.op == "reduce_scatter") {
+    ScatterMessage message{layout, says.dtype, std::vector<const void*>(size, input.data()), output.data()};
+    reduceScatter(op, std::vector<ScatterMessage>(says.tensors, message), says.reduction);
+  } else {
+    std::vector<Bytes> outputs(size, output);
+    GatherMessage message{layout, says.dtype, input.data()};
+    for (Bytes& each : outputs)
+      message.outputs.push_back(each.data());
+    allGather(op, std::vector<GatherMessage>(says.tensors, message));
+  }
+}
+
+std::vector<Outcome> runSaying(Ranks& ranks, const std::function<Says(int rank)>& says) {
+  std::vector<std::future<Outcome>> pending;
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const Says mine = says(rank);
+    pending.push_back(ranks.start(rank, mine.op, [mine](int, OpContext& op) { converse(op, mine); }));
+  }
+  return ranks.finish(std::move(pending));
+}
+
+void expectWorks(Ranks& ranks) {
+  for (const Outcome& outcome : runSaying(ranks, [](int) { return Says{}; }))
+    EXPECT_TRUE(outcome.ok()) << outcome.what();
+}
+
+// ValueError where the value is, PeerRefused that names it everywhere else, and the group goes on.
+void expectRefused(Ranks& ranks, const Says& says, int bad_rank, uint64_t at, float value) {
+  const auto outcomes = runSaying(ranks, [&](int rank) {
+    Says mine = says;
+    if (rank == bad_rank) mine.poison = {{at, value}};
+    return mine;
+  });
+  const std::string element = "at element " + std::to_string(at);
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    if (rank == bad_rank) {
+      EXPECT_TRUE(outcomes[rank].is<NonFiniteError>());
+      EXPECT_TRUE(holds(outcomes[rank].what(), {element, says.codec}));
+    } else {
+      EXPECT_TRUE(outcomes[rank].is<PeerRefused>()) << outcomes[rank].what();
+      EXPECT_TRUE(holds(outcomes[rank].what(),
+                        {says.op, "rank " + std::to_string(bad_rank) + ": ", element, "sequence", "group"}));
+    }
+  }
+  expectWorks(ranks);
+}
+
+TEST(Exchange, NonFiniteValueIsNamedEverywhereAndTheGroupGoesOn) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    for (int size : {2, 3, 5}) {
+      Ranks ranks(size);
+      Says says;
+      says.op = op;
+      says.codec = "qsgd8:bucket=64";
+      for (uint64_t n : {uint64_t{100}, uint64_t{6 * 57344 + 13}}) {  // one round, and more than the window
+        says.n = n;
+        for (uint64_t at : {uint64_t{0}, n / 2, n - 1})
+          expectRefused(ranks, says, static_cast<int>(at % size), at, at % 2 ? kNaN : kInfinity);
+      }
+      for (DType dtype : {DType::float16, DType::bfloat16}) {
+        says.dtype = dtype;
+        says.n = 5000;
+        expectRefused(ranks, says, size - 1, 4999, -kInfinity);
+      }
+    }
+  }
+}
+
+TEST(Exchange, TwoRanksThatCannotSend) {
+  for (uint64_t second : {uint64_t{1}, uint64_t{70000}, uint64_t{300000}}) {
+    Ranks ranks(4);
+    Says says;
+    says.codec = "minmax8";
+    says.n = 400000;
+    const auto outcomes = runSaying(ranks, [&](int rank) {
+      Says mine = says;
+      if (rank == 0) mine.poison = {{0, kNaN}};
+      if (rank == 2) mine.poison = {{second, kNaN}};
+      return mine;
+    });
+    EXPECT_TRUE(outcomes[0].is<NonFiniteError>()) << outcomes[0].what();
+    // Far into its data rank 2 may have heard of rank 0 first.
+    EXPECT_TRUE(outcomes[2].is<NonFiniteError>() || outcomes[2].is<PeerRefused>()) << outcomes[2].what();
+    for (int rank : {1, 3})
+      EXPECT_TRUE(outcomes[rank].is<PeerRefused>()) << outcomes[rank].what();
+    expectWorks(ranks);
+  }
+}
+
+// Every rank gets a PeerError with both values: from its own comparison or from the notice of a rank that compared.
+TEST(Exchange, DifferencesAreNamedOnEveryRank) {
+  const Says usual;
+  Says reduce = usual;
+  reduce.op = "reduce_scatter";
+  struct Case {
+    Says usual, odd;
+    std::vector<std::string> parts;
+  };
+  std::vector<Case> cases(7, {usual, usual, {}});
+  cases[0].odd.op = "reduce_scatter";
+  cases[0].parts = {"op differs", "'all_gather'", "'reduce_scatter'"};
+  cases[1].odd.dtype = DType::int32;
+  cases[1].parts = {"dtype differs", "'float32'", "'int32'"};
+  cases[2].odd.n = 1001;
+  cases[2].parts = {"elements a rank differs", "'1000'", "'1001'"};
+  cases[3].odd.n = 500000;  // another number of rounds
+  cases[3].parts = {"elements a rank differs", "'1000'", "'500000'"};
+  cases[4].odd.codec = "minmax8";
+  cases[4].parts = {"codec differs", "'none'", "'minmax8:bucket=1024'"};
+  cases[5].odd.tensors = 2;
+  cases[5].parts = {"tensors differs", "'1'", "'2'"};
+  cases[6] = {reduce, reduce, {"reduce op differs", "'sum'", "'avg'"}};
+  cases[6].odd.reduction.average = true;
+  for (const Case& c : cases) {
+    for (int size : {2, 4}) {
+      for (int odd : {0, size - 1}) {
+        Ranks ranks(size);
+        for (const Outcome& outcome : runSaying(ranks, [&](int rank) { return rank == odd ? c.odd : c.usual; })) {
+          EXPECT_TRUE(outcome.is<PeerError>());
+          EXPECT_FALSE(outcome.is<PeerRefused>());
+          EXPECT_TRUE(holds(outcome.what(), c.parts));
+          EXPECT_TRUE(holds(outcome.what(), {"rank " + std::to_string(odd) + " has", "sequence 1"}));
+        }
+      }
+    }
+  }
+}
+
+TEST(Exchange, AnotherNumberOfOpsIsNamed) {
+  Ranks ranks(2);
+  std::vector<std::future<Outcome>> pending;
+  pending.push_back(ranks.start(0, "noop", [](int, OpContext&) {}));
+  for (int rank : {0, 1})
+    pending.push_back(ranks.start(rank, "all_gather", [](int, OpContext& op) { converse(op, Says{}); }));
+  const auto outcomes = ranks.finish(std::move(pending));
+  EXPECT_TRUE(outcomes[0].ok());
+  EXPECT_TRUE(holds(outcomes[1].what(), {"sequence: expected 2, got 1"}));
+  EXPECT_TRUE(holds(outcomes[2].what(), {"sequence: expected 1, got 2"}));
+}
+
+TEST(Exchange, FramesOfAnotherEpochAreFencedOff) {
+  Ranks ranks(3, [](int rank, EngineConfig& config) { config.epoch = rank == 2 ? 4 : 5; });
+  const auto outcomes = runSaying(ranks, [](int) { return Says{}; });
+  for (int rank = 0; rank < 3; ++rank)
+    EXPECT_TRUE(holds(outcomes[rank].what(), {"epoch", "expected", "4", "5"})) << rank;
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,176 @@
+#include "backend/policy.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "backend/options.h"
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+template <class F>
+void expectRefused(F&& call, const std::vector<std::string>& parts) {
+  try {
+    call();
+    ADD_FAILURE() << "expected a ValueError with '" << parts.front() << "'";
+  } catch (const ValueError& error) {
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "no '" << part << "' in: " << error.what();
+  }
+}
+
+// Environment variables for as long as it lives.
+class Environment {
+ public:
+  explicit Environment(std::map<std::string, std::string> values) : values_(std::move(values)) {
+    for (const auto& [name, value] : values_)
+      setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : values_)
+      unsetenv(name.c_str());
+  }
+
+ private:
+  const std::map<std::string, std::string> values_;
+};
+
+class OptionsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES"})
+      unsetenv(name);
+  }
+};
+
+TEST(Policy, TextIsCanonicalAndParsesBack) {
+  const std::map<std::string, std::string> texts = {
+      {"", ""},
+      {"  ;\t; ", ""},
+      {"all_gather=minmax8", "all_gather=minmax8:bucket=1024"},
+      {" reduce_scatter = qsgd4:bucket=64 ;all_gather=minmax8;",
+       "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd4:bucket=64"},
+      {"all_gather=none; reduce_scatter=qsgd1", "reduce_scatter=qsgd1:bucket=1024"},
+  };
+  for (const auto& [text, canonical] : texts) {
+    EXPECT_EQ(Policy::parse(text).str(), canonical);
+    EXPECT_EQ(Policy::parse(canonical).str(), canonical);
+    EXPECT_EQ(Policy::parse(text).empty(), canonical.empty());
+  }
+}
+
+TEST(Policy, ListsWhatMayBeCompressed) {
+  const Policy policy = Policy::parse("all_gather=minmax8:bucket=512");
+  EXPECT_EQ(policy.codec("all_gather"), (CodecSpec{CodecId::minmax, 8, 512}));
+  EXPECT_EQ(policy.codec("reduce_scatter"), std::nullopt);
+  EXPECT_EQ(policy.codec("all_reduce"), std::nullopt);
+  EXPECT_EQ(Policy().codec("all_gather"), std::nullopt);
+}
+
+TEST(Policy, RefusesByName) {
+  const std::map<std::string, std::vector<std::string>> cases = {
+      {"minmax8", {"expected 'op=codec'", "'minmax8'"}},
+      {"all_gather=minmax8; qsgd8", {"expected 'op=codec'", "'qsgd8'"}},
+      {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "reduce_scatter"}},
+      {"=minmax8", {"unknown op ''"}},
+      {"all_reduce=qsgd8", {"does not compress 'all_reduce' yet"}},
+      {"p2p=qsgd8", {"does not compress 'p2p' yet"}},
+      {"all_gather=minmax8; all_gather=qsgd8", {"'all_gather' is named twice"}},
+      {"all_gather=none; all_gather=qsgd8", {"'all_gather' is named twice"}},
+      {"all_gather=", {"codec ''"}},
+      {"all_gather=minmax9", {"bits: expected 1...8"}},
+      {"all_gather=minmax8:bucket=100", {"bucket: expected a power of two in 64...65536", "'100'"}},
+      {"all_gather=zip", {"expected one of", "'zip'"}},
+  };
+  for (const auto& [text, parts] : cases)
+    expectRefused([&] { Policy::parse(text); }, parts);
+}
+
+TEST_F(OptionsTest, DefaultsAreExact) {
+  const Settings settings = Options().resolve();
+  EXPECT_TRUE(settings.policy.empty());
+  EXPECT_EQ(settings.min_bytes, 65536u);
+  EXPECT_EQ(settings.seed, 0u);
+  EXPECT_EQ(settings.chunk_bytes, 262144u);
+}
+
+TEST_F(OptionsTest, EnvironmentFillsUnsetFieldsOnly) {
+  const Environment environment({{"LOWCOMM_POLICY", "all_gather=qsgd4"},
+                                 {"LOWCOMM_MIN_BYTES", "1"},
+                                 {"LOWCOMM_SEED", "2"},
+                                 {"LOWCOMM_CHUNK_BYTES", "65536"}});
+  Options options;
+  Settings settings = options.resolve();
+  EXPECT_EQ(settings.policy.str(), "all_gather=qsgd4:bucket=1024");
+  EXPECT_EQ(settings.min_bytes, 1u);
+  EXPECT_EQ(settings.seed, 2u);
+  EXPECT_EQ(settings.chunk_bytes, 65536u);
+
+  options.policy = "";  // exact, said aloud
+  options.min_bytes = 0;
+  settings = options.resolve();
+  EXPECT_TRUE(settings.policy.empty());
+  EXPECT_EQ(settings.min_bytes, 0u);
+  EXPECT_EQ(settings.seed, 2u);
+  options.seed = 9;
+  options.chunk_bytes = 1048576;
+  settings = options.resolve();
+  EXPECT_EQ(settings.seed, 9u);
+  EXPECT_EQ(settings.chunk_bytes, 1048576u);
+}
+
+TEST_F(OptionsTest, EmptyVariablesAreUnset) {
+  const Environment environment({{"LOWCOMM_POLICY", ""}, {"LOWCOMM_MIN_BYTES", ""}, {"LOWCOMM_SEED", ""}});
+  EXPECT_EQ(Options().resolve().min_bytes, 65536u);
+  EXPECT_TRUE(Options().resolve().policy.empty());
+}
+
+TEST_F(OptionsTest, BadFieldsAreNamed) {
+  const auto with = [](auto field, auto value) {
+    return [=] {
+      Options options;
+      options.*field = value;
+      options.resolve();
+    };
+  };
+  expectRefused(with(&Options::policy, "all_gather=zip"), {"codec 'zip'", "expected one of"});
+  expectRefused(with(&Options::min_bytes, -1), {"min_bytes: expected 0 ... ", "got -1"});
+  expectRefused(with(&Options::seed, -2), {"seed: expected 0 ... ", "got -2"});
+  expectRefused(with(&Options::chunk_bytes, 65535), {"chunk_bytes: expected 65536 ... 1048576", "got 65535"});
+  expectRefused(with(&Options::chunk_bytes, 1048577), {"chunk_bytes: expected 65536 ... 1048576", "got 1048577"});
+}
+
+TEST_F(OptionsTest, BadVariablesAreNamed) {
+  const struct {
+    const char *name, *value;
+    std::vector<std::string> parts;
+  } cases[] = {
+      {"LOWCOMM_POLICY", "all_gather=zip", {"LOWCOMM_POLICY: ", "'zip'"}},
+      {"LOWCOMM_POLICY", "all_reduce=qsgd8", {"LOWCOMM_POLICY: ", "'all_reduce' yet"}},
+      {"LOWCOMM_MIN_BYTES", "64k", {"LOWCOMM_MIN_BYTES: expected an integer, got '64k'"}},
+      {"LOWCOMM_MIN_BYTES", "-1", {"LOWCOMM_MIN_BYTES: expected 0 ... ", "got -1"}},
+      {"LOWCOMM_SEED", "x", {"LOWCOMM_SEED: expected an integer, got 'x'"}},
+      {"LOWCOMM_SEED", "99999999999999999999", {"LOWCOMM_SEED: expected an integer"}},
+      {"LOWCOMM_SEED", "1.5", {"LOWCOMM_SEED: expected an integer, got '1.5'"}},
+      {"LOWCOMM_CHUNK_BYTES", "1", {"LOWCOMM_CHUNK_BYTES: expected 65536 ... 1048576, got 1"}},
+      {"LOWCOMM_CHUNK_BYTES", " ", {"LOWCOMM_CHUNK_BYTES: expected an integer, got ' '"}},
+  };
+  for (const auto& c : cases) {
+    const Environment environment(std::map<std::string, std::string>{{c.name, c.value}});
+    expectRefused([] { Options().resolve(); }, c.parts);
+  }
+}
+
+TEST_F(OptionsTest, ReprShowsEveryField) {
+  Options options;
+  EXPECT_EQ(options.repr(), "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None)");
+  options.policy = "all_gather=qsgd8";
+  options.seed = 3;
+  EXPECT_EQ(options.repr(), "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None)");
+}
+
+}  // namespace
+}  // namespace lowcomm
