@@ -89,7 +89,9 @@ Engine& LowcommBackend::engine() {
   };
   blocking([&] {
     NoPythonObjects guard;
-    transport = std::make_unique<C10dTransport>(lane("control"), lane("bulk"));
+    BackendPtr control = lane("control");  // in an order that every rank shares: both wait for all ranks
+    BackendPtr bulk = lane("bulk");
+    transport = std::make_unique<C10dTransport>(std::move(control), std::move(bulk));
   });
   EngineConfig config;
   config.group = groupName();

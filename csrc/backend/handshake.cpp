@@ -22,8 +22,9 @@ std::string fetch(c10d::Store& store, const std::string& key, int peer, std::chr
     const std::vector<uint8_t> value = store.get(key);
     return {value.begin(), value.end()};
   } catch (const std::exception& error) {
+    const std::string why(error.what());  // torch appends a stack, line by line
     throw PeerError("lowcomm: making a group: rank " + std::to_string(peer) + " did not say hello within " +
-                        std::to_string(timeout.count()) + " ms: " + error.what(),
+                        std::to_string(timeout.count()) + " ms: " + why.substr(0, why.find('\n')),
                     peer);
   }
 }

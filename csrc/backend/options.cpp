@@ -19,14 +19,22 @@ int64_t parseInteger(const char* name, const char* text) {
   return value;
 }
 
+const char* environment(const char* variable) {
+  return std::getenv(variable);
+}
+const char* noEnvironment(const char*) {
+  return nullptr;
+}
+using Lookup = const char* (*)(const char* variable);
+
 // The user's value, else the environment's, else the default; checked against [low, high] under the name it came by.
-uint64_t integer(const std::optional<int64_t>& given, const char* field, const char* variable, uint64_t otherwise,
-                 int64_t low, int64_t high) {
+uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char* field, const char* variable,
+                 uint64_t otherwise, int64_t low, int64_t high) {
   const char* from = field;
   int64_t value = static_cast<int64_t>(otherwise);
   if (given) {
     value = *given;
-  } else if (const char* text = std::getenv(variable); text && *text) {
+  } else if (const char* text = lookup(variable); text && *text) {
     from = variable;
     value = parseInteger(variable, text);
   }
@@ -37,25 +45,32 @@ uint64_t integer(const std::optional<int64_t>& given, const char* field, const c
   return static_cast<uint64_t>(value);
 }
 
-}  // namespace
-
-Settings Options::resolve() const {
+Settings fill(const Options& o, Lookup lookup) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   Settings settings;
-  if (policy) {
-    settings.policy = Policy::parse(*policy);
-  } else if (const char* text = std::getenv("LOWCOMM_POLICY")) {
+  if (o.policy) {
+    settings.policy = Policy::parse(*o.policy);
+  } else if (const char* text = lookup("LOWCOMM_POLICY")) {
     try {
       settings.policy = Policy::parse(text);
     } catch (const ValueError& error) {
       throw ValueError(std::string("LOWCOMM_POLICY: ") + error.what());
     }
   }
-  settings.min_bytes = integer(min_bytes, "min_bytes", "LOWCOMM_MIN_BYTES", settings.min_bytes, 0, kAny);
-  settings.seed = integer(seed, "seed", "LOWCOMM_SEED", settings.seed, 0, kAny);
-  settings.chunk_bytes =
-      integer(chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes, kMinChunkBytes, kMaxChunkBytes);
+  settings.min_bytes = integer(lookup, o.min_bytes, "min_bytes", "LOWCOMM_MIN_BYTES", settings.min_bytes, 0, kAny);
+  settings.seed = integer(lookup, o.seed, "seed", "LOWCOMM_SEED", settings.seed, 0, kAny);
+  settings.chunk_bytes = integer(lookup, o.chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes,
+                                 kMinChunkBytes, kMaxChunkBytes);
   return settings;
+}
+
+}  // namespace
+
+void Options::check() const {
+  fill(*this, noEnvironment);
+}
+Settings Options::resolve() const {
+  return fill(*this, environment);
 }
 
 std::string Options::repr() const {

@@ -30,7 +30,10 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> chunk_bytes;
   bool timeout_set = false;  // whether the user gave `timeout`; otherwise it is init_process_group's
 
-  // Throws ValueError naming the field or the environment variable, with expected and actual.
+  // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.
+  void check() const;
+
+  // Everything filled in. Throws ValueError as check(), or naming the environment variable.
   Settings resolve() const;
 
   std::string repr() const;

@@ -95,7 +95,7 @@ void bindBackend(py::module_& m) {
                options->timeout = *timeout;
                options->timeout_set = true;
              }
-             translated([&] { options->resolve(); });
+             translated([&] { options->check(); });
              return options;
            }),
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),

@@ -16,6 +16,7 @@ class Reducer {
 
   void encode(size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     const ScatterMessage& message = messages_[m];
+    if (peer == (op_.group.rank() + 1) % op_.group.size()) checkOwnSlice(message, chunk);
     const uint32_t slice = static_cast<uint32_t>(peer * message.layout.segments().size());
     size_t at = 0;
     for (const Run& run : chunk.runs) {
@@ -63,6 +64,21 @@ class Reducer {
     return scaled;
   }
 
+  // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen. Checked once
+  // a chunk, before anything of it is sent.
+  void checkOwnSlice(const ScatterMessage& message, const Chunk& chunk) {
+    for (const Run& run : chunk.runs) {
+      if (run.codec->spec().id == CodecId::none) continue;
+      const int64_t bad = firstNonFinite(contribution(message, run, op_.group.rank()), message.dtype, run.count);
+      if (bad >= 0) {
+        throw NonFiniteError(run.codec->spec().str() + ": expected finite elements below 2^126 in magnitude " +
+                                 "(nonfinite=error), got another at element " + std::to_string(run.at + bad) +
+                                 " of this rank's own slice",
+                             run.at + bad);
+      }
+    }
+  }
+
   void add(void* sum, const void* x, DType dtype, uint64_t count, bool first) {
     if (first) {
       reduceAssign(sum, x, dtype, count);
@@ -99,9 +115,11 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);
-  exchange.description.fields.emplace_back("reduce op", reduction.average         ? "avg"
-                                                        : reduction.premultiplied ? "premul_sum"
-                                                                                  : reduceName(reduction.kind));
+  // Before the codec, which follows from it.
+  exchange.description.fields.insert(std::prev(exchange.description.fields.end()),
+                                     {"reduce op", reduction.average         ? "avg"
+                                                   : reduction.premultiplied ? "premul_sum"
+                                                                             : reduceName(reduction.kind)});
 
   Reducer reducer(op, messages, reduction);
   exchange.encode = [&](size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
