@@ -42,6 +42,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
   NoPythonObjects guard;
   host_ = make_(Role::host, store_, rank, size, options_->timeout);
   device_ = make_(Role::device, store_, rank, size, options_->timeout);
+  connect();
   init();
 }
 
@@ -78,29 +79,28 @@ void LowcommBackend::stop() {
 }
 
 Engine& LowcommBackend::engine() {
-  std::lock_guard<std::mutex> lock(engine_mutex_);
-  if (engine_) return *engine_;
-  TORCH_CHECK_WITH(DistBackendError, !stopped_, "lowcomm: group ", groupName(),
+  Engine* engine = running();
+  TORCH_CHECK_WITH(DistBackendError, engine && !stopped_, "lowcomm: group ", groupName(),
                    " was shut down: expected a living group");
-  std::unique_ptr<Transport> transport;
+  return *engine;
+}
+
+// With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
+void LowcommBackend::connect() {
   auto lane = [&](const char* name) {
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store_);
     return make_(Role::lane, prefixed, rank_, size_, options_->timeout);
   };
-  blocking([&] {
-    NoPythonObjects guard;
-    BackendPtr control = lane("control");  // in an order that every rank shares: both wait for all ranks
-    BackendPtr bulk = lane("bulk");
-    transport = std::make_unique<C10dTransport>(std::move(control), std::move(bulk));
-  });
+  BackendPtr control = lane("control");  // in an order that every rank shares: both wait for all ranks
+  BackendPtr bulk = lane("bulk");
   EngineConfig config;
   config.group = groupName();
   config.global_ranks.assign(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end());
   config.epoch = epoch_;
   config.chunk_bytes = settings_.chunk_bytes;
   config.timeout = options_->timeout;
-  engine_ = std::make_unique<Engine>(std::move(transport), std::move(config));
-  return *engine_;
+  engine_ =
+      std::make_unique<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)), std::move(config));
 }
 
 Settings LowcommBackend::settings() const {
@@ -232,6 +232,7 @@ void LowcommBackend::abort() {
 
 void LowcommBackend::shutdown() {
   stop();
+  leaveRegistry();
   host_->shutdown();
   if (device_) device_->shutdown();
 }

@@ -152,7 +152,8 @@ class LowcommBackend : public c10d::Backend {
 
   c10d::Backend& innerFor(const at::Tensor& tensor) const;
   WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
-                   const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true);
+                   const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true,
+                   std::function<void()> finish = {});
   WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive,
                        std::function<WorkPtr(c10d::Backend&)> call);
   WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
@@ -167,6 +168,7 @@ class LowcommBackend : public c10d::Backend {
                       const Layout* layout, Counter counter);
   WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);
   void agreeOn(const std::string& op, const Hello& hello);
+  void connect();
   Engine& engine();
   DeviceQueue& queueOf(c10::Device device);
   std::string context(const char* name) const;
@@ -185,8 +187,8 @@ class LowcommBackend : public c10d::Backend {
   Settings settings_;
   Stats stats_;
   std::mutex engine_mutex_;
-  std::unique_ptr<Engine> engine_;  // made at the first own op: most subgroups never have one
-  bool stopped_ = false;
+  std::unique_ptr<Engine> engine_;
+  std::atomic<bool> stopped_{false};
   std::atomic<uint64_t> sequence_{0};
   std::vector<Pending> pending_;
   c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block

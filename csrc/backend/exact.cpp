@@ -17,6 +17,42 @@ uint64_t bytesOf(const Tensors& tensors) {
   return bytes;
 }
 
+// Gloo takes a tensor's memory for contiguous without looking. Others are replaced by contiguous copies for the call,
+// and what the op wrote is copied back when it has succeeded.
+class Contiguous {
+ public:
+  Tensors inputs(const Tensors& tensors) const {
+    Tensors dense;
+    for (const auto& tensor : tensors)
+      dense.push_back(plain(tensor) ? tensor : tensor.contiguous());
+    return dense;
+  }
+
+  Tensors outputs(const Tensors& tensors) {
+    Tensors dense;
+    for (const auto& tensor : tensors) {
+      dense.push_back(plain(tensor) ? tensor : tensor.contiguous());
+      if (!plain(tensor)) back_.emplace_back(tensor, dense.back());
+    }
+    return dense;
+  }
+
+  std::function<void()> finish() const {
+    if (back_.empty()) return {};
+    return [back = back_] {
+      at::NoGradGuard no_grad;
+      for (const auto& [to, from] : back)
+        to.copy_(from);
+    };
+  }
+
+ private:
+  static bool plain(const at::Tensor& tensor) {
+    return !tensor.defined() || tensor.layout() != at::kStrided || tensor.is_contiguous();
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> back_;  // (to, from)
+};
+
 }  // namespace
 
 c10d::Backend& LowcommBackend::innerFor(const at::Tensor& tensor) const {
@@ -25,15 +61,16 @@ c10d::Backend& LowcommBackend::innerFor(const at::Tensor& tensor) const {
 }
 
 WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
-                                 const std::function<WorkPtr(c10d::Backend&)>& call, bool collective) {
+                                 const std::function<WorkPtr(c10d::Backend&)>& call, bool collective,
+                                 std::function<void()> finish) {
   if (collective) ++sequence_;
   stats_.inner(name, bytesOf(tensors));
   c10d::Backend& inner = tensors.empty() ? *host_ : innerFor(tensors[0]);
   NoPythonObjects guard;
   std::exception_ptr error;
   try {
-    WorkPtr work =
-        c10::make_intrusive<InnerWork>(call(inner), op, rank_, sequence_.load(), context(name), std::move(outputs));
+    WorkPtr work = c10::make_intrusive<InnerWork>(call(inner), op, rank_, sequence_.load(), context(name),
+                                                  std::move(outputs), std::move(finish));
     if (coalesced_ && collective) coalesced_->add(work);
     return work;
   } catch (...) {
@@ -55,16 +92,22 @@ WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op
 }
 
 WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return viaInner(c10d::OpType::BROADCAST, "broadcast", tensors, tensors,
-                  [&](c10d::Backend& inner) { return inner.broadcast(tensors, opts); });
+  Contiguous dense;
+  Tensors used = dense.outputs(tensors);
+  return viaInner(
+      c10d::OpType::BROADCAST, "broadcast", used, tensors,
+      [&](c10d::Backend& inner) { return inner.broadcast(used, opts); }, true, dense.finish());
 }
 
 WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return premultiplied(tensors, opts.reduceOp, [&](const c10d::ReduceOp& op) {
+  Contiguous dense;
+  Tensors used = dense.outputs(tensors);
+  return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::AllreduceOptions changed = opts;
     changed.reduceOp = op;
-    return viaInner(c10d::OpType::ALLREDUCE, "all_reduce", tensors, tensors,
-                    [&](c10d::Backend& inner) { return inner.allreduce(tensors, changed); });
+    return viaInner(
+        c10d::OpType::ALLREDUCE, "all_reduce", used, tensors,
+        [&](c10d::Backend& inner) { return inner.allreduce(used, changed); }, true, dense.finish());
   });
 }
 
@@ -74,36 +117,54 @@ WorkPtr LowcommBackend::allreduce_sparse(Tensors& tensors, const c10d::Allreduce
 }
 
 WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return premultiplied(tensors, opts.reduceOp, [&](const c10d::ReduceOp& op) {
+  Contiguous dense;
+  Tensors used = dense.outputs(tensors);
+  return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::AllreduceCoalescedOptions changed = opts;
     changed.reduceOp = op;
-    return viaInner(c10d::OpType::ALLREDUCE_COALESCED, "all_reduce", tensors, tensors,
-                    [&](c10d::Backend& inner) { return inner.allreduce_coalesced(tensors, changed); });
+    return viaInner(
+        c10d::OpType::ALLREDUCE_COALESCED, "all_reduce", used, tensors,
+        [&](c10d::Backend& inner) { return inner.allreduce_coalesced(used, changed); }, true, dense.finish());
   });
 }
 
 WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  Tensors contribution = tensors;
-  if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && opts.rootRank != rank_) {
-    for (auto& tensor : contribution)
+  Contiguous dense;
+  const bool root = opts.rootRank == rank_;
+  Tensors used = root ? dense.outputs(tensors) : dense.inputs(tensors);
+  if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !root) {
+    for (auto& tensor : used)
       tensor = tensor.clone();  // only the root's tensor is an output
   }
-  return premultiplied(contribution, opts.reduceOp, [&](const c10d::ReduceOp& op) {
+  return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::ReduceOptions changed = opts;
     changed.reduceOp = op;
-    return viaInner(c10d::OpType::REDUCE, "reduce", contribution, tensors,
-                    [&](c10d::Backend& inner) { return inner.reduce(contribution, changed); });
+    return viaInner(
+        c10d::OpType::REDUCE, "reduce", used, tensors,
+        [&](c10d::Backend& inner) { return inner.reduce(used, changed); }, true, dense.finish());
   });
 }
 
 WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  return viaInner(c10d::OpType::GATHER, "gather", inputs, outputs.empty() ? Tensors{} : outputs[0],
-                  [&](c10d::Backend& inner) { return inner.gather(outputs, inputs, opts); });
+  Contiguous dense;
+  Tensors from = dense.inputs(inputs);
+  std::vector<Tensors> to;
+  for (const auto& list : outputs)
+    to.push_back(dense.outputs(list));
+  return viaInner(
+      c10d::OpType::GATHER, "gather", from, outputs.empty() ? Tensors{} : outputs[0],
+      [&](c10d::Backend& inner) { return inner.gather(to, from, opts); }, true, dense.finish());
 }
 
 WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
-  return viaInner(c10d::OpType::SCATTER, "scatter", outputs, outputs,
-                  [&](c10d::Backend& inner) { return inner.scatter(outputs, inputs, opts); });
+  Contiguous dense;
+  Tensors to = dense.outputs(outputs);
+  std::vector<Tensors> from;
+  for (const auto& list : inputs)
+    from.push_back(dense.inputs(list));
+  return viaInner(
+      c10d::OpType::SCATTER, "scatter", to, outputs,
+      [&](c10d::Backend& inner) { return inner.scatter(to, from, opts); }, true, dense.finish());
 }
 
 WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,

@@ -37,7 +37,8 @@ void LowcommBackend::leaveRegistry() {
   std::lock_guard<std::mutex> lock(registry().mutex);
   auto found = registry().backends.find(groupName());
   // A later group may have taken the name.
-  if (found == registry().backends.end() || !found->second.expired()) return;
+  if (found == registry().backends.end()) return;
+  if (!found->second.expired() && found->second.lock().get() != this) return;
   std::swap(found->second, entry);
   registry().backends.erase(found);
 }

@@ -41,7 +41,9 @@ class EngineWork : public c10d::Work {
 // sequence number is the group's, and a future exists where gloo has none (point to point).
 class InnerWork : public c10d::Work {
  public:
-  InnerWork(WorkPtr inner, c10d::OpType op, int rank, uint64_t sequence, std::string context, Tensors outputs);
+  // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told.
+  InnerWork(WorkPtr inner, c10d::OpType op, int rank, uint64_t sequence, std::string context, Tensors outputs,
+            std::function<void()> finish = {});
   ~InnerWork() override;
 
   bool isCompleted() override;
@@ -64,6 +66,11 @@ class InnerWork : public c10d::Work {
     WorkPtr inner;
     std::string context;
     bool once = false;
+    std::function<void()> finish;
+    std::once_flag finished;
+    void succeed() {
+      if (finish) std::call_once(finished, finish);
+    }
     std::mutex mutex;
     bool settled = false, whole = false;
     std::exception_ptr error;

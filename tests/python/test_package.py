@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
+
 import torch_lowcomm as lc
 from torch_lowcomm import _build_info, _compatibility
 
@@ -54,8 +55,10 @@ def test_import_with_another_minor_is_one_sentence():
     code = "import torch; torch.__version__ = '2.12.0'\nimport torch_lowcomm"
     done = run("-c", code)
     assert done.returncode != 0
-    assert done.stderr.strip().splitlines()[-1].startswith(
-        f"ImportError: torch_lowcomm was built for PyTorch {_build_info.TORCH_VERSION} and found 2.12.0"
+    assert (
+        done.stderr.strip()
+        .splitlines()[-1]
+        .startswith(f"ImportError: torch_lowcomm was built for PyTorch {_build_info.TORCH_VERSION} and found 2.12.0")
     )
 
 
@@ -94,7 +97,10 @@ def test_info_reports_and_tests_itself():
 
 
 def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
-    assert "kernels         scalar" in run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="scalar").stdout
+    assert (
+        "kernels         scalar"
+        in run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="scalar").stdout
+    )
     done = run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="mmx")
     assert done.returncode != 0
     assert "LOWCOMM_KERNELS" in done.stderr.splitlines()[-1] and "mmx" in done.stderr.splitlines()[-1]

@@ -1,0 +1,491 @@
+"""QSDP on FSDP2: `lc.fsdp.quantize` codes what it says, where it says, and nothing else."""
+
+import zlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_cases import bits
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 64
+
+
+class Spy(torch.autograd.Function):
+    """A product that notes the weight it saw, in forward and again in backward."""
+
+    seen = ()
+
+    @staticmethod
+    def forward(ctx, x, weight, name):
+        ctx.save_for_backward(x, weight)
+        ctx.name = name
+        Spy.seen.append(("forward", name, weight.detach().clone()))
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        Spy.seen.append(("backward", ctx.name, weight.detach().clone()))
+        return grad @ weight, grad.flatten(0, -2).t() @ x.flatten(0, -2), None
+
+
+class Block(nn.Module):
+    """A big weight, a bias, a norm, a small matrix: only the first is coded."""
+
+    def __init__(self, name, spied=False, checkpointed=False):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.big = nn.Linear(WIDTH, 4 * WIDTH)
+        self.back = nn.Linear(4 * WIDTH, WIDTH)
+        self.small = nn.Linear(WIDTH, 6)
+        self.name, self.spied, self.checkpointed = name, spied, checkpointed
+
+    def body(self, x):
+        h = self.norm(x)
+        h = Spy.apply(h, self.big.weight, self.name) + self.big.bias if self.spied else self.big(h)
+        return x + self.back(torch.relu(h)) + self.small(x).sum(-1, keepdim=True)
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+
+
+CODED = ("big.weight", "back.weight")
+
+
+def _model(blocks=2, *, mesh=None, **kwargs):
+    policy = kwargs.pop("mp_policy", None)
+    torch.manual_seed(7)
+    model = nn.Sequential(*[Block(f"block{k}", **kwargs) for k in range(blocks)])
+    if mesh is not None:
+        more = {"mp_policy": policy} if policy else {}
+        for block in model:
+            fully_shard(block, mesh=mesh, **more)
+        fully_shard(model, mesh=mesh, **more)
+    return model
+
+
+def _batch(rank, step):
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(4, WIDTH, generator=g)
+
+
+def _loss(model, x):
+    return (model(x).float() - x.roll(1, -1)).square().mean()
+
+
+def _train(r, model, steps, accumulate=1, lr=3e-3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    losses = []
+    for step in range(steps):
+        for k in range(accumulate):
+            loss = _loss(model, _batch(r.rank, step * accumulate + k))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def _whole(model):
+    return {k: p.full_tensor().detach().clone() for k, p in model.named_parameters()}
+
+
+def _shards(r, model):
+    """Every rank's shard of every parameter: {name: [rank]}."""
+    mine = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
+    everyone = [None] * r.size
+    dist.all_gather_object(everyone, mine)  # uneven ones too
+    return {name: [theirs[name] for theirs in everyone] for name in mine}
+
+
+# ---- exact ---------------------------------------------------------------------------------------------------------
+
+
+def _exact_run(r, backend, quantized, options):
+    r.init(backend)
+    mesh = init_device_mesh("cpu", (r.size,))
+    policy = None
+    if options == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = _model(mesh=mesh, mp_policy=policy, checkpointed=options == "checkpointed")
+    if quantized:
+        import torch_lowcomm as lc
+
+        lc.fsdp.quantize(model, weights="none", gradients="none")
+    if options == "kept":
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_reshard_after_forward(False)
+    losses = _train(r, model, 50, accumulate=2 if options == "kept" else 1)
+    return {"losses": losses, **_whole(model)}
+
+
+@pytest.mark.parametrize("options", ["plain", "bf16", "checkpointed", "kept"])
+def test_none_is_fsdp2_on_gloo_bit_for_bit_over_fifty_steps(pair, options):
+    wanted = pair(_exact_run, "gloo", False, options, timeout=90)
+    got = pair(_exact_run, "lowcomm", True, options, timeout=90)
+    for want, ours in zip(wanted, got, strict=True):
+        for name, t in want.items():
+            assert torch.equal(bits(t), bits(ours[name])), f"{name}: {(t - ours[name]).abs().max()}"
+
+
+# ---- what is coded -------------------------------------------------------------------------------------------------
+
+
+def _expected(r, shards, codec, coded, dtype=torch.float32):
+    """Every parameter as the ranks must compute with it: coded shard by shard, or exact."""
+    whole = {}
+    for name, parts in shards.items():
+        parts = [p.to(dtype) for p in parts]
+        whole[name] = torch.cat([codec.roundtrip(p) for p in parts] if name.endswith(coded) else parts)
+    return whole
+
+
+def _unsharded(model):
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+    seen = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert not any(isinstance(p, DTensor) for p in seen.values())
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return seen
+
+
+def _weights(r, what):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    spec = "minmax4:bucket=128"
+    codec = lc.codec(spec)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if what == "bf16" else None
+    model = _model(mesh=init_device_mesh("cpu", (r.size,)), mp_policy=policy)
+    exact = (lambda name, p: name.endswith("back.weight")) if what == "predicate" else None
+    lc.fsdp.quantize(model, weights=spec, gradients="none", exact=exact)
+    coded = ("big.weight",) if what == "predicate" else CODED
+    want = _expected(r, _shards(r, model), codec, coded, torch.bfloat16 if what == "bf16" else torch.float32)
+    seen = _unsharded(model)
+    assert seen.keys() == want.keys()
+    for name, t in want.items():
+        assert torch.equal(bits(seen[name].reshape(t.shape)), bits(t)), name
+    if what == "exact scope":
+        with lc.exact():
+            seen = _unsharded(model)
+        for name, parts in _shards(r, model).items():
+            assert torch.equal(seen[name], torch.cat(parts)), name
+    # The shard itself, what the optimizer steps, is never touched.
+    before = _shards(r, model)
+    _loss(model, _batch(r.rank, 0)).backward()
+    for name, parts in _shards(r, model).items():
+        assert all(torch.equal(a, b) for a, b in zip(parts, before[name], strict=True)), name
+    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+
+
+@pytest.mark.parametrize("what", ["default", "predicate", "bf16", "exact scope"])
+def test_weights_are_coded_inside_each_parameter(pair, quad, what):
+    for pool in (pair, quad):
+        crcs = pool(_weights, what)
+        assert len(set(crcs)) == 1, "ranks compute with different weights"
+
+
+def _same_codes(r, weights, checkpointed, kept):
+    """Stochastic weights: all gathers of a step see the same codes, the next step's others."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    Spy.seen = []
+    model = _model(mesh=init_device_mesh("cpu", (r.size,)), spied=True, checkpointed=checkpointed)
+    lc.fsdp.quantize(model, weights=weights, gradients="qsgd8:bucket=256")
+    if kept:
+        model.set_reshard_after_forward(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # the shards stay: only the draws may change the codes
+    steps = []
+    for step in range(3):
+        Spy.seen = []
+        for k in range(3):  # accumulation
+            _loss(model, _batch(r.rank, 3 * step + k)).backward()
+        by_name = {}
+        for when, name, weight in Spy.seen:
+            by_name.setdefault(name, []).append((when, weight))
+        for name, seen in by_name.items():
+            assert {when for when, _ in seen} == {"forward", "backward"}
+            assert len(seen) == 3 * (3 if checkpointed else 2), (name, len(seen))
+            for when, weight in seen:
+                assert torch.equal(bits(weight), bits(seen[0][1])), f"{name} in {when} of step {step}"
+        steps.append({name: seen[0][1] for name, seen in by_name.items()})
+        optimizer.step()
+        optimizer.zero_grad()
+    for name in steps[0]:
+        if weights.startswith("qsgd"):
+            assert not torch.equal(steps[0][name], steps[1][name]), f"{name}: step 1 reuses the draws of step 0"
+            assert not torch.equal(steps[1][name], steps[2][name]), f"{name}: step 2 reuses the draws of step 1"
+    return zlib.crc32(b"".join(bits(w).numpy().tobytes() for s in steps for w in s.values()))
+
+
+@pytest.mark.parametrize(
+    ("weights", "checkpointed", "kept"),
+    [("qsgd4:bucket=256", False, False), ("qsgd4:bucket=256", True, False), ("minmax8", False, True)],
+    ids=["stochastic", "activation checkpointing", "not resharded"],
+)
+def test_forward_and_backward_see_the_same_codes(pair, weights, checkpointed, kept):
+    crcs = pair(_same_codes, weights, checkpointed, kept)
+    assert crcs[0] == crcs[1]
+
+
+def _gradients(r, gradients, factor, accumulate):
+    """The sharded gradients of one step, under a codec."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = _model(mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model, weights="none", gradients=gradients)
+    if factor:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(factor)
+    for k in range(accumulate):
+        _loss(model, _batch(r.rank, k)).backward()
+    stats = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}, stats
+
+
+@pytest.mark.parametrize("factor", [None, 3.0], ids=["AVG", "PREMUL_SUM"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_gradients(pair, quad, factor, accumulate):
+    for pool in (pair, quad):
+        exact = pool(_gradients, "none", factor, accumulate)[0][0]
+        got = pool(_gradients, "qsgd8:bucket=256", factor, accumulate)
+        for rank_got, stats in got:
+            assert stats["exact_calls"] == 0, stats
+            for name, want in exact.items():
+                error = (rank_got[name] - want).norm() / want.norm().clamp_min(1e-12)
+                if name.endswith(CODED):
+                    assert 0 < error < 0.03, f"{name}: relative error {error}"
+                else:
+                    assert torch.equal(bits(rank_got[name]), bits(want)), f"{name} must travel exact"
+
+
+def _factors(r):
+    """A divide factor of twice the world's size halves the mean, exactly."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    got = []
+    for value in (None, 2.0 * r.size):
+        model = _model(mesh=init_device_mesh("cpu", (r.size,)))
+        lc.fsdp.quantize(model, weights="none", gradients="none")
+        if value:
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.set_gradient_divide_factor(value)
+        _loss(model, _batch(r.rank, 0)).backward()
+        got.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
+    for name, mean in got[0].items():
+        assert torch.equal(got[1][name] * 2, mean), name
+
+
+def test_divide_factor(pair):
+    pair(_factors)
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def _quantized_run(r, weights, gradients, steps, mixed=False):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16) if mixed else None
+    model = _model(mesh=init_device_mesh("cpu", (r.size,)), mp_policy=policy)
+    lc.fsdp.quantize(model, weights=weights, gradients=gradients)
+    lc.reset_stats()
+    losses = _train(r, model, steps)
+    stats = lc.stats()[dist.group.WORLD.group_name]
+    mean = losses.clone()
+    dist.all_reduce(mean)
+    crc = zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in _unsharded(model).values()))
+    return mean / r.size, stats, crc
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "bf16"])
+def test_eight_bits_train_as_exact_does_for_a_quarter_of_the_bytes(pair, quad, mixed):
+    for pool in (pair, quad):
+        exact = pool(_quantized_run, "none", "none", 40, mixed)
+        coded = pool(_quantized_run, "minmax8:bucket=1024", "qsgd8:bucket=1024", 40, mixed)
+        assert len({crc for _, _, crc in coded}) == 1
+        losses, reference = coded[0][0], exact[0][0]
+        assert losses[-5:].mean() < 0.9 * losses[0], losses
+        assert losses[-5:].mean() == pytest.approx(reference[-5:].mean().item(), rel=0.05)
+        least = 1.8 if mixed else 3.5  # norms, biases and the small matrix are a part of this small model
+        for op in ("all_gather", "reduce_scatter"):
+            ours, theirs = coded[0][1][op], exact[0][1][op]
+            assert ours["calls"] == theirs["calls"], op
+            assert theirs["wire_bytes"] / ours["wire_bytes"] > least, (op, ours, theirs)
+            assert ours["ratio"] == pytest.approx(ours["raw_bytes"] / ours["wire_bytes"])
+
+
+def _big(r):
+    """One big matrix: the ratio is the codec's."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = nn.Linear(1024, 1024)
+    fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model)
+    lc.reset_stats()
+    model(torch.randn(2, 1024)).square().mean().backward()
+    return lc.stats()[dist.group.WORLD.group_name]
+
+
+def test_eight_bits_a_weight_save_their_share(pair):
+    for op, s in pair(_big)[0].items():
+        assert s["ratio"] > 3.9, (op, s)
+
+
+def _several_dtypes(r):
+    """A group whose parameters differ in dtype travels as raw bytes: exact, and counted so."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).bfloat16().requires_grad_(False))
+    fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)))
+    before = {name: p.full_tensor() for name, p in model.named_parameters()}
+    lc.fsdp.quantize(model)
+    lc.reset_stats()
+    model.unshard()
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach(), before[name]), name
+    model.reshard()
+    stats = lc.stats()[dist.group.WORLD.group_name]["all_gather"]
+    assert stats["exact_calls"] == stats["calls"] == 1, stats
+
+
+def test_mixed_dtypes_travel_exact(pair):
+    pair(_several_dtypes)
+
+
+def _frozen(r):
+    """Parameters without gradients are gathered and not reduced."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = _model()
+    for name, p in model.named_parameters():
+        p.requires_grad_("big" not in name)
+    mesh = init_device_mesh("cpu", (r.size,))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    lc.fsdp.quantize(model)
+    lc.reset_stats()
+    _loss(model, _batch(r.rank, 0)).backward()
+    stats = lc.stats()[dist.group.WORLD.group_name]
+    assert stats["reduce_scatter"]["exact_calls"] == 0, stats
+    assert all((p.grad is None) == ("big" in name) for name, p in model.named_parameters())
+
+
+def test_frozen_parameters(pair):
+    pair(_frozen)
+
+
+def _hsdp(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("replicate", "shard"))
+    model = _model(mesh=mesh)
+    lc.fsdp.quantize(model)
+    losses = _train(r, model, 20)
+    seen = _unsharded(model)
+    return losses, zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+
+
+def test_hsdp(quad):
+    got = quad(_hsdp)
+    assert len({crc for _, crc in got}) == 1
+    assert got[0][0][-3:].mean() < got[0][0][0]
+
+
+def _plain_path(r):
+    """No hook: the group's own policy codes FSDP2's flat buffers."""
+    import torch_lowcomm as lc
+
+    policy = "all_gather=minmax8:bucket=1024; reduce_scatter=qsgd8:bucket=1024"
+    r.init("gloo")
+    override = {"dp": ("lowcomm", lc.Options(policy=policy, min_bytes=4096))}
+    mesh = init_device_mesh("cpu", (r.size,), mesh_dim_names=("dp",), backend_override=override)
+    model = _model(mesh=mesh)
+    losses = _train(r, model, 30)
+    stats = lc.stats()[mesh.get_group("dp").group_name]
+    assert stats["all_gather"]["exact_calls"] < stats["all_gather"]["calls"], stats
+    return losses
+
+
+def test_without_the_hook_a_policy_codes_the_flat_buffers(pair):
+    losses = pair(_plain_path)[0]
+    assert losses[-3:].mean() < losses[0]
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------------------
+
+
+def _mistakes(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    mesh = init_device_mesh("cpu", (r.size,))
+    with pytest.raises(ValueError, match="fully_shard"):
+        lc.fsdp.quantize(nn.Linear(2, 2))
+    model = _model(mesh=mesh)
+    for arguments, named in [({"weights": "foo8"}, "foo8"), ({"gradients": "qsgd9"}, "qsgd9|bits")]:
+        with pytest.raises(ValueError, match=named):
+            lc.fsdp.quantize(model, **arguments)
+    lc.fsdp.quantize(model)
+    with pytest.raises(ValueError, match="already|not quantized"):
+        lc.fsdp.quantize(model)
+    gloo = dist.new_group(backend="gloo")
+    from torch.distributed.device_mesh import DeviceMesh
+
+    other = _model(mesh=DeviceMesh.from_group(gloo, "cpu"))
+    with pytest.raises(ValueError, match="lowcomm"):
+        lc.fsdp.quantize(other)
+    # Ranks that disagree hear what differs, and keep a model that is not quantized.
+    third = _model(mesh=mesh)
+    with pytest.raises(dist.DistBackendError, match=r"(?s)minmax\d.*minmax\d|segment|layout"):
+        lc.fsdp.quantize(third, weights="minmax8" if r.rank else "minmax4")
+    lc.fsdp.quantize(third)
+    _loss(third, _batch(r.rank, 0)).backward()
+
+
+def test_mistakes(pair):
+    pair(_mistakes)
+
+
+def _nan(r):
+    """A gradient that overflowed: the rank that has it says so, the others learn which it was."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=20)
+    model = _model(mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model)
+    x = _batch(r.rank, 0)
+    if r.rank == 1:
+        x[0, 0] = float("nan")
+        with pytest.raises(ValueError, match=r"(?i)nan|finite"):
+            _loss(model, x).backward()
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            _loss(model, x).backward()
+    dist.barrier()
+    out = torch.empty(r.size)
+    dist.all_gather_into_tensor(out, torch.ones(1))
+
+
+def test_a_nan_gradient_is_named(pair):
+    pair(_nan)
