@@ -38,6 +38,7 @@ class Options(Backend.Options):
         ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.
     """
 
+    _name: str
     _timeout: timedelta
     def __init__(
         self,

@@ -31,7 +31,9 @@ class _GlooStandIn(metaclass=_GlooLike):
         opts = SimpleNamespace(
             store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name, global_ranks_in_group=ranks
         )
-        return create_backend(opts, _C.Options())
+        options = _C.Options()
+        options._name = "gloo"  # the profiler's titles and the backend's own name, as scripts may look for them
+        return create_backend(opts, options)
 
 
 def _group_being_made() -> tuple[str, list[int]]:

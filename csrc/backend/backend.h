@@ -57,7 +57,7 @@ class LowcommBackend : public c10d::Backend {
   void release_resources() override { release(); }
 
   // ---- identity and life (backend.cpp) ----
-  const std::string getBackendName() const override { return "lowcomm"; }
+  const std::string getBackendName() const override { return options_->name; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options_; }
   bool supportsSplitting() const override { return true; }
   bool supportsCoalescing() const override { return true; }

@@ -99,7 +99,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     prepared->gathers.push_back(std::move(message));
   }
   stats_.call(kOp, exact, because);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, "lowcomm:all_gather", inputs, all);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp), inputs, all);
   work->setSequence(sequence);
   return submit(kOp, std::move(work), std::move(prepared));
 }

@@ -28,7 +28,8 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> min_bytes;
   std::optional<int64_t> seed;
   std::optional<int64_t> chunk_bytes;
-  bool timeout_set = false;  // whether the user gave `timeout`; otherwise it is init_process_group's
+  std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
+  bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 
   // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.
   void check() const;

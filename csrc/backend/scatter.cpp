@@ -98,7 +98,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     prepared->scatters.push_back(std::move(message));
   }
   stats_.call(kOp, exact, because);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, "lowcomm:reduce_scatter", flat, outputs);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp), flat, outputs);
   work->setSequence(sequence);
   return submit(kOp, std::move(work), std::move(prepared));
 }

@@ -1,5 +1,8 @@
 #include "backend/work.h"
 
+#include <mutex>
+#include <set>
+
 #include "backend/errors.h"
 #include "backend/python_state.h"
 
@@ -13,6 +16,13 @@ FuturePtr tensorListFuture() {
 }
 
 }  // namespace
+
+const char* profilerTitle(const std::string& backend, const std::string& op) {
+  static std::mutex mutex;
+  static auto* titles = new std::set<std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  return titles->insert(backend + ":" + op).first->c_str();
+}
 
 EngineWork::EngineWork(int rank, c10d::OpType op, const char* title, Tensors inputs, Tensors outputs)
     : c10d::Work(rank, op, title, inputs),

@@ -9,6 +9,10 @@ namespace lowcomm {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
+// "lowcomm:all_gather": what the profiler shows for an op. The text lives as long as the process, as the profiler
+// needs.
+const char* profilerTitle(const std::string& backend, const std::string& op);
+
 // An op of lowcomm's own: completed by the worker, with a future (a list of the output tensors) that needs no wait().
 class EngineWork : public c10d::Work {
  public:

@@ -110,6 +110,8 @@ void bindBackend(py::module_& m) {
       .def_property(
           "_timeout", [](const Options& o) { return o.timeout; },
           [](Options& o, std::chrono::milliseconds timeout) { o.timeout = timeout; })
+      .def_property(
+          "_name", [](const Options& o) { return o.name; }, [](Options& o, const std::string& name) { o.name = name; })
       .def("__copy__", [](const Options& o) { return c10::make_intrusive<Options>(o); })
       .def("__deepcopy__", [](const Options& o, const py::dict&) { return c10::make_intrusive<Options>(o); })
       .def("__repr__", &Options::repr);

@@ -86,6 +86,7 @@ class _Request:
 
     rank: Rank
     body: bytes  # pickled (fn, args)
+    source: str  # the folder of fn's module
     env: dict
     output: str
     result: str
@@ -116,6 +117,8 @@ def _perform(request):
     import torch.distributed as dist
 
     dist.set_debug_level_from_env()
+    if request.source not in sys.path:
+        sys.path.insert(0, request.source)
     try:
         fn, args = pickle.loads(request.body)
         answer = (True, fn(request.rank, *args))
@@ -289,6 +292,7 @@ class _Job:
             _Request(
                 rank=Rank(r, size, str(self.folder)),
                 body=pickle.dumps((fn, args)),
+                source=str(pathlib.Path(sys.modules[fn.__module__].__file__).parent),
                 env=dict(env or {}),
                 output=str(self.folder / f"output{r}"),
                 result=str(self.folder / f"result{r}"),

@@ -289,6 +289,37 @@ def test_destroy_drains_the_queue():
         ranks.run_ranks(_pending_destroy, 2)
 
 
+def _reused_names(r):
+    """Names of groups come back after a destroy: a later group must never be taken for one that is still referred to."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    groups = [dist.group.WORLD, dist.new_group()]
+    for group in groups:
+        _works(r, group)
+    names = [group.group_name for group in groups]
+    held = groups, [group._get_backend(CPU) for group in groups]
+    assert set(names) <= set(lc.stats())
+    dist.destroy_process_group()
+    assert not set(names) & set(lc.stats()), "a group that was destroyed is still counted"
+    r.init("gloo")
+    groups = [dist.group.WORLD, dist.new_group()]
+    assert [group.group_name for group in groups] == names
+    for group in groups:
+        for call in (lambda group=group: lc.set_policy(group, ""), lambda group=group: lc.stats(group)):
+            with pytest.raises(ValueError, match="lowcomm"):
+                call()
+    dist.destroy_process_group()
+    r.init("lowcomm")
+    lc.set_policy(None, "all_gather=minmax8")
+    _works(r)
+    del held
+
+
+def test_a_dead_groups_name_means_nothing(pair):
+    pair(_reused_names)
+
+
 # ---- exits ---------------------------------------------------------------------------------------------------------
 
 _kept = []  # objects that live until the interpreter ends
