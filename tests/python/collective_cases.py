@@ -302,3 +302,11 @@ def bits(t):
     """The tensor's values as bytes: equal bits, whatever NaN or -0 compare to."""
     t = t.detach()
     return torch.empty(t.numel(), dtype=t.dtype).copy_(t.reshape(-1)).view(torch.uint8)
+
+
+def attempt(collective, case):
+    """What the collective gives: its tensors, or the error it refuses with."""
+    try:
+        return collective(case)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:
+        return e

@@ -1,0 +1,63 @@
+"""What the compressed ops must give, put together by hand from the codec alone.
+
+all_gather: each part is the owner's decoded value, on the owner too. reduce_scatter: fp32 sums in rank order of the others'
+decoded contributions and the own one as it is; AVG divides after the sum, PREMUL_SUM multiplies before the encoding.
+The n-th op of a group draws with step n, tensor i of an op in slot i (all_gather) or i*W + destination (reduce_scatter).
+"""
+
+import torch
+import torch.distributed as dist
+from collective_cases import bits
+
+SEED = 11
+
+
+def options(policy, **fields):
+    import torch_lowcomm as lc
+
+    return lc.Options(**{"policy": policy, "min_bytes": 0, "seed": SEED, "chunk_bytes": 65536, **fields})
+
+
+def last_step():
+    """The sequence number that the last op had."""
+    return dist.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+
+
+def gathered_by_hand(codec, case, counts, step):
+    """Every rank's part of every tensor, decoded: [tensor][rank]."""
+    return [
+        [codec.roundtrip(case.x(i, n, rank=q), seed=SEED, stream=(q << 16) + i, step=step) for q in range(case.size)]
+        for i, n in enumerate(counts)
+    ]
+
+
+def scattered_by_hand(codec, case, slices, step, *, average=False, factor=None):
+    """This rank's sum: `slices(q)` is what rank q contributes to it, with the slot it is encoded in."""
+    total = None
+    for q in range(case.size):
+        x, slot = slices(q)
+        if factor is not None:
+            x = x * factor
+        if q != case.rank:
+            payload = codec.encode(x, seed=SEED, stream=(q << 16) + slot, step=step)
+            x = codec.decode(payload, x.numel())
+        total = x.float() if total is None else total + x.float()
+    return total / case.size if average else total
+
+
+def differs(label, got, want):
+    if got.shape != want.shape or got.dtype != want.dtype:
+        return [f"{label}: expected {want.dtype}{list(want.shape)}, got {got.dtype}{list(got.shape)}"]
+    if not torch.equal(bits(got), bits(want)):
+        bad = (got != want).nonzero().flatten()
+        return [f"{label}: {bad.numel()} of {got.numel()} differ, first at {bad[:3].tolist()}"]
+    return []
+
+
+def check_gathered(r, x, how, codec=None):
+    """Gathers x; checks whether it went exact or through the codec."""
+    out = torch.empty(x.numel() * r.size, dtype=x.dtype)
+    dist.all_gather_into_tensor(out, x)
+    mine = out[x.numel() * r.rank : x.numel() * (r.rank + 1)]
+    want = x if how == "exact" else codec.roundtrip(x, seed=SEED, stream=r.rank << 16, step=last_step())
+    assert torch.equal(bits(mine), bits(want)), f"expected {how}: {x.dtype} of {x.numel()}"

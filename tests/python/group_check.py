@@ -1,0 +1,19 @@
+"""Whether a group works: what a test asks after it did something to one."""
+
+import torch
+import torch.distributed as dist
+
+
+def check_group(r, group=None, members=None):
+    """The ops lowcomm does itself and one of gloo's, on a group; every result checked."""
+    members = list(range(r.size)) if members is None else members
+    n, me = len(members), members.index(r.rank)
+    out = torch.empty(3 * n)
+    dist.all_gather_into_tensor(out, torch.full((3,), float(r.rank)), group=group)
+    assert torch.equal(out, torch.tensor(members, dtype=torch.float32).repeat_interleave(3)), out
+    mine = torch.empty(2)
+    dist.reduce_scatter_tensor(mine, torch.arange(2.0 * n), group=group)
+    assert torch.equal(mine, n * torch.arange(2.0 * me, 2.0 * me + 2)), mine
+    t = torch.ones(4)
+    dist.all_reduce(t, group=group)
+    assert torch.equal(t, torch.full((4,), float(n))), t

@@ -1,0 +1,85 @@
+"""Forks before and beside a group, and groups made again and again: nothing inherited breaks, nothing is left."""
+
+import gc
+import multiprocessing
+import os
+import time
+
+import ranks
+import torch
+import torch.distributed as dist
+from group_check import check_group
+
+
+def _forked(r, folder):
+    import torch_lowcomm  # noqa: F401
+
+    assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+    processes = []
+    for rank in range(2):
+        context = multiprocessing.get_context("fork")
+        processes.append(context.Process(target=_fork_child, args=(ranks.Rank(rank, 2, folder),)))
+        processes[-1].start()
+    for process in processes:
+        process.join(40)
+    return [process.exitcode for process in processes]
+
+
+def _fork_child(r):
+    r.init("lowcomm")
+    check_group(r)
+    dist.destroy_process_group()
+
+
+def test_ranks_may_be_forked(tmp_path):
+    """The package is imported, registered, and then the process forks its ranks."""
+    assert ranks.run_ranks(_forked, 1, str(tmp_path), start="spawn") == [[0, 0]]
+
+
+def _data_loader(r):
+    """A loader's workers are forks of a process with a living group: they leave it alone."""
+    r.init("lowcomm")
+    check_group(r)
+    loader = torch.utils.data.DataLoader(torch.arange(8), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for batch in loader:
+        t = batch.clone()
+        dist.all_reduce(t)
+        assert torch.equal(t, batch * r.size)
+        out = torch.empty(2 * r.size, dtype=batch.dtype)
+        dist.all_gather_into_tensor(out, batch)
+    dist.destroy_process_group()
+
+
+def test_a_process_with_a_group_may_fork_workers():
+    ranks.run_ranks(_data_loader, 2)
+
+
+def _open_things():
+    gc.collect()
+    descriptors = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            descriptors[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # the listing's own
+            continue
+    return len(os.listdir("/proc/self/task")), descriptors
+
+
+def _again_and_again(r, rounds):
+    counts = []
+    for _ in range(rounds):
+        r.init("lowcomm")
+        check_group(r)
+        check_group(r, dist.new_group())
+        dist.destroy_process_group()
+        time.sleep(0.01)
+        threads, descriptors = _open_things()
+        counts.append((threads, len(descriptors)))
+    return counts, sorted(descriptors.values())
+
+
+def test_repeated_groups_leak_nothing():
+    for counts, descriptors in ranks.run_ranks(_again_and_again, 2, 20, timeout=120):
+        settled = counts[3]
+        assert all(c[0] <= settled[0] for c in counts[3:]), f"threads after each round: {[c[0] for c in counts]}"
+        assert all(c[1] <= settled[1] for c in counts[3:]), f"descriptors: {[c[1] for c in counts]}: {descriptors}"

@@ -1,0 +1,192 @@
+"""What is compressed: the policy is an allow list, from the options, the environment or set_policy; exact scopes; the log."""
+
+import contextlib
+import logging
+import threading
+
+import collective_cases as cases
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from compressed_by_hand import SEED, check_gathered, last_step, options
+
+
+def _allow_list(r):
+    """What stays exact: small tensors, integers, bool, fp64, other reduce ops, other ops, an exact scope."""
+    import torch_lowcomm as lc
+
+    spec = "minmax4:bucket=64"
+    policy = f"all_gather={spec}; reduce_scatter={spec}"
+    r.init("lowcomm", pg_options=options(policy, min_bytes=4096))
+    codec = lc.codec(spec)
+    lc.reset_stats()
+    check_gathered(r, torch.randn(1023), "exact")
+    check_gathered(r, torch.randn(1024), "coded", codec)
+    check_gathered(r, torch.randn(2047).bfloat16(), "exact")
+    check_gathered(r, torch.randn(2048).bfloat16(), "coded", codec)
+    for dtype in (torch.int32, torch.int64, torch.uint8, torch.bool, torch.float64):
+        check_gathered(r, cases.values(dtype, 5000, r.rank), "exact")
+    with lc.exact():
+        check_gathered(r, torch.randn(5000), "exact")
+        with lc.exact():
+            check_gathered(r, torch.randn(5000), "exact")
+        check_gathered(r, torch.randn(5000), "exact")
+    check_gathered(r, torch.randn(5000), "coded", codec)
+    with contextlib.suppress(RuntimeError), lc.exact():
+        raise RuntimeError("leaves the scope")
+    check_gathered(r, torch.randn(5000), "coded", codec)
+    stats = lc.stats()[dist.group.WORLD.group_name]["all_gather"]
+    assert stats["calls"] == 14, stats
+    assert stats["exact_calls"] == 10, stats
+    assert sum(stats["exact_because"].values()) == 10, stats
+
+    x = torch.randn(5000 * r.size)
+    exact = torch.empty(5000)
+    for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+        for dtype in (torch.float32, torch.int32):
+            y = cases.values(dtype, 5000 * r.size, 0)  # the same on every rank
+            mine = torch.empty(5000, dtype=dtype)
+            dist.reduce_scatter_tensor(mine, y, op=op)
+            own = y[5000 * r.rank : 5000 * (r.rank + 1)]
+            want = own if op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN) else own**r.size
+            torch.testing.assert_close(mine, want)
+            assert op == dist.ReduceOp.PRODUCT or torch.equal(mine, want)
+    # Ops that the policy does not name.
+    t = x.clone()
+    dist.broadcast(t, 0)
+    everyone = [torch.empty_like(t) for _ in range(r.size)]
+    with lc.exact():
+        dist.all_gather(everyone, x)
+        dist.reduce_scatter_tensor(exact, x)
+    assert torch.equal(t, everyone[0])
+    torch.testing.assert_close(exact, torch.stack(everyone).sum(0)[5000 * r.rank : 5000 * (r.rank + 1)])
+    # The threshold counts what a rank puts in: all its slices.
+    for n, coded in ((1024 // r.size - 1, False), (1024 // r.size, True)):
+        before = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]["exact_calls"]
+        dist.reduce_scatter_tensor(torch.empty(n), torch.randn(n * r.size))
+        after = lc.stats()[dist.group.WORLD.group_name]["reduce_scatter"]["exact_calls"]
+        assert (after - before == 0) == coded, n
+
+
+def _exact_is_the_threads(r):
+    """A scope holds for the thread that opened it."""
+    import torch_lowcomm as lc
+
+    spec = "minmax4:bucket=64"
+    r.init("lowcomm", pg_options=options(f"all_gather={spec}"))
+    seen = []
+
+    def other():
+        x = torch.randn(5000)
+        out = torch.empty(5000 * r.size)
+        dist.all_gather_into_tensor(out, x)
+        mine = out[5000 * r.rank : 5000 * (r.rank + 1)]
+        seen.append(torch.equal(mine, lc.codec(spec).roundtrip(x)))
+
+    with lc.exact():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        check_gathered(r, torch.randn(5000), "exact")
+    assert seen == [True]
+
+
+def test_the_policy_is_an_allow_list(pair, quad):
+    pair(_allow_list)
+    quad(_allow_list)
+
+
+def test_an_exact_scope_is_the_threads_own(pair):
+    pair(_exact_is_the_threads)
+
+
+def _policies(r):
+    """set_policy on a living group: what was issued before keeps the old policy; other groups are left alone."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(min_bytes=0, seed=SEED))
+    eight, four = lc.codec("minmax8"), lc.codec("minmax4:bucket=128")
+    other = dist.new_group(pg_options=lc.Options(policy="all_gather=minmax4:bucket=128", min_bytes=0, seed=SEED))
+    x = torch.randn(300_000)
+    check_gathered(r, x, "exact")
+    out = torch.empty(300_000 * r.size)
+    work = dist.all_gather_into_tensor(out, x, async_op=True)
+    lc.set_policy(None, "all_gather=minmax8")
+    work.wait()
+    mine = slice(300_000 * r.rank, 300_000 * (r.rank + 1))
+    assert torch.equal(out[mine], x), "an op issued before the change is exact"
+    check_gathered(r, x, "coded", eight)
+    lc.set_policy(dist.group.WORLD, "all_gather=minmax4:bucket=128; reduce_scatter=qsgd8")
+    check_gathered(r, x, "coded", four)
+    lc.set_policy(None, "reduce_scatter=qsgd8")
+    check_gathered(r, x, "exact")
+    dist.all_gather_into_tensor(out, x, group=other)
+    assert torch.equal(out[mine], four.roundtrip(x))
+    lc.set_policy(other, "")
+    dist.all_gather_into_tensor(out, x, group=other)
+    assert torch.equal(out[mine], x)
+    with pytest.raises(ValueError, match="lowcomm"):
+        lc.set_policy(dist.new_group(backend="gloo"), "all_gather=minmax8")
+
+
+def test_set_policy(pair, quad):
+    pair(_policies)
+    quad(_policies)
+
+
+def _from_environment(r, spec):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    n = 3000  # 12,000 bytes: over LOWCOMM_MIN_BYTES
+    x = torch.randn(n)
+    out = torch.empty(n * r.size)
+    dist.all_gather_into_tensor(out, x)
+    want = lc.codec(spec).roundtrip(x, seed=77, stream=r.rank << 16, step=last_step())
+    assert torch.equal(out[n * r.rank : n * (r.rank + 1)], want)
+    dist.all_gather_into_tensor(out[: 100 * r.size], x[:100])
+    assert torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100]), "under LOWCOMM_MIN_BYTES"
+    # What the program sets wins, field by field.
+    exact = dist.new_group(pg_options=lc.Options(policy=""))
+    dist.all_gather_into_tensor(out, x, group=exact)
+    assert torch.equal(out[n * r.rank : n * (r.rank + 1)], x)
+    eager = dist.new_group(pg_options=lc.Options(min_bytes=0))
+    dist.all_gather_into_tensor(out[: 100 * r.size], x[:100], group=eager)
+    assert not torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100])
+
+
+def test_environment_fills_unset_fields():
+    spec = "qsgd4:bucket=256"
+    env = {
+        "LOWCOMM_POLICY": f"all_gather={spec}",
+        "LOWCOMM_MIN_BYTES": 4096,
+        "LOWCOMM_SEED": 77,
+        "LOWCOMM_CHUNK_BYTES": 65536,
+    }
+    ranks.run_ranks(_from_environment, 2, spec, env=env)
+
+
+def _announced(r):
+    import torch_lowcomm as lc
+
+    lines = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("torch_lowcomm")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8:bucket=256", min_bytes=123))
+        dist.new_group(pg_options=lc.Options(policy=""))
+    finally:
+        logger.removeHandler(handler)
+    said = [line for line in lines if "group" in line]
+    assert len(said) == 2, lines
+    assert "all_gather=minmax8:bucket=256" in said[0], said
+    assert "123" in said[0], said
+    assert "exact" in said[1], said
+
+
+def test_one_info_line_a_group(pair):
+    pair(_announced)

@@ -1,0 +1,132 @@
+"""What `lc.stats()` counts: calls, bytes and seconds by group and op; its bytes are those of the network interface."""
+
+import ctypes
+import fcntl
+import os
+import pathlib
+import socket
+import struct
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+
+def _statistics(r):
+    import torch_lowcomm as lc
+
+    spec = "minmax8:bucket=1024"
+    r.init("lowcomm", pg_options=lc.Options(policy=f"all_gather={spec}; reduce_scatter={spec}", min_bytes=0))
+    name = dist.group.WORLD.group_name
+    n = 1 << 18
+    others = r.size - 1
+    for _ in range(3):
+        dist.all_gather_into_tensor(torch.empty(n * r.size), torch.randn(n))
+    for _ in range(2):
+        dist.reduce_scatter_tensor(torch.empty(n), torch.randn(n * r.size))
+    dist.all_reduce(torch.ones(10))
+    stats = lc.stats()
+    assert set(stats) == {name}
+    assert {"all_gather", "reduce_scatter"} <= set(stats[name])
+    for op, calls in (("all_gather", 3), ("reduce_scatter", 2)):
+        s = stats[name][op]
+        assert s["calls"] == calls, s
+        assert s["exact_calls"] == 0, s
+        assert s["raw_bytes"] == calls * others * n * 4, s
+        payload = calls * others * lc.codec(spec).encoded_bytes(n)
+        assert payload < s["wire_bytes"] < 1.01 * payload, (payload, s)
+        assert s["ratio"] == pytest.approx(s["raw_bytes"] / s["wire_bytes"])
+        assert 3.9 < s["ratio"] < 4, s
+        assert s["encode_s"] > 0, s
+        assert s["wait_s"] > 0, s
+        assert s["decode_s"] > 0, s
+    lc.reset_stats()
+    with lc.exact():
+        dist.reduce_scatter_tensor(torch.empty(n), torch.randn(n * r.size))
+        dist.all_gather_into_tensor(torch.empty(n * r.size), torch.randn(n))
+    stats = lc.stats(dist.group.WORLD)[name]
+    for op in ("all_gather", "reduce_scatter"):
+        s = stats[op]
+        assert (s["calls"], s["exact_calls"]) == (1, 1), s
+        assert 4 * n * others <= s["wire_bytes"] < 1.01 * 4 * n * others, f"{op} moves (W-1)/W of the whole: {s}"
+        assert s["encode_s"] + s["decode_s"] + s["wait_s"] > 0, s
+    # Another group counts by itself, and leaves with it.
+    other = dist.new_group()
+    dist.all_gather_into_tensor(torch.empty(3 * r.size), torch.ones(3), group=other)
+    assert lc.stats()[other.group_name]["all_gather"]["calls"] == 1
+    dist.destroy_process_group(other)
+    assert name in lc.stats()
+
+
+def test_statistics(pair, quad):
+    pair(_statistics)
+    quad(_statistics)
+
+
+def _own_loopback(r):
+    """A network namespace for these ranks alone, where the system allows one: nobody else's traffic is counted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    clone_newnet, siocsifflags, iff_up = 0x40000000, 0x8914, 1
+    if r.rank == 0:
+        alone = libc.unshare(clone_newnet) == 0
+        if alone:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+                fcntl.ioctl(s, siocsifflags, struct.pack("16sH22x", b"lo", iff_up))
+        r.say("namespace", os.getpid() if alone else "")
+        r.hear("joined")
+        return alone
+    pid = r.hear("namespace")
+    if pid:
+        with open(f"/proc/{pid}/ns/net") as namespace:
+            assert libc.setns(namespace.fileno(), clone_newnet) == 0, os.strerror(ctypes.get_errno())
+    r.say("joined")
+    return bool(pid)
+
+
+def _sent_on_loopback():
+    lines = pathlib.Path("/proc/self/net/dev").read_text().splitlines()  # this namespace's, unlike /sys
+    return next(int(line.split(":")[1].split()[8]) for line in lines if line.strip().startswith("lo:"))
+
+
+def _on_the_wire(r, op, policy):
+    """(interface bytes, counted bytes of both ranks) of one stretch, what loopback does by itself subtracted."""
+    import torch_lowcomm as lc
+
+    alone = _own_loopback(r)
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
+    n = 1 << 20  # 1 MiB of codes at 8 bits
+    whole = torch.randn(n * r.size)
+    out = torch.empty(n * r.size)
+    results = []
+    for _ in range(3 if alone else 12):
+        dist.barrier()
+        start = _sent_on_loopback()
+        time.sleep(0.1)
+        idle = _sent_on_loopback() - start
+        dist.barrier()
+        lc.reset_stats()
+        start, begun = _sent_on_loopback(), time.monotonic()
+        for _ in range(8):
+            if op == "all_gather":
+                dist.all_gather_into_tensor(out, whole[:n])
+            else:
+                dist.reduce_scatter_tensor(out[:n], whole)
+        r.say(f"done{len(results)}.{r.rank}")
+        for q in range(r.size):
+            r.hear(f"done{len(results)}.{q}")
+        sent = _sent_on_loopback() - start - idle * (time.monotonic() - begun) / 0.1
+        counted = torch.tensor([lc.stats()[dist.group.WORLD.group_name][op]["wire_bytes"]])
+        dist.all_reduce(counted)
+        results.append((sent, counted.item()))
+    return alone, [sent / counted - 1 for sent, counted in results]
+
+
+@pytest.mark.parametrize("policy", ["", "all_gather=minmax8; reduce_scatter=qsgd8"], ids=["exact", "compressed"])
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_wire_bytes_are_the_interfaces(op, policy):
+    alone, excess = ranks.run_ranks(_on_the_wire, 2, op, policy, timeout=90)[0]
+    # On a shared loopback others' traffic blurs most stretches: a quiet one must show it.
+    within = [-0.0005 < e < 0.01 for e in excess]
+    assert all(within) if alone else any(within), f"interface over counter - 1: {excess}"

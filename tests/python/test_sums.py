@@ -1,0 +1,84 @@
+"""What lowcomm sums itself: within a stated bound of the exact sum, deterministic, the same bits on every rank."""
+
+import itertools
+
+import collective_cases as cases
+import torch
+import torch.distributed as dist
+from collective_cases import Case, attempt, bits
+
+SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+
+
+def _sums(r, size_of):
+    """Floating sums of lowcomm alone, against sums in fp64 of data that every rank can compute."""
+    r.init("lowcomm")
+    wrong = []
+    for dtype, n, op in itertools.product(cases.FLOATS, size_of, (SUM, AVG)):
+        u = cases.UNIT[dtype]
+        for collective in (
+            cases.all_reduce,
+            cases.reduce_scatter_tensor,
+            cases.reduce_scatter,
+            cases.all_reduce_coalesced,
+        ):
+            case = Case(dist.group.WORLD, r.rank, r.size, dtype=dtype, n=n, op=op)
+            got = collective(case)[0]
+            if collective is cases.reduce_scatter:
+                inputs = [case.x(r.rank, rank=q) for q in range(r.size)]
+            elif collective is cases.reduce_scatter_tensor:
+                inputs = [case.x(0, n * r.size, rank=q)[n * r.rank : n * (r.rank + 1)] for q in range(r.size)]
+            else:
+                inputs = [case.x(0, rank=q) for q in range(r.size)]
+            wide = torch.stack(inputs).double()
+            share = r.size if op == AVG else 1
+            bound = (r.size - 1 + (op == AVG)) * u * wide.abs().sum(0) / share * (2 if dtype == torch.float64 else 1.01)
+            error = (got.double() - wide.sum(0) / share).abs()
+            if not (error <= bound + torch.finfo(dtype).tiny).all():
+                wrong.append(f"{collective.__name__} {dtype} n={n} {op}: {(error / bound).max()} of the bound")
+            if collective in (cases.all_reduce, cases.all_reduce_coalesced):
+                seen = [torch.empty_like(bits(got)) for _ in range(r.size)]
+                dist.all_gather(seen, bits(got))
+                if not all(torch.equal(s, seen[0]) for s in seen):
+                    wrong.append(f"{collective.__name__} {dtype} n={n} {op}: ranks differ")
+            again = collective(Case(dist.group.WORLD, r.rank, r.size, dtype=dtype, n=n, op=op))[0]
+            if not torch.equal(bits(again), bits(got)):
+                wrong.append(f"{collective.__name__} {dtype} n={n} {op}: not deterministic")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_sums_are_close_deterministic_and_equal_on_all_ranks(pair, quad):
+    pair(_sums, (3, 4099))
+    quad(_sums, (3, 4099, 270_001))
+
+
+def _premul(r):
+    """gloo refuses PREMUL_SUM (FSDP2's gradient divide factor); every reducing op of ours takes it."""
+    r.init("lowcomm")
+    wrong = []
+    for factor, dtype, n in itertools.product((0.25, 1 / 3), cases.FLOATS, (0, 1, 2000)):
+        u = cases.UNIT[dtype]
+        for collective in (cases.all_reduce, cases.reduce, cases.reduce_scatter, cases.reduce_scatter_tensor):
+            case = Case(dist.group.WORLD, r.rank, r.size, dtype=dtype, n=n, op=dist._make_nccl_premul_sum(factor))
+            got = attempt(collective, case)
+            if isinstance(got, Exception):
+                wrong.append(f"{collective.__name__} {dtype} n={n}: {type(got).__name__}: {got}")
+                continue
+            slots = {cases.reduce_scatter: (r.rank, n), cases.reduce_scatter_tensor: (0, n * r.size)}
+            slot, count = slots.get(collective, (0, n))
+            inputs = torch.stack([case.x(slot, count, rank=q) for q in range(r.size)]).double()
+            if collective is cases.reduce_scatter_tensor:
+                inputs = inputs[:, n * r.rank : n * (r.rank + 1)]
+            for t in got:
+                error = (t.double() - factor * inputs.sum(0)).abs()
+                bound = (r.size + 1) * u * factor * inputs.abs().sum(0) + torch.finfo(dtype).tiny
+                if not (error <= bound).all():
+                    wrong.append(
+                        f"{collective.__name__} {dtype} n={n} factor {factor}: {(error / bound).max()} of the bound"
+                    )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_premul_sum(pair, quad):
+    pair(_premul)
+    quad(_premul)
