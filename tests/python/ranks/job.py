@@ -48,15 +48,22 @@ class Job:
         """The end, by process number; first each rank's stacks (or those of some ranks) into its output."""
         asked = ranks if stacks is None else set(ranks) & set(stacks)
         for r in asked:
-            os.kill(self.pids[r], signal.SIGUSR1)
+            self._signal(r, signal.SIGUSR1)
         time.sleep(0.3 if asked else 0)
         for r in ranks:
-            if self.code(r) is None:
-                os.kill(self.pids[r], signal.SIGKILL)
+            if self.code(r) is None and self._signal(r, signal.SIGKILL):
                 self.killed.add(r)
         for r in ranks:
             while self.code(r, 0.05) is None:
                 pass
+
+    def _signal(self, r, number):
+        """False for a rank that has ended, which the zygote may know before it has told."""
+        try:
+            os.kill(self.pids[r], number)
+        except ProcessLookupError:
+            return False
+        return True
 
     def output(self, r):
         path = pathlib.Path(self.requests[r].output)
