@@ -1,6 +1,7 @@
 """Ranks that die or stall in the middle of an op: every live rank gets an error that says all of it, and none hangs.
 
-Each fault is made with a real signal to a real process.
+Each fault is made with a real signal to a real process. Where a fault must be seen by itself the group's time-out is longer
+than what the harness gives the ranks: waiting for it fails the test.
 """
 
 import os
@@ -8,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ranks
@@ -15,6 +17,8 @@ import torch
 import torch.distributed as dist
 
 BIG = 1 << 23  # elements a rank sends: many chunks, tens of milliseconds on loopback
+DEADLINE_S = 60.0  # the harness's
+NEVER_S = 10 * DEADLINE_S
 
 
 def _issue(r, op, n=BIG):
@@ -39,7 +43,7 @@ def _says_everything(message, op, rank, culprit, own):
 
 
 def _fault(r, op, how, timeout_s):
-    """The last rank is killed or stopped in the middle of an op; what the others get, and how soon."""
+    """The last rank is killed or stopped in the middle of an op; returns what the others get."""
     r.init("lowcomm", timeout_s=timeout_s)
     own = op.startswith(("all_gather", "reduce_scatter"))
     dist.barrier()
@@ -55,18 +59,14 @@ def _fault(r, op, how, timeout_s):
                 _issue(r, op).wait()
             r.say("resumed")
         return None
-    start = time.monotonic()
     with pytest.raises(dist.DistBackendError) as failure:
         for _ in range(50):  # the first may have been through before the signal
             _issue(r, op).wait()
-    elapsed = time.monotonic() - start
     _says_everything(str(failure.value), op.split()[0], r.rank, culprit, own)
-    # The group is over: what comes after fails at once, with the same cause.
-    start = time.monotonic()
+    # The group is over: what comes after fails too, with the same cause.
     if own:
         with pytest.raises(dist.DistBackendError) as later:
             _issue(r, op).wait()
-        assert time.monotonic() - start < 5
         assert f"rank {culprit}" in str(later.value), later.value
     r.say(f"survived{r.rank}")
     if how == "stopped and resumed" and r.rank == 0:
@@ -75,7 +75,7 @@ def _fault(r, op, how, timeout_s):
         os.kill(int(r.hear("pid")), signal.SIGCONT)
         r.hear("resumed")
     dist.destroy_process_group()  # must come back
-    return elapsed
+    return str(failure.value)
 
 
 def _fault_with_pid(r, op, how, timeout_s):
@@ -89,78 +89,81 @@ OWN = ("all_gather", "all_gather list", "reduce_scatter")
 
 @pytest.mark.parametrize("op", [*OWN, "all_reduce"])
 def test_a_killed_rank_is_named(op):
-    elapsed = ranks.run_ranks(_fault, 3, op, "killed", 30.0, allow_exit={2: -signal.SIGKILL}, timeout=60)
-    assert max(elapsed[:2]) < 20, f"a death is seen at once, not by the time-out: {elapsed}"
+    """A death is seen by itself, long before any time-out."""
+    ranks.run_ranks(_fault, 3, op, "killed", NEVER_S, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
 
 
 def test_a_killed_root_is_reported_by_the_time_out_at_the_latest():
     """Gloo's broadcast goes over other ranks: one that hears nothing from them has only the time-out."""
-    elapsed = ranks.run_ranks(_fault, 3, "broadcast", "killed", 4.0, allow_exit={2: -signal.SIGKILL}, timeout=60)
-    assert max(elapsed[:2]) < 30, elapsed
+    ranks.run_ranks(_fault, 3, "broadcast", "killed", 4.0, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("op", [*OWN, "all_reduce"])
 def test_a_stopped_rank_is_named_after_the_deadline(op):
-    elapsed = ranks.run_ranks(_fault, 3, op, "stopped", 2.0, kill_last=[2], timeout=60)
-    assert max(elapsed[:2]) < 20, elapsed
-    assert max(elapsed[:2]) > 1.5, f"given up before the deadline: {elapsed}"
+    said = ranks.run_ranks(_fault, 3, op, "stopped", 2.0, kill_last=[2], timeout=DEADLINE_S)[:2]
+    # One of them waited the deadline out; it may have told the other before that one did.
+    assert any(re.search(r"(?i)timed out waiting 2000 ?ms", message) for message in said), said
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_a_rank_that_comes_back_is_fenced_off(op):
     """Stopped past the deadline and resumed: it learns that the group went on without it, and hangs no more than they."""
-    ranks.run_ranks(_fault_with_pid, 3, op, "stopped and resumed", 2.0, timeout=60)
+    ranks.run_ranks(_fault_with_pid, 3, op, "stopped and resumed", 2.0, timeout=DEADLINE_S)
+
+
+PROGRESS_DEADLINE_S = 3.0
+STOP_S = 0.3
+STOPS = 12  # longer than the deadline, all together
+
+
+def _stutter(pid, landed, over):
+    """Stops a process again and again, each time until some of its data `landed`; returns how often."""
+    for stops in range(STOPS):
+        before = landed()
+        if over.is_set():
+            return stops
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOP_S)
+        os.kill(pid, signal.SIGCONT)
+        while not over.is_set() and landed() == before:
+            time.sleep(0.001)
+    return STOPS
 
 
 def _slow(r, op):
-    """The peer is stopped most of the time: the op takes longer than the time-out, but bytes keep coming."""
-    r.init("lowcomm", timeout_s=1.0)
+    """The peer is stopped most of the time: the op takes longer than the deadline, but bytes keep coming."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=PROGRESS_DEADLINE_S, pg_options=lc.Options(chunk_bytes=65536))
     r.say(f"pid{r.rank}", os.getpid())
     other = int(r.hear(f"pid{1 - r.rank}"))
+    gathers = op == "all_gather"
+    out = torch.zeros(2 * BIG if gathers else BIG)
+    mine = torch.full((BIG if gathers else 2 * BIG,), float(r.rank + 1))
+    marks = out[-BIG:][:: 65536 // 4]  # where rank 1's data comes to rank 0, one element of each frame
+    dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))  # connects, the first time
+    dist.barrier()
     over = threading.Event()
-
-    def stutter():
-        while not over.is_set():
-            os.kill(other, signal.SIGSTOP)
-            time.sleep(0.25)
-            os.kill(other, signal.SIGCONT)
-            over.wait(0.02)
-
-    n, elapsed = BIG, 0.0
-    while elapsed < 1.5 and n < BIG * 32:
-        n *= 2
-        small, big = torch.full((n,), float(r.rank + 1)), torch.full((2 * n,), float(r.rank + 1))
-        dist.all_gather_into_tensor(torch.empty(2), torch.ones(1))  # connects, the first time
-        dist.barrier()
-        over.clear()
-        stutterer = threading.Thread(target=stutter)
-        start = time.monotonic()
+    with ThreadPoolExecutor(1) as executor:
         if r.rank == 0:
-            stutterer.start()
+            stuttering = executor.submit(_stutter, other, lambda: int(marks.count_nonzero()), over)
         try:
-            if op == "all_gather":
-                dist.all_gather_into_tensor(big, small)
-            else:
-                dist.reduce_scatter_tensor(small, big)
+            dist.all_gather_into_tensor(out, mine) if gathers else dist.reduce_scatter_tensor(out, mine)
         finally:
             over.set()
-            if r.rank == 0:
-                stutterer.join()
-        elapsed = time.monotonic() - start
-        if op == "all_gather":
-            assert (big[:n] == 1).all()
-            assert (big[n:] == 2).all()
-        else:
-            assert (small == 3).all()
-        r.say(f"took{n}.{r.rank}", elapsed)
-        longest = [float(r.hear(f"took{n}.{q}")) for q in range(2)]
-        elapsed = min(longest)
-    return elapsed
+    if gathers:
+        assert (out[:BIG] == 1).all()
+        assert (out[BIG:] == 2).all()
+    else:
+        assert (out == 3).all()
+    return stuttering.result() if r.rank == 0 else 0
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
 def test_the_deadline_is_on_progress_not_on_the_whole(op):
-    assert min(ranks.run_ranks(_slow, 2, op, timeout=90)) > 1.5, "the op was too fast to outlast the deadline"
+    assert STOP_S * STOPS > PROGRESS_DEADLINE_S
+    stops, _ = ranks.run_ranks(_slow, 2, op, timeout=DEADLINE_S)
+    assert stops == STOPS, "the op was too fast to outlast the deadline"
 
 
 def _p2p(r):
@@ -183,10 +186,8 @@ def _dies_at_creation(r):
         r.hear("started")
         os.kill(os.getpid(), signal.SIGKILL)
     r.say("started")
-    start = time.monotonic()
-    with pytest.raises(Exception, match=r"rank|[Tt]ime|timed out") as failure:
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 did not say hello within 3000 ms"):
         r.init("lowcomm", timeout_s=3)
-    assert time.monotonic() - start < 30, failure.value
 
 
 def test_a_rank_that_never_joins_is_reported():

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from group_check import check_group
 
 CPU = torch.device("cpu")
+NEVER_S = 600.0  # longer than the harness gives the ranks: who waits for it fails
 
 
 def _timeout(r, how):
-    """The last rank stays out of an op; the others fail near the group's time-out, and say which and whom."""
-    r.init("lowcomm", timeout_s=60 if how == "set_timeout" else 2)
+    """The last rank stays out of an op; the others fail by the time-out that was set, and say which and whom."""
+    r.init("lowcomm", timeout_s=2 if how == "init" else NEVER_S)
     group = dist.group.WORLD
     check_group(r)
     if how == "new_group":
@@ -25,11 +26,10 @@ def _timeout(r, how):
     if r.rank == r.size - 1:
         r.hear("done0")
         return
-    start = time.monotonic()
     with pytest.raises(dist.DistBackendError, match="all_gather") as failure:
         dist.all_gather_into_tensor(torch.empty(3 * r.size), torch.ones(3), group=group)
-    assert 1.5 < time.monotonic() - start < 20, time.monotonic() - start
-    assert f"rank {r.size - 1}" in str(failure.value), failure.value
+    for part in (f"rank {r.size - 1}", "Timed out waiting 2000ms", "progress deadline 2000 ms"):
+        assert part in str(failure.value), failure.value
     r.say(f"done{r.rank}")
 
 
@@ -39,7 +39,7 @@ def test_timeouts(how):
 
 
 def _abort(r, how):
-    r.init("lowcomm")
+    r.init("lowcomm", timeout_s=NEVER_S)
     group = dist.group.WORLD
     check_group(r)
     if r.rank != 0:
@@ -48,14 +48,12 @@ def _abort(r, how):
     work = dist.reduce_scatter_tensor(torch.empty(3), torch.ones(3 * r.size), async_op=True)
     time.sleep(0.1)
     assert not work.is_completed()
-    start = time.monotonic()
     if how == "thread":
         threading.Timer(0.3, group.abort).start()
     else:
         group.abort()
     with pytest.raises(dist.DistBackendError, match="reduce_scatter"):
         work.wait()
-    assert time.monotonic() - start < 10
     if how == "twice":
         group.abort()
     with pytest.raises(dist.DistBackendError):
