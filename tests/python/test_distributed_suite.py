@@ -39,10 +39,14 @@ def _exceptions(run):
 def test_distributed_suite(run, least, tmp_path):
     gloo = _verdicts((HERE / "distributed_suite_gloo.txt").read_text())
     allowed = _exceptions(run)
-    code, text = ranks.run_command(
-        [sys.executable, HERE / "distributed_suite.py", run], timeout=420, cwd=tmp_path, env={"TMPDIR": str(tmp_path)}
+    ended = ranks.run_command(
+        [sys.executable, HERE / "distributed_suite.py", run],
+        deadline_s=420,
+        cwd=tmp_path,
+        env={"TMPDIR": str(tmp_path)},
     )
-    got = _verdicts(text)
+    code, text = ended.code, ended.text
+    got = _verdicts(ended.out)
     wrong = {test: verdict for test, verdict in got.items() if verdict == "fail" and allowed.get(test) != "fail"}
     assert not wrong, f"{wrong}\n{text[-20000:]}"
     if torch.__version__.startswith(LISTED_FOR):

@@ -1,7 +1,6 @@
 """torchrun, `torch_lowcomm run` and `info`, as a user starts them."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -33,10 +32,10 @@ def test_run_puts_a_gloo_script_on_lowcomm(tmp_path, word):
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    code, text = ranks.run_command(
-        [*launcher, "-m", "torch_lowcomm", "run", script, word, tmp_path], timeout=90, cwd=tmp_path
+    ended = ranks.run_command(
+        [*launcher, "-m", "torch_lowcomm", "run", script, word, tmp_path], deadline_s=90, cwd=tmp_path
     )
-    assert (code != 0) == (word == "fail"), text
+    assert (ended.code != 0) == (word == "fail"), ended.text
     kinds = ["LowcommBackend", "LowcommBackend"]
     for rank in range(2):
         said = (tmp_path / f"said{rank}").read_text()
@@ -44,8 +43,8 @@ def test_run_puts_a_gloo_script_on_lowcomm(tmp_path, word):
 
 
 def test_info_runs_a_self_test(tmp_path):
-    code, text = ranks.run_command([sys.executable, "-m", "torch_lowcomm", "info"], timeout=90, cwd=tmp_path)
-    assert code == 0, text
+    code, text, err = ranks.run_command([sys.executable, "-m", "torch_lowcomm", "info"], deadline_s=90, cwd=tmp_path)
+    assert code == 0, text + err
     assert torch.__version__ in text
     assert re.search("scalar|avx2|avx512", text), text
     assert "gloo" in text
@@ -53,5 +52,5 @@ def test_info_runs_a_self_test(tmp_path):
 
 def test_a_second_registration_is_harmless():
     code = "import torch, torch_lowcomm, _torch_lowcomm_autoload as a; a.register(); a.register(); print('fine')"
-    out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
-    assert out.stdout.strip() == "fine", out.stderr
+    ended = ranks.run_command([sys.executable, "-W", "error", "-c", code], deadline_s=60)
+    assert ended.out.strip() == "fine", ended.err

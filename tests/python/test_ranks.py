@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -75,3 +76,39 @@ def _is_child(pid):
             return int(stat.read().rsplit(")", 1)[1].split()[1]) == ranks.zygote().process.pid
     except OSError:
         return False
+
+
+_LAUNCHER = """
+import os, pathlib, signal, subprocess, sys, time
+if sys.argv[1] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: (worker.kill(), worker.wait(), sys.exit(1)))
+own_session = sys.argv[1] == "torchrun"
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=own_session)
+pathlib.Path(sys.argv[2]).write_text(f"{os.getpid()} {worker.pid}")
+print("a word to find", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("how", ["torchrun", "deaf"])
+def test_a_command_that_hangs_leaves_nothing(tmp_path, how):
+    """One that starts its workers in sessions of their own, as torchrun does, and one that does not listen."""
+    with pytest.raises(ranks.RanksFailed, match="(?s)no end within.*a word to find"):
+        ranks.run_command([sys.executable, "-c", _LAUNCHER, how, tmp_path / "pids"], deadline_s=HANG_S, patience_s=1)
+    for pid in (tmp_path / "pids").read_text().split():
+        assert _ends(pid), f"process {pid} is left"
+
+
+def _ends(pid, looks=1000):
+    """Whether a process is gone; one that was killed takes a moment."""
+    for _ in range(looks):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False

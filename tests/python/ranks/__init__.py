@@ -8,7 +8,7 @@ that is where backends abort. `start="spawn"` makes fresh interpreters instead. 
 - the fixtures `pair` and `quad` (`conftest.py`): processes that stay, each call with a store of its own.
 
 `fn` is a module-level function; it gets a `Rank` first, and what it returns (picklable) comes back, one item a rank.
-`run_command` runs a program instead: torchrun, an example.
+`run_command` runs a program instead (torchrun, an example) and gives its exit code, stdout and stderr.
 """
 
 from ranks.child import Rank
