@@ -19,6 +19,14 @@ def pair(_zygote):
 
 
 @pytest.fixture(scope="session")
+def trio(_zygote):
+    """Three ranks: the fewest with one that a fault between two others reaches at second hand."""
+    pool = ranks.Pool(3)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def quad(_zygote):
     """Four ranks."""
     pool = ranks.Pool(4)

@@ -1,11 +1,11 @@
 """Ranks that differ in version, options, policy or call: each names the field, both values and both ranks, nothing is done."""
 
+import contextlib
 import re
 import threading
 from datetime import timedelta
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from group_check import check_group
@@ -123,56 +123,74 @@ def test_set_policy_that_differs(pair, quad):
     quad(_differing_policy_set)
 
 
+CODEC = {"all_gather": "minmax8:bucket=1024", "reduce_scatter": "qsgd8:bucket=1024"}
+# What the last rank does otherwise -> the field that differs, what the others have and what it has. `{op}` is the op
+# that was meant, `{other}` the other one, `{codec}` the codec of the op.
 MISMATCHES = {
-    "shape": "elements",
-    "dtype": "dtype",
-    "op": "op",
-    "count": "tensors|elements",
-    "reduce op": "reduce op|codec",  # a maximum is exact, so under a policy the codec differs too
-    "exact scope": "codec",
+    "shape": ("elements a rank", "600", "700"),
+    "dtype": ("dtype", "float32", "bfloat16"),
+    "op": ("op", "{op}", "{other}"),
+    "count": ("tensors", "2", "3"),
+    "reduce op": ("reduce op", "sum", "max"),
+    "exact scope": ("codec", "{codec}", "none"),
 }
 
 
-def _mismatch(r, op, what, policy):
-    """The last rank calls the op with another shape, dtype, …: every rank hears expected and actual."""
-    import contextlib
+def _call(kind, what, odd, size):
+    """One call of the op `kind`, on the odd rank another one than on the others; returns what it may write to."""
+    n = 700 if what == "shape" and odd else 600
+    dtype = torch.bfloat16 if what == "dtype" and odd else torch.float32
+    gathers = kind == "all_gather"
+    outs = [
+        torch.full((n * size if gathers else n,), 7.0, dtype=dtype) for _ in range(2 + odd if what == "count" else 1)
+    ]
+    mine = torch.ones(n if gathers else n * size, dtype=dtype)
+    reduce_op = dist.ReduceOp.MAX if what == "reduce op" and odd else dist.ReduceOp.SUM
 
+    def issue():
+        coalescing = dist.distributed_c10d._coalescing_manager() if what == "count" else contextlib.nullcontext()
+        with coalescing:
+            for out in outs:
+                if gathers:
+                    dist.all_gather_into_tensor(out, mine)
+                else:
+                    dist.reduce_scatter_tensor(out, mine, op=reduce_op)
+
+    return issue, outs
+
+
+def _mismatch(r, op, what, policy):
+    """The last rank makes another call: every rank hears which field differs, both values, and whose they are."""
     import torch_lowcomm as lc
 
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
-    odd = r.rank == r.size - 1
-    n = 700 if what == "shape" and odd else 600
-    dtype = torch.bfloat16 if what == "dtype" and odd else torch.float32
-    kind = ({"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[op]) if what == "op" and odd else op
+    culprit = r.size - 1
+    odd = r.rank == culprit
+    other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[op]
+    issue, outs = _call(other if what == "op" and odd else op, what, odd, r.size)
     scope = lc.exact() if what == "exact scope" and odd else contextlib.nullcontext()
-    reduce_op = dist.ReduceOp.MAX if what == "reduce op" and odd else dist.ReduceOp.SUM
     with pytest.raises(dist.DistBackendError) as failure, scope:
-        if what == "count":
-            tensors = [torch.ones(n) for _ in range(2 + odd)]
-            with dist.distributed_c10d._coalescing_manager():
-                for t in tensors:
-                    if kind == "all_gather":
-                        dist.all_gather_into_tensor(torch.empty(n * r.size), t)
-                    else:
-                        dist.reduce_scatter_tensor(t, torch.ones(n * r.size))
-        elif kind == "all_gather":
-            dist.all_gather_into_tensor(torch.empty(n * r.size, dtype=dtype), torch.ones(n, dtype=dtype))
-        else:
-            out = torch.empty(n, dtype=dtype)
-            dist.reduce_scatter_tensor(out, torch.ones(n * r.size, dtype=dtype), op=reduce_op)
+        issue()
+    field, usual, unusual = (part.format(op=op, other=other, codec=CODEC[op]) for part in MISMATCHES[what])
     message = str(failure.value)
-    assert re.search(MISMATCHES[what], message), message
-    assert f"rank {r.size - 1}" in message or r.rank not in (0, r.size - 1), message
-    if what == "shape":
-        assert re.search(r"\b600\b", message), message
-        assert re.search(r"\b700\b", message), message
-    return message
+    told = re.search(rf"{field} differs: rank (\d+) has '([^']*)', rank (\d+) has '([^']*)'", message)
+    assert told, message
+    values = {int(told[1]): told[2], int(told[3]): told[4]}
+    assert values.pop(culprit) == unusual, message
+    assert list(values.values()) == [usual], message
+    assert all((out == 7).all() for out in outs), "descriptions are compared before anything is taken"
+    with pytest.raises(dist.DistBackendError, match=f"{field} differs"):  # the ranks no longer agree on what comes next
+        dist.all_gather_into_tensor(torch.empty(r.size), torch.ones(1))
+    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["", "all_gather=minmax8; reduce_scatter=qsgd8"], ids=["exact", "compressed"])
-@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
-def test_calls_that_differ_between_ranks(op, policy):
+def _differences():
     for what in MISMATCHES:
-        if (what == "reduce op" and op == "all_gather") or (what == "exact scope" and not policy):
-            continue
-        ranks.run_ranks(_mismatch, 3 if what == "shape" else 2, op, what, policy)
+        for op in CODEC if what != "reduce op" else ("reduce_scatter",):
+            for kind in ("exact", "compressed") if what != "exact scope" else ("compressed",):
+                yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
+
+
+@pytest.mark.parametrize(("what", "op", "kind"), list(_differences()))
+def test_calls_that_differ_between_ranks(trio, what, op, kind):
+    trio(_mismatch, op, what, "" if kind == "exact" else "all_gather=minmax8; reduce_scatter=qsgd8")
