@@ -1,17 +1,36 @@
-"""Frames that are not what the format says end the group with an error that says what is wrong with them."""
+"""Frames that are not what the format says end the group, on every live rank, with an error that says what is wrong with them.
 
+The last of three ranks plays its part by hand: it sends its peers' own frames back to them (frames name no sender, and all
+ranks send the same sizes), spoilt. Rank 0 or both live ranks get spoilt ones.
+"""
+
+import contextlib
 import re
 import struct
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 from group_check import check_group
 
 HEADER = 64
-SIZE_AT = 56  # of the payload's size in the header
-FRAME_ROOM = 4 << 20
+ELEMENTS_AT, SEQUENCE_AT, EPOCH_AT, SIZE_AT, CRC_AT = 16, 32, 36, 56, 60
+FRAME_ROOM = 1 << 20
+CULPRIT = 2
+ELEMENTS = 20_000  # a rank: one frame
+
+_CRC_TABLE = []
+for _byte in range(256):
+    for _ in range(8):
+        _byte = (_byte >> 1) ^ (0x82F63B78 if _byte & 1 else 0)
+    _CRC_TABLE.append(_byte)
+
+
+def _crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _CRC_TABLE[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
 
 
 def _flip(frame, byte, mask=0x10):
@@ -20,35 +39,59 @@ def _flip(frame, byte, mask=0x10):
     return frame
 
 
-# What the last rank does to the data frame it sends; what the others' message must speak of.
+def _sealed(frame):
+    """With the CRC of what it holds: only what the field means can give it away."""
+    frame = frame.clone()
+    crc = _crc32c(bytes(frame[:CRC_AT].tolist()) + bytes(frame[HEADER:].tolist()))
+    frame[CRC_AT:HEADER] = torch.tensor(list(struct.pack("<I", crc)), dtype=torch.uint8)
+    return frame
+
+
+def _noise(frame):
+    return torch.randint(0, 256, (frame.numel(),), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+CRC = r"crc32c: expected \d+, got \d+"
+MAGIC = r"magic: expected \d+ \('LCMF'\), got "
+ROOM = r"payload_bytes: expected at most \d+, got "
+# What is done to the last rank's data frame, and what the error must say: the field, what was expected and what was got.
 CORRUPTIONS = {
-    "payload bit": (lambda f: _flip(f, HEADER + 777), "(?i)crc"),
-    "last payload bit": (lambda f: _flip(f, f.numel() - 1, 0x80), "(?i)crc"),
-    "header bit": (lambda f: _flip(f, 16), "(?i)crc|elements"),
-    "magic": (lambda f: _flip(f, 0), "(?i)magic|LCMF"),
-    "version": (lambda f: _flip(f, 4), "(?i)version"),
-    "kind": (lambda f: _flip(f, 5), "(?i)kind|crc"),
-    "codec": (lambda f: _flip(f, 6), "(?i)codec|crc"),
-    "payload size": (lambda f: _flip(f, SIZE_AT), "(?i)payload|size|bytes"),
-    "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), "(?i)payload|size|bytes"),
-    "truncated payload": (lambda f: f[:-100], "(?i)payload|crc|size|bytes"),
-    "truncated header": (lambda f: f[:30], "(?i)header|magic|crc|bytes|LCMF|payload"),
-    "zeros": (lambda f: torch.zeros_like(f), "(?i)magic|LCMF"),
-    "noise": (lambda f: torch.randint(0, 256, (f.numel(),), dtype=torch.uint8), "(?i)magic|LCMF"),
+    "payload bit": (lambda f: _flip(f, HEADER + 777), CRC),
+    "last payload bit": (lambda f: _flip(f, f.numel() - 1, 0x80), CRC),
+    "header bit": (lambda f: _flip(f, ELEMENTS_AT), CRC),
+    "magic": (lambda f: _flip(f, 0), MAGIC + r"\d+"),
+    "version": (lambda f: _flip(f, 4), r"version: expected 1, got 17"),
+    "payload size": (lambda f: _flip(f, SIZE_AT), CRC),
+    "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), ROOM + r"21\d{8}"),
+    "truncated payload": (lambda f: f[:-100], CRC),
+    "truncated header": (
+        lambda f: f[:30],
+        f"{CRC}|{ROOM}\\d+",
+    ),  # what stood in the receiver's buffer before is read on
+    "zeros": (lambda f: torch.zeros_like(f), MAGIC + "0"),
+    "noise": (_noise, MAGIC + r"\d+"),
+    "unknown kind": (lambda f: _sealed(_flip(f, 5)), r"kind: expected 0\.\.\.3, got 16"),
+    "unknown codec": (lambda f: _sealed(_flip(f, 6)), r"codec: expected 0, 1, 2 or 255, got 1[678]"),
+    "reserved byte": (lambda f: _sealed(_flip(f, 10)), r"reserved: expected 0, got 16"),
+    "another dtype": (lambda f: _sealed(_flip(f, 9, 0x02)), r"dtype: expected 1, got 3"),
+    "fewer elements": (lambda f: _sealed(_flip(f, ELEMENTS_AT)), r"elements: expected 20000, got 20016"),
+    "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected 3, got 19"),
+    "another group's": (lambda f: _sealed(_flip(f, EPOCH_AT)), r"epoch: expected \d+, got \d+"),
 }
+FEW = ("payload bit", "magic", "truncated payload", "another op's")
 
 
-def _echo(r, name, policy):
-    """The last rank answers by hand: it sends rank 0's own frames back (they name no sender), one of them spoilt."""
-    import torch_lowcomm as lc
+@contextlib.contextmanager
+def _lanes_kept():
+    """Gives the lane that carries a group's data, once a group was made inside."""
     from torch_lowcomm import _create
 
     lanes = {}
     make = _create.make_inner
 
-    def record(role, store, *args):
-        made = make(role, store, *args)
-        if role == "lane":
+    def record(role, store, rank, *args):
+        made = make(role, store, rank, *args)
+        if role == "lane" and rank == CULPRIT:  # what is kept here stays open
             store.set(f"lane{len(lanes)}", "")
             bulk = store.underlying_store.check([f"lowcomm/lane/bulk/lane{len(lanes)}"])
             lanes["bulk" if bulk else "control"] = made
@@ -56,40 +99,88 @@ def _echo(r, name, policy):
 
     _create.make_inner = record
     try:
-        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
-        check_group(r)
+        yield lanes
     finally:
         _create.make_inner = make
-    n = 20_000
-    if r.rank == 1:
-        bulk = lanes["bulk"]
+
+
+def _play(bulk, name, victims):
+    """The conversation of one op with both peers: its description, then its one data frame."""
+    for step in ("description", "data"):
         frames = []
-        for k in range(1 if name == "description" else 2):  # the op's description, then its one data frame
+        for peer in (0, 1):
             buffer = torch.zeros(FRAME_ROOM, dtype=torch.uint8)
-            bulk.recv([buffer], 0, 0).wait()
+            bulk.recv([buffer], peer, 0).wait()
             (size,) = struct.unpack_from("<I", bytes(buffer[SIZE_AT : SIZE_AT + 4].tolist()))
             frames.append(buffer[: HEADER + size].clone())
-            spoil = name == "description" or k == 1
-            out = frames[-1]
-            if spoil:
-                out = _flip(out, HEADER) if name == "description" else CORRUPTIONS[name][0](out)
-            bulk.send([out.contiguous()], 0, 0).wait()
-        r.hear("heard", 30)
-        return None
-    out = torch.full((2 * n,), 7.0)
+        for peer, frame in enumerate(frames):
+            if peer in victims and (step == "data" or name == "description"):
+                frame = _flip(frame, HEADER) if name == "description" else CORRUPTIONS[name][0](frame).contiguous()
+            with contextlib.suppress(RuntimeError):  # the other one was told by the first, and has gone
+                bulk.send([frame], peer, 0).wait()
+        if name == "description":
+            return
+
+
+def _spoilt(r, name, op, policy, victims):
+    import torch_lowcomm as lc
+
+    with _lanes_kept() as lanes:
+        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy=policy, min_bytes=0))
+    check_group(r)
+    if r.rank == CULPRIT:
+        _play(lanes["bulk"], name, victims)
+        for peer in (0, 1):
+            r.hear(f"heard{peer}")
+        dist.destroy_process_group()
+        return
+    gathers = op == "all_gather"
+    mine = torch.randn(ELEMENTS * (1 if gathers else r.size), generator=torch.Generator().manual_seed(r.rank))
+    kept = mine.clone()
+    out = torch.full((ELEMENTS * (r.size if gathers else 1),), 7.0)
+
+    def issue():
+        dist.all_gather_into_tensor(out, mine) if gathers else dist.reduce_scatter_tensor(out, mine)
+
+    if r.rank not in victims:
+        # Its own frames are whole, so this op may come to its end; the next one cannot.
+        with contextlib.suppress(dist.DistBackendError):
+            issue()
     with pytest.raises(dist.DistBackendError) as failure:
-        dist.all_gather_into_tensor(out, torch.randn(n, generator=torch.Generator().manual_seed(0)))
+        issue()
     message = str(failure.value)
-    assert re.search("(?i)crc" if name == "description" else CORRUPTIONS[name][1], message), message
-    for part in ("all_gather", "rank 1", "sequence", "group"):
-        assert part in message, message
-    with pytest.raises(dist.DistBackendError):  # the connection's order is lost, so the group is over
-        dist.all_gather_into_tensor(out, torch.randn(n))
-    r.say("heard")
-    return message
+    found = CRC if name == "description" else CORRUPTIONS[name][1]
+    assert re.search(found, message), f"no {found!r} in: {message}"
+    for part in (op, f"rank {r.rank} ", f"rank {CULPRIT} ", "sequence", "group"):
+        assert part in message, f"no {part!r} in: {message}"
+    if r.rank in victims:
+        untrusted = out[CULPRIT * ELEMENTS :] if gathers else out
+        assert (untrusted == 7).all(), "a frame is checked before anything of it is used"
+    assert torch.equal(mine, kept), "an op does not write to its input"
+    with pytest.raises(dist.DistBackendError, match=found):  # the connection's order is lost, so the group is over
+        issue()
+    r.say(f"heard{r.rank}")
+    dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("policy", ["", "all_gather=minmax8:bucket=64"], ids=["exact", "compressed"])
-def test_spoilt_frames(policy):
-    for name in ("description", *CORRUPTIONS):
-        ranks.run_ranks(_echo, 2, name, policy)
+POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_scatter=qsgd4:bucket=64"}
+
+
+@pytest.mark.parametrize(
+    ("op", "kind", "names"),
+    [
+        ("all_gather", "compressed", ("description", *CORRUPTIONS)),
+        ("reduce_scatter", "exact", ("description", *CORRUPTIONS)),
+        ("all_gather", "exact", FEW),
+        ("reduce_scatter", "compressed", FEW),
+    ],
+)
+def test_spoilt_frames(trio, op, kind, names):
+    for name in names:
+        trio(_spoilt, name, op, POLICIES[kind], (0, 1))
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_spoilt_frame_to_one_rank_reaches_the_other(trio, op):
+    for name in FEW:
+        trio(_spoilt, name, op, POLICIES["compressed"], (0,))
