@@ -5,6 +5,7 @@ returns what the op wrote. The same case on two groups must give the same bits.
 """
 
 import dataclasses
+import functools
 import itertools
 import zlib
 
@@ -20,6 +21,11 @@ UNIT = {torch.float32: 2.0**-24, torch.float64: 2.0**-53, torch.float16: 2.0**-1
 
 def values(dtype, n, *key):
     """`n` values that depend on the key alone: floats over a wide range of magnitudes, integers over their whole range."""
+    return _drawn(dtype, n, *key).clone()
+
+
+@functools.lru_cache(maxsize=64)  # a sweep asks for the same ones with every collective, on each group, for every rank
+def _drawn(dtype, n, *key):
     g = torch.Generator().manual_seed(zlib.crc32(repr((str(dtype), n, *key)).encode()))
     if dtype.is_complex:
         return torch.randn(n, dtype=dtype, generator=g)

@@ -16,12 +16,15 @@ from collective_cases import Case, attempt, bits, values
 SUM, AVG, MIN, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MIN, dist.ReduceOp.MAX
 PRODUCT, BAND, BOR, BXOR = dist.ReduceOp.PRODUCT, dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR
 OWN = ("all_gather", "reduce_scatter")  # lowcomm's own exchange
+LARGE = 140_003  # more frames than are under way at a time, at two bytes an element too
 REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
 
 
 def _groups(r):
     """lowcomm as the world, gloo beside it."""
-    r.init("lowcomm", timeout_s=20)
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536))
     return dist.group.WORLD, dist.new_group(backend="gloo")
 
 
@@ -88,7 +91,7 @@ def _plain(r):
         layouts = () if collective is cases.all_gather_into_tensor_in_place else ("strided", "transposed")
         for dtype, layout, n in itertools.product((torch.float32, torch.int64), layouts, (1, 20)):
             sweep.check(collective, dtype=dtype, n=n, layout=layout)
-        for dtype, n in itertools.product((torch.float32, torch.bfloat16), (0, 1000, 300_007)):
+        for dtype, n in itertools.product((torch.float32, torch.bfloat16), (0, 1000, LARGE)):
             sweep.check(collective, dtype=dtype, n=n, asynchronous=True)
         if collective in (cases.broadcast, cases.gather, cases.scatter):
             for root, asynchronous in itertools.product(range(r.size), (False, True)):
@@ -109,7 +112,7 @@ def _reducing(r):
         for dtype, layout in itertools.product((torch.float32, torch.int64), layouts):
             sweep.check(collective, dtype=dtype, op=SUM, n=20, layout=layout)
         for dtype, n in itertools.product(
-            (torch.float32, torch.float16, torch.bfloat16, torch.float64), (0, 1000, 300_007)
+            (torch.float32, torch.float16, torch.bfloat16, torch.float64), (0, 1000, LARGE)
         ):
             sweep.check(collective, dtype=dtype, op=SUM, n=n, asynchronous=True)
         if collective is cases.reduce:

@@ -47,13 +47,13 @@ def _exit(r, how):
     ["destroy", "no destroy", "works kept", "group kept", "backend kept", "one destroys", "late rank", "exception"],
 )
 def test_clean_exit(how):
-    for _ in range(3):
+    for _ in range(2):
         assert ranks.run_ranks(_exit, 2, how) == [how] * 2
 
 
-@pytest.mark.parametrize("how", ["destroy", "no destroy"])
-def test_clean_exit_of_fresh_interpreters(how):
-    assert ranks.run_ranks(_exit, 2, how, start="spawn") == [how] * 2
+def test_clean_exit_of_fresh_interpreters():
+    """Without a destroy; the tests of registration end fresh interpreters with one."""
+    assert ranks.run_ranks(_exit, 2, "no destroy", start="spawn") == ["no destroy"] * 2
 
 
 def _ddp(r):

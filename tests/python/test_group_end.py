@@ -99,7 +99,7 @@ def _pending_destroy(r):
 
 
 def test_destroy_drains_the_queue():
-    for _ in range(5):
+    for _ in range(3):
         ranks.run_ranks(_pending_destroy, 2)
 
 

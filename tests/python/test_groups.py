@@ -3,6 +3,7 @@
 import datetime
 import os
 import sys
+import warnings
 
 import collective_cases as cases
 import pytest
@@ -18,14 +19,23 @@ CPU = torch.device("cpu")
 # ---- registration ------------------------------------------------------------------------------------------------
 
 
+def _register_again():
+    """Importing registers, after torch has or not, and so may anybody any number of times: without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        import torch_lowcomm
+
+        for _ in range(2):
+            torch_lowcomm._torch_lowcomm_autoload.register()
+
+
 def _registered(r):
     assert "torch_lowcomm" not in sys.modules, "import torch alone must not import the package"
     assert "torch_lowcomm._C" not in sys.modules
     assert "LOWCOMM" in dist.Backend._plugins
     assert dist.is_backend_available("lowcomm")
     before = set(os.listdir("/proc/self/task"))
-    import torch_lowcomm  # noqa: F401
-
+    _register_again()
     assert set(os.listdir("/proc/self/task")) == before, "registration starts no thread"
     r.init("lowcomm")
     check_group(r)
@@ -35,9 +45,7 @@ def _registered(r):
 
 def _registered_by_import(r):
     assert "LOWCOMM" not in dist.Backend._plugins
-    import torch_lowcomm
-
-    torch_lowcomm._torch_lowcomm_autoload.register()  # any number of times
+    _register_again()
     r.init("lowcomm")
     check_group(r)
     dist.destroy_process_group()
