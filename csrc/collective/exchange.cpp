@@ -62,6 +62,7 @@ class Runner {
         settle(frame);
     }
     settle(description_);
+    op_.concluded = true;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) {
       throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " + refusal_ + " [op " +
