@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import tomllib
+import torch.distributed as dist
 
+import _torch_lowcomm_autoload
 import torch_lowcomm as lc
 from torch_lowcomm import _build_info, _compatibility
 
@@ -72,7 +74,7 @@ def test_torch_is_in_no_requirement():
 def test_name_is_known_without_an_import_and_starts_no_thread():
     code = (
         "import os, sys, torch, torch.distributed as dist\n"
-        "assert 'LOWCOMM' in dist.Backend._plugins\n"
+        "assert dist.is_backend_available('lowcomm')\n"
         "assert 'torch_lowcomm' not in sys.modules\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "import torch_lowcomm\n"
@@ -83,9 +85,37 @@ def test_name_is_known_without_an_import_and_starts_no_thread():
 
 
 def test_import_registers_where_autoload_is_off():
-    code = "import torch_lowcomm, torch.distributed as dist; assert 'LOWCOMM' in dist.Backend._plugins"
+    code = "import torch_lowcomm, torch.distributed as dist; assert dist.is_backend_available('lowcomm')"
     done = run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_failing_registration_is_a_warning_and_the_package_says_it_as_an_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise TypeError("register_backend() takes\nother arguments")
+
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: False)
+    with pytest.warns(RuntimeWarning) as said:
+        _torch_lowcomm_autoload.register()
+    assert [str(one.message) for one in said] == [
+        "torch_lowcomm could not register its backend with this torch: TypeError: register_backend() takes other arguments"
+    ]
+    with pytest.raises(TypeError):
+        _torch_lowcomm_autoload.register_backend()
+
+
+def test_torch_imports_where_registering_fails():
+    code = (
+        "import warnings; warnings.simplefilter('always')\n"
+        "import _torch_lowcomm_autoload as a\n"
+        "def fail(): raise OSError('no such thing')\n"
+        "a.register_backend = fail\n"
+        "import torch; print(torch.ones(1).item())"
+    )
+    done = run("-c", code)
+    assert done.stdout == "1.0\n", done.stderr
+    assert done.stderr.count("RuntimeWarning: torch_lowcomm could not register its backend") == 1, done.stderr
 
 
 def test_info_reports_and_tests_itself():
