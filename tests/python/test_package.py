@@ -118,6 +118,12 @@ def test_torch_imports_where_registering_fails():
     assert done.stderr.count("RuntimeWarning: torch_lowcomm could not register its backend") == 1, done.stderr
 
 
+def test_a_wrong_as_gloo_is_a_warning(monkeypatch):
+    monkeypatch.setenv("LOWCOMM_AS_GLOO", "yes")
+    with pytest.warns(RuntimeWarning, match="expected LOWCOMM_AS_GLOO to be 0 or 1, got 'yes'"):
+        _torch_lowcomm_autoload.register()
+
+
 def test_info_reports_and_tests_itself():
     done = run("-m", "torch_lowcomm", "info")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,15 +1,20 @@
 """Run a script that says "gloo" on lowcomm instead: `torchrun … -m torch_lowcomm run script.py …`.
 
 The groups keep the name "gloo", so the script's own checks hold; LOWCOMM_POLICY and the other variables say what is
-compressed (nothing, by default).
+compressed (nothing, by default). Processes that the script starts inherit LOWCOMM_AS_GLOO=1, which does the same in each
+of them as it imports torch.
 """
 
 import argparse
+import logging
+import os
 import runpy
 import sys
 from pathlib import Path
 
 from torch_lowcomm import as_gloo
+
+logger = logging.getLogger("torch_lowcomm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +29,9 @@ def main(arguments: argparse.Namespace) -> int:
     if not script.is_file():
         print(f"torch_lowcomm run: expected a Python script, found none at {script}", file=sys.stderr)
         return 2
+    os.environ["LOWCOMM_AS_GLOO"] = "1"
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        logger.warning("TORCH_DEVICE_BACKEND_AUTOLOAD is not 1: processes that the script starts will use torch's gloo")
     as_gloo.install()
     sys.argv = [str(script), *arguments.arguments]
     sys.path[0] = str(script.resolve().parent)
