@@ -30,3 +30,26 @@ def test_spawned_ranks_are_on_lowcomm_too(tmp_path):
     assert code == 0, text
     said = sorted(line for line in text.splitlines() if " gloo " in line)
     assert said == [f"{rank} gloo LowcommBackend 2.0" for rank in range(2)], text
+
+
+_LOGS = """
+import logging, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+logging.basicConfig(level=logging.INFO, format="script: %(message)s")
+logging.info("configured")
+dist.new_group(backend="gloo")
+dist.destroy_process_group()
+"""
+
+
+def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
+    script = tmp_path / "logs.py"
+    script.write_text(_LOGS)
+    code, text = ranks.run_command([*RUN, script, tmp_path / "store"], timeout=60, cwd=tmp_path)
+    assert code == 0, text
+    before, configured, after = text.partition("script: configured\n")
+    assert configured, text
+    assert before.count("lowcomm group") == before.count("INFO:torch_lowcomm:lowcomm group") == 1, text
+    assert after.count("lowcomm group") == after.count("script: lowcomm group") == 1, text
