@@ -132,6 +132,14 @@ def test_info_reports_and_tests_itself():
     assert "two ranks, exact and 8 bits: passed" in done.stdout
 
 
+def test_info_tests_the_build_whatever_the_environment_says():
+    settings = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LOWCOMM_MIN_BYTES": "1000000", "LOWCOMM_AS_GLOO": "1"}
+    done = run("-m", "torch_lowcomm", "info", LOWCOMM_KERNELS="scalar", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels         scalar" in done.stdout
+    assert "two ranks, exact and 8 bits: passed" in done.stdout
+
+
 def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
     assert (
         "kernels         scalar"
