@@ -1,8 +1,10 @@
 """What a user meets before any tensor moves: import, versions, the command line, the environment."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,30 @@ def test_torch_is_in_no_requirement():
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     assert not [r for r in requirements if r.startswith("torch")]
     assert project["project"]["version"] == lc.__version__
+
+
+def test_sdist_holds_what_a_build_needs(tmp_path):
+    pytest.importorskip("setuptools")
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build*", "dist", "runs", "*.egg-info"))
+    code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (file,) = (tree / "dist").iterdir()
+    with tarfile.open(file) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for folder in ("csrc", "cmake", "tests/cpp", "tests/golden"):
+        expected = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"}
+        assert expected and expected <= names, expected - names
+    assert {
+        "CMakeLists.txt",
+        "setup.py",
+        "pyproject.toml",
+        "torch_lowcomm/_C.pyi",
+        "_torch_lowcomm_autoload.py",
+    } <= names
+    made_here = {name for name in names if name.endswith((".so", ".pyc", "_build_info.py"))}
+    assert not made_here
 
 
 def test_name_is_known_without_an_import_and_starts_no_thread():
