@@ -43,6 +43,18 @@ def test_one_sentence_when_torch_does_not_fit(found, built, says):
         assert "\n" not in message
 
 
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git"])
+def test_build_names_the_torch_it_cannot_use(tmp_path, version):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '{version}'")
+    done = run(str(ROOT / "cmake" / "find_torch.py"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert (
+        done.stderr == f"torch_lowcomm builds against PyTorch 2.11 to 2.15: found {version} in {tmp_path / 'torch'}.\n"
+    )
+
+
 def test_import_without_torch_is_one_sentence():
     code = (
         "import importlib.util as u, sys; real = u.find_spec\n"
