@@ -37,9 +37,10 @@ gtest:
 	  echo "GoogleTest is missing: install the system package (Debian: libgtest-dev)."
 .PHONY: gtest
 
+# No generator is named: the one that setup.py chose stands in build/.
 test-cpp: build gtest
 	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
-	cmake --build build --parallel
+	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
 	ctest --test-dir build --output-on-failure --parallel 2
 
 test-python: build
