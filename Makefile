@@ -64,6 +64,7 @@ $(VENV)/.lint: pyproject.toml
 bench: build
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/convergence.py qsdp
+	$(BIN)/python benchmarks/exit_aborts.py
 
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built
