@@ -168,6 +168,56 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   }
 }
 
+// Rank 1 of two by hand: says what rank 0 says, then `frames`, which rank 0's receives meet in order.
+Outcome converseWith(const Says& says, const std::vector<std::pair<FrameKind, std::string>>& frames) {
+  MemoryHub hub(2);
+  auto peer = hub.transport(1);
+  Engine engine(hub.transport(0), {.chunk_bytes = kMinChunkBytes, .timeout = std::chrono::milliseconds(20000)});
+  std::promise<Outcome> ended;
+  engine.submit(
+      says.op, [&](OpContext& op) { converse(op, says); },
+      [&](std::exception_ptr error, const OpCounters& counters) { ended.set_value(Outcome(error, counters)); });
+
+  std::vector<Bytes> buffers(2 * (frames.size() + 1), Bytes(frameCapacity(kMinChunkBytes)));
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (size_t i = 0; i <= frames.size(); ++i)
+    transfers.push_back(peer->irecv(Lane::bulk, 0, 0, buffers[i]));
+  const auto say = [&](size_t i, FrameKind kind, std::span<const std::byte> text) {
+    FrameHeader header;
+    header.kind = kind;
+    header.sequence = 1;
+    header.payload_bytes = static_cast<uint32_t>(text.size());
+    Bytes& frame = buffers[frames.size() + 1 + i];
+    frame.resize(kFrameHeaderBytes + text.size());
+    std::copy(text.begin(), text.end(), frame.begin() + kFrameHeaderBytes);
+    sealFrame(frame, header);
+    transfers.push_back(peer->isend(Lane::bulk, 0, 0, frame));
+  };
+  transfers[0]->wait(std::chrono::milliseconds(5000));
+  say(0, FrameKind::control, framePayload(buffers[0], openFrame(buffers[0])));
+  for (size_t i = 0; i < frames.size(); ++i)
+    say(i + 1, frames[i].first, std::as_bytes(std::span(frames[i].second)));
+  Outcome outcome = ended.get_future().get();
+  peer->cancel(Lane::bulk);
+  return outcome;
+}
+
+// What decides is the kind of a frame, not what its text says: a reason may be empty.
+TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    for (const char* codec : {"none", "minmax8"}) {
+      for (const char* reason : {"", "rank 1: out of paper"}) {
+        Says says;
+        says.op = op;
+        says.codec = codec;
+        const Outcome outcome = converseWith(says, {{FrameKind::error, reason}});
+        EXPECT_TRUE(outcome.is<PeerRefused>()) << op << " " << codec << ": " << outcome.what();
+        EXPECT_TRUE(holds(outcome.what(), {"told by rank 1", *reason ? reason : "it gave no reason"}));
+      }
+    }
+  }
+}
+
 TEST(Exchange, AnotherNumberOfOpsIsNamed) {
   Ranks ranks(2);
   std::vector<std::future<Outcome>> pending;
