@@ -54,21 +54,21 @@ void NoneCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   std::memset(dst.data() + bytes, 0, dst.size() - bytes);
 }
 
-size_t NoneCodec::checkPayload(DType dtype, std::span<const std::byte> src, uint64_t count) const {
-  if (!supports(dtype)) throw TypeError("none: expected an element type, got " + std::string(dtypeName(dtype)));
-  expectBytes<WireError>(kName, encodedBytes(count, dtype), src.size());
+std::span<const std::byte> NoneCodec::elements(DType dtype, std::span<const std::byte> src, uint64_t count) {
+  if (itemBytes(dtype) == 0) throw TypeError("none: expected an element type, got " + std::string(dtypeName(dtype)));
   const size_t bytes = count * itemBytes(dtype);
+  expectBytes<WireError>(kName, up64(bytes), src.size());
   expectZero(src.subspan(bytes), kName, "padding");
-  return bytes;
+  return src.first(bytes);
 }
 
 void NoneCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t, uint64_t count) const {
-  const size_t bytes = checkPayload(dtype, src, count);
-  if (bytes > 0) std::memcpy(dst, src.data(), bytes);
+  const std::span<const std::byte> from = elements(dtype, src, count);
+  if (!from.empty()) std::memcpy(dst, from.data(), from.size());
 }
 
 void NoneCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t, uint64_t count) const {
-  checkPayload(dtype, src, count);
+  elements(dtype, src, count);
   FloatEnv env;
   switch (dtype) {
     case DType::float32:

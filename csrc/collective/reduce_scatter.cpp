@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "codec/none.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
 
@@ -33,13 +34,10 @@ class Reducer {
     for (const Run& run : chunk.runs) {
       std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(wide));
       for (int rank = 0; rank < op_.group.size(); ++rank) {
-        const bool first = rank == 0;
         if (rank == op_.group.rank()) {
-          add(sum, contribution(message, run, rank), message.dtype, run.count, first);
-        } else if (run.codec->spec().id == CodecId::none) {
-          add(sum, payloads[rank].data() + at, message.dtype, run.count, first);
+          add(sum, contribution(message, run, rank), message.dtype, run.count, rank == 0);
         } else {
-          addDecoded(reinterpret_cast<float*>(sum), run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
+          addReceived(sum, run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
         }
       }
       reduceFinish(static_cast<std::byte*>(message.output) + run.at * itemBytes(message.dtype), sum, message.dtype,
@@ -87,12 +85,17 @@ class Reducer {
     }
   }
 
-  void addDecoded(float* sum, const Run& run, std::span<const std::byte> payload, DType dtype, int rank) {
+  // Exact elements are reduced where they stand, in their own type; a codec's are decoded into the fp32 sum.
+  void addReceived(std::byte* sum, const Run& run, std::span<const std::byte> payload, DType dtype, int rank) {
     op_.blame(rank, [&] {
-      if (rank == 0) {
-        run.codec->decode(sum, DType::float32, payload, run.offset, run.count);
+      const bool first = rank == 0;
+      float* decoded = reinterpret_cast<float*>(sum);
+      if (run.codec->spec().id == CodecId::none) {
+        add(sum, NoneCodec::elements(dtype, payload, run.count).data(), dtype, run.count, first);
+      } else if (first) {
+        run.codec->decode(decoded, DType::float32, payload, run.offset, run.count);
       } else {
-        run.codec->decodeAdd(sum, dtype, payload, run.offset, run.count);
+        run.codec->decodeAdd(decoded, dtype, payload, run.offset, run.count);
       }
     });
   }

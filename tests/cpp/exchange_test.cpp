@@ -202,6 +202,29 @@ Outcome converseWith(const Says& says, const std::vector<std::pair<FrameKind, st
   return outcome;
 }
 
+// A bit that belongs to no element is 0 in a message that is exact throughout too.
+TEST(Exchange, PaddingThatIsNotZeroIsAFault) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    for (const char* codec : {"none", "minmax8:bucket=64"}) {
+      Says says;
+      says.op = op;
+      says.codec = codec;
+      says.n = 10;
+      Ranks ranks(2);
+      ranks.hub().tamper([](int from, int, Lane lane, std::span<std::byte> bytes) {
+        if (lane != Lane::bulk || from != 1) return;
+        const FrameHeader header = openFrame(bytes);
+        if (header.kind != FrameKind::data) return;
+        bytes[kFrameHeaderBytes + 50] = std::byte{1};
+        sealFrame(bytes, header);
+      });
+      const auto outcomes = runSaying(ranks, [&](int) { return says; });
+      EXPECT_TRUE(outcomes[0].is<PeerError>()) << op << " " << codec;
+      EXPECT_TRUE(holds(outcomes[0].what(), {"between rank 0 and rank 1", "padding: expected 0, got 1"}));
+    }
+  }
+}
+
 // What decides is the kind of a frame, not what its text says: a reason may be empty.
 TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
   for (const char* op : {"all_gather", "reduce_scatter"}) {
