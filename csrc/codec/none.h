@@ -4,8 +4,7 @@
 
 namespace lowcomm {
 
-// The elements themselves, little-endian, filled with zeros to a multiple of 64 bytes. Takes every element type;
-// decodeAdd converts to fp32 and does not take `opaque`, which has no value to add.
+// The elements themselves, little-endian, filled with zeros to a multiple of 64 bytes. Takes every element type.
 class NoneCodec final : public Codec {
  public:
   explicit NoneCodec(const CodecSpec& spec) : Codec(spec) {}
