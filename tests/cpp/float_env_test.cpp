@@ -56,7 +56,7 @@ TEST(FloatEnv, CodecsIgnoreTheCallersRegister) {
           codec.decodeAdd(sum2.data(), dtype, plain, 0, x.size());
         }
         EXPECT_EQ(plain, hostile) << form->name << " " << text;
-        EXPECT_EQ(std::memcmp(y.data(), z.data(), x.size() * 2), 0);
+        EXPECT_EQ(std::memcmp(y.data(), z.data(), x.size() * itemBytes(dtype)), 0);
         EXPECT_EQ(std::memcmp(sum.data(), sum2.data(), x.size() * 4), 0);
       }
     }
