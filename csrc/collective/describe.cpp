@@ -1,21 +1,15 @@
 #include "collective/describe.h"
 
+#include "wire/fnv1a.h"
+
 namespace lowcomm {
 namespace {
 
 constexpr size_t kListed = 2000;  // characters a list may take
 
-// FNV-1a, 64 bits: enough to notice a difference nobody made on purpose.
-uint64_t hashOf(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (unsigned char c : text)
-    hash = (hash ^ c) * 0x100000001b3ull;
-  return hash;
-}
-
 std::string bounded(const std::string& list) {
   if (list.size() <= kListed) return list;
-  return list.substr(0, kListed) + "... hash " + std::to_string(hashOf(list));
+  return list.substr(0, kListed) + "... hash " + std::to_string(fnv1a(list));
 }
 
 // The values joined by commas, or the one value when they are all the same.
