@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "codec/payload.h"
+#include "kernels/finite.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
 
@@ -78,23 +79,21 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   std::memset(dst.data() + meta, 0, words - meta);
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
   bool finite;
-  uint64_t bad = 0;
   {
     FloatEnv env;
     if (dtype == DType::float32) {
       const auto* x = static_cast<const float*>(src);
       finite = table_.encode_grid[spec().bits - 1][stochastic_](dst.data(), dst.data() + words, x, count, spec().bucket,
                                                                 first / kBlock, key);
-      if (!finite) bad = firstNonFinite(x, count);
     } else {
-      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key, &bad);
+      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
     }
   }
-  if (!finite) throwNonFinite(src, dtype, first, bad);
+  if (!finite) throwNonFinite(src, dtype, first, count);
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
-                             const PhiloxKey& key, uint64_t* bad) const {
+                             const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
   const auto encode = table_.encode_grid[spec().bits - 1][stochastic_];
   const uint64_t piece = pieceOf(spec().bucket, count);
@@ -105,14 +104,15 @@ bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, u
     convert(scratch.get(), src + at, n);
     if (!encode(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, spec().bucket, (first + at) / kBlock,
                 key)) {
-      *bad = at + firstNonFinite(scratch.get(), n);
       return false;
     }
   }
   return true;
 }
 
-void GridCodec::throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const {
+void GridCodec::throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t count) const {
+  // At least 0: the caller may have written over what the kernel saw.
+  const uint64_t index = static_cast<uint64_t>(std::max<int64_t>(0, firstNonFinite(src, dtype, count)));
   float value;
   if (dtype == DType::float32) {
     value = static_cast<const float*>(src)[index];

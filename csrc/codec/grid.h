@@ -30,9 +30,9 @@ class GridCodec final : public Codec {
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
   bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
-                    const PhiloxKey& key, uint64_t* bad) const;
+                    const PhiloxKey& key) const;
   void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
-  [[noreturn]] void throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const;
+  [[noreturn]] void throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t count) const;
 
   const KernelTable& table_;
   std::string name_;

@@ -5,6 +5,7 @@
 #include "codec/none.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "kernels/finite.h"
 
 namespace lowcomm {
 namespace {

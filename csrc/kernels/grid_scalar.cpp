@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/finite.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
@@ -14,7 +15,6 @@ namespace {
 constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
-constexpr float kLimit = 0x1p126f;
 
 struct Grid {
   float base, step, inverse;
@@ -27,7 +27,7 @@ Grid gridOf(const float* x, size_t count, float levels) {
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
   }
-  const bool finite = low > -kLimit && high < kLimit;
+  const bool finite = low > -kFiniteLimit && high < kFiniteLimit;
   // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
   low += 0.0f;
   high += 0.0f;
@@ -152,13 +152,6 @@ constexpr KernelTable kTable = {
 
 const KernelTable* scalarKernels() {
   return &kTable;
-}
-
-size_t firstNonFinite(const float* x, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    if (!(x[i] > -kLimit && x[i] < kLimit)) return i;
-  }
-  return count;
 }
 
 }  // namespace lowcomm
