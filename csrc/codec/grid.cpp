@@ -31,11 +31,11 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), stochastic_(spec.id == CodecId::qsgd) {
-  if (spec.bits < 1 || spec.bits > 8) {
-    throw ValueError(name_ + ": bits: expected 1...8, got " + std::to_string(spec.bits));
+  if (!isGridBits(spec.bits)) {
+    throw ValueError(name_ + ": bits: expected " + kGridBits + ", got " + std::to_string(spec.bits));
   }
-  if (!std::has_single_bit(spec.bucket) || spec.bucket < 64 || spec.bucket > 65536) {
-    throw ValueError(name_ + ": bucket: expected a power of two in 64...65536, got " + std::to_string(spec.bucket));
+  if (!isGridBucket(spec.bucket)) {
+    throw ValueError(name_ + ": bucket: expected " + kGridBuckets + ", got " + std::to_string(spec.bucket));
   }
 }
 
