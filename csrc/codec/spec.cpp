@@ -130,4 +130,14 @@ std::string CodecSpec::str() const {
   return (id == CodecId::minmax ? "minmax" : "qsgd") + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
 }
 
+std::optional<std::string> caution(const CodecSpec& spec) {
+  constexpr uint8_t kCoarse = 2;
+  constexpr uint32_t kLarge = 512;
+  if (!isGrid(spec.id) || spec.bits > kCoarse || spec.bucket < kLarge) return std::nullopt;
+  return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
+         (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +
+         " is near 1 or above; use " + std::to_string(kCoarse + 1) + " bits or more, or a bucket below " +
+         std::to_string(kLarge);
+}
+
 }  // namespace lowcomm

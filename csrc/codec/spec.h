@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -46,5 +47,9 @@ struct CodecSpec {
 
   bool operator==(const CodecSpec&) const = default;
 };
+
+// A sentence for whoever chose this codec where it is allowed but hardly ever what was meant: a coarse grid over a
+// large bucket (1 or 2 bits, 512 elements and more) has an error about as large as the values. None for other codecs.
+std::optional<std::string> caution(const CodecSpec& spec);
 
 }  // namespace lowcomm

@@ -115,6 +115,20 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
   }
 }
 
+TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
+  for (const char* text : {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536"}) {
+    const auto said = caution(CodecSpec::parse(text));
+    ASSERT_TRUE(said) << text;
+    EXPECT_NE(said->find(CodecSpec::parse(text).str()), std::string::npos) << *said;
+    EXPECT_NE(said->find("near 1 or above"), std::string::npos) << *said;
+  }
+  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64"})
+    EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
+  EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
+            "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "
+            "bits or more, or a bucket below 512");
+}
+
 // What a user may write, a program may construct and a frame may carry is one rule.
 TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
   const auto taken = [](auto&& attempt) {
