@@ -5,8 +5,8 @@
 #include <cstring>
 #include <memory>
 
+#include "codec/nonfinite.h"
 #include "codec/payload.h"
-#include "kernels/finite.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
 
@@ -89,7 +89,9 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
       finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
     }
   }
-  if (!finite) throwNonFinite(src, dtype, first, count);
+  if (finite) return;
+  expectFinite(spec(), src, dtype, first, count);
+  throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
@@ -108,21 +110,6 @@ bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, u
     }
   }
   return true;
-}
-
-void GridCodec::throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t count) const {
-  // At least 0: the caller may have written over what the kernel saw.
-  const uint64_t index = static_cast<uint64_t>(std::max<int64_t>(0, firstNonFinite(src, dtype, count)));
-  float value;
-  if (dtype == DType::float32) {
-    value = static_cast<const float*>(src)[index];
-  } else {
-    const uint16_t half = static_cast<const uint16_t*>(src)[index];
-    value = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-  }
-  throw NonFiniteError(name_ + ": expected finite elements below 2^126 in magnitude (nonfinite=error), got " +
-                           std::to_string(value) + " at element " + std::to_string(first + index),
-                       first + index);
 }
 
 void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {

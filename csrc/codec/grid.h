@@ -32,7 +32,6 @@ class GridCodec final : public Codec {
   bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                     const PhiloxKey& key) const;
   void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
-  [[noreturn]] void throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t count) const;
 
   const KernelTable& table_;
   std::string name_;

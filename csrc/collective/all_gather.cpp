@@ -29,8 +29,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
     const GatherMessage& message = messages[m];
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.codec->encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
-                        run.offset, run.count, message.draws.slot(run.segment));
+      run.encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
+                 message.draws.slot(run.segment));
       at += run.bytes;
     }
   };

@@ -169,6 +169,7 @@ class Runner {
     Stopwatch watch(op_.counters.encode);
     const Chunk& what = chunk(rounds_[r]);
     try {
+      if (exchange_.check) exchange_.check(rounds_[r].message, what);
       for (size_t i = 0; i < slot.size(); ++i) {
         std::span<std::byte> payload(slot[i].buffer.get() + kFrameHeaderBytes, what.payload_bytes);
         exchange_.encode(rounds_[r].message, what, to(static_cast<int>(i) + 1), payload);

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "codec/codec.h"
@@ -18,6 +20,11 @@ struct Run {
   uint64_t count = 0;
   size_t bytes = 0;      // its share of the payload
   uint32_t segment = 0;  // its segment's number: added to the message's slot, so that no two segments share a draw
+
+  // codec->encode of this run, whose first element is at `src`. A NonFiniteError counts in the message, not in the
+  // segment, and ends with `of`.
+  void encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
+              const std::string& of = "") const;
 };
 
 // One frame of a message.

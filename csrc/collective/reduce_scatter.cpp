@@ -1,11 +1,12 @@
 #include "collective/reduce_scatter.h"
 
-#include <cstring>
+#include <iterator>
+#include <string>
 
 #include "codec/none.h"
+#include "codec/nonfinite.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "kernels/finite.h"
 
 namespace lowcomm {
 namespace {
@@ -16,14 +17,25 @@ class Reducer {
   Reducer(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction)
       : op_(op), messages_(messages), reduction_(reduction) {}
 
+  // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen.
+  void checkOwnSlice(size_t m, const Chunk& chunk) {
+    const ScatterMessage& message = messages_[m];
+    const int own = op_.group.rank();
+    const std::string of = sliceFor(own);
+    for (const Run& run : chunk.runs) {
+      if (run.codec->spec().id == CodecId::none) continue;
+      expectFinite(run.codec->spec(), contribution(message, run, own), message.dtype, run.at, run.count, of);
+    }
+  }
+
   void encode(size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     const ScatterMessage& message = messages_[m];
-    if (peer == (op_.group.rank() + 1) % op_.group.size()) checkOwnSlice(message, chunk);
     const uint32_t slice = static_cast<uint32_t>(peer * message.layout.segments().size());
+    const std::string of = sliceFor(peer);
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.codec->encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype, run.offset,
-                        run.count, message.draws.slot(slice + run.segment));
+      run.encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype,
+                 message.draws.slot(slice + run.segment), of);
       at += run.bytes;
     }
   }
@@ -48,6 +60,8 @@ class Reducer {
   }
 
  private:
+  static std::string sliceFor(int rank) { return "of the slice for rank " + std::to_string(rank); }
+
   static std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
     if (memory.size() < bytes) memory.resize(bytes);
     return memory.data();
@@ -61,21 +75,6 @@ class Reducer {
     std::byte* scaled = scratch(op_.group.scaled, run.count * item);
     scale(scaled, input, message.dtype, reduction_.premultiply, run.count);
     return scaled;
-  }
-
-  // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen. Checked once
-  // a chunk, before anything of it is sent.
-  void checkOwnSlice(const ScatterMessage& message, const Chunk& chunk) {
-    for (const Run& run : chunk.runs) {
-      if (run.codec->spec().id == CodecId::none) continue;
-      const int64_t bad = firstNonFinite(contribution(message, run, op_.group.rank()), message.dtype, run.count);
-      if (bad >= 0) {
-        throw NonFiniteError(run.codec->spec().str() + ": expected finite elements below 2^126 in magnitude " +
-                                 "(nonfinite=error), got another at element " + std::to_string(run.at + bad) +
-                                 " of this rank's own slice",
-                             run.at + bad);
-      }
-    }
   }
 
   void add(void* sum, const void* x, DType dtype, uint64_t count, bool first) {
@@ -126,6 +125,7 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
                                                                              : reduceName(reduction.kind)});
 
   Reducer reducer(op, messages, reduction);
+  exchange.check = [&](size_t m, const Chunk& chunk) { reducer.checkOwnSlice(m, chunk); };
   exchange.encode = [&](size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     reducer.encode(m, chunk, peer, payload);
   };

@@ -108,6 +108,54 @@ TEST(Exchange, NonFiniteValueIsNamedEverywhereAndTheGroupGoesOn) {
   }
 }
 
+// What a rank keeps is looked at as what it sends is, alone in its group too; in exact messages nobody looks.
+TEST(Exchange, NonFiniteValueIsRefusedWithoutPeers) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    Says says;
+    says.op = op;
+    says.codec = "minmax8";
+    Ranks ranks(1);
+    expectRefused(ranks, says, 0, 700, kNaN);
+    says.codec = "none";
+    says.poison = {{700, kNaN}};
+    const auto outcomes = runSaying(ranks, [&](int) { return says; });
+    EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].what();
+  }
+}
+
+// Elements are counted in the message, whichever segment they are in, and in a rank's own slice as in a peer's.
+TEST(Exchange, NonFiniteValueOfALayoutIsCountedInTheMessage) {
+  const Layout layout({{0, 1000, CodecSpec::parse("none")},
+                       {1000, 700, CodecSpec::parse("minmax8:bucket=64")},
+                       {1700, 200000, CodecSpec::parse("qsgd4:bucket=512")}});
+  for (uint64_t at : {uint64_t{1000}, uint64_t{1699}, uint64_t{1700}, uint64_t{201699}}) {
+    std::vector<float> fine(layout.elements(), 1.5f), bad = fine;
+    bad[at] = kInfinity;
+    const std::string element = "got inf at element " + std::to_string(at);
+    Ranks ranks(2);
+    const auto gathered = ranks.run("all_gather", [&](int rank, OpContext& op) {
+      std::vector<std::vector<float>> outputs(2, fine);
+      allGather(op,
+                {{layout, DType::float32, (rank == 0 ? bad : fine).data(), {outputs[0].data(), outputs[1].data()}}});
+    });
+    EXPECT_TRUE(gathered[0].is<NonFiniteError>());
+    EXPECT_TRUE(holds(gathered[0].what(), {element}));
+    EXPECT_TRUE(holds(gathered[1].what(), {"rank 0", element}));
+    for (int slice : {0, 1}) {
+      const auto reduced = ranks.run("reduce_scatter", [&](int rank, OpContext& op) {
+        std::vector<const void*> inputs(2, fine.data());
+        if (rank == 0) inputs[slice] = bad.data();
+        std::vector<float> own = fine;
+        reduceScatter(op, {{layout, DType::float32, inputs, own.data()}}, {});
+      });
+      EXPECT_TRUE(reduced[0].is<NonFiniteError>());
+      const std::string named = element + " of the slice for rank " + std::to_string(slice);
+      EXPECT_TRUE(holds(reduced[0].what(), {named}));
+      EXPECT_TRUE(holds(reduced[1].what(), {"rank 0", named}));
+    }
+  }
+}
+
 TEST(Exchange, TwoRanksThatCannotSend) {
   for (uint64_t second : {uint64_t{1}, uint64_t{70000}, uint64_t{300000}}) {
     Ranks ranks(4);
