@@ -21,6 +21,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   exchange.same_to_all = true;
   for (const GatherMessage& message : messages) {
     exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    exchange.messages.back().type_name = message.type_name;
+    exchange.messages.back().type_elements = message.type_elements;
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "collective/context.h"
@@ -15,6 +17,10 @@ struct GatherMessage {
   const void* input = nullptr;
   std::vector<void*> outputs;
   Draws draws;  // stream without its segment number; used by stochastic codecs
+  // The caller's element type and number of elements, which ranks compare (MessagePlan). Set them where dtype is
+  // opaque.
+  std::string type_name = {};
+  uint64_t type_elements = 0;
 };
 
 // all_gather by direct exchange: every rank sends its (encoded) message to every other, (W−1)·n elements out and in.

@@ -24,6 +24,14 @@ std::string joined(const std::vector<MessagePlan>& messages, F&& value) {
   return same && !messages.empty() ? value(messages.front()) : bounded(list);
 }
 
+std::string typeOf(const MessagePlan& message) {
+  return message.type_name.empty() ? dtypeName(message.dtype) : message.type_name;
+}
+
+std::string elementsOf(const MessagePlan& message) {
+  return std::to_string(message.type_name.empty() ? message.layout.elements() : message.type_elements);
+}
+
 std::string codecOf(const MessagePlan& message) {
   const auto& segments = message.layout.segments();
   if (segments.empty()) return "none";
@@ -38,8 +46,8 @@ Hello describe(const std::string& op, const std::vector<MessagePlan>& messages) 
   hello.fields = {
       {"op", op},
       {"tensors", std::to_string(messages.size())},
-      {"dtype", joined(messages, [](const MessagePlan& m) { return std::string(dtypeName(m.dtype)); })},
-      {"elements a rank", joined(messages, [](const MessagePlan& m) { return std::to_string(m.layout.elements()); })},
+      {"dtype", joined(messages, typeOf)},
+      {"elements a rank", joined(messages, elementsOf)},
       {"codec", joined(messages, codecOf)},
   };
   return hello;

@@ -41,6 +41,11 @@ struct MessagePlan {
   DType dtype;
   std::vector<Chunk> chunks;
 
+  // What the caller calls the elements and how many there are, for the description alone: the wire's `opaque` does not
+  // tell four uint16 from eight float8. Empty: dtype's name and the layout's elements.
+  std::string type_name = {};
+  uint64_t type_elements = 0;
+
   // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
   FrameHeader header(const Chunk& chunk) const;
 

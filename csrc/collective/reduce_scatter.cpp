@@ -115,6 +115,8 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
                       " takes, got " + dtypeName(message.dtype));
     }
     exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    exchange.messages.back().type_name = message.type_name;
+    exchange.messages.back().type_elements = message.type_elements;
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
@@ -32,6 +33,8 @@ struct Says {
   Reduction reduction;
   size_t tensors = 1;
   std::vector<std::pair<uint64_t, float>> poison;  // element, value
+  std::string type_name;
+  uint64_t type_elements = 0;
 };
 
 void converse(OpContext& op, const Says& says) {
@@ -46,6 +49,8 @@ void converse(OpContext& op, const Says& says) {
   } else {
     std::vector<Bytes> outputs(size, output);
     GatherMessage message{layout, says.dtype, input.data()};
+    message.type_name = says.type_name;
+    message.type_elements = says.type_elements;
     for (Bytes& each : outputs)
       message.outputs.push_back(each.data());
     allGather(op, std::vector<GatherMessage>(says.tensors, message));
@@ -186,7 +191,7 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
     Says usual, odd;
     std::vector<std::string> parts;
   };
-  std::vector<Case> cases(7, {usual, usual, {}});
+  std::vector<Case> cases(9, {usual, usual, {}});
   cases[0].odd.op = "reduce_scatter";
   cases[0].parts = {"op differs", "'all_gather'", "'reduce_scatter'"};
   cases[1].odd.dtype = DType::int32;
@@ -201,6 +206,19 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   cases[5].parts = {"tensors differs", "'1'", "'2'"};
   cases[6] = {reduce, reduce, {"reduce op differs", "'sum'", "'avg'"}};
   cases[6].odd.reduction.average = true;
+  // Eight bytes on the wire, whatever they are to the caller.
+  Says bytes = usual;
+  bytes.n = 8;
+  bytes.dtype = DType::opaque;
+  for (Case* c : {&cases[7], &cases[8]})
+    c->usual = c->odd = bytes;
+  std::tie(cases[7].usual.type_name, cases[7].usual.type_elements) = std::pair("uint16", 4);
+  std::tie(cases[7].odd.type_name, cases[7].odd.type_elements) = std::pair("float8_e4m3fn", 8);
+  cases[7].parts = {"dtype differs", "'uint16'", "'float8_e4m3fn'"};
+  std::tie(cases[8].usual.type_name, cases[8].usual.type_elements) = std::pair("uint16", 4);
+  std::tie(cases[8].odd.type_name, cases[8].odd.type_elements) = std::pair("uint16", 5);
+  cases[8].odd.n = 10;
+  cases[8].parts = {"elements a rank differs", "'4'", "'5'"};
   for (const Case& c : cases) {
     for (int size : {2, 4}) {
       for (int odd : {0, size - 1}) {
