@@ -58,7 +58,8 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 // Bytes that any frame of the group fits in, header included: a cut needs one granule even where a chunk is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
-// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload.
+// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload (FORMAT.md, "Filling
+// frames").
 // Throws TypeError when a codec of the layout does not take `dtype`.
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);
 

@@ -5,7 +5,7 @@
 
 namespace lowcomm {
 
-// 64-bit FNV-1a, part of the format (FORMAT.md, "Layouts" and "Descriptions"). It tells texts apart that differ by
+// 64-bit FNV-1a, part of the format (FORMAT.md, "Layouts", "Descriptions"). It tells texts apart that differ by
 // mistake, not by intent.
 constexpr uint64_t fnv1a(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
