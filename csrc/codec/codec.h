@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"

@@ -1,9 +1,13 @@
 #include "codec/grid.h"
 
+#include <algorithm>
 #include <bit>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 
 #include "codec/nonfinite.h"
 #include "codec/payload.h"

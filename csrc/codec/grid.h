@@ -1,6 +1,14 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
 #include "codec/codec.h"
+#include "codec/spec.h"
+#include "kernels/dtype.h"
+#include "kernels/philox.h"
 #include "kernels/table.h"
 
 namespace lowcomm {

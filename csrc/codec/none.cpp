@@ -1,7 +1,10 @@
 #include "codec/none.h"
 
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "codec/payload.h"

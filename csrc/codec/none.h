@@ -1,6 +1,12 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
 #include "codec/codec.h"
+#include "codec/spec.h"
+#include "kernels/dtype.h"
 
 namespace lowcomm {
 

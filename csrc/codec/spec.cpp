@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 #include <iterator>
 #include <set>
+#include <system_error>
 
 #include "codec/codec.h"
 #include "codec/error.h"

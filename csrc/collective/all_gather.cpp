@@ -1,5 +1,8 @@
 #include "collective/all_gather.h"
 
+#include <cstddef>
+#include <span>
+
 #include "collective/describe.h"
 #include "collective/exchange.h"
 

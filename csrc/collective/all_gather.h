@@ -4,8 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/plan.h"
+#include "kernels/dtype.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 

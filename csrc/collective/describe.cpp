@@ -1,5 +1,8 @@
 #include "collective/describe.h"
 
+#include <cstddef>
+#include <vector>
+
 #include "wire/fnv1a.h"
 
 namespace lowcomm {

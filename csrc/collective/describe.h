@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "collective/plan.h"
 #include "wire/hello.h"

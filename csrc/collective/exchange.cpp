@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+
+#include "transport/transport.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

@@ -1,7 +1,9 @@
 #include "collective/plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
+#include <utility>
 
 #include "codec/error.h"
 

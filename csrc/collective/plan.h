@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "kernels/dtype.h"
 #include "wire/frame.h"
 #include "wire/layout.h"
 

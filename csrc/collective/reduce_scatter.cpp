@@ -1,6 +1,8 @@
 #include "collective/reduce_scatter.h"
 
+#include <cstddef>
 #include <iterator>
+#include <span>
 #include <string>
 
 #include "codec/none.h"

@@ -4,9 +4,12 @@
 #include <string>
 #include <vector>
 
+#include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/plan.h"
+#include "kernels/dtype.h"
 #include "kernels/reduce.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 

@@ -1,6 +1,8 @@
 // The reference: what every other form of these loops must equal, bit for bit. Written to be read beside FORMAT.md
 // "Grid codecs"; a machine without a vector form runs it.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "kernels/finite.h"

@@ -1,6 +1,7 @@
 #include "wire/hello.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "codec/error.h"
 

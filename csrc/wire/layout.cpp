@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
+#include <system_error>
+#include <utility>
 
 #include "codec/error.h"
 #include "wire/fnv1a.h"
