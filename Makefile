@@ -1,22 +1,27 @@
 # Everything on a bare machine with Python 3.10+, a C++20 compiler and CMake: `make demo`, `make test`.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
+# Made anew for another TORCH, and so is the build.
+READY := $(VENV)/.ready-$(subst =,,$(TORCH))
 SOURCES := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 
 .PHONY: build demo test test-cpp test-python lint format bench clean
 
 build: $(VENV)/.built
 
-$(VENV)/.ready: pyproject.toml
+$(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-# torch first and pinned: anything that pulls it by itself may bring gigabytes of CUDA.
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q $(TORCH)
+# torch first and by itself: PyPI's brings gigabytes of CUDA. The CPU build by its own name, where pip is set up to find
+# it, else from PyTorch's index; pip leaves alone what is there and fits.
+	$(BIN)/pip install -q "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install -q --index-url $(TORCH_INDEX) "$(TORCH)"
 	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib
-	touch $@
+	rm -f $(VENV)/.ready*
+	touch "$@"
 
-$(VENV)/.built: $(VENV)/.ready $(SOURCES)
+$(VENV)/.built: $(READY) $(SOURCES)
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -32,9 +37,10 @@ gtest:
 	  echo "GoogleTest is missing: install the system package (Debian: libgtest-dev)."
 .PHONY: gtest
 
+# No generator is named: the one that setup.py chose stands in build/.
 test-cpp: build gtest
 	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
-	cmake --build build --parallel
+	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
 	ctest --test-dir build --output-on-failure --parallel 2
 
 test-python: build
@@ -58,6 +64,7 @@ $(VENV)/.lint: pyproject.toml
 bench: build
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/convergence.py qsdp
+	$(BIN)/python benchmarks/exit_aborts.py
 
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

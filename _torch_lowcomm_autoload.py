@@ -1,20 +1,43 @@
 """What torch calls at the end of `import torch` (entry point group `torch.backends`): makes `backend="lowcomm"` known.
 
-It also runs in launchers and in programs that never use lowcomm, and a failure here would break `import torch` for
-everybody: so it registers a name, imports nothing heavy and starts no thread. The package itself is imported when the
-first group is made.
+It also runs in launchers and in programs that never use lowcomm. So it registers a name, imports nothing heavy, starts no
+thread and never breaks `import torch`: what fails here becomes a warning. The package itself is imported when the first
+group is made, or at once where the environment says LOWCOMM_AS_GLOO=1: then lowcomm takes gloo's place in this process.
 """
 
+import os
+import warnings
 from typing import Any
 
 
 def register() -> None:
-    """Register the backend name with torch.distributed. Any number of times."""
+    """Do the entry point's work. Any number of times; a failure is a RuntimeWarning of one sentence."""
+    doing = "register its backend"
+    try:
+        register_backend()
+        doing = "take gloo's place (LOWCOMM_AS_GLOO)"
+        if _as_gloo():
+            from torch_lowcomm import as_gloo
+
+            as_gloo.install()
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(f"torch_lowcomm could not {doing} with this torch: {why}", RuntimeWarning, stacklevel=2)
+
+
+def _as_gloo() -> bool:
+    value = os.environ.get("LOWCOMM_AS_GLOO", "")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"expected LOWCOMM_AS_GLOO to be 0 or 1, got {value!r}")
+    return value == "1"
+
+
+def register_backend() -> None:
+    """Register the backend's name with torch.distributed; raises what torch does. Any number of times."""
     import torch.distributed as dist
 
-    if not dist.is_available() or "LOWCOMM" in dist.Backend._plugins:
-        return
-    dist.Backend.register_backend("lowcomm", _create, extended_api=True, devices=["cpu", "cuda"])
+    if dist.is_available() and not dist.is_backend_available("lowcomm"):
+        dist.Backend.register_backend("lowcomm", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _create(dist_backend_opts: Any, pg_options: Any) -> Any:

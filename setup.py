@@ -33,10 +33,12 @@ class CMakeBuild(build_ext):
             targets.append(ROOT / "torch_lowcomm")
         for target in targets:
             target.mkdir(parents=True, exist_ok=True)
-            for made in (build / "python" / "torch_lowcomm").iterdir():
+            # By name: the folder may hold the module of another Python too, which shares this build folder.
+            for name in (pathlib.Path(self.get_ext_filename(ext.name)).name, "_build_info.py"):
+                made = build / "python" / "torch_lowcomm" / name
                 # A process may have the old file mapped: replace it, never write into it.
-                shutil.copy2(made, target / (made.name + ".new"))
-                (target / (made.name + ".new")).replace(target / made.name)
+                shutil.copy2(made, target / (name + ".new"))
+                (target / (name + ".new")).replace(target / name)
 
 
 class BinaryDistribution(Distribution):

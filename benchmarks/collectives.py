@@ -26,6 +26,12 @@ import torch.distributed as dist
 from report import Gate
 from torch import Tensor
 
+import torch_lowcomm as lc
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
+
+from measure import sent_bytes
+
 RANKS = 2
 BUCKET = 1024
 CODECS = {"all_gather": f"minmax8:bucket={BUCKET}", "reduce_scatter": f"qsgd8:bucket={BUCKET}"}
@@ -34,8 +40,6 @@ WARM_UP = 3
 
 def measure(rank: int, init_method: str, *, mib: list[int], repetitions: int) -> list[dict[str, Any]]:
     """One rank: times every op, size and group; a repetition lasts as long as its slowest rank."""
-    import torch_lowcomm as lc
-
     # The newer names of both ops are in torch 2.13 and later only.
     warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=RANKS)
@@ -81,13 +85,6 @@ def measure(rank: int, init_method: str, *, mib: list[int], repetitions: int) ->
     dist.barrier()
     dist.destroy_process_group()
     return rows
-
-
-def sent_bytes(op: str) -> int:
-    """What lowcomm on this rank has sent in all calls of op, frames included."""
-    import torch_lowcomm as lc
-
-    return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
 @dataclasses.dataclass

@@ -21,6 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import data
 import model
+from measure import mean_over_ranks, sent_bytes
+
+import torch_lowcomm as lc
 
 VALIDATION_BATCHES, VALIDATION_WINDOWS = 16, 32  # a rank; windows a batch
 
@@ -57,8 +60,6 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         fully_shard(block, mesh=mesh)
     fully_shard(gpt, mesh=mesh)
     if c.backend == "lowcomm":
-        import torch_lowcomm as lc
-
         lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     corpus, context = data.load(), model.Config().context
@@ -78,8 +79,8 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         optimizer.zero_grad()
         run["loss"].append(mean_over_ranks(loss))
         run["seconds"].append(time.monotonic() - start)
-        run["weights_bytes"].append(sent_bytes(c.backend, "all_gather"))
-        run["gradients_bytes"].append(sent_bytes(c.backend, "reduce_scatter"))
+        run["weights_bytes"].append(sent_bytes("all_gather"))
+        run["gradients_bytes"].append(sent_bytes("reduce_scatter"))
         if step < c.hashed_steps:
             run["shards"].append(digest(parameter.to_local() for parameter in gpt.parameters()))
             run["gathered"].append(hashlib.blake2b("".join(gathered).encode(), digest_size=16).hexdigest())
@@ -89,22 +90,6 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         run["perplexity"] = math.exp(mean_over_ranks(torch.stack([gpt(*batch) for batch in batches]).mean()))
     dist.destroy_process_group()
     return run
-
-
-def mean_over_ranks(value: Tensor) -> float:
-    """The mean of a scalar over all ranks, the same bits on each."""
-    total = value.detach().clone()
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
-
-
-def sent_bytes(backend: str, op: str) -> int:
-    """What this rank has sent in all calls of op, over all groups."""
-    if backend != "lowcomm":
-        return 0
-    import torch_lowcomm as lc
-
-    return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

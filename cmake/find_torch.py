@@ -2,21 +2,24 @@
 
 import importlib.util
 import pathlib
+import runpy
 import sys
 
-OLDEST, NEWEST = (2, 11), (2, 15)
+# The package cannot be imported before it is built, but the file that says which torch it works with can be read.
+package = pathlib.Path(__file__).resolve().parent.parent / "torch_lowcomm"
+compatibility = runpy.run_path(str(package / "_compatibility.py"))
+supported = compatibility["SUPPORTED"]
 
 spec = importlib.util.find_spec("torch")
 if spec is None or spec.origin is None:
     sys.exit(
-        f"torch_lowcomm builds against PyTorch 2.{OLDEST[1]} to 2.{NEWEST[1]}: found none; install torch first "
+        f"torch_lowcomm builds against PyTorch {supported}: found none; install torch first "
         "(for example `pip install torch==2.13.0`) and build with --no-build-isolation."
     )
 directory = pathlib.Path(spec.origin).parent
 names: dict[str, str] = {}
 exec((directory / "version.py").read_text(), names)
 version = str(names["__version__"])
-minor = tuple(int(part) for part in version.split(".")[:2])
-if not OLDEST <= minor <= NEWEST:
-    sys.exit(f"torch_lowcomm builds against PyTorch 2.{OLDEST[1]} to 2.{NEWEST[1]}: found {version} in {directory}.")
+if not compatibility["OLDEST"] <= compatibility["minor"](version) <= compatibility["NEWEST"]:
+    sys.exit(f"torch_lowcomm builds against PyTorch {supported}: found {version} in {directory}.")
 print(f"{directory};{version.split('+')[0]}")

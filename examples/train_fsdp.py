@@ -35,6 +35,7 @@ import plot
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from measure import mean_over_ranks, sent_bytes
 from result import Result, table
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -96,22 +97,6 @@ def newest_checkpoint(directory: Path) -> Path:
     return finished[-1].parent
 
 
-def sent_bytes() -> tuple[int, int]:
-    """Bytes this rank has sent for weights and for gradients, frames included (0 on gloo, which does not count)."""
-    groups = lc.stats().values()
-    weights, gradients = (
-        sum(ops[op]["wire_bytes"] for ops in groups if op in ops) for op in ("all_gather", "reduce_scatter")
-    )
-    return weights, gradients
-
-
-def mean_over_ranks(value: torch.Tensor) -> float:
-    """The mean of a scalar over all ranks, the same bits on each."""
-    total = value.detach().clone()
-    dist.all_reduce(total)
-    return total.item() / dist.get_world_size()
-
-
 def train(args: argparse.Namespace, run: str) -> Result:
     """Trains one model from scratch or from its checkpoint and measures it."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -129,7 +114,7 @@ def train(args: argparse.Namespace, run: str) -> Result:
     result = Result(run if run == "exact" else f"weights {args.weights}, gradients {args.gradients}")
     if args.resume:
         result.first_step = load(args.resume_from[run], gpt, optimizer, comms=comms)
-    weights_before, gradients_before = sent_bytes()
+    weights_before, gradients_before = sent_bytes("all_gather"), sent_bytes("reduce_scatter")
     start = time.monotonic()
     progress = tqdm(range(result.first_step, args.steps), desc=run, disable=rank != 0, mininterval=1)
     for step in progress:
@@ -137,8 +122,8 @@ def train(args: argparse.Namespace, run: str) -> Result:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        weights, gradients = sent_bytes()
-        result.weights_bytes, result.gradients_bytes = weights - weights_before, gradients - gradients_before
+        result.weights_bytes = sent_bytes("all_gather") - weights_before
+        result.gradients_bytes = sent_bytes("reduce_scatter") - gradients_before
         result.loss.append(mean_over_ranks(loss))
         result.sent_bytes.append(result.weights_bytes + result.gradients_bytes)
         progress.set_postfix(loss=f"{result.loss[-1]:.3f}", MB=f"{result.sent_bytes[-1] / 1e6:.0f}", refresh=False)

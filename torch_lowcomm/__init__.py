@@ -19,6 +19,6 @@ from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.groups import exact, reset_stats, set_policy, stats  # noqa: E402
 
-_torch_lowcomm_autoload.register()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
+_torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
 
 __all__ = ["Codec", "Options", "__version__", "codec", "exact", "fsdp", "reset_stats", "set_policy", "stats"]

@@ -1,12 +1,16 @@
-"""One sentence instead of a page of undefined symbols when torch and the extension do not fit."""
+"""One sentence instead of a page of undefined symbols when torch and the extension do not fit.
+
+Read by the build too (`cmake/find_torch.py`), before there is a package: it imports nothing of this one.
+"""
 
 import importlib.util
 
 OLDEST, NEWEST = (2, 11), (2, 15)
-_RANGE = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
+SUPPORTED = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
 
 
-def _minor(version: str) -> tuple[int, ...]:
+def minor(version: str) -> tuple[int, ...]:
+    """(2, 13) of "2.13.0+cpu"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
@@ -18,14 +22,14 @@ def problem(found: str | None, built: str | None) -> str | None:
         built: Version that the extension was built for, None when it was not built.
     """
     if found is None:
-        return f"torch_lowcomm needs PyTorch {_RANGE}: found none; install torch first."
-    if _minor(found) < OLDEST:
-        return f"torch_lowcomm needs PyTorch {_RANGE}: found {found}, which is too old."
+        return f"torch_lowcomm needs PyTorch {SUPPORTED}: found none; install torch first."
+    if minor(found) < OLDEST:
+        return f"torch_lowcomm needs PyTorch {SUPPORTED}: found {found}, which is too old."
     if built is None:
         return (
             "torch_lowcomm's extension is not built: run `pip install --no-build-isolation -e .` in its source folder."
         )
-    if _minor(found) != _minor(built):
+    if minor(found) != minor(built):
         return (
             f"torch_lowcomm was built for PyTorch {built} and found {found}: a build belongs to one minor version; "
             "rebuild it with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder."

@@ -1,4 +1,8 @@
-"""lowcomm in gloo's place: for scripts that say "gloo" and must not be edited."""
+"""lowcomm in gloo's place: for scripts that say "gloo" and must not be edited.
+
+`python -m torch_lowcomm run script.py` calls `install`. So does `import torch` in every process whose environment says
+LOWCOMM_AS_GLOO=1 (`_torch_lowcomm_autoload`): `run` sets it for the processes that the script starts.
+"""
 
 import sys
 from datetime import timedelta

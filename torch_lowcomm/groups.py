@@ -54,13 +54,16 @@ def exact() -> Iterator[None]:
     """Keep what this thread issues inside the block from being compressed, in every group.
 
     For metrics, synchronised batch norms and the like. All ranks must enter it for the same ops: one that does not is
-    found out by the op's description and named.
+    found out by the op's description and named. It is the thread's: what autograd's device threads issue for a CUDA
+    backward is not inside, nor may a coroutine suspend in it. With FSDP2 put a step's forward and backward both inside
+    or both outside, for each gathers the weights anew.
     """
-    _C.enter_exact()
+    scope = _C.ExactScope()
+    scope.enter()
     try:
         yield
     finally:
-        _C.leave_exact()
+        scope.leave()
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[str, Any]]]:
@@ -70,10 +73,11 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         group: One group; None for every lowcomm group of this process.
 
     Returns:
-        {group name: {op: {"calls", "exact_calls", "exact_because" (reason: calls, where a policy named the op),
-        "raw_bytes" (what this rank would have sent without a codec), "wire_bytes" (what it sent, frame headers
-        included; None for ops the inner backend serves), "ratio" (raw to wire, or None), "encode_s", "wait_s",
-        "decode_s"}}}
+        {group name: {op: {"calls", "exact_calls" (of these, with nothing coded), "exact_because" (reason: tensors that
+        went exact though a policy or `fsdp.quantize` named their op), "raw_bytes" (what this rank would have sent
+        without a codec), "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes"
+        (what it sent itself, frame headers included; None where the inner backend served every call), "ratio" (of
+        raw_bytes less inner_bytes to wire_bytes, or None), "encode_s", "wait_s", "decode_s"}}}
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}

@@ -4,10 +4,12 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <chrono>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/c10d_transport.h"
 #include "backend/errors.h"
+#include "backend/exact_scope.h"
 #include "backend/handshake.h"
 #include "backend/python_state.h"
 #include "collective/agree.h"
@@ -15,8 +17,6 @@
 
 namespace lowcomm {
 namespace {
-
-thread_local int exact_depth = 0;
 
 Hello greeting(const Settings& settings) {
   Hello hello;
@@ -59,6 +59,7 @@ void LowcommBackend::release() {
   });
   stop();
   blocking([&] {
+    callbacks_->stop();
     engine_.reset();
     host_.reset();
     device_.reset();
@@ -108,14 +109,24 @@ Settings LowcommBackend::settings() const {
   return settings_;
 }
 
-void LowcommBackend::agreeOn(const std::string& op, const Hello& hello) {
-  auto work = c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr, Tensors{}, Tensors{});
+// A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
+void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine) {
   if (size_ > 1) {
+    const uint64_t sequence = ++sequence_;
+    auto work =
+        c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
+                                        EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
     engine().submit(
         op, [hello](OpContext& context) { agree(context, hello); },
-        [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); });
-    work->wait(kNoTimeout);
+        [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
+        static_cast<uint32_t>(sequence));
+    try {
+      work->wait(kNoTimeout);
+    } catch (...) {
+      if (!mine) throw;
+    }
   }
+  if (mine) std::rethrow_exception(mine);
 }
 
 void LowcommBackend::setPolicy(const std::string& text) {
@@ -129,26 +140,58 @@ void LowcommBackend::setPolicy(const std::string& text) {
     mine = asTorchError(std::current_exception());
     hello.fields = {{"error", error.what()}};
   }
-  // A rank with a bad text tells its peers before it throws: they are in the same call.
-  try {
-    agreeOn("set_policy", hello);
-  } catch (...) {
-    if (!mine) throw;
-  }
-  if (mine) std::rethrow_exception(mine);
+  agreeOn("set_policy", hello, mine);
   std::lock_guard<std::mutex> lock(settings_mutex_);
   settings_.policy = std::move(policy);
 }
 
-void LowcommBackend::agreeLayout(const std::string& name, const Layout& layout) {
-  // The text of a large layout does not fit one frame; its hash always does, and the first segments say where to look.
-  constexpr size_t kShown = 30000;
+void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts,
+                                  const std::string& error) {
+  // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
+  // text as there is room for says where to look.
+  constexpr size_t kRoom = 30000;
   Hello hello;
-  hello.fields = {{"layout", name},
-                  {"elements", std::to_string(layout.elements())},
-                  {"segments", layout.text().substr(0, kShown)},
-                  {"hash", std::to_string(layout.hash())}};
-  agreeOn("agree_layout", hello);
+  if (!error.empty()) {
+    hello.fields = {{"error", error.substr(0, 1000)}};
+    try {
+      agreeOn("agree_layouts", hello, nullptr);
+    } catch (const c10::DistBackendError&) {
+      // The caller throws its own error.
+    }
+    return;
+  }
+  hello.fields = {{"layouts", std::to_string(layouts.size())}};
+  uint64_t all = 0;
+  size_t room = kRoom;
+  for (const auto& [name, layout] : layouts) {
+    all = all * 0x9e3779b97f4a7c15ull + layout.hash();
+    const std::string text = layout.text();
+    if (text.size() + name.size() > room) continue;
+    room -= text.size() + name.size();
+    hello.fields.emplace_back(name, text);
+  }
+  hello.fields.emplace_back("hash of all layouts", std::to_string(all));
+  agreeOn("agree_layouts", hello, nullptr);
+}
+
+uint32_t LowcommBackend::reserveSlots(uint32_t count) {
+  return kLayoutSlots + slots_.fetch_add(count) % kLayoutSlots;
+}
+
+uint64_t LowcommBackend::drawKey() const {
+  // FNV-1a of the name, then splitmix64 of both: neighbouring seeds and names give unrelated keys.
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (unsigned char c : groupName())
+    hash = (hash ^ c) * 0x100000001b3ull;
+  uint64_t key = settings().seed + hash + 0x9e3779b97f4a7c15ull;
+  key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9ull;
+  key = (key ^ (key >> 27)) * 0x94d049bb133111ebull;
+  return key ^ (key >> 31);
+}
+
+void LowcommBackend::noteExact(const std::string& op, const std::string& because) {
+  if (stats_.because(op, because))
+    LOG(INFO) << "lowcomm: group " << groupName() << ": " << op << " travels exact: " << because;
 }
 
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -168,14 +211,7 @@ BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& 
                                  const c10::intrusive_ptr<c10d::Backend::Options>& given) {
   auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) return nullptr;
-  auto options = c10::make_intrusive<Options>(*options_);
-  if (auto* own = dynamic_cast<Options*>(given.get())) options = c10::make_intrusive<Options>(*own);
-  if (given) {
-    options->timeout = given->timeout;
-    options->group_name = given->group_name;
-    options->group_desc = given->group_desc;
-    options->global_ranks_in_group = given->global_ranks_in_group;
-  }
+  auto options = childOptions(given);
   // c10d splits once for each device type, with the same store and name, and expects one object to serve both.
   auto known = children_.find(options->group_name);
   if (known != children_.end()) {
@@ -186,6 +222,26 @@ BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& 
       create(prefixed, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()), options, make_);
   children_.insert_or_assign(options->group_name, c10::weak_intrusive_ptr<c10d::Backend>(child));
   return child;
+}
+
+BackendPtr LowcommBackend::merge(const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& given,
+                                 const int& rank, const int& size) {
+  auto options = childOptions(given);
+  auto prefixed = c10::make_intrusive<c10d::PrefixStore>(options->group_name + "/", store);
+  return create(prefixed, rank, size, options, make_);
+}
+
+c10::intrusive_ptr<Options> LowcommBackend::childOptions(
+    const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
+  auto options = c10::make_intrusive<Options>(*options_);
+  if (auto* own = dynamic_cast<Options*>(given.get())) options = c10::make_intrusive<Options>(*own);
+  if (given) {
+    options->timeout = given->timeout;
+    options->group_name = given->group_name;
+    options->group_desc = given->group_desc;
+    options->global_ranks_in_group = given->global_ranks_in_group;
+  }
+  return options;
 }
 
 void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
@@ -237,20 +293,21 @@ void LowcommBackend::shutdown() {
   if (device_) device_->shutdown();
 }
 
-std::string LowcommBackend::context(const char* name) const {
-  return std::string("lowcomm: ") + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) +
-         " [op " + name + ", sequence " + std::to_string(sequence_.load()) + ", group " + groupName() +
-         ", inner backend " + host_->getBackendName() + "]";
+InnerOp LowcommBackend::describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const {
+  return {"lowcomm: " + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " [op " +
+              name + ", sequence " + std::to_string(sequence) + ", group " + groupName() + ", inner backend " +
+              host_->getBackendName() + detail,
+          std::chrono::steady_clock::now()};
 }
 
-void LowcommBackend::enterExact() {
-  ++exact_depth;
-}
-void LowcommBackend::leaveExact() {
-  --exact_depth;
-}
-bool LowcommBackend::inExact() {
-  return exact_depth > 0;
+// An op of a group that is over fails at once, with the first cause, also where the inner backend would have served it.
+void LowcommBackend::expectLiving(const std::string& op) {
+  Engine* engine = running();
+  const std::string why = engine ? engine->endedWhy() : "";
+  TORCH_CHECK_WITH(DistBackendError, why.empty(), "lowcomm: ", op, " on group ", groupName(),
+                   " of a lost group; destroy it and make a new one. First cause: ", why);
+  TORCH_CHECK_WITH(DistBackendError, engine && !stopped_, "lowcomm: ", op, ": group ", groupName(),
+                   " was shut down: expected a living group");
 }
 
 // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
@@ -261,8 +318,13 @@ bool LowcommBackend::ownOp(const at::Tensor& tensor, const std::string& op) cons
   return tensor.device().is_cuda() && (!device_ || settings().policy.codec(op));
 }
 
-std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes,
-                                                     bool reducible, std::string& because) {
+bool LowcommBackend::named(const std::string& op) const {
+  std::lock_guard<std::mutex> lock(settings_mutex_);
+  return settings_.policy.codec(op).has_value();
+}
+
+// The codec of one tensor of an op, where the policy names the op and nothing speaks against it.
+std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes) {
   std::optional<CodecSpec> codec;
   uint64_t min_bytes;
   {
@@ -271,16 +333,17 @@ std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::
     min_bytes = settings_.min_bytes;
   }
   if (!codec) return std::nullopt;
-  if (exact_depth > 0) {
+  std::string because;
+  if (ExactScope::active()) {
     because = "inside lc.exact()";
   } else if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
     because = std::string("dtype ") + c10::toString(type);
-  } else if (!reducible) {
-    because = "reduce op";
   } else if (raw_bytes < min_bytes) {
     because = "under min_bytes";
   }
-  return because.empty() ? codec : std::nullopt;
+  if (because.empty()) return codec;
+  noteExact(op, because);
+  return std::nullopt;
 }
 
 }  // namespace lowcomm

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <torch/version.h>
 #include <map>
 #include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "backend/callback_threads.h"
 #include "backend/device_queue.h"
 #include "backend/options.h"
 #include "backend/stats.h"
@@ -68,6 +68,8 @@ class LowcommBackend : public c10d::Backend {
   void setGroupUid(const std::string& uid) override;
   BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
                    const c10::intrusive_ptr<c10d::Backend::Options>& options) override;
+  BackendPtr merge(const StorePtr& store, const c10::intrusive_ptr<c10d::Backend::Options>& options, const int& rank,
+                   const int& size) override;
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
@@ -120,8 +122,22 @@ class LowcommBackend : public c10d::Backend {
   // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
   void setPolicy(const std::string& text);
 
-  // Agrees on a layout with the group. Collective; DistBackendError names the first segment that differs.
-  void agreeLayout(const std::string& name, const Layout& layout);
+  // Agrees on named layouts with the group. Collective; DistBackendError names the first one that differs and where.
+  // `error`, unless it is empty, is what keeps this rank from taking part: the peers get it as theirs, this one
+  // returns.
+  void agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts, const std::string& error);
+
+  // Reserves `count` consecutive slots for layouts' draws and returns the first. Ops under a policy draw from the slots
+  // below kLayoutSlots, layouts from those above, where they wrap once all are given out.
+  uint32_t reserveSlots(uint32_t count);
+  static constexpr uint32_t kLayoutSlots = 1u << 15;
+
+  // Counts a call that goes exact though somebody named it, and logs it (INFO) the first time for this reason.
+  void noteExact(const std::string& op, const std::string& because);
+
+  // The key of this group's random draws: the seed mixed with the group's name, so that no two groups of a rank share
+  // them.
+  uint64_t drawKey() const;
 
   // all_gather of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
   WorkPtr allGatherLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout, Counter counter);
@@ -136,15 +152,9 @@ class LowcommBackend : public c10d::Backend {
   BackendPtr inner() const { return host_; }
   const std::string& groupName() const { return options_->group_name; }
 
-  // Exact scope of the calling thread (lc.exact()): ops it issues inside are never compressed.
-  static void enterExact();
-  static void leaveExact();
-  static bool inExact();
-
  private:
   struct Pending {
     c10::intrusive_ptr<GroupWork> work;
-    std::function<WorkPtr()> issue;
     bool receive;
     bool device;
   };
@@ -153,25 +163,28 @@ class LowcommBackend : public c10d::Backend {
   c10d::Backend& innerFor(const at::Tensor& tensor) const;
   WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
                    const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true,
-                   std::function<void()> finish = {});
-  WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive,
+                   std::function<void()> finish = {}, const std::string& detail = "");
+  WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive, int peer,
                        std::function<WorkPtr(c10d::Backend&)> call);
   WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                         const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
   bool ownOp(const at::Tensor& tensor, const std::string& op) const;
-  bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const;
-  std::optional<CodecSpec> chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes, bool reducible,
-                                       std::string& because);
+  bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
+  int globalRank() const;
+  bool named(const std::string& op) const;
+  std::optional<CodecSpec> chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes);
   WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                      Counter counter);
   WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,
                       const Layout* layout, Counter counter);
   WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);
-  void agreeOn(const std::string& op, const Hello& hello);
+  void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();
   DeviceQueue& queueOf(c10::Device device);
-  std::string context(const char* name) const;
+  InnerOp describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const;
+  void expectLiving(const std::string& op);
+  c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   Engine* running(bool stop = false);
   void stop();
 
@@ -193,6 +206,8 @@ class LowcommBackend : public c10d::Backend {
   std::vector<Pending> pending_;
   c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
   std::map<c10::DeviceIndex, DeviceQueue> queues_;
+  std::shared_ptr<CallbackThreads> callbacks_ = std::make_shared<CallbackThreads>();
+  std::atomic<uint32_t> slots_{0};
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

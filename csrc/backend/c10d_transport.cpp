@@ -19,21 +19,32 @@ std::string firstLine(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
+// The Work stands in the lane's list alone: gloo keeps a connection open as long as any Work of it lives, so cancel()
+// must be able to drop them all, whoever still holds a transfer.
 class C10dTransfer : public Transfer {
  public:
   C10dTransfer(std::shared_ptr<C10dTransport::LaneState> lane, std::list<WorkPtr>::iterator work, int peer)
-      : lane_(std::move(lane)), at_(work), work_(*work), peer_(peer) {}
+      : lane_(std::move(lane)), at_(work), peer_(peer) {}
 
   ~C10dTransfer() override {
+    WorkPtr dropped;
     std::lock_guard<std::mutex> lock(lane_->mutex);
+    if (!lane_->backend) return;
+    dropped = std::move(*at_);
     lane_->works.erase(at_);
   }
 
   void wait(std::chrono::milliseconds deadline) override {
+    WorkPtr work;
+    {
+      std::lock_guard<std::mutex> lock(lane_->mutex);
+      if (!lane_->backend) throw TransportError(Kind::cancelled, peer_, "the lane was cancelled");
+      work = *at_;
+    }
     bool whole = false;
     std::string why;
     try {
-      whole = work_->wait(deadline);
+      whole = work->wait(deadline);
     } catch (const c10::Error& error) {
       why = firstLine(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -51,7 +62,6 @@ class C10dTransfer : public Transfer {
  private:
   std::shared_ptr<C10dTransport::LaneState> lane_;
   std::list<WorkPtr>::iterator at_;
-  WorkPtr work_;
   int peer_;
 };
 
@@ -103,7 +113,7 @@ void C10dTransport::cancel(Lane lane) {
     std::lock_guard<std::mutex> lock(state->mutex);
     dropped = std::move(state->backend);
     state->backend.reset();
-    if (dropped) works = state->works;
+    works.swap(state->works);
   }
   for (auto& work : works) {
     try {

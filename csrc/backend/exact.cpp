@@ -62,29 +62,42 @@ c10d::Backend& LowcommBackend::innerFor(const at::Tensor& tensor) const {
 
 WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
                                  const std::function<WorkPtr(c10d::Backend&)>& call, bool collective,
-                                 std::function<void()> finish) {
-  if (collective) ++sequence_;
-  stats_.inner(name, bytesOf(tensors));
+                                 std::function<void()> finish, const std::string& detail) {
+  expectLiving(name);
+  const uint64_t bytes = bytesOf(tensors);
+  // Counted once the inner backend has taken the op: a call that it refuses on one rank must not part that rank's
+  // numbers from the others'.
+  const uint64_t sequence = sequence_ + (collective ? 1 : 0);
+  InnerOp about = describeInner(name, sequence, detail + ", bytes handed over " + std::to_string(bytes));
   c10d::Backend& inner = tensors.empty() ? *host_ : innerFor(tensors[0]);
   NoPythonObjects guard;
   std::exception_ptr error;
   try {
-    WorkPtr work = c10::make_intrusive<InnerWork>(call(inner), op, rank_, sequence_.load(), context(name),
-                                                  std::move(outputs), std::move(finish));
+    WorkPtr served = call(inner);
+    if (collective) sequence_ = sequence;
+    stats_.inner(name, op == c10d::OpType::RECV || op == c10d::OpType::RECVANYSOURCE ? 0 : bytes);
+    WorkPtr work = c10::make_intrusive<InnerWork>(std::move(served), op, rank_, sequence, about, std::move(outputs),
+                                                  callbacks_, std::move(finish));
     if (coalesced_ && collective) coalesced_->add(work);
     return work;
   } catch (...) {
-    error = asInnerError(std::current_exception(), context(name));
+    error = asInnerError(std::current_exception(), about.story());
   }
   std::rethrow_exception(error);
 }
 
 // Gloo has no PREMUL_SUM: the factor is applied to this rank's contribution, in place, and the sum is exact as ever.
+// What gloo would refuse is refused before anything is multiplied.
 WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                                       const std::function<WorkPtr(const c10d::ReduceOp&)>& call) {
   if (tensors.empty() || &innerFor(tensors[0]) != host_.get()) return call(op);
   const std::optional<double> factor = premultiplyFactor(op);
   if (!factor) return call(op);
+  for (const auto& tensor : tensors) {
+    TORCH_CHECK_TYPE(at::isFloatingType(tensor.scalar_type()) && !c10::isFloat8Type(tensor.scalar_type()),
+                     "lowcomm: PREMUL_SUM: expected float64, float32, float16 or bfloat16, got ", tensor.scalar_type());
+  }
+  expectLiving("PREMUL_SUM");
   at::NoGradGuard no_grad;
   for (auto& tensor : tensors)
     tensor.mul_(*factor);
@@ -186,13 +199,14 @@ WorkPtr LowcommBackend::barrier(const c10d::BarrierOptions& opts) {
 
 void LowcommBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   waitForPendingWorks();
-  ++sequence_;
+  expectLiving("monitored_barrier");
+  const InnerOp about = describeInner("monitored_barrier", ++sequence_, "");
   NoPythonObjects guard;
   std::exception_ptr error;
   try {
     host_->monitoredBarrier(opts, wait_all_ranks);
   } catch (...) {
-    error = asInnerError(std::current_exception(), context("monitored_barrier"));
+    error = asInnerError(std::current_exception(), about.story());
   }
   if (error) std::rethrow_exception(error);
 }

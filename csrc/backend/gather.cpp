@@ -23,6 +23,18 @@ void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expect
 
 }  // namespace
 
+// A caller's mistake, found before anything is sent.
+void checkCoded(const Layout& layout, at::ScalarType type) {
+  TORCH_CHECK_TYPE(!layout.coded() || type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                   "lowcomm: a layout with codecs: expected float32, float16 or bfloat16, got ", type);
+}
+
+// What stochastic codecs draw by: groups of other ranks (the replicas of HSDP) must not share this rank's draws.
+int LowcommBackend::globalRank() const {
+  const auto& global = options_->global_ranks_in_group;
+  return static_cast<size_t>(rank_) < global.size() ? static_cast<int>(global[rank_]) : rank_;
+}
+
 DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
   auto found = queues_.find(device.index());
   if (found == queues_.end()) found = queues_.emplace(device.index(), DeviceQueue(device)).first;
@@ -34,11 +46,6 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
   const Tensors outputs = work->result();
   DeviceQueue* queue = nullptr;
   if (!outputs.empty() && !outputs[0].device().is_cpu()) queue = &queueOf(outputs[0].device());
-  if (queue) {
-    work->setSynchronize([prepared] {
-      if (prepared->arrived) DeviceQueue::join(prepared->arrived);
-    });
-  }
   const bool copies = queue || !prepared->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
@@ -58,27 +65,34 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
         OpCounters moved = counters;
         if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
         stats_.moved(op, moved);
+        work->setArrival(prepared->arrived);
         prepared->kept.clear();
         prepared->copies_out.clear();
         work->complete(asTorchError(error));
-      });
+      },
+      static_cast<uint32_t>(work->getSequencenumber()));
   if (coalesced_) coalesced_->add(work);
   return work;
 }
 
 WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                                    Counter counter) {
-  const uint64_t sequence = ++sequence_;
-  const Settings settings = this->settings();
+  expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
   if (queue) queue->enter();
+  uint64_t contribution = 0;
+  for (const auto& input : inputs) {
+    contribution += input.nbytes();
+    if (layout) checkCoded(*layout, input.scalar_type());
+  }
+  const uint64_t key = drawKey();
+  const int drawer = globalRank();
+  const uint64_t sequence = ++sequence_;
   Tensors all;
-  std::string because;
   bool exact = true;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    std::optional<CodecSpec> codec =
-        layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), inputs[i].nbytes(), true, because);
+    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), contribution);
     at::Tensor in = prepared->readable(inputs[i], queue);
     DType dtype = wireType(in.scalar_type());
     const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();
@@ -93,14 +107,15 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
         message.outputs.push_back(base + r * in.nbytes());
       all.push_back(output);
     }
-    message.draws = {settings.seed, streamOf(rank_, layout ? counter.slot : static_cast<uint32_t>(i)),
+    message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)),
                      layout ? counter.step : static_cast<uint32_t>(sequence)};
     exact = exact && !codec && !(layout && layout->coded());
     prepared->gathers.push_back(std::move(message));
   }
-  stats_.call(kOp, exact, because);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp), inputs, all);
-  work->setSequence(sequence);
+  stats_.call(kOp, exact);
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
+                                      EngineWork::Name{kOp, groupName(), sequence}, inputs, all, callbacks_, queue);
   return submit(kOp, std::move(work), std::move(prepared));
 }
 

@@ -7,7 +7,7 @@
 namespace lowcomm {
 
 // Ranks of a group being made compare who they are through its store, before any connection between them exists: wire
-// version, library version and every option. Returns the group's epoch, drawn by rank 0.
+// version and every option. Returns the group's epoch, drawn by rank 0.
 //
 // Throws PeerError on every rank when two differ (the first field, both values, both ranks), when a rank could not join
 // (a field "error"), or when one does not show up within `timeout`.

@@ -68,6 +68,9 @@ Settings fill(const Options& o, Lookup lookup) {
 
 void Options::check() const {
   fill(*this, noEnvironment);
+  if (timeout_set && timeout <= std::chrono::milliseconds(0)) {
+    throw ValueError("timeout: expected more than 0, got " + std::to_string(timeout.count()) + " ms");
+  }
 }
 Settings Options::resolve() const {
   return fill(*this, environment);
@@ -76,7 +79,8 @@ Settings Options::resolve() const {
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
-         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ")";
+         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) +
+         ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 
 }  // namespace lowcomm

@@ -31,6 +31,9 @@ struct Options : c10d::Backend::Options {
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 
+  // What torch 2.15 copies options by where it made a child group (virtual there).
+  c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
+
   // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.
   void check() const;
 

@@ -33,4 +33,7 @@ struct LowcommBackend::Prepared {
   DeviceQueue::Mark landed, arrived;
 };
 
+// Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.
+void checkCoded(const Layout& layout, at::ScalarType type);
+
 }  // namespace lowcomm

@@ -10,7 +10,11 @@ using Weak = c10::weak_intrusive_ptr<LowcommBackend>;
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, Weak> backends;
+  struct Entry {
+    LowcommBackend* who;  // compared only: looking through the weak pointer could make this thread the last owner
+    Weak backend;
+  };
+  std::map<std::string, Entry> backends;
 };
 
 // Never destroyed: a group that lives until the process ends leaves it after static destructors began.
@@ -24,7 +28,7 @@ Registry& registry() {
 c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int rank, int size,
                                                           c10::intrusive_ptr<Options> options, MakeInner make) {
   auto made = c10::make_intrusive<LowcommBackend>(std::move(store), rank, size, std::move(options), std::move(make));
-  Weak entry(made);
+  Registry::Entry entry{made.get(), Weak(made)};
   std::lock_guard<std::mutex> lock(registry().mutex);
   // Swapped: dropping what stood there may run a destructor, which takes the lock.
   auto [at, fresh] = registry().backends.try_emplace(made->groupName(), entry);
@@ -33,12 +37,11 @@ c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int ra
 }
 
 void LowcommBackend::leaveRegistry() {
-  Weak entry{c10::intrusive_ptr<LowcommBackend>()};
+  Registry::Entry entry{nullptr, Weak(c10::intrusive_ptr<LowcommBackend>())};
   std::lock_guard<std::mutex> lock(registry().mutex);
   auto found = registry().backends.find(groupName());
   // A later group may have taken the name.
-  if (found == registry().backends.end()) return;
-  if (!found->second.expired() && found->second.lock().get() != this) return;
+  if (found == registry().backends.end() || found->second.who != this) return;
   std::swap(found->second, entry);
   registry().backends.erase(found);
 }
@@ -46,14 +49,14 @@ void LowcommBackend::leaveRegistry() {
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {
   std::lock_guard<std::mutex> lock(registry().mutex);
   auto found = registry().backends.find(group_name);
-  return found == registry().backends.end() ? c10::intrusive_ptr<LowcommBackend>() : found->second.lock();
+  return found == registry().backends.end() ? c10::intrusive_ptr<LowcommBackend>() : found->second.backend.lock();
 }
 
 std::vector<std::string> backendNames() {
   std::lock_guard<std::mutex> lock(registry().mutex);
   std::vector<std::string> names;
-  for (const auto& [name, backend] : registry().backends) {
-    if (!backend.expired()) names.push_back(name);
+  for (const auto& [name, entry] : registry().backends) {
+    if (!entry.backend.expired()) names.push_back(name);
   }
   return names;
 }

@@ -64,23 +64,27 @@ std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType t
 
 WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
                                     const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
-  const uint64_t sequence = ++sequence_;
-  const Settings settings = this->settings();
+  expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
   prepared->reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = prepared->reduction.kind == ReduceKind::sum;
   DeviceQueue* queue = outputs[0].device().is_cpu() ? nullptr : &queueOf(outputs[0].device());
   if (queue) queue->enter();
+  uint64_t contribution = 0;  // all slices of all tensors
+  for (const auto& output : outputs) {
+    contribution += output.nbytes() * static_cast<uint64_t>(size_);
+    if (layout) checkCoded(*layout, output.scalar_type());
+  }
+  if (!reducible && named(kOp)) noteExact(kOp, "reduce op");
+  const uint64_t key = drawKey();
+  const int drawer = globalRank();
+  const uint64_t sequence = ++sequence_;
   Tensors flat;
-  std::string because;
   bool exact = true;
   uint32_t slot = counter.slot;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    // min_bytes counts what this rank puts into the op: all its slices.
     std::optional<CodecSpec> codec;
-    if (!layout)
-      codec = chooseCodec(kOp, outputs[i].scalar_type(), outputs[i].nbytes() * static_cast<uint64_t>(size_), reducible,
-                          because);
+    if (!layout && reducible) codec = chooseCodec(kOp, outputs[i].scalar_type(), contribution);
     ScatterMessage message{layout ? *layout : Layout::single(outputs[i].numel(), codec.value_or(CodecSpec{}))};
     message.dtype = wireType(outputs[i].scalar_type());
     for (auto& input : inputs[i]) {
@@ -92,14 +96,15 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
       flat.push_back(input);
     }
     message.output = prepared->writable(outputs[i]).mutable_data_ptr();
-    message.draws = {settings.seed, streamOf(rank_, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
+    message.draws = {key, streamOf(drawer, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
     slot += static_cast<uint32_t>(size_);
     exact = exact && !codec && !(layout && layout->coded());
     prepared->scatters.push_back(std::move(message));
   }
-  stats_.call(kOp, exact, because);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp), flat, outputs);
-  work->setSequence(sequence);
+  stats_.call(kOp, exact);
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
+                                      EngineWork::Name{kOp, groupName(), sequence}, flat, outputs, callbacks_, queue);
   return submit(kOp, std::move(work), std::move(prepared));
 }
 
@@ -119,8 +124,11 @@ WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
 }
 
-bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) const {
-  return ownOp(output, kOp) && ownReduction(op, output.scalar_type());
+// Whether lowcomm reduces it itself; where it does not and a policy named the op, that is said.
+bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& op) {
+  if (ownOp(output, kOp) && ownReduction(op, output.scalar_type())) return true;
+  if (named(kOp)) noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(output.scalar_type()));
+  return false;
 }
 
 WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,

@@ -7,13 +7,17 @@ double seconds(std::chrono::nanoseconds time) {
 }
 }  // namespace
 
-void Stats::call(const std::string& op, bool exact, const std::string& because) {
+void Stats::call(const std::string& op, bool exact) {
   std::lock_guard<std::mutex> lock(mutex_);
   OpStats& stats = ops_[op];
   stats.calls += 1;
   stats.counted = true;
   stats.exact_calls += exact;
-  if (!because.empty()) stats.exact_because[because] += 1;
+}
+
+bool Stats::because(const std::string& op, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ops_[op].exact_because[reason]++ == 0;
 }
 
 void Stats::inner(const std::string& op, uint64_t raw_bytes) {
@@ -22,6 +26,7 @@ void Stats::inner(const std::string& op, uint64_t raw_bytes) {
   stats.calls += 1;
   stats.exact_calls += 1;
   stats.raw_bytes += raw_bytes;
+  stats.inner_bytes += raw_bytes;
 }
 
 void Stats::moved(const std::string& op, const OpCounters& counters) {

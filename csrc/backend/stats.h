@@ -13,8 +13,9 @@ namespace lowcomm {
 struct OpStats {
   uint64_t calls = 0;
   uint64_t exact_calls = 0;                       // of these, sent without a codec
-  std::map<std::string, uint64_t> exact_because;  // why, where a policy named the op
+  std::map<std::string, uint64_t> exact_because;  // tensors that went exact though somebody named the op, by reason
   uint64_t raw_bytes = 0;                         // what this rank would have sent without a codec
+  uint64_t inner_bytes = 0;                       // of these, handed to the inner backend, which does not count
   uint64_t wire_bytes = 0;                        // what it sent, headers included; 0 for ops the inner backend serves
   double encode_s = 0, wait_s = 0, decode_s = 0;
   bool counted = false;  // whether wire_bytes is counted: lowcomm's own ops
@@ -23,7 +24,9 @@ struct OpStats {
 // Thread-safe: callers count calls, the worker counts what moved.
 class Stats {
  public:
-  void call(const std::string& op, bool exact, const std::string& because = "");
+  void call(const std::string& op, bool exact);
+  // Whether it is the first for this reason.
+  bool because(const std::string& op, const std::string& reason);
   void inner(const std::string& op, uint64_t raw_bytes);
   void moved(const std::string& op, const OpCounters& counters);
   std::map<std::string, OpStats> snapshot() const;

@@ -1,6 +1,8 @@
 #include "backend/work.h"
 
-#include <mutex>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
 #include <set>
 
 #include "backend/errors.h"
@@ -11,8 +13,13 @@ namespace {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-FuturePtr tensorListFuture() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+c10::TypePtr tensorList() {
+  return c10::ListType::create(c10::TensorType::get());
+}
+
+// With devices, what waits for the future also waits for the copies that were enqueued when it was completed.
+FuturePtr tensorListFuture(std::vector<c10::Device> devices = {}) {
+  return c10::make_intrusive<c10::ivalue::Future>(tensorList(), std::move(devices));
 }
 
 }  // namespace
@@ -24,63 +31,109 @@ const char* profilerTitle(const std::string& backend, const std::string& op) {
   return titles->insert(backend + ":" + op).first->c_str();
 }
 
-EngineWork::EngineWork(int rank, c10d::OpType op, const char* title, Tensors inputs, Tensors outputs)
-    : c10d::Work(rank, op, title, inputs),
+EngineWork::EngineWork(int rank, c10d::OpType type, const char* title, Name name, Tensors inputs, Tensors outputs,
+                       std::shared_ptr<CallbackThreads> threads, DeviceQueue* queue)
+    : c10d::Work(rank, type, title, inputs),
+      name_(std::move(name)),
       inputs_(std::move(inputs)),
       outputs_(std::move(outputs)),
-      future_(tensorListFuture()) {}
+      threads_(std::move(threads)),
+      queue_(queue),
+      future_(tensorListFuture(queue ? std::vector<c10::Device>{queue->device()} : std::vector<c10::Device>{})) {}
 
 bool EngineWork::wait(std::chrono::milliseconds timeout) {
-  blocking([&] { c10d::Work::wait(timeout); });
+  bool done = true;
+  blocking([&] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (timeout == kNoTimeout) {
+      cv_.wait(lock, [&] { return completed_; });
+    } else {
+      done = cv_.wait_for(lock, timeout, [&] { return completed_; });
+    }
+  });
+  TORCH_CHECK_WITH(DistBackendError, done, "lowcomm: waiting for ", name_.op, " on rank ", rank_,
+                   ": expected its end within ", timeout.count(), " ms; it goes on [op ", name_.op, ", sequence ",
+                   name_.sequence, ", group ", name_.group, "]");
+  if (auto error = exception()) std::rethrow_exception(error);
+  synchronize();
   return true;
 }
 
 void EngineWork::synchronize() {
-  if (synchronize_) synchronize_();
+  if (arrived_) DeviceQueue::join(arrived_);
+}
+
+FuturePtr EngineWork::getFuture() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  asked_ = true;
+  return future_;
+}
+
+void EngineWork::tell(std::exception_ptr error) {
+  if (error) {
+    future_->setErrorIfNeeded(error);
+  } else if (queue_) {
+    queue_->run([&] { future_->markCompleted(c10::IValue(outputs_)); });
+  } else {
+    future_->markCompleted(c10::IValue(outputs_));
+  }
 }
 
 void EngineWork::complete(std::exception_ptr error) {
   inputs_.clear();
-  // The future first: whoever wait() lets go on finds it done.
-  if (error) {
-    future_->setErrorIfNeeded(error);
-  } else {
-    future_->markCompleted(c10::IValue(outputs_));
+  bool asked;
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    asked = asked_;
+    if (!asked) tell(error);  // nobody can have a callback on it yet
   }
   finish(error);
+  if (asked) {
+    auto self = c10::intrusive_ptr<EngineWork>::reclaim_copy(this);
+    threads_->run([self, error] { self->tell(error); });
+  }
 }
 
-InnerWork::InnerWork(WorkPtr inner, c10d::OpType op, int rank, uint64_t sequence, std::string context, Tensors outputs,
-                     std::function<void()> finish)
-    : c10d::Work(rank, op),
+std::string InnerOp::story() const {
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3f", elapsed);
+  return what + ", elapsed " + seconds + " s]";
+}
+
+InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOp op, Tensors outputs,
+                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish)
+    : c10d::Work(rank, type),
       outcome_(std::make_shared<Outcome>()),
       inner_(std::move(inner)),
       sequence_(sequence),
-      outputs_(std::move(outputs)) {
+      outputs_(std::move(outputs)),
+      threads_(std::move(threads)) {
   outcome_->inner = inner_;
-  outcome_->context = std::move(context);
-  outcome_->once = c10d::isP2POp(op);
+  outcome_->op = std::move(op);
+  outcome_->once = c10d::isP2POp(type);
   outcome_->finish = std::move(finish);
 }
 
-InnerWork::~InnerWork() {
-  if (!waiter_.joinable()) return;
-  // The waiter may be the one that drops the last reference.
-  if (waiter_.get_id() == std::this_thread::get_id()) {
-    waiter_.detach();
-  } else {
-    blocking([&] { waiter_.join(); });
-  }
+bool InnerWork::isCompleted() {
+  if (!inner_->isCompleted()) return false;
+  if (inner_->isSuccess()) outcome_->succeed();
+  return true;
 }
 
-bool InnerWork::isCompleted() {
-  return inner_->isCompleted();
-}
 bool InnerWork::isSuccess() const {
-  return inner_->isSuccess();
+  if (!inner_->isSuccess()) return false;
+  outcome_->succeed();
+  return true;
 }
+
+void InnerWork::synchronize() {
+  inner_->synchronize();
+  if (outcome_->finish && inner_->isCompleted() && inner_->isSuccess()) outcome_->succeed();
+}
+
 std::exception_ptr InnerWork::exception() const {
-  return asInnerError(inner_->exception(), outcome_->context);
+  return asInnerError(inner_->exception(), outcome_->op.story());
 }
 
 std::vector<at::Tensor> InnerWork::result() {
@@ -101,7 +154,7 @@ bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
     try {
       waited = inner->wait(timeout);
     } catch (...) {
-      failed = asInnerError(std::current_exception(), context);
+      failed = asInnerError(std::current_exception(), op.story());
     }
     if (!once) {
       if (failed) std::rethrow_exception(failed);
@@ -126,35 +179,68 @@ bool InnerWork::wait(std::chrono::milliseconds timeout) {
 FuturePtr InnerWork::getFuture() {
   std::lock_guard<std::mutex> lock(future_mutex_);
   if (future_) return future_;
+  FuturePtr inner;
   try {
-    future_ = inner_->getFuture();
-    if (future_ && outcome_->finish) {
-      future_ = future_->then(
-          [outcome = outcome_, outputs = outputs_](c10::ivalue::Future& done) {
-            done.value();  // rethrows its error
-            outcome->succeed();
-            return c10::IValue(outputs);
-          },
-          c10::ListType::create(c10::TensorType::get()));
-    }
-    if (future_) return future_;
+    inner = inner_->getFuture();
   } catch (const c10::Error&) {
     // None of its own: one is made below.
   }
-  future_ = tensorListFuture();
-  waiter_ = std::thread([outcome = outcome_, future = future_, outputs = outputs_] {
-    try {
-      outcome->settle(kNoTimeout);
-      future->markCompleted(c10::IValue(outputs));
-    } catch (...) {
-      future->setErrorIfNeeded(std::current_exception());
-    }
-  });
+  if (inner && !inner->devices().empty()) {
+    future_ = inner;  // a device's carries its stream order
+  } else if (inner) {
+    // The caller's error, and the caller's tensors where others stood in for them.
+    const bool copied = static_cast<bool>(outcome_->finish);
+    future_ = inner->then(
+        [outcome = outcome_, copied, outputs = outputs_](c10::ivalue::Future& done) {
+          if (done.hasError()) std::rethrow_exception(asInnerError(done.exception_ptr(), outcome->op.story()));
+          outcome->succeed();
+          return copied ? c10::IValue(outputs) : done.value();
+        },
+        inner->elementType());
+  } else {
+    future_ = tensorListFuture();
+    threads_->run(
+        [outcome = outcome_, future = future_, outputs = outputs_] {
+          try {
+            const bool whole = outcome->settle(kNoTimeout);
+            TORCH_CHECK_WITH(DistBackendError, whole, outcome->op.story(), ": it was aborted");
+            future->markCompleted(c10::IValue(outputs));
+          } catch (...) {
+            future->setErrorIfNeeded(std::current_exception());
+          }
+        },
+        [inner = inner_] {
+          try {
+            inner->abort();
+          } catch (const std::exception&) {
+            // One that is done, or that has no abort of its own.
+          }
+        });
+  }
   return future_;
 }
 
 void GroupWork::add(WorkPtr part) {
   parts_.push_back(std::move(part));
+}
+
+WorkPtr GroupWork::start() {
+  if (start_ && !issued_) {
+    issued_ = true;  // whatever comes of it
+    parts_.push_back(std::exchange(start_, nullptr)());
+  }
+  return parts_.empty() ? nullptr : parts_[0];
+}
+
+std::exception_ptr GroupWork::exception() const {
+  for (const auto& part : parts_) {
+    if (auto error = part->exception()) return error;
+  }
+  return nullptr;
+}
+
+uint64_t GroupWork::getSequencenumber() const {
+  return parts_.empty() ? 0 : parts_[0]->getSequencenumber();
 }
 
 bool GroupWork::isCompleted() {
@@ -193,7 +279,8 @@ void GroupWork::synchronize() {
 }
 
 bool GroupWork::wait(std::chrono::milliseconds timeout) {
-  TORCH_CHECK(issued_, "lowcomm: waited for an op inside the coalescing block that has yet to start it");
+  start();
+  TORCH_CHECK(issued_, "lowcomm: expected the coalescing block to have ended before its Work is waited for");
   std::exception_ptr first;
   bool whole = true;
   for (auto& part : parts_) {
@@ -213,10 +300,21 @@ void GroupWork::abort() {
 }
 
 FuturePtr GroupWork::getFuture() {
-  c10::List<FuturePtr> futures(c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  start();
+  c10::List<FuturePtr> futures(c10::FutureType::create(tensorList()));
   for (auto& part : parts_)
     futures.push_back(part->getFuture());
-  return c10::collectAll(futures);
+  return c10::collectAll(futures)->then(
+      [](c10::ivalue::Future& done) {
+        c10::List<at::Tensor> tensors;
+        for (const c10::IValue& part : done.value().toListRef()) {
+          const FuturePtr future = part.toFuture();
+          for (const at::Tensor& tensor : future->value().toTensorVector())  // rethrows the part's error
+            tensors.push_back(tensor);
+        }
+        return c10::IValue(std::move(tensors));
+      },
+      tensorList());
 }
 
 }  // namespace lowcomm

@@ -1,8 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
-#include <thread>
+#include <memory>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "backend/callback_threads.h"
+#include "backend/device_queue.h"
 
 namespace lowcomm {
 
@@ -16,29 +21,51 @@ const char* profilerTitle(const std::string& backend, const std::string& op);
 // An op of lowcomm's own: completed by the worker, with a future (a list of the output tensors) that needs no wait().
 class EngineWork : public c10d::Work {
  public:
-  EngineWork(int rank, c10d::OpType op, const char* title, Tensors inputs, Tensors outputs);
+  // What an op is called in messages.
+  struct Name {
+    std::string op, group;
+    uint64_t sequence = 0;
+  };
+
+  // `queue`: the device queue that fills the outputs, null for host tensors. `threads` run the future's callbacks.
+  EngineWork(int rank, c10d::OpType type, const char* title, Name name, Tensors inputs, Tensors outputs,
+             std::shared_ptr<CallbackThreads> threads, DeviceQueue* queue = nullptr);
 
   std::vector<at::Tensor> result() override { return outputs_; }
-  uint64_t getSequencenumber() const override { return sequence_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  uint64_t getSequencenumber() const override { return name_.sequence; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  // Blocks until the op is done or `timeout` is over, and rethrows its error.
+  // Blocks until the op is done and rethrows its error. DistBackendError when `timeout` is over first: the op goes on.
   bool wait(std::chrono::milliseconds timeout) override;
 
   // For outputs on a device: makes the caller's stream wait for the last copy. Done by wait() too.
   void synchronize() override;
 
-  void setSequence(uint64_t sequence) { sequence_ = sequence; }
-  void setSynchronize(std::function<void()> synchronize) { synchronize_ = std::move(synchronize); }
+  // For outputs on a device: what their last copy is marked by. Called by the worker before complete().
+  void setArrival(DeviceQueue::Mark arrived) { arrived_ = std::move(arrived); }
 
   // Called once, by the worker; drops the inputs and whatever they kept alive first.
   void complete(std::exception_ptr error);
 
  private:
+  void tell(std::exception_ptr error);
+
+  const Name name_;
   Tensors inputs_, outputs_;
-  uint64_t sequence_ = 0;
-  std::function<void()> synchronize_;
+  const std::shared_ptr<CallbackThreads> threads_;
+  DeviceQueue* const queue_;
+  DeviceQueue::Mark arrived_;
+  std::mutex future_mutex_;
+  bool asked_ = false;  // somebody holds the future, and may have callbacks on it
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// What lowcomm knows of an op that the inner backend serves: the account that its errors carry.
+struct InnerOp {
+  std::string what;  // "lowcomm: all_reduce failed on rank 0 of 2 [op all_reduce, ..."
+  std::chrono::steady_clock::time_point start;
+
+  std::string story() const;  // with the time elapsed
 };
 
 // An op the inner backend serves. Everything is the inner Work's, but its errors carry lowcomm's account of the op, its
@@ -46,16 +73,15 @@ class EngineWork : public c10d::Work {
 class InnerWork : public c10d::Work {
  public:
   // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told.
-  InnerWork(WorkPtr inner, c10d::OpType op, int rank, uint64_t sequence, std::string context, Tensors outputs,
-            std::function<void()> finish = {});
-  ~InnerWork() override;
+  InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOp op, Tensors outputs,
+            std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {});
 
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   int sourceRank() const override { return inner_->sourceRank(); }
   std::vector<at::Tensor> result() override;
-  void synchronize() override { inner_->synchronize(); }
+  void synchronize() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void blockCurrentStream() override { inner_->blockCurrentStream(); }
   void abort() override { inner_->abort(); }
@@ -68,7 +94,7 @@ class InnerWork : public c10d::Work {
   // wait would block until its time-out), so theirs is kept, and shared with the thread that completes a future.
   struct Outcome {
     WorkPtr inner;
-    std::string context;
+    InnerOp op;
     bool once = false;
     std::function<void()> finish;
     std::once_flag finished;
@@ -86,31 +112,42 @@ class InnerWork : public c10d::Work {
   WorkPtr inner_;
   uint64_t sequence_;
   Tensors outputs_;
+  std::shared_ptr<CallbackThreads> threads_;
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
-  std::thread waiter_;  // only where a future was asked of a Work that has none
 };
 
 // Several Works as one, and the stand-in for an op whose start a coalescing block puts off: parts are added until
-// issue(), wait() waits for all of them and throws the first error.
+// issue(), wait() waits for all of them and throws the first error. A stand-in that is waited for inside the block (or
+// after an exception has left it open) starts its op then.
 class GroupWork : public c10d::Work {
  public:
-  GroupWork(int rank, c10d::OpType op) : c10d::Work(rank, op) {}
+  GroupWork(int rank, c10d::OpType type) : c10d::Work(rank, type) {}
 
   void add(WorkPtr part);
   void issue() { issued_ = true; }
+  bool issued() const { return issued_; }
+
+  // A stand-in: `start` issues its op, once.
+  void standFor(std::function<WorkPtr()> start) { start_ = std::move(start); }
+  // Issues it, if nobody has, and returns its Work.
+  WorkPtr start();
 
   bool isCompleted() override;
   bool isSuccess() const override;
+  std::exception_ptr exception() const override;
   int sourceRank() const override;
+  uint64_t getSequencenumber() const override;
   std::vector<at::Tensor> result() override;
   void synchronize() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
+  // Of the tensors of all parts.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
   std::vector<WorkPtr> parts_;
+  std::function<WorkPtr()> start_;
   bool issued_ = false;
 };
 

@@ -5,6 +5,7 @@
 
 #include "backend/backend.h"
 #include "backend/errors.h"
+#include "backend/exact_scope.h"
 #include "backend/python_state.h"
 #include "bindings/bindings.h"
 #include "codec/dispatch.h"
@@ -59,9 +60,10 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["exact_because"] = s.exact_because;
     entry["raw_bytes"] = s.raw_bytes;
     entry["wire_bytes"] = s.counted ? py::object(py::int_(s.wire_bytes)) : py::none();
-    entry["ratio"] = s.counted && s.wire_bytes > 0
-                         ? py::object(py::float_(static_cast<double>(s.raw_bytes) / static_cast<double>(s.wire_bytes)))
-                         : py::none();
+    const auto own = static_cast<double>(s.raw_bytes - s.inner_bytes);
+    entry["inner_bytes"] = s.inner_bytes;
+    entry["ratio"] =
+        s.counted && s.wire_bytes > 0 ? py::object(py::float_(own / static_cast<double>(s.wire_bytes))) : py::none();
     entry["encode_s"] = s.encode_s;
     entry["wait_s"] = s.wait_s;
     entry["decode_s"] = s.decode_s;
@@ -78,11 +80,20 @@ void bindBackend(py::module_& m) {
   m.def(
       "kernels", [] { return translated([] { return std::string(kernelsName()); }); },
       "Name of the kernel form in use: scalar or avx2. ValueError when LOWCOMM_KERNELS asks for one there is not.");
-  m.def("enter_exact", &LowcommBackend::enterExact);
-  m.def("leave_exact", &LowcommBackend::leaveExact);
-  m.def("in_exact", &LowcommBackend::inExact);
+  m.def("in_exact", &ExactScope::active);
+  py::class_<ExactScope>(m, "ExactScope")
+      .def(py::init<>())
+      .def("enter", &ExactScope::enter)
+      .def("leave", &ExactScope::leave);
 
-  py::class_<Options, c10d::Backend::Options, Ptr<Options>>(m, "Options")
+  py::class_<Options, c10d::Backend::Options, Ptr<Options>>(
+      m, "Options",
+      "What a group runs with, passed as `pg_options`. A field left None is filled from the environment, then from\n"
+      "the default: policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank\n"
+      "contributes fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload a\n"
+      "frame (LOWCOMM_CHUNK_BYTES, 262144), timeout (init_process_group's). Frozen. Every rank of a group must give "
+      "the\n"
+      "same. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes) {
@@ -137,8 +148,19 @@ void bindBackend(py::module_& m) {
       .def("stats", &statsOf)
       .def("reset_stats", [](LowcommBackend& b) { b.stats().reset(); })
       .def("set_policy", &LowcommBackend::setPolicy, py::arg("policy"), py::call_guard<py::gil_scoped_release>())
-      .def("agree_layout", &LowcommBackend::agreeLayout, py::arg("name"), py::arg("layout"),
-           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "agree_layouts",
+          [](LowcommBackend& b, const std::vector<std::pair<std::string, std::shared_ptr<Layout>>>& layouts,
+             const std::string& error) {
+            std::vector<std::pair<std::string, Layout>> named;
+            for (const auto& [name, layout] : layouts)
+              named.emplace_back(name, *layout);
+            b.agreeLayouts(named, error);
+          },
+          py::arg("layouts"), py::arg("error") = "", py::call_guard<py::gil_scoped_release>())
+      .def("reserve_slots", &LowcommBackend::reserveSlots, py::arg("count"))
+      .def("note_exact", &LowcommBackend::noteExact, py::arg("op"), py::arg("because"))
+      .def_property_readonly("draw_key", &LowcommBackend::drawKey)
       .def(
           "all_gather_layout",
           [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout, uint32_t slot,

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"
@@ -55,8 +56,8 @@ class Codec {
   // Throws WireError when a bit that must be 0 is not, or the size is wrong; dst is then unspecified.
   virtual void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const = 0;
 
-  // acc[i] += decoded[i] in fp32 (for none: the elements converted to fp32; dtype is that of the payload's elements).
-  // Throws as decode.
+  // acc[i] += decoded[i] in fp32; dtype is that of the payload's elements. Throws as decode, and TypeError from none:
+  // exact elements are reduced in their own type (NoneCodec::elements, kernels/reduce.h).
   virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                          uint64_t count) const = 0;
 

@@ -1,5 +1,6 @@
 #include "codec/dispatch.h"
 
+#include <cstddef>
 #include <cstdlib>
 #include <string>
 

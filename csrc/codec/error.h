@@ -20,9 +20,17 @@ struct TypeError : std::invalid_argument {
 };
 
 // A NaN, an infinity or a magnitude of 2^126 and more met by a codec under nonfinite=error.
-// `position` is the element's index in the whole tensor.
+// `position` is the element's index in the tensor that was cut into runs; a collective counts it in the whole message,
+// also where that has several segments. `of` ends the sentence: "of the slice for rank 2".
 struct NonFiniteError : ValueError {
-  NonFiniteError(const std::string& what, uint64_t position) : ValueError(what), position(position) {}
+  NonFiniteError(const std::string& codec, float value, uint64_t position, const std::string& of = "")
+      : ValueError(codec + ": expected finite elements below 2^126 in magnitude (nonfinite=error), got " +
+                   std::to_string(value) + " at element " + std::to_string(position) + (of.empty() ? "" : " ") + of),
+        codec(codec),
+        value(value),
+        position(position) {}
+  std::string codec;
+  float value;
   uint64_t position;
 };
 

@@ -1,10 +1,15 @@
 #include "codec/grid.h"
 
+#include <algorithm>
 #include <bit>
-#include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
+#include <string>
 
+#include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
@@ -30,11 +35,11 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), stochastic_(spec.id == CodecId::qsgd) {
-  if (spec.bits < 1 || spec.bits > 8) {
-    throw ValueError(name_ + ": bits: expected 1...8, got " + std::to_string(spec.bits));
+  if (!isGridBits(spec.bits)) {
+    throw ValueError(name_ + ": bits: expected " + kGridBits + ", got " + std::to_string(spec.bits));
   }
-  if (!std::has_single_bit(spec.bucket) || spec.bucket < 64 || spec.bucket > 65536) {
-    throw ValueError(name_ + ": bucket: expected a power of two in 64...65536, got " + std::to_string(spec.bucket));
+  if (!isGridBucket(spec.bucket)) {
+    throw ValueError(name_ + ": bucket: expected " + kGridBuckets + ", got " + std::to_string(spec.bucket));
   }
 }
 
@@ -78,23 +83,23 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   std::memset(dst.data() + meta, 0, words - meta);
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
   bool finite;
-  uint64_t bad = 0;
   {
     FloatEnv env;
     if (dtype == DType::float32) {
       const auto* x = static_cast<const float*>(src);
       finite = table_.encode_grid[spec().bits - 1][stochastic_](dst.data(), dst.data() + words, x, count, spec().bucket,
                                                                 first / kBlock, key);
-      if (!finite) bad = firstNonFinite(x, count);
     } else {
-      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key, &bad);
+      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
     }
   }
-  if (!finite) throwNonFinite(src, dtype, first, bad);
+  if (finite) return;
+  expectFinite(spec(), src, dtype, first, count);
+  throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
-                             const PhiloxKey& key, uint64_t* bad) const {
+                             const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
   const auto encode = table_.encode_grid[spec().bits - 1][stochastic_];
   const uint64_t piece = pieceOf(spec().bucket, count);
@@ -105,24 +110,10 @@ bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, u
     convert(scratch.get(), src + at, n);
     if (!encode(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, spec().bucket, (first + at) / kBlock,
                 key)) {
-      *bad = at + firstNonFinite(scratch.get(), n);
       return false;
     }
   }
   return true;
-}
-
-void GridCodec::throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const {
-  float value;
-  if (dtype == DType::float32) {
-    value = static_cast<const float*>(src)[index];
-  } else {
-    const uint16_t half = static_cast<const uint16_t*>(src)[index];
-    value = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-  }
-  throw NonFiniteError(name_ + ": expected finite elements below 2^126 in magnitude (nonfinite=error), got " +
-                           std::to_string(value) + " at element " + std::to_string(first + index),
-                       first + index);
 }
 
 void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {

@@ -1,6 +1,14 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
 #include "codec/codec.h"
+#include "codec/spec.h"
+#include "kernels/dtype.h"
+#include "kernels/philox.h"
 #include "kernels/table.h"
 
 namespace lowcomm {
@@ -30,9 +38,8 @@ class GridCodec final : public Codec {
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
   bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
-                    const PhiloxKey& key, uint64_t* bad) const;
+                    const PhiloxKey& key) const;
   void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
-  [[noreturn]] void throwNonFinite(const void* src, DType dtype, uint64_t first, uint64_t index) const;
 
   const KernelTable& table_;
   std::string name_;

@@ -1,9 +1,11 @@
 #include "codec/spec.h"
 
 #include <algorithm>
-#include <bit>
 #include <charconv>
+#include <cstddef>
+#include <iterator>
 #include <set>
+#include <system_error>
 
 #include "codec/codec.h"
 #include "codec/error.h"
@@ -13,8 +15,6 @@ namespace lowcomm {
 namespace {
 
 constexpr uint32_t kDefaultBucket = 1024;
-constexpr uint32_t kLeastBucket = 64;
-constexpr uint32_t kMostBucket = 65536;
 
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
@@ -70,23 +70,22 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
     }
     fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
   }
-  if (parts.digits.size() != 1 || parts.digits[0] < '1' || parts.digits[0] > '8') {
-    fail(text,
-         "bits: expected 1...8 after '" + std::string(parts.family) + "', got '" + std::string(parts.digits) + "'");
+  if (parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
+  if (!isGridBits(spec.bits)) {
+    fail(text, std::string("bits: expected ") + kGridBits + " after '" + std::string(parts.family) + "', got '" +
+                   std::string(parts.digits) + "'");
   }
-  spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
   spec.bucket = kDefaultBucket;
   return spec;
 }
 
 uint32_t parseBucket(std::string_view text, std::string_view value) {
-  if (value == "tensor") notYet(text, "bucket=tensor", "powers of two in 64...65536");
+  if (value == "tensor") notYet(text, "bucket=tensor", kGridBuckets);
   uint32_t bucket = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), bucket);
   // A leading zero parses, but one bucket would then have two spellings.
-  if (error != std::errc() || end != value.data() + value.size() || value[0] == '0' || !std::has_single_bit(bucket) ||
-      bucket < kLeastBucket || bucket > kMostBucket) {
-    fail(text, "bucket: expected a power of two in 64...65536, got '" + std::string(value) + "'");
+  if (error != std::errc() || end != value.data() + value.size() || value[0] == '0' || !isGridBucket(bucket)) {
+    fail(text, std::string("bucket: expected ") + kGridBuckets + ", got '" + std::string(value) + "'");
   }
   return bucket;
 }
@@ -131,6 +130,16 @@ std::string CodecSpec::str() const {
   if (id == CodecId::none) return "none";
   if (id == CodecId::layout) return "layout";
   return (id == CodecId::minmax ? "minmax" : "qsgd") + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
+}
+
+std::optional<std::string> caution(const CodecSpec& spec) {
+  constexpr uint8_t kCoarse = 2;
+  constexpr uint32_t kLarge = 512;
+  if (!isGrid(spec.id) || spec.bits > kCoarse || spec.bucket < kLarge) return std::nullopt;
+  return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
+         (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +
+         " is near 1 or above; use " + std::to_string(kCoarse + 1) + " bits or more, or a bucket below " +
+         std::to_string(kLarge);
 }
 
 }  // namespace lowcomm

@@ -1,9 +1,16 @@
 #include "collective/agree.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "collective/exchange.h"
+#include "transport/transport.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

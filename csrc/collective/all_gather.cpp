@@ -1,5 +1,8 @@
 #include "collective/all_gather.h"
 
+#include <cstddef>
+#include <span>
+
 #include "collective/describe.h"
 #include "collective/exchange.h"
 
@@ -21,6 +24,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   exchange.same_to_all = true;
   for (const GatherMessage& message : messages) {
     exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    exchange.messages.back().type_name = message.type_name;
+    exchange.messages.back().type_elements = message.type_elements;
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);
@@ -29,8 +34,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
     const GatherMessage& message = messages[m];
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.codec->encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
-                        run.offset, run.count, message.draws.slot(run.segment));
+      run.encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
+                 message.draws.slot(run.segment));
       at += run.bytes;
     }
   };

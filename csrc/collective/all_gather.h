@@ -1,9 +1,14 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/plan.h"
+#include "kernels/dtype.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 
@@ -15,6 +20,10 @@ struct GatherMessage {
   const void* input = nullptr;
   std::vector<void*> outputs;
   Draws draws;  // stream without its segment number; used by stochastic codecs
+  // The caller's element type and number of elements, which ranks compare (MessagePlan). Set them where dtype is
+  // opaque.
+  std::string type_name = {};
+  uint64_t type_elements = 0;
 };
 
 // all_gather by direct exchange: every rank sends its (encoded) message to every other, (W−1)·n elements out and in.

@@ -1,21 +1,18 @@
 #include "collective/describe.h"
 
+#include <cstddef>
+#include <vector>
+
+#include "wire/fnv1a.h"
+
 namespace lowcomm {
 namespace {
 
 constexpr size_t kListed = 2000;  // characters a list may take
 
-// FNV-1a, 64 bits: enough to notice a difference nobody made on purpose.
-uint64_t hashOf(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (unsigned char c : text)
-    hash = (hash ^ c) * 0x100000001b3ull;
-  return hash;
-}
-
 std::string bounded(const std::string& list) {
   if (list.size() <= kListed) return list;
-  return list.substr(0, kListed) + "... hash " + std::to_string(hashOf(list));
+  return list.substr(0, kListed) + "... hash " + std::to_string(fnv1a(list));
 }
 
 // The values joined by commas, or the one value when they are all the same.
@@ -28,6 +25,14 @@ std::string joined(const std::vector<MessagePlan>& messages, F&& value) {
     list += (list.empty() ? "" : ",") + value(message);
   }
   return same && !messages.empty() ? value(messages.front()) : bounded(list);
+}
+
+std::string typeOf(const MessagePlan& message) {
+  return message.type_name.empty() ? dtypeName(message.dtype) : message.type_name;
+}
+
+std::string elementsOf(const MessagePlan& message) {
+  return std::to_string(message.type_name.empty() ? message.layout.elements() : message.type_elements);
 }
 
 std::string codecOf(const MessagePlan& message) {
@@ -44,8 +49,8 @@ Hello describe(const std::string& op, const std::vector<MessagePlan>& messages) 
   hello.fields = {
       {"op", op},
       {"tensors", std::to_string(messages.size())},
-      {"dtype", joined(messages, [](const MessagePlan& m) { return std::string(dtypeName(m.dtype)); })},
-      {"elements a rank", joined(messages, [](const MessagePlan& m) { return std::to_string(m.layout.elements()); })},
+      {"dtype", joined(messages, typeOf)},
+      {"elements a rank", joined(messages, elementsOf)},
       {"codec", joined(messages, codecOf)},
   };
   return hello;

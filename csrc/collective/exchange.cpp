@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+
+#include "transport/transport.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
@@ -62,11 +70,13 @@ class Runner {
         settle(frame);
     }
     settle(description_);
+    op_.concluded = true;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) {
-      throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " + refusal_ + " [op " +
-                        op_.op + ", sequence " + std::to_string(op_.sequence) + ", group " + group_.name +
-                        ", told by " + group_.rankName(*refused_) + " to " + group_.rankName(rank_) + "]");
+      throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " +
+                        (reason_.empty() ? "it gave no reason" : reason_) + " [op " + op_.op + ", sequence " +
+                        std::to_string(op_.sequence) + ", group " + group_.name + ", told by " +
+                        group_.rankName(*refused_) + " to " + group_.rankName(rank_) + "]");
     }
   }
 
@@ -75,6 +85,9 @@ class Runner {
   int to(int distance) const { return (rank_ + distance) % size_; }
   const MessagePlan& plan(const Round& round) const { return exchange_.messages[round.message]; }
   const Chunk& chunk(const Round& round) const { return plan(round).chunks[round.chunk]; }
+
+  // Whether the rest of this rank's frames are error frames, and what still comes is only received.
+  bool gaveUp() const { return own_error_ || refused_; }
 
   std::unique_ptr<Transfer> receive(int peer, const Buffer& buffer) {
     return guarded(peer, [&] { return group_.transport.irecv(Lane::bulk, peer, 0, group_.frames.span(buffer)); });
@@ -140,14 +153,14 @@ class Runner {
       if (!frame.buffer) frame.buffer = group_.frames.take();
     }
     // Every peer's frame is encoded before any is sent: a rank that finds a NaN tells all of them in the same round.
-    if (giveUp_.empty()) encodeRound(r, slot);
+    if (!gaveUp()) encodeRound(r, slot);
     size_t bytes = 0;
     for (Outgoing& frame : slot) {
-      if (giveUp_.empty()) {
+      if (gaveUp()) {
+        bytes = sealText(frame.buffer, FrameKind::error, reason_);
+      } else {
         Stopwatch watch(op_.counters.encode);
         bytes = seal(frame.buffer, dataHeader(rounds_[r]));
-      } else {
-        bytes = sealText(frame.buffer, FrameKind::error, giveUp_);
       }
     }
     for (int d = 1; d < size_; ++d)
@@ -165,13 +178,14 @@ class Runner {
     Stopwatch watch(op_.counters.encode);
     const Chunk& what = chunk(rounds_[r]);
     try {
+      if (exchange_.check) exchange_.check(rounds_[r].message, what);
       for (size_t i = 0; i < slot.size(); ++i) {
         std::span<std::byte> payload(slot[i].buffer.get() + kFrameHeaderBytes, what.payload_bytes);
         exchange_.encode(rounds_[r].message, what, to(static_cast<int>(i) + 1), payload);
       }
     } catch (const ValueError& error) {
       own_error_ = std::current_exception();
-      giveUp_ = (group_.rankName(rank_) + ": " + error.what()).substr(0, kMaxErrorText);
+      reason_ = (group_.rankName(rank_) + ": " + error.what()).substr(0, kMaxErrorText);
     }
   }
 
@@ -212,7 +226,7 @@ class Runner {
         }
       });
     }
-    if (giveUp_.empty()) {
+    if (!gaveUp()) {
       Stopwatch watch(op_.counters.decode);
       if (exchange_.same_to_all) {
         payloads[rank_] = {outgoing_[r % kWindow][0].buffer.get() + kFrameHeaderBytes, chunk(round).payload_bytes};
@@ -227,11 +241,9 @@ class Runner {
 
   // A peer gave up: what this rank still has to send is of no use, so it gives up too, in small frames.
   void noteRefusal(int peer, std::span<const std::byte> text) {
-    if (!refused_ && !own_error_) {
-      refused_ = peer;
-      refusal_.assign(reinterpret_cast<const char*>(text.data()), std::min(text.size(), kMaxErrorText));
-      giveUp_ = refusal_;
-    }
+    if (gaveUp()) return;
+    refused_ = peer;
+    reason_.assign(reinterpret_cast<const char*>(text.data()), std::min(text.size(), kMaxErrorText));
   }
 
   OpContext& op_;
@@ -242,10 +254,9 @@ class Runner {
   std::vector<Round> rounds_;
   std::array<std::vector<Outgoing>, kWindow> outgoing_;
   Outgoing description_;
-  std::string giveUp_;  // why the rest of this rank's frames are error frames; empty while all is well
   std::exception_ptr own_error_;
-  std::optional<int> refused_;
-  std::string refusal_;
+  std::optional<int> refused_;  // the peer whose error frame came first
+  std::string reason_;          // text of this rank's error frames; a peer's may be empty
 };
 
 }  // namespace

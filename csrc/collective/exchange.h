@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <span>
 #include <vector>
@@ -27,6 +28,10 @@ struct Exchange {
 
   // Whether every peer gets the same bytes (all_gather): encoded once, sent size−1 times.
   bool same_to_all = false;
+
+  // Looks at what this rank keeps of a chunk, before any of it is encoded; may be empty. Called in a group of one rank
+  // too, where nothing is encoded for anybody. ValueError as in `encode`.
+  std::function<void(size_t message, const Chunk& chunk)> check;
 
   // Writes the payload of a chunk for `peer` (any value when same_to_all). ValueError: this rank's data cannot be sent.
   std::function<void(size_t message, const Chunk& chunk, int peer, std::span<std::byte> payload)> encode;

@@ -1,7 +1,9 @@
 #include "collective/plan.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <string>
+#include <utility>
 
 #include "codec/error.h"
 
@@ -29,6 +31,15 @@ uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
 }
 
 }  // namespace
+
+void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
+                 const std::string& of) const {
+  try {
+    codec->encode(payload, src, dtype, offset, count, draws);
+  } catch (const NonFiniteError& error) {
+    throw NonFiniteError(error.codec, error.value, error.position - offset + at, of);
+  }
+}
 
 size_t frameCapacity(size_t chunk_bytes) {
   return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule);

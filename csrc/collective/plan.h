@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "codec/codec.h"
+#include "kernels/dtype.h"
 #include "wire/frame.h"
 #include "wire/layout.h"
 
@@ -18,6 +22,11 @@ struct Run {
   uint64_t count = 0;
   size_t bytes = 0;      // its share of the payload
   uint32_t segment = 0;  // its segment's number: added to the message's slot, so that no two segments share a draw
+
+  // codec->encode of this run, whose first element is at `src`. A NonFiniteError counts in the message, not in the
+  // segment, and ends with `of`.
+  void encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
+              const std::string& of = "") const;
 };
 
 // One frame of a message.
@@ -34,6 +43,11 @@ struct MessagePlan {
   DType dtype;
   std::vector<Chunk> chunks;
 
+  // What the caller calls the elements and how many there are, for the description alone: the wire's `opaque` does not
+  // tell four uint16 from eight float8. Empty: dtype's name and the layout's elements.
+  std::string type_name = {};
+  uint64_t type_elements = 0;
+
   // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
   FrameHeader header(const Chunk& chunk) const;
 
@@ -46,7 +60,8 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 // Bytes that any frame of the group fits in, header included: a cut needs one granule even where a chunk is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
-// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload.
+// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload (FORMAT.md, "Filling
+// frames").
 // Throws TypeError when a codec of the layout does not take `dtype`.
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);
 

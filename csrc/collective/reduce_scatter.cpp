@@ -1,7 +1,12 @@
 #include "collective/reduce_scatter.h"
 
-#include <cstring>
+#include <cstddef>
+#include <iterator>
+#include <span>
+#include <string>
 
+#include "codec/none.h"
+#include "codec/nonfinite.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
 
@@ -14,14 +19,25 @@ class Reducer {
   Reducer(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction)
       : op_(op), messages_(messages), reduction_(reduction) {}
 
+  // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen.
+  void checkOwnSlice(size_t m, const Chunk& chunk) {
+    const ScatterMessage& message = messages_[m];
+    const int own = op_.group.rank();
+    const std::string of = sliceFor(own);
+    for (const Run& run : chunk.runs) {
+      if (run.codec->spec().id == CodecId::none) continue;
+      expectFinite(run.codec->spec(), contribution(message, run, own), message.dtype, run.at, run.count, of);
+    }
+  }
+
   void encode(size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     const ScatterMessage& message = messages_[m];
-    if (peer == (op_.group.rank() + 1) % op_.group.size()) checkOwnSlice(message, chunk);
     const uint32_t slice = static_cast<uint32_t>(peer * message.layout.segments().size());
+    const std::string of = sliceFor(peer);
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.codec->encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype, run.offset,
-                        run.count, message.draws.slot(slice + run.segment));
+      run.encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype,
+                 message.draws.slot(slice + run.segment), of);
       at += run.bytes;
     }
   }
@@ -33,13 +49,10 @@ class Reducer {
     for (const Run& run : chunk.runs) {
       std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(wide));
       for (int rank = 0; rank < op_.group.size(); ++rank) {
-        const bool first = rank == 0;
         if (rank == op_.group.rank()) {
-          add(sum, contribution(message, run, rank), message.dtype, run.count, first);
-        } else if (run.codec->spec().id == CodecId::none) {
-          add(sum, payloads[rank].data() + at, message.dtype, run.count, first);
+          add(sum, contribution(message, run, rank), message.dtype, run.count, rank == 0);
         } else {
-          addDecoded(reinterpret_cast<float*>(sum), run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
+          addReceived(sum, run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
         }
       }
       reduceFinish(static_cast<std::byte*>(message.output) + run.at * itemBytes(message.dtype), sum, message.dtype,
@@ -49,6 +62,8 @@ class Reducer {
   }
 
  private:
+  static std::string sliceFor(int rank) { return "of the slice for rank " + std::to_string(rank); }
+
   static std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
     if (memory.size() < bytes) memory.resize(bytes);
     return memory.data();
@@ -64,21 +79,6 @@ class Reducer {
     return scaled;
   }
 
-  // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen. Checked once
-  // a chunk, before anything of it is sent.
-  void checkOwnSlice(const ScatterMessage& message, const Chunk& chunk) {
-    for (const Run& run : chunk.runs) {
-      if (run.codec->spec().id == CodecId::none) continue;
-      const int64_t bad = firstNonFinite(contribution(message, run, op_.group.rank()), message.dtype, run.count);
-      if (bad >= 0) {
-        throw NonFiniteError(run.codec->spec().str() + ": expected finite elements below 2^126 in magnitude " +
-                                 "(nonfinite=error), got another at element " + std::to_string(run.at + bad) +
-                                 " of this rank's own slice",
-                             run.at + bad);
-      }
-    }
-  }
-
   void add(void* sum, const void* x, DType dtype, uint64_t count, bool first) {
     if (first) {
       reduceAssign(sum, x, dtype, count);
@@ -87,12 +87,17 @@ class Reducer {
     }
   }
 
-  void addDecoded(float* sum, const Run& run, std::span<const std::byte> payload, DType dtype, int rank) {
+  // Exact elements are reduced where they stand, in their own type; a codec's are decoded into the fp32 sum.
+  void addReceived(std::byte* sum, const Run& run, std::span<const std::byte> payload, DType dtype, int rank) {
     op_.blame(rank, [&] {
-      if (rank == 0) {
-        run.codec->decode(sum, DType::float32, payload, run.offset, run.count);
+      const bool first = rank == 0;
+      float* decoded = reinterpret_cast<float*>(sum);
+      if (run.codec->spec().id == CodecId::none) {
+        add(sum, NoneCodec::elements(dtype, payload, run.count).data(), dtype, run.count, first);
+      } else if (first) {
+        run.codec->decode(decoded, DType::float32, payload, run.offset, run.count);
       } else {
-        run.codec->decodeAdd(sum, dtype, payload, run.offset, run.count);
+        run.codec->decodeAdd(decoded, dtype, payload, run.offset, run.count);
       }
     });
   }
@@ -112,6 +117,8 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
                       " takes, got " + dtypeName(message.dtype));
     }
     exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
+    exchange.messages.back().type_name = message.type_name;
+    exchange.messages.back().type_elements = message.type_elements;
     op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
   }
   exchange.description = describe(op.op, exchange.messages);
@@ -122,6 +129,7 @@ void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, c
                                                                              : reduceName(reduction.kind)});
 
   Reducer reducer(op, messages, reduction);
+  exchange.check = [&](size_t m, const Chunk& chunk) { reducer.checkOwnSlice(m, chunk); };
   exchange.encode = [&](size_t m, const Chunk& chunk, int peer, std::span<std::byte> payload) {
     reducer.encode(m, chunk, peer, payload);
   };

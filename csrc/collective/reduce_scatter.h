@@ -1,10 +1,15 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
 #include <vector>
 
+#include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/plan.h"
+#include "kernels/dtype.h"
 #include "kernels/reduce.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 
@@ -15,7 +20,9 @@ struct ScatterMessage {
   DType dtype = DType::opaque;
   std::vector<const void*> inputs;
   void* output = nullptr;
-  Draws draws;  // stream of the slice for rank 0; the slice for rank r is r·segments slots on
+  Draws draws;                 // stream of the slice for rank 0; the slice for rank r is r·segments slots on
+  std::string type_name = {};  // as in GatherMessage, of one slice
+  uint64_t type_elements = 0;
 };
 
 struct Reduction {

@@ -23,12 +23,12 @@ Engine::~Engine() {
   shutdown();
 }
 
-uint32_t Engine::submit(std::string op, Job job, Done done) {
+uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32_t> given) {
   std::exception_ptr refused;
   uint32_t sequence;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    sequence = ++sequence_;
+    sequence = sequence_ = given.value_or(sequence_ + 1);
     if (!ended_why_.empty() || stopping_) {
       refused = ended(op);
     } else {
@@ -120,18 +120,22 @@ void Engine::execute(Entry& entry) {
       entry.job(op);
     } catch (const PeerRefused&) {
       error = std::current_exception();
-    } catch (const ValueError&) {
-      error = std::current_exception();
-    } catch (const TypeError&) {
-      error = std::current_exception();
+    } catch (const ValueError& mistake) {
+      error = op.concluded ? std::current_exception() : abandon(op, mistake);
+    } catch (const TypeError& mistake) {
+      error = op.concluded ? std::current_exception() : abandon(op, mistake);
     } catch (const PeerError& lost) {
       error = lose(op, lost);
     } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
-      error = lose(
-          op, PeerError("lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + other.what()));
+      error = abandon(op, other);
     }
   }
   entry.done(error, op.counters);
+}
+
+// This rank leaves the conversation in the middle: whatever its reason, the peers are left with half an op.
+std::exception_ptr Engine::abandon(OpContext& op, const std::exception& why) {
+  return lose(op, PeerError("lowcomm: " + op.op + " failed on " + group_.rankName(group_.rank()) + ": " + why.what()));
 }
 
 // A fault: the first cause is kept, the peers are told, and theirs is asked for where it explains ours.

@@ -40,8 +40,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Returns the op's sequence number. After abort() or a fault, `done` is called at once, on the calling thread.
-  uint32_t submit(std::string op, Job job, Done done);
+  // Returns the op's sequence number: `sequence` where the caller counts the group's ops itself (every rank gives the
+  // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
+  uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
 
   // Returns when everything submitted before has ended.
   void drain();
@@ -71,6 +72,7 @@ class Engine {
   };
   void loop();
   void execute(Entry& entry);
+  std::exception_ptr abandon(OpContext& op, const std::exception& why);
   std::exception_ptr lose(OpContext& op, const PeerError& lost);
   std::exception_ptr ended(const std::string& op) const;
 

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/finite.h"
 #include "kernels/table.h"
 
 #if defined(__AVX2__) && defined(__F16C__)

@@ -1,8 +1,11 @@
 // The reference: what every other form of these loops must equal, bit for bit. Written to be read beside FORMAT.md
 // "Grid codecs"; a machine without a vector form runs it.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
+#include "kernels/finite.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
@@ -14,7 +17,6 @@ namespace {
 constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
-constexpr float kLimit = 0x1p126f;
 
 struct Grid {
   float base, step, inverse;
@@ -27,7 +29,7 @@ Grid gridOf(const float* x, size_t count, float levels) {
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
   }
-  const bool finite = low > -kLimit && high < kLimit;
+  const bool finite = low > -kFiniteLimit && high < kFiniteLimit;
   // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
   low += 0.0f;
   high += 0.0f;
@@ -152,13 +154,6 @@ constexpr KernelTable kTable = {
 
 const KernelTable* scalarKernels() {
   return &kTable;
-}
-
-size_t firstNonFinite(const float* x, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    if (!(x[i] > -kLimit && x[i] < kLimit)) return i;
-  }
-  return count;
 }
 
 }  // namespace lowcomm

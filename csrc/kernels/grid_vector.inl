@@ -18,7 +18,6 @@ constexpr size_t kGroup = 1024;
 constexpr size_t kBlock = 512;
 constexpr int kMaxBuckets = 16;  // of 64 elements in a group
 constexpr size_t kPrefetch = 1024;
-constexpr float kLimit = 0x1p126f;
 
 typedef Floats FloatsInMemory __attribute__((aligned(1), may_alias));
 typedef Words WordsInMemory __attribute__((aligned(1), may_alias));
@@ -211,7 +210,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
     for (size_t i = 0; i < buckets; ++i) {
       const size_t from = i * bucket;
       range(source + from, n - from < bucket ? n - from : bucket, &scales.low[i], &scales.high[i]);
-      within &= scales.low[i] > -kLimit && scales.high[i] < kLimit;
+      within &= scales.low[i] > -kFiniteLimit && scales.high[i] < kFiniteLimit;
     }
     makeScales(scales, buckets, kLevels);
     for (size_t i = 0; i < buckets; ++i, meta += 8) {

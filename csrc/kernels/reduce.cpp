@@ -1,7 +1,6 @@
 #include "kernels/reduce.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -168,29 +167,6 @@ void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int avera
         o[i] = narrow<T>(a[i]);
     }
   });
-}
-
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n) {
-  constexpr float kLimit = 0x1p126f;
-  int64_t found = -1;
-  dispatch(dtype, [&](auto t) {
-    using T = decltype(t);
-    if constexpr (std::is_same_v<Accumulator<T>, float>) {
-      const T* p = static_cast<const T*>(x);
-      // Block by block without a branch an element; a NaN compares false.
-      constexpr uint64_t kBlock = 1024;
-      for (uint64_t at = 0; at < n && found < 0; at += kBlock) {
-        const uint64_t end = std::min(n, at + kBlock);
-        bool fine = true;
-        for (uint64_t i = at; i < end; ++i)
-          fine &= std::abs(static_cast<float>(widen(p[i]))) < kLimit;
-        for (uint64_t i = at; !fine && found < 0 && i < end; ++i) {
-          if (!(std::abs(static_cast<float>(widen(p[i]))) < kLimit)) found = static_cast<int64_t>(i);
-        }
-      }
-    }
-  });
-  return found;
 }
 
 void scale(void* out, const void* x, DType dtype, double factor, uint64_t n) {

@@ -26,10 +26,6 @@ void reduceInto(void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t
 // comes after the rounding, as in gloo, so that two ranks agree with it bit for bit.
 void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int average_over);
 
-// The first element that is NaN, infinite or of magnitude 2^126 or more, -1 when there is none. float32, float16,
-// bfloat16.
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n);
-
 // out = x * factor in `dtype` (float16 and bfloat16 by way of fp32, rounded once). Floating types only.
 void scale(void* out, const void* x, DType dtype, double factor, uint64_t n);
 

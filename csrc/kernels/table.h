@@ -14,7 +14,7 @@ namespace lowcomm {
 // encode_grid[b - 1][stochastic]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian
 // floats each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket
 // and of a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite
-// or is 2^126 or more in magnitude: meta and words are then without meaning, and firstNonFinite says where.
+// or is kFiniteLimit or more in magnitude: meta and words are then without meaning (kernels/finite.h says where).
 //
 // decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
 struct KernelTable {
@@ -31,9 +31,6 @@ struct KernelTable {
   void (*bfloat16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_bfloat16)(uint16_t* y, const float* x, size_t count);
 };
-
-// Index of the first element that no codec takes (NaN, infinity, 2^126 and more in magnitude); count if there is none.
-size_t firstNonFinite(const float* x, size_t count);
 
 // The forms of this build that this machine runs, slowest first; scalar, the reference, is always there. `count` is set
 // to their number.

@@ -1,13 +1,18 @@
 #include "transport/memory.h"
 
-#include <algorithm>
 #include <array>
+#include <chrono>
 #include <condition_variable>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
+#include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace lowcomm {

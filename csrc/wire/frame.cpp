@@ -26,10 +26,6 @@ std::string text(uint64_t value) {
   return std::to_string(value);
 }
 
-bool isGrid(CodecId codec) {
-  return codec == CodecId::minmax || codec == CodecId::qsgd;
-}
-
 // What every header keeps whatever the op; the writer's mistake and the reader's refusal are the same list.
 template <typename Error>
 void checkFields(const FrameHeader& h) {
@@ -39,14 +35,14 @@ void checkFields(const FrameHeader& h) {
   if (!grid && h.codec != CodecId::none && h.codec != CodecId::layout) {
     fail<Error>("codec", "0, 1, 2 or 255", text(static_cast<uint8_t>(h.codec)));
   }
-  if (grid ? h.bits < 1 || h.bits > 8 : h.bits != 0) {
-    fail<Error>("bits", grid ? "1...8 for a grid codec" : "0 for this codec", text(h.bits));
+  if (grid ? !isGridBits(h.bits) : h.bits != 0) {
+    fail<Error>("bits", grid ? kGridBits : "0 for this codec", text(h.bits));
   }
   const uint8_t flags = h.codec == CodecId::qsgd ? 1 : 0;  // rounding; the others belong to later versions
   if (h.flags != flags) fail<Error>("flags", text(flags) + " for this codec", text(h.flags));
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
-  if (grid ? !std::has_single_bit(h.bucket) || h.bucket < 64 || h.bucket > 65536 : h.bucket != 0) {
-    fail<Error>("bucket", grid ? "a power of two in 64...65536" : "0 for this codec", text(h.bucket));
+  if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {
+    fail<Error>("bucket", grid ? kGridBuckets : "0 for this codec", text(h.bucket));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "wire/hello.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "codec/error.h"
 
@@ -9,6 +10,17 @@ namespace lowcomm {
 namespace {
 
 using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// Values may be the texts of whole layouts; a message shows this many characters of one.
+constexpr size_t kShown = 200;
+constexpr size_t kShownBefore = 100;  // of those, before the first that differs
+constexpr size_t kShownReason = 1024;
+
+// At most `most` characters of `value` from `start` on, with an ellipsis where something is left out.
+std::string window(std::string_view value, size_t start, size_t most) {
+  const std::string_view part = value.substr(start, most);
+  return (start > 0 ? "..." : "") + std::string(part) + (start + part.size() < value.size() ? "..." : "");
+}
 
 const std::string* find(const Fields& fields, std::string_view key) {
   const auto at = std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.first == key; });
@@ -42,7 +54,7 @@ std::string unescaped(std::string_view value) {
     }
     const char next = i + 1 < value.size() ? value[i + 1] : '\0';
     if (next != 'n' && next != '\\') {
-      throw WireError("hello: value: expected \\n or \\\\ after a backslash, got '" + std::string(value.substr(i)) +
+      throw WireError("hello: value: expected \\n or \\\\ after a backslash, got '" + std::string(value.substr(i, 2)) +
                       "'");
     }
     out += next == 'n' ? '\n' : '\\';
@@ -53,8 +65,15 @@ std::string unescaped(std::string_view value) {
 
 [[noreturn]] void differs(const std::string& key, int my_rank, const std::string* mine, int their_rank,
                           const std::string* theirs) {
-  const auto has = [](const std::string* value) { return value ? "has '" + *value + "'" : std::string("has none"); };
-  throw WireError(key + " differs: rank " + std::to_string(my_rank) + " " + has(mine) + ", rank " +
+  size_t start = 0;
+  if (mine && theirs && std::max(mine->size(), theirs->size()) > kShown) {
+    const auto [at, other] = std::mismatch(mine->begin(), mine->end(), theirs->begin(), theirs->end());
+    start = std::max<size_t>(at - mine->begin(), kShownBefore) - kShownBefore;
+  }
+  const auto has = [&](const std::string* value) {
+    return value ? "has '" + escaped(window(*value, start, kShown)) + "'" : std::string("has none");
+  };
+  throw WireError(window(key, 0, kShown) + " differs: rank " + std::to_string(my_rank) + " " + has(mine) + ", rank " +
                   std::to_string(their_rank) + " " + has(theirs));
 }
 
@@ -74,15 +93,15 @@ Hello Hello::parse(std::string_view text) {
   while (!text.empty()) {
     const size_t end = text.find('\n');
     if (end == std::string_view::npos) {
-      throw WireError("hello: expected a line end, got '" + std::string(text) + "'");
+      throw WireError("hello: expected a line end, got '" + window(text, 0, kShown) + "'");
     }
     const std::string_view line = text.substr(0, end);
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos || !isKey(line.substr(0, equals))) {
-      throw WireError("hello: line: expected key=value, got '" + std::string(line) + "'");
+      throw WireError("hello: line: expected key=value, got '" + window(line, 0, kShown) + "'");
     }
     const std::string_view key = line.substr(0, equals);
-    if (find(hello.fields, key)) throw WireError("hello: " + std::string(key) + ": expected once, got it twice");
+    if (find(hello.fields, key)) throw WireError("hello: " + window(key, 0, kShown) + ": expected once, got it twice");
     hello.fields.emplace_back(key, unescaped(line.substr(equals + 1)));
     text.remove_prefix(end + 1);
   }
@@ -92,10 +111,10 @@ Hello Hello::parse(std::string_view text) {
 void expectSameHello(const Hello& mine, int my_rank, const Hello& theirs, int their_rank) {
   // A rank that cannot join lacks other fields too; its reason is what a user needs to read.
   if (const std::string* error = find(theirs.fields, "error")) {
-    throw WireError("rank " + std::to_string(their_rank) + ": " + *error);
+    throw WireError("rank " + std::to_string(their_rank) + ": " + window(*error, 0, kShownReason));
   }
   if (const std::string* error = find(mine.fields, "error")) {
-    throw WireError("rank " + std::to_string(my_rank) + ": " + *error);
+    throw WireError("rank " + std::to_string(my_rank) + ": " + window(*error, 0, kShownReason));
   }
   for (const auto& [key, value] : mine.fields) {
     const std::string* other = find(theirs.fields, key);

@@ -1,23 +1,17 @@
 #include "wire/layout.h"
 
 #include <algorithm>
-
 #include <charconv>
+#include <cstddef>
+#include <system_error>
+#include <utility>
 
 #include "codec/error.h"
+#include "wire/fnv1a.h"
 
 namespace lowcomm {
 
 namespace {
-
-// FNV-1a, 64 bits: part of the format (FORMAT.md, "Layouts"). It tells layouts apart by mistake, not against an
-// attacker; ranks compare the text itself when a layout is registered.
-uint64_t fnv1a(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325u;
-  for (char c : text)
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
 
 std::string line(const Segment& segment) {
   return std::to_string(segment.first) + " " + std::to_string(segment.count) + " " + segment.codec.str();

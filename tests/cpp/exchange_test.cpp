@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
@@ -32,6 +33,8 @@ struct Says {
   Reduction reduction;
   size_t tensors = 1;
   std::vector<std::pair<uint64_t, float>> poison;  // element, value
+  std::string type_name;
+  uint64_t type_elements = 0;
 };
 
 void converse(OpContext& op, const Says& says) {
@@ -46,6 +49,8 @@ void converse(OpContext& op, const Says& says) {
   } else {
     std::vector<Bytes> outputs(size, output);
     GatherMessage message{layout, says.dtype, input.data()};
+    message.type_name = says.type_name;
+    message.type_elements = says.type_elements;
     for (Bytes& each : outputs)
       message.outputs.push_back(each.data());
     allGather(op, std::vector<GatherMessage>(says.tensors, message));
@@ -108,6 +113,54 @@ TEST(Exchange, NonFiniteValueIsNamedEverywhereAndTheGroupGoesOn) {
   }
 }
 
+// What a rank keeps is looked at as what it sends is, alone in its group too; in exact messages nobody looks.
+TEST(Exchange, NonFiniteValueIsRefusedWithoutPeers) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    Says says;
+    says.op = op;
+    says.codec = "minmax8";
+    Ranks ranks(1);
+    expectRefused(ranks, says, 0, 700, kNaN);
+    says.codec = "none";
+    says.poison = {{700, kNaN}};
+    const auto outcomes = runSaying(ranks, [&](int) { return says; });
+    EXPECT_TRUE(outcomes[0].ok()) << outcomes[0].what();
+  }
+}
+
+// Elements are counted in the message, whichever segment they are in, and in a rank's own slice as in a peer's.
+TEST(Exchange, NonFiniteValueOfALayoutIsCountedInTheMessage) {
+  const Layout layout({{0, 1000, CodecSpec::parse("none")},
+                       {1000, 700, CodecSpec::parse("minmax8:bucket=64")},
+                       {1700, 200000, CodecSpec::parse("qsgd4:bucket=512")}});
+  for (uint64_t at : {uint64_t{1000}, uint64_t{1699}, uint64_t{1700}, uint64_t{201699}}) {
+    std::vector<float> fine(layout.elements(), 1.5f), bad = fine;
+    bad[at] = kInfinity;
+    const std::string element = "got inf at element " + std::to_string(at);
+    Ranks ranks(2);
+    const auto gathered = ranks.run("all_gather", [&](int rank, OpContext& op) {
+      std::vector<std::vector<float>> outputs(2, fine);
+      allGather(op,
+                {{layout, DType::float32, (rank == 0 ? bad : fine).data(), {outputs[0].data(), outputs[1].data()}}});
+    });
+    EXPECT_TRUE(gathered[0].is<NonFiniteError>());
+    EXPECT_TRUE(holds(gathered[0].what(), {element}));
+    EXPECT_TRUE(holds(gathered[1].what(), {"rank 0", element}));
+    for (int slice : {0, 1}) {
+      const auto reduced = ranks.run("reduce_scatter", [&](int rank, OpContext& op) {
+        std::vector<const void*> inputs(2, fine.data());
+        if (rank == 0) inputs[slice] = bad.data();
+        std::vector<float> own = fine;
+        reduceScatter(op, {{layout, DType::float32, inputs, own.data()}}, {});
+      });
+      EXPECT_TRUE(reduced[0].is<NonFiniteError>());
+      const std::string named = element + " of the slice for rank " + std::to_string(slice);
+      EXPECT_TRUE(holds(reduced[0].what(), {named}));
+      EXPECT_TRUE(holds(reduced[1].what(), {"rank 0", named}));
+    }
+  }
+}
+
 TEST(Exchange, TwoRanksThatCannotSend) {
   for (uint64_t second : {uint64_t{1}, uint64_t{70000}, uint64_t{300000}}) {
     Ranks ranks(4);
@@ -138,7 +191,7 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
     Says usual, odd;
     std::vector<std::string> parts;
   };
-  std::vector<Case> cases(7, {usual, usual, {}});
+  std::vector<Case> cases(9, {usual, usual, {}});
   cases[0].odd.op = "reduce_scatter";
   cases[0].parts = {"op differs", "'all_gather'", "'reduce_scatter'"};
   cases[1].odd.dtype = DType::int32;
@@ -153,6 +206,19 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   cases[5].parts = {"tensors differs", "'1'", "'2'"};
   cases[6] = {reduce, reduce, {"reduce op differs", "'sum'", "'avg'"}};
   cases[6].odd.reduction.average = true;
+  // Eight bytes on the wire, whatever they are to the caller.
+  Says bytes = usual;
+  bytes.n = 8;
+  bytes.dtype = DType::opaque;
+  for (Case* c : {&cases[7], &cases[8]})
+    c->usual = c->odd = bytes;
+  std::tie(cases[7].usual.type_name, cases[7].usual.type_elements) = std::pair("uint16", 4);
+  std::tie(cases[7].odd.type_name, cases[7].odd.type_elements) = std::pair("float8_e4m3fn", 8);
+  cases[7].parts = {"dtype differs", "'uint16'", "'float8_e4m3fn'"};
+  std::tie(cases[8].usual.type_name, cases[8].usual.type_elements) = std::pair("uint16", 4);
+  std::tie(cases[8].odd.type_name, cases[8].odd.type_elements) = std::pair("uint16", 5);
+  cases[8].odd.n = 10;
+  cases[8].parts = {"elements a rank differs", "'4'", "'5'"};
   for (const Case& c : cases) {
     for (int size : {2, 4}) {
       for (int odd : {0, size - 1}) {
@@ -163,6 +229,79 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
           EXPECT_TRUE(holds(outcome.what(), c.parts));
           EXPECT_TRUE(holds(outcome.what(), {"rank " + std::to_string(odd) + " has", "sequence 1"}));
         }
+      }
+    }
+  }
+}
+
+// Rank 1 of two by hand: says what rank 0 says, then `frames`, which rank 0's receives meet in order.
+Outcome converseWith(const Says& says, const std::vector<std::pair<FrameKind, std::string>>& frames) {
+  MemoryHub hub(2);
+  auto peer = hub.transport(1);
+  Engine engine(hub.transport(0), {.chunk_bytes = kMinChunkBytes, .timeout = std::chrono::milliseconds(20000)});
+  std::promise<Outcome> ended;
+  engine.submit(
+      says.op, [&](OpContext& op) { converse(op, says); },
+      [&](std::exception_ptr error, const OpCounters& counters) { ended.set_value(Outcome(error, counters)); });
+
+  std::vector<Bytes> buffers(2 * (frames.size() + 1), Bytes(frameCapacity(kMinChunkBytes)));
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (size_t i = 0; i <= frames.size(); ++i)
+    transfers.push_back(peer->irecv(Lane::bulk, 0, 0, buffers[i]));
+  const auto say = [&](size_t i, FrameKind kind, std::span<const std::byte> text) {
+    FrameHeader header;
+    header.kind = kind;
+    header.sequence = 1;
+    header.payload_bytes = static_cast<uint32_t>(text.size());
+    Bytes& frame = buffers[frames.size() + 1 + i];
+    frame.resize(kFrameHeaderBytes + text.size());
+    std::copy(text.begin(), text.end(), frame.begin() + kFrameHeaderBytes);
+    sealFrame(frame, header);
+    transfers.push_back(peer->isend(Lane::bulk, 0, 0, frame));
+  };
+  transfers[0]->wait(std::chrono::milliseconds(5000));
+  say(0, FrameKind::control, framePayload(buffers[0], openFrame(buffers[0])));
+  for (size_t i = 0; i < frames.size(); ++i)
+    say(i + 1, frames[i].first, std::as_bytes(std::span(frames[i].second)));
+  Outcome outcome = ended.get_future().get();
+  peer->cancel(Lane::bulk);
+  return outcome;
+}
+
+// A bit that belongs to no element is 0 in a message that is exact throughout too.
+TEST(Exchange, PaddingThatIsNotZeroIsAFault) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    for (const char* codec : {"none", "minmax8:bucket=64"}) {
+      Says says;
+      says.op = op;
+      says.codec = codec;
+      says.n = 10;
+      Ranks ranks(2);
+      ranks.hub().tamper([](int from, int, Lane lane, std::span<std::byte> bytes) {
+        if (lane != Lane::bulk || from != 1) return;
+        const FrameHeader header = openFrame(bytes);
+        if (header.kind != FrameKind::data) return;
+        bytes[kFrameHeaderBytes + 50] = std::byte{1};
+        sealFrame(bytes, header);
+      });
+      const auto outcomes = runSaying(ranks, [&](int) { return says; });
+      EXPECT_TRUE(outcomes[0].is<PeerError>()) << op << " " << codec;
+      EXPECT_TRUE(holds(outcomes[0].what(), {"between rank 0 and rank 1", "padding: expected 0, got 1"}));
+    }
+  }
+}
+
+// What decides is the kind of a frame, not what its text says: a reason may be empty.
+TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
+  for (const char* op : {"all_gather", "reduce_scatter"}) {
+    for (const char* codec : {"none", "minmax8"}) {
+      for (const char* reason : {"", "rank 1: out of paper"}) {
+        Says says;
+        says.op = op;
+        says.codec = codec;
+        const Outcome outcome = converseWith(says, {{FrameKind::error, reason}});
+        EXPECT_TRUE(outcome.is<PeerRefused>()) << op << " " << codec << ": " << outcome.what();
+        EXPECT_TRUE(holds(outcome.what(), {"told by rank 1", *reason ? reason : "it gave no reason"}));
       }
     }
   }

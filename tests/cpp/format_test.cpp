@@ -1,10 +1,13 @@
-// The example in FORMAT.md, read from the document itself.
+// The examples in FORMAT.md, read from the document itself.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
 #include "codec/codec.h"
+#include "collective/describe.h"
+#include "collective/plan.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -27,7 +30,38 @@ std::string fenced(const std::string& info) {
   return out;
 }
 
-TEST(Format, TheDocumentsExample) {
+// Rows of the one table whose first columns have these titles, as numbers.
+std::vector<std::vector<uint64_t>> table(const std::string& titles, size_t columns) {
+  std::ifstream file(LOWCOMM_SOURCE_DIR "/csrc/wire/FORMAT.md");
+  std::vector<std::vector<uint64_t>> rows;
+  std::string line;
+  while (std::getline(file, line) && !line.starts_with(titles)) {
+  }
+  std::getline(file, line);  // the rule under the titles
+  while (std::getline(file, line) && line.starts_with("|")) {
+    std::replace(line.begin(), line.end(), '|', ' ');
+    std::istringstream numbers(line);
+    rows.emplace_back(columns);
+    for (uint64_t& number : rows.back())
+      numbers >> number;
+  }
+  return rows;
+}
+
+TEST(Format, TheExampleOfFilledFrames) {
+  const MessagePlan plan = planMessage(Layout::parse(fenced("layout")), DType::float32, 65536);
+  std::vector<std::vector<uint64_t>> frames;
+  for (const Chunk& chunk : plan.chunks)
+    frames.push_back({chunk.first, chunk.elements, chunk.payload_bytes});
+  EXPECT_EQ(table("| first | elements | payload_bytes |", 3), frames);
+}
+
+TEST(Format, TheExampleOfADescription) {
+  const auto plan = [](uint64_t n) { return planMessage(Layout::single(n, {}), DType::float32, kMinChunkBytes); };
+  EXPECT_EQ(describe("all_gather", {plan(10), plan(20)}).text(), fenced("description"));
+}
+
+TEST(Format, TheExampleOfAFrame) {
   std::vector<float> x;
   std::istringstream values(fenced("values"));
   for (float v; values >> v;)

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "codec/error.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 namespace {
@@ -59,6 +60,46 @@ TEST(Hello, DifferencesAreNamed) {
   EXPECT_EQ(refusal(b, a), "min_bytes differs: rank 0 has none, rank 1 has '5'");
   EXPECT_EQ(refusal(a, Hello{{{"error", "no such device"}}}), "rank 1: no such device");
   EXPECT_EQ(refusal(Hello{{{"error", "no such device"}}}, a), "rank 0: no such device");
+}
+
+// The texts of large layouts: what is shown is the first segment that differs, whole, and little else.
+TEST(Hello, LongValuesAreShownWhereTheyDiffer) {
+  std::vector<Segment> segments;
+  for (uint64_t i = 0; i < 1000; ++i)
+    segments.push_back({i * 4096, 4096, CodecSpec::parse("qsgd8")});
+  const std::string text = Layout(segments).text();
+  for (size_t at : {0, 1, 500, 999}) {
+    std::vector<Segment> others = segments;
+    others[at].codec = CodecSpec::parse("qsgd4");
+    const std::string what = refusal({{{"segments", text}}}, {{{"segments", Layout(others).text()}}});
+    const std::string segment = std::to_string(at * 4096) + " 4096 qsgd";
+    EXPECT_NE(what.find(segment + "8:bucket=1024\\n"), std::string::npos) << what;
+    EXPECT_NE(what.find(segment + "4:bucket=1024\\n"), std::string::npos) << what;
+    EXPECT_EQ(what.find('\n'), std::string::npos) << what;
+    EXPECT_LT(what.size(), 600u) << what;
+    EXPECT_EQ(what.find("rank 0 has '...") != std::string::npos, at > 1) << what;
+    EXPECT_EQ(what.find("...', rank 1") != std::string::npos, at < 999) << what;
+  }
+  // A value that ends where the other goes on, and one that is there on one side only.
+  const std::string shorter = text.substr(0, 20000);
+  EXPECT_NE(refusal({{{"a", text}}}, {{{"a", shorter}}}).find("', rank 1 has '..."), std::string::npos);
+  EXPECT_LT(refusal({{{"a", text}}}, {{{"a", shorter}}}).size(), 600u);
+  EXPECT_LT(refusal({{{"a", text}}}, {{{"b", text}}}).size(), 300u);
+  EXPECT_LT(refusal({{{"a", ""}}}, {{{"error", text}}}).size(), 1300u);
+  const std::string whole(200, 'x');
+  EXPECT_EQ(refusal({{{"a", whole}}}, {{{"a", "y"}}}), "a differs: rank 0 has '" + whole + "', rank 1 has 'y'");
+}
+
+TEST(Hello, TextThatIsNoneIsNotRepeatedWhole) {
+  const std::string junk(60000, 'x');
+  for (const std::string& text : {junk, junk + "\n", "a=\\" + junk + "\n"}) {
+    try {
+      Hello::parse(text);
+      ADD_FAILURE();
+    } catch (const WireError& error) {
+      EXPECT_LT(std::string(error.what()).size(), 300u);
+    }
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "codec/error.h"
+#include "wire/fnv1a.h"
 
 namespace lowcomm {
 namespace {
@@ -21,8 +22,9 @@ TEST(Layout, MergesDropsAndHashes) {
   EXPECT_EQ(Layout::parse(layout.text()).hash(), layout.hash());
   EXPECT_NE(Layout::single(215, kGrid).hash(), layout.hash());
   EXPECT_EQ(Layout::single(0, kGrid).text(), "");
-  // FNV-1a of the empty text and, from its authors' test suite, the constants at work on "a" are the format's.
+  // FNV-1a of the empty text and of "a", from its authors' test suite.
   EXPECT_EQ(Layout::single(0, kGrid).hash(), 0xcbf29ce484222325u);
+  static_assert(fnv1a("a") == 0xaf63dc4c8601ec8cu);
   uint64_t hash = 0xcbf29ce484222325u;
   for (unsigned char c : layout.text())
     hash = (hash ^ c) * 0x100000001b3u;

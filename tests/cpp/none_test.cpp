@@ -4,7 +4,6 @@
 
 #include "codec/dispatch.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {
@@ -38,37 +37,20 @@ TEST(None, CarriesEveryTypeAndPadsWithZeros) {
   EXPECT_FALSE(none->supports(static_cast<DType>(77)));
 }
 
-template <typename T>
-void expectSum(DType dtype) {
+TEST(None, ElementsAreReadWhereTheyStand) {
   const NoneCodec none({});
-  const std::vector<T> x = {T(1), T(0), T(3), T(5)};
-  std::vector<float> acc = {0.5f, 0.25f, -1, 2};
-  none.decodeAdd(acc.data(), dtype, test::encoded(none, x, {}, 0, dtype), 0, 4);
-  EXPECT_EQ(acc, (std::vector<float>{1.5f, 0.25f, 2, 7})) << dtypeName(dtype);
-}
-
-TEST(None, AddsInFloat) {
-  expectSum<float>(DType::float32);
-  expectSum<double>(DType::float64);
-  expectSum<int8_t>(DType::int8);
-  expectSum<uint8_t>(DType::uint8);
-  expectSum<int16_t>(DType::int16);
-  expectSum<int32_t>(DType::int32);
-  expectSum<int64_t>(DType::int64);
-  const NoneCodec none({});
-  for (DType dtype : {DType::float16, DType::bfloat16}) {
-    std::vector<uint16_t> x(1300);
-    std::vector<float> acc(x.size(), 1), expected(x.size());
-    for (size_t i = 0; i < x.size(); ++i) {
-      const float value = static_cast<float>(i) / 8;
-      x[i] = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
-      expected[i] = 1 + (dtype == DType::float16 ? float16ToFloat(x[i]) : bfloat16ToFloat(x[i]));
-    }
-    none.decodeAdd(acc.data(), dtype, test::encoded(none, x, {}, 0, dtype), 0, x.size());
-    EXPECT_EQ(acc, expected);
-  }
-  std::vector<float> acc(1);
-  EXPECT_THROW(none.decodeAdd(acc.data(), DType::opaque, test::Bytes(64), 0, 1), TypeError);
+  const std::vector<int16_t> x = {1, -2, 3};
+  test::Bytes payload = test::encoded(none, x, {}, 0, DType::int16);
+  const auto elements = NoneCodec::elements(DType::int16, payload, 3);
+  EXPECT_EQ(elements.data(), payload.data());
+  EXPECT_EQ(elements.size(), 6u);
+  EXPECT_TRUE(NoneCodec::elements(DType::int16, {}, 0).empty());
+  EXPECT_THROW(NoneCodec::elements(DType::int16, payload, 33), WireError);
+  EXPECT_THROW(NoneCodec::elements(static_cast<DType>(77), payload, 3), TypeError);
+  payload[6] = std::byte{1};
+  EXPECT_THROW(NoneCodec::elements(DType::int16, payload, 3), WireError);
+  float sum = 0;
+  EXPECT_THROW(none.decodeAdd(&sum, DType::float32, payload, 0, 1), TypeError);
 }
 
 TEST(Dispatch, ChoiceByName) {

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "codec/codec.h"
 #include "codec/error.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
@@ -109,6 +112,48 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
       EXPECT_NE(what.find("this version does not have"), std::string::npos) << what;
       EXPECT_NE(what.find("yet; it has"), std::string::npos) << what;
     }
+  }
+}
+
+TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
+  for (const char* text : {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536"}) {
+    const auto said = caution(CodecSpec::parse(text));
+    ASSERT_TRUE(said) << text;
+    EXPECT_NE(said->find(CodecSpec::parse(text).str()), std::string::npos) << *said;
+    EXPECT_NE(said->find("near 1 or above"), std::string::npos) << *said;
+  }
+  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64"})
+    EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
+  EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
+            "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "
+            "bits or more, or a bucket below 512");
+}
+
+// What a user may write, a program may construct and a frame may carry is one rule.
+TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
+  const auto taken = [](auto&& attempt) {
+    try {
+      attempt();
+      return true;
+    } catch (const ValueError&) {
+      return false;
+    }
+  };
+  std::vector<CodecSpec> specs;
+  for (int bits = 0; bits < 256; ++bits)
+    specs.push_back({CodecId::minmax, static_cast<uint8_t>(bits), 1024});
+  for (uint32_t bucket : {0, 1, 32, 63, 64, 65, 96, 128, 1000, 1024, 32768, 65535, 65536, 65537, 98304, 131072})
+    specs.push_back({CodecId::minmax, 4, bucket});
+  for (const CodecSpec& spec : specs) {
+    const bool fine = isGridBits(spec.bits) && isGridBucket(spec.bucket);
+    EXPECT_EQ(taken([&] { CodecSpec::parse(spec.str()); }), fine) << spec.str();
+    EXPECT_EQ(taken([&] { makeCodec(spec); }), fine) << spec.str();
+    FrameHeader header;
+    header.codec = spec.id;
+    header.bits = spec.bits;
+    header.bucket = spec.bucket;
+    std::vector<std::byte> frame(kFrameHeaderBytes);
+    EXPECT_EQ(taken([&] { sealFrame(frame, header); }), fine) << spec.str();
   }
 }
 

@@ -1,5 +1,7 @@
-"""The example and the convergence benchmark, run as a user runs them, at 2 ranks."""
+"""The example and the convergence benchmark at 2 ranks: each once as a user runs it, the rest in cheaper processes."""
 
+import functools
+import importlib
 import json
 import os
 import re
@@ -9,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranks
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
@@ -43,63 +47,100 @@ def run(command, *, deadline_s, cwd):
     return process.returncode, out, err
 
 
-def train(directory, *arguments):
-    """Runs the example in directory and returns its output and the runs of its JSON by name."""
-    file = directory / "run.json"
-    status, out, err = run([*TORCHRUN, *TRAIN, "--json", str(file), *arguments], deadline_s=240, cwd=directory)
-    assert status == 0, f"{out}\n{err}"
-    exact, quantized = json.loads(file.read_text())
-    return out, {"exact": exact, "quantized": quantized}
+def runs_in(file):
+    """The runs of the example's JSON by name."""
+    found = json.loads(file.read_text())
+    return {"exact" if run_["label"] == "exact" else "quantized": run_ for run_ in found}
 
 
 @pytest.mark.slow
-def test_example_trains_reports_and_resumes(tmp_path):
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    whole.mkdir()
-    halves.mkdir()
-    out, uninterrupted = train(whole, "--steps", "12")
+def test_example_trains_and_reports(tmp_path):
+    command = [*TORCHRUN, *TRAIN, "--steps", "8", "--json", "run.json"]
+    status, out, err = run(command, deadline_s=240, cwd=tmp_path)
+    assert status == 0, f"{out}\n{err}"
 
     rows = {line[:38].strip(): line[38:].split() for line in out.splitlines() if len(line) > 38}
-    assert rows["steps"] == ["12", "12"]
+    assert rows["steps"] == ["8", "8"]
     assert re.fullmatch(r"[\d.]+×", rows["weights sent by a rank, MB"][2])
-    for run_ in uninterrupted.values():
-        assert len(run_["loss"]) == 12
+    runs = runs_in(tmp_path / "run.json")
+    for run_ in runs.values():
+        assert len(run_["loss"]) == 8
         assert run_["loss"][-1] < run_["loss"][0] - 0.5
-    exact, quantized = uninterrupted["exact"], uninterrupted["quantized"]
+    exact, quantized = runs["exact"], runs["quantized"]
     assert exact["weights_bytes"] >= 3.9 * quantized["weights_bytes"] > 0
     assert exact["gradients_bytes"] >= 3.9 * quantized["gradients_bytes"] > 0
     assert exact["loss"][0] == pytest.approx(quantized["loss"][0], abs=0.05)
-    assert (whole / "runs" / "train_fsdp.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "runs" / "train_fsdp.png").read_bytes().startswith(b"\x89PNG")
 
-    _, first = train(halves, "--steps", "7", "--checkpoint", "saved")
-    out, second = train(halves, "--steps", "12", "--checkpoint", "saved", "--resume")
-    assert "7+5" in out
+
+def _example(r, directory, arguments):
+    """The example's own `main` in a rank that has torch already: all of torchrun's work but the rendezvous."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    os.chdir(directory)
+    os.environ["RANK"] = str(r.rank)
+    sys.argv = [*TRAIN, *arguments, "--json", "run.json"]
+    store = f"file://{r.folder}/store"
+    dist.init_process_group = functools.partial(
+        dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
+    )
+    importlib.import_module("train_fsdp").main()
+
+
+def train(directory, *arguments):
+    """Runs the example in fresh ranks and returns its output and its runs by name."""
+    outputs = []
+    ranks.run_ranks(_example, 2, str(directory), arguments, timeout=120, outputs=outputs)
+    return outputs[0], runs_in(directory / "run.json")
+
+
+@pytest.mark.slow
+def test_example_resumes_as_if_never_interrupted(tmp_path):
+    """Weights and gradients both rounded at random: a draw that is off by one shows in the loss."""
+    codec = ["--weights", "qsgd8:bucket=1024"]
+    _, uninterrupted = train(tmp_path, "--steps", "5", *codec)
+    _, first = train(tmp_path, "--steps", "3", "--checkpoint", "saved", *codec)
+    out, second = train(tmp_path, "--steps", "5", "--checkpoint", "saved", "--resume", *codec)
+    assert "3+2" in out
+    assert uninterrupted.keys() == {"exact", "quantized"}
     for name, run_ in uninterrupted.items():
         assert first[name]["loss"] + second[name]["loss"] == run_["loss"], name
         assert second[name]["perplexity"] == run_["perplexity"], name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--steps", "0"], "--steps expects a positive number, got 0"),
-        (["--weights", "zip9"], "zip9"),
-        (["--gradients", "qsgd9"], "qsgd9"),
-        (["--data", "nowhere"], "--data expects a file or a directory, got nowhere"),
-        (["--data", "short.txt"], "--data expects at least 1300 bytes of text, got 5"),
-        (["--resume"], "--resume expects --checkpoint DIR"),
-        (["--resume", "--checkpoint", "nowhere"], "--resume expects a checkpoint in nowhere/exact, got none"),
-        (["--backend", "gloo"], "--backend gloo expects --only exact"),
-        ([], "expected to be started by torchrun"),
-    ],
-)
-def test_example_refuses_in_one_sentence(tmp_path, arguments, expected):
+REFUSALS = [
+    (["--steps", "0"], "--steps expects a positive number, got 0"),
+    (["--weights", "zip9"], "zip9"),
+    (["--gradients", "qsgd9"], "qsgd9"),
+    (["--data", "nowhere"], "--data expects a file or a directory, got nowhere"),
+    (["--data", "short.txt"], "--data expects at least 1300 bytes of text, got 5"),
+    (["--resume"], "--resume expects --checkpoint DIR"),
+    (["--resume", "--checkpoint", "nowhere"], "--resume expects a checkpoint in nowhere/exact, got none"),
+    (["--backend", "gloo"], "--backend gloo expects --only exact"),
+    ([], "expected to be started by torchrun"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), REFUSALS)
+def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
     (tmp_path / "short.txt").write_text("short")
-    status, out, err = run([sys.executable, *TRAIN, *arguments], deadline_s=120, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr(sys, "argv", [*TRAIN, *arguments])
+    with pytest.raises(SystemExit) as refusal:
+        importlib.import_module("train_fsdp").main()
+    said = refusal.value.code  # a string: Python prints it on stderr and exits with 1
+    assert said.startswith("train_fsdp.py: ")
+    assert expected in said
+    assert "\n" not in said
+    assert capsys.readouterr() == ("", "")
+
+
+def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
+    status, out, err = run([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
     assert status == 1
     assert out == ""
-    assert err.startswith("train_fsdp.py: ")
-    assert expected in err
+    assert err.startswith("train_fsdp.py: expected to be started by torchrun")
     assert err.count("\n") == 1, err
 
 
@@ -125,8 +166,10 @@ def test_convergence_quick(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_convergence_refuses_unknown_method(tmp_path):
-    script = str(ROOT / "benchmarks" / "convergence.py")
-    status, _, err = run([sys.executable, script, "zip"], deadline_s=120, cwd=tmp_path)
-    assert status == 2
-    assert "expected one of qsdp, got 'zip'" in err
+def test_convergence_refuses_unknown_method(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", ["convergence.py", "zip"])
+    with pytest.raises(SystemExit) as refusal:
+        importlib.import_module("convergence").main()
+    assert refusal.value.code == 2
+    assert "expected one of qsdp, got 'zip'" in capsys.readouterr().err

@@ -1,13 +1,16 @@
 """What a user meets before any tensor moves: import, versions, the command line, the environment."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
-import tomllib
+import torch.distributed as dist
 
+import _torch_lowcomm_autoload
 import torch_lowcomm as lc
 from torch_lowcomm import _build_info, _compatibility
 
@@ -40,6 +43,18 @@ def test_one_sentence_when_torch_does_not_fit(found, built, says):
         assert "\n" not in message
 
 
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git"])
+def test_build_names_the_torch_it_cannot_use(tmp_path, version):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '{version}'")
+    done = run(str(ROOT / "cmake" / "find_torch.py"), PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert (
+        done.stderr == f"torch_lowcomm builds against PyTorch 2.11 to 2.15: found {version} in {tmp_path / 'torch'}.\n"
+    )
+
+
 def test_import_without_torch_is_one_sentence():
     code = (
         "import importlib.util as u, sys; real = u.find_spec\n"
@@ -63,16 +78,41 @@ def test_import_with_another_minor_is_one_sentence():
 
 
 def test_torch_is_in_no_requirement():
+    tomllib = pytest.importorskip("tomllib", reason="in Python 3.11 and later")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     requirements = project["build-system"]["requires"] + project["project"]["dependencies"]
     assert not [r for r in requirements if r.startswith("torch")]
     assert project["project"]["version"] == lc.__version__
 
 
+def test_sdist_holds_what_a_build_needs(tmp_path):
+    pytest.importorskip("setuptools")
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "build*", "dist", "runs", "*.egg-info"))
+    code = "from setuptools.build_meta import build_sdist; build_sdist('dist')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (file,) = (tree / "dist").iterdir()
+    with tarfile.open(file) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for folder in ("csrc", "cmake", "tests/cpp", "tests/golden"):
+        expected = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"}
+        assert expected and expected <= names, expected - names
+    assert {
+        "CMakeLists.txt",
+        "setup.py",
+        "pyproject.toml",
+        "torch_lowcomm/_C.pyi",
+        "_torch_lowcomm_autoload.py",
+    } <= names
+    made_here = {name for name in names if name.endswith((".so", ".pyc", "_build_info.py"))}
+    assert not made_here
+
+
 def test_name_is_known_without_an_import_and_starts_no_thread():
     code = (
         "import os, sys, torch, torch.distributed as dist\n"
-        "assert 'LOWCOMM' in dist.Backend._plugins\n"
+        "assert dist.is_backend_available('lowcomm')\n"
         "assert 'torch_lowcomm' not in sys.modules\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "import torch_lowcomm\n"
@@ -83,9 +123,43 @@ def test_name_is_known_without_an_import_and_starts_no_thread():
 
 
 def test_import_registers_where_autoload_is_off():
-    code = "import torch_lowcomm, torch.distributed as dist; assert 'LOWCOMM' in dist.Backend._plugins"
+    code = "import torch_lowcomm, torch.distributed as dist; assert dist.is_backend_available('lowcomm')"
     done = run("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_failing_registration_is_a_warning_and_the_package_says_it_as_an_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise TypeError("register_backend() takes\nother arguments")
+
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: False)
+    with pytest.warns(RuntimeWarning) as said:
+        _torch_lowcomm_autoload.register()
+    assert [str(one.message) for one in said] == [
+        "torch_lowcomm could not register its backend with this torch: TypeError: register_backend() takes other arguments"
+    ]
+    with pytest.raises(TypeError):
+        _torch_lowcomm_autoload.register_backend()
+
+
+def test_torch_imports_where_registering_fails():
+    code = (
+        "import warnings; warnings.simplefilter('always')\n"
+        "import _torch_lowcomm_autoload as a\n"
+        "def fail(): raise OSError('no such thing')\n"
+        "a.register_backend = fail\n"
+        "import torch; print(torch.ones(1).item())"
+    )
+    done = run("-c", code)
+    assert done.stdout == "1.0\n", done.stderr
+    assert done.stderr.count("RuntimeWarning: torch_lowcomm could not register its backend") == 1, done.stderr
+
+
+def test_a_wrong_as_gloo_is_a_warning(monkeypatch):
+    monkeypatch.setenv("LOWCOMM_AS_GLOO", "yes")
+    with pytest.warns(RuntimeWarning, match="expected LOWCOMM_AS_GLOO to be 0 or 1, got 'yes'"):
+        _torch_lowcomm_autoload.register()
 
 
 def test_info_reports_and_tests_itself():
@@ -93,6 +167,14 @@ def test_info_reports_and_tests_itself():
     assert done.returncode == 0, done.stdout + done.stderr
     for row in ("torch_lowcomm", "wire format", "torch ", "build", "kernels", "codecs", "inner backends"):
         assert f"\n{row}" in "\n" + done.stdout
+    assert "two ranks, exact and 8 bits: passed" in done.stdout
+
+
+def test_info_tests_the_build_whatever_the_environment_says():
+    settings = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "LOWCOMM_MIN_BYTES": "1000000", "LOWCOMM_AS_GLOO": "1"}
+    done = run("-m", "torch_lowcomm", "info", LOWCOMM_KERNELS="scalar", **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels         scalar" in done.stdout
     assert "two ranks, exact and 8 bits: passed" in done.stdout
 
 

@@ -1,7 +1,6 @@
 """The command line: one module a command, each with `add_arguments(parser)` and `main(arguments) -> exit status`."""
 
 import argparse
-import logging
 from collections.abc import Sequence
 
 from torch_lowcomm.cli import info, run
@@ -17,5 +16,4 @@ def main(argv: Sequence[str]) -> int:
         command.add_arguments(sub)
         sub.set_defaults(main=command.main)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO if arguments.command == "run" else logging.WARNING)
     return int(arguments.main(arguments))

@@ -1,15 +1,20 @@
 """Run a script that says "gloo" on lowcomm instead: `torchrun … -m torch_lowcomm run script.py …`.
 
 The groups keep the name "gloo", so the script's own checks hold; LOWCOMM_POLICY and the other variables say what is
-compressed (nothing, by default).
+compressed (nothing, by default). Processes that the script starts inherit LOWCOMM_AS_GLOO=1, which does the same in each
+of them as it imports torch.
 """
 
 import argparse
+import logging
+import os
 import runpy
 import sys
 from pathlib import Path
 
 from torch_lowcomm import as_gloo
+
+logger = logging.getLogger("torch_lowcomm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,12 +23,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script sees as sys.argv[1:]")
 
 
+def _show_log() -> None:
+    """Show lowcomm's INFO lines on stderr, until the script configures logging: then they are its own to show."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
+    handler.addFilter(lambda _: logger.handlers == [handler] and not logging.getLogger().handlers)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Put lowcomm in gloo's place and run the script as `python script.py …` would."""
     script = Path(arguments.script)
     if not script.is_file():
         print(f"torch_lowcomm run: expected a Python script, found none at {script}", file=sys.stderr)
         return 2
+    _show_log()
+    os.environ["LOWCOMM_AS_GLOO"] = "1"
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        logger.warning("TORCH_DEVICE_BACKEND_AUTOLOAD is not 1: processes that the script starts will use torch's gloo")
     as_gloo.install()
     sys.argv = [str(script), *arguments.arguments]
     sys.path[0] = str(script.resolve().parent)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
@@ -18,40 +20,88 @@ __all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "qu
 logger = logging.getLogger("torch_lowcomm")
 
 MIN_ELEMENTS = 1024
-_GRADIENT_SLOTS = 2**15  # weights draw from the slots below, gradients from those above
 
 
-def _travels_exact(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | None) -> bool:
-    """Norms, biases and small tensors: anything not at least 2-D or under 1024 elements, and what the user names."""
+def _is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | None) -> bool:
+    """Not norms, biases and small tensors (not 2-D, or under 1024 elements), nor what the user names by any of its names."""
     small = p.parameter.ndim < 2 or p.parameter.numel() < MIN_ELEMENTS
-    return small or p.has_extension or (exact is not None and bool(exact(p.name, p.parameter)))
+    return not (small or p.has_extension or (exact is not None and any(exact(name, p.parameter) for name in p.names)))
 
 
-def _layout(parameters: list[ShardedParameter], coded: set[str], codec: str) -> _C.Layout:
+def _layout(parameters: Iterable[tuple[ShardedParameter, bool]], codec: str) -> _C.Layout:
     segments, first = [], 0
-    for p in parameters:
-        segments.append((first, p.shard_numel, codec if p.name in coded else "none"))
+    for p, coded in parameters:
+        segments.append((first, p.shard_numel, codec if coded else "none"))
         first += p.shard_numel
     return _C.Layout(segments)
 
 
-def _install(
-    g: ParameterGroup, coded: set[str], weights: str, gradients: str, number: int
-) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
-    gather = _layout(g.parameters, coded, weights)
-    reduce = _layout([p for p in g.parameters if p.parameter.requires_grad], coded, gradients)
-    backend = backend_of(g.group)
-    backend.agree_layout(f"weights of group {number}", gather)
-    backend.agree_layout(f"gradients of group {number}", reduce)
-    # A tensor's number within the step: apart by more segments than a group has, wrapping where there are that many.
-    slot = (number * 64) % _GRADIENT_SLOTS
-    comms = (
-        QuantizedAllGather(g.group, gather, slot, g.live_parameters),
-        QuantizedReduceScatter(g.group, reduce, _GRADIENT_SLOTS + slot),
-    )
-    g.module.set_custom_all_gather(comms[0])
-    g.module.set_custom_reduce_scatter(comms[1])
-    return comms
+@dataclass(frozen=True)
+class _Plan:
+    """What will travel how, for one group of parameters."""
+
+    group: ParameterGroup
+    coded: list[bool]  # by parameter
+    gather: _C.Layout
+    reduce: _C.Layout
+
+    @classmethod
+    def of(
+        cls, g: ParameterGroup, weights: str, gradients: str, exact: Callable[[str, nn.Parameter], bool] | None
+    ) -> _Plan:
+        coded = [_is_coded(p, exact) for p in g.parameters]
+        pairs = list(zip(g.parameters, coded, strict=True))
+        trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
+        return cls(g, coded, _layout(pairs, weights), _layout(trained, gradients))
+
+    def install(self) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
+        """Nothing here can fail: ranks have agreed."""
+        g, backend = self.group, backend_of(self.group.group)
+        comms = (
+            QuantizedAllGather(g.group, self.gather, backend.reserve_slots(len(self.gather)), g.live_parameters),
+            # Of each slice's segments every one draws by itself.
+            QuantizedReduceScatter(
+                g.group, self.reduce, backend.reserve_slots(len(self.reduce) * g.group.size()), g.trained
+            ),
+        )
+        g.module.set_custom_all_gather(comms[0])
+        g.module.set_custom_reduce_scatter(comms[1])
+        return comms
+
+
+def _plans(
+    groups: list[ParameterGroup], weights: str, gradients: str, exact: Callable[[str, nn.Parameter], bool] | None
+) -> list[_Plan]:
+    """Everything of `quantize` that can fail on this rank alone."""
+    weights, gradients = _C.Codec(weights).spec, _C.Codec(gradients).spec
+    if any(g.uses_custom_comm(_LayoutComm) for g in groups):
+        raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
+    return [_Plan.of(g, weights, gradients, exact) for g in groups]
+
+
+def _agree(plans: list[_Plan]) -> None:
+    """Every rank finds here what differs, before any of them has changed anything."""
+    layouts: dict[str, list[tuple[str, _C.Layout]]] = {}
+    groups: dict[str, dist.ProcessGroup] = {}
+    for number, plan in enumerate(plans):
+        group = plan.group.group
+        groups[group.group_name] = group
+        layouts.setdefault(group.group_name, []).extend(
+            [(f"weights of group {number}", plan.gather), (f"gradients of group {number}", plan.reduce)]
+        )
+    for name, group in groups.items():
+        backend_of(group).agree_layouts(layouts[name])
+
+
+def _tell(groups: list[ParameterGroup], error: Exception) -> None:
+    """A mistake of this rank's: its peers wait to agree, and get it as theirs."""
+    process_groups = {g.group.group_name: g.group for g in groups}
+    if not process_groups and dist.is_initialized():
+        process_groups = {dist.group.WORLD.group_name: dist.group.WORLD}
+    for group in process_groups.values():
+        backend = _C.find_backend(group.group_name)
+        if backend is not None:
+            backend.agree_layouts([], error=f"{type(error).__name__}: {error}")
 
 
 def quantize(
@@ -71,13 +121,16 @@ def quantize(
 
     Call it after `fully_shard` and before the first step. With a MixedPrecisionPolicy FSDP2 hands over shards already
     cast, and those are what is coded. A flat buffer that the layout does not describe (parameters of several dtypes,
-    a gradient that is missing) travels exact, is logged and counted. HSDP's all_reduce between replicas is not touched.
+    a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted. HSDP's all_reduce
+    between replicas is not touched. `with lc.exact():` holds for a gather or reduction issued inside it: keep a step's
+    forward and backward on the same side.
 
     Args:
         model: A module in which `fully_shard` wrapped something.
         weights: Codec of the all-gathers, "none" for exact.
         gradients: Codec of the reduce-scatters, "none" for exact.
-        exact: Called with (fully qualified name, parameter); True keeps that parameter out of both.
+        exact: Called with (fully qualified name, parameter), for a tied parameter once a name; True keeps that parameter
+            out of both.
 
     Returns:
         A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
@@ -85,31 +138,31 @@ def quantize(
 
     Raises:
         ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
-            one module, or a model that is quantized already.
-        DistBackendError: Ranks disagree on a layout; the first difference is named.
+            one module, or a model that is quantized already. Whatever is raised, the model is as it was.
+        DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
-    weights, gradients = _C.Codec(weights).spec, _C.Codec(gradients).spec
-    groups = list(parameter_groups(model))
-    if not groups:
-        raise ValueError(
-            "fsdp.quantize: expected a model wrapped by fully_shard (FSDP2), got one without a wrapped module"
-        )
-    if any(g.uses_custom_comm(_LayoutComm) for g in groups):
-        raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
-    counted = kept = elements = 0
-    comms = []
-    for number, g in enumerate(groups):
-        coded = {p.name for p in g.parameters if not _travels_exact(p, exact)}
-        comms.append(_install(g, coded, weights, gradients, number))
-        counted += len(coded)
-        kept += len(g.parameters) - len(coded)
-        elements += sum(p.parameter.numel() for p in g.parameters if p.name in coded)
+    groups: list[ParameterGroup] = []
+    try:
+        groups = list(parameter_groups(model))
+        if not groups:
+            raise ValueError(
+                "fsdp.quantize: expected a model wrapped by fully_shard (FSDP2), got one without a wrapped module"
+            )
+        for g in groups:
+            backend_of(g.group)
+        plans = _plans(groups, weights, gradients, exact)
+    except Exception as error:
+        _tell(groups, error)
+        raise
+    _agree(plans)
+    comms = [plan.install() for plan in plans]
+    coded = [p for plan in plans for p, is_coded in zip(plan.group.parameters, plan.coded, strict=True) if is_coded]
     logger.info(
         "fsdp.quantize: %d parameters (%d elements) travel as weights %s, gradients %s; %d travel exact",
-        counted,
-        elements,
-        weights,
-        gradients,
-        kept,
+        len(coded),
+        sum(p.parameter.numel() for p in coded),
+        _C.Codec(weights).spec,
+        _C.Codec(gradients).spec,
+        sum(len(plan.coded) for plan in plans) - len(coded),
     )
     return QuantizedComms([gather for gather, _ in comms], [reduction for _, reduction in comms])

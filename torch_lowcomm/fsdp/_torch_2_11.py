@@ -1,4 +1,4 @@
-"""All that lowcomm knows of FSDP2's private parts, for torch 2.11 to 2.15. A test holds it to what torch does."""
+"""All that lowcomm knows of FSDP2's private parts, for torch 2.11 to 2.15; test_fsdp_adapter.py holds it to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 class ShardedParameter:
     """One parameter as FSDP2 puts it into its flat buffers."""
 
-    name: str  # fully qualified, from the model's root
+    names: list[str]  # fully qualified, from the model's root; several where it is tied
     parameter: nn.Parameter  # the sharded DTensor parameter, of the global shape
     shard_numel: int  # elements a rank contributes, padding included
     has_extension: bool  # a tensor subclass that decides itself what is gathered
@@ -47,6 +47,10 @@ class ParameterGroup:
         """The sharded parameters as they are now: loading a checkpoint may have replaced some."""
         return [p.sharded_param for p in self._private.fsdp_params]
 
+    def trained(self) -> list[bool]:
+        """Which of the parameters have gradients now: freezing may change it."""
+        return [p.sharded_param.requires_grad for p in self._private.fsdp_params]
+
     def uses_custom_comm(self, kind: type) -> bool:
         """Whether a comm object of this class is already installed."""
         return isinstance(self._private._all_gather_comm, kind) or isinstance(self._private._reduce_scatter_comm, kind)
@@ -63,9 +67,12 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
     """Every parameter group of a model wrapped by `fully_shard`, in the order of `model.modules()`.
 
     Raises:
-        ValueError: A module has several parameter groups (per-parameter meshes), which torch's custom comms exclude.
+        ValueError: A module has several parameter groups (per-parameter meshes), which torch's custom comms exclude, or
+            is wrapped by `replicate`, which shards nothing.
     """
-    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(name)
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -76,16 +83,33 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
                 f"in {type(module).__name__} (parameters on different meshes)"
             )
         for private in groups:
-            parameters = [
-                ShardedParameter(
-                    name=names.get(id(p.sharded_param), p._param_fqn or "?"),
-                    parameter=p.sharded_param,
-                    shard_numel=p._sharded_param_data.numel(),
-                    has_extension=hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"),
+            if not hasattr(private.mesh_info, "shard_process_group"):
+                raise ValueError(
+                    f"fsdp.quantize: expected modules wrapped by fully_shard, got {type(module).__name__}, whose "
+                    "parameters are not sharded"
                 )
-                for p in private.fsdp_params
-            ]
-            yield ParameterGroup(module, parameters, private.mesh_info.shard_process_group, private)
+            yield ParameterGroup(
+                module,
+                [_describe(p, names) for p in private.fsdp_params],
+                private.mesh_info.shard_process_group,
+                private,
+            )
+
+
+def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
+    # The module holds one of the two, by whether it is gathered just now.
+    registered = names.get(id(p.sharded_param)) or names.get(id(getattr(p, "_unsharded_param", None)))
+    if not registered:
+        raise ValueError(
+            f"fsdp.quantize: expected every sharded parameter among the model's, got one of shape "
+            f"{tuple(p.sharded_param.shape)} that model.named_parameters() does not list"
+        )
+    return ShardedParameter(
+        names=registered,
+        parameter=p.sharded_param,
+        shard_numel=p._sharded_param_data.numel(),
+        has_extension=hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"),
+    )
 
 
 # The names that 2.13 gave them; the old ones warn there.

@@ -33,22 +33,26 @@ class _LayoutComm:
         """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
 
-    def _applies(self, what: str, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> bool:
-        """Whether the layout describes this buffer; otherwise it goes exact, said once and counted in stats()."""
+    def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
+        """Why the layout does not describe this buffer; None when it does."""
         if _C.in_exact():
-            return False
+            return "inside lc.exact()"
         if group.group_name != self._group_name:
-            why = f"it goes over group {group.group_name}, not {self._group_name}"
-        elif tensor.dtype not in _CODED:
-            why = f"its dtype is {tensor.dtype}"
-        elif elements != self._layout.elements:
-            why = f"it has {elements} elements a rank, the layout {self._layout.elements}"
-        else:
-            return True
+            return f"it goes over group {group.group_name}, not {self._group_name}"
+        if tensor.dtype not in _CODED:
+            return f"its dtype is {tensor.dtype}"
+        if elements != self._layout.elements:
+            return f"it has {elements} elements a rank, the layout {self._layout.elements}"
+        return None
+
+    def _note_exact(self, group: dist.ProcessGroup, op: str, why: str) -> None:
+        """Said once, and counted in stats()."""
+        backend = _C.find_backend(group.group_name)
+        if backend is not None:
+            backend.note_exact(op, why)
         if why not in self._said:
             self._said.add(why)
-            logger.info("fsdp: %s travels exact: %s", what, why)
-        return False
+            logger.info("fsdp: an %s of group %s travels exact: %s", op, group.group_name, why)
 
 
 class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
@@ -68,7 +72,8 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         async_op: bool = False,
     ) -> Any:
         """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard."""
-        if not self._applies("a weight gather", group, input_tensor, input_tensor.numel()):
+        if why := self._why_exact(group, input_tensor, input_tensor.numel()):
+            self._note_exact(group, "all_gather", why)
             with exact():
                 return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
         work = backend_of(group).all_gather_layout(
@@ -80,8 +85,12 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
 class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
     """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 2)."""
 
-    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, trained: Callable[[], list[bool]]
+    ) -> None:
         super().__init__(group, layout, slot)
+        self._trained = trained
+        self._planned = trained()
         self.calls = 0
 
     def __call__(
@@ -93,7 +102,11 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         async_op: bool = False,
     ) -> Any:
         """Reduce [W·n] to this rank's [n]; fresh draws every call, so accumulated micro-batches share none."""
-        if not self._applies("a gradient reduction", group, input_tensor, output_tensor.numel()):
+        why = self._why_exact(group, input_tensor, output_tensor.numel())
+        if why is None and self._trained() != self._planned:
+            why = "other parameters have gradients than when quantize was called"
+        if why:
+            self._note_exact(group, "reduce_scatter", why)
             with exact():
                 return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self.calls += 1

@@ -11,7 +11,8 @@ class QuantizedComms:
     """Handle of a model's quantized comms; a `torch.distributed.checkpoint` Stateful.
 
     Stochastic codecs draw by the number of the step and of the reduction. A run that resumes with these counters draws
-    what the uninterrupted run would have: save the handle beside model and optimizer, and load it after them.
+    what the uninterrupted run would have: save the handle beside model and optimizer and load it with them, in any
+    order, before the next forward pass.
     """
 
     def __init__(self, gathers: list[QuantizedAllGather], reductions: list[QuantizedReduceScatter]) -> None:
@@ -31,7 +32,7 @@ class QuantizedComms:
         """
         if set(state) != set(self.state_dict()):
             raise ValueError(
-                f"fsdp: expected the counters of {len(self._gathers)} wrapped modules, got those of {len(state) // 2}"
+                f"fsdp: expected the counters of {len(self._gathers)} wrapped modules, got {sorted(state)}"
             )
         for i, gather in enumerate(self._gathers):
             gather.weights.set_version(int(state[f"weights.{i}"]))

@@ -1,0 +1,51 @@
+#include "kernels/finite.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+
+namespace lowcomm {
+namespace {
+
+// Without their sign the bits of floats are in the order of the magnitudes, infinity and NaN above all.
+template <class Bits>
+int64_t firstFrom(const void* x, uint64_t n, Bits limit) {
+  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+  const std::byte* from = static_cast<const std::byte*>(x);
+  const auto refused = [&](uint64_t i) {
+    Bits bits;
+    std::memcpy(&bits, from + i * sizeof(Bits), sizeof(Bits));
+    return static_cast<Bits>(bits & kMagnitude) >= limit;
+  };
+  // Block by block without a branch an element: nearly always there is nothing to find.
+  constexpr uint64_t kBlock = 1024;
+  for (uint64_t at = 0; at < n; at += kBlock) {
+    const uint64_t end = std::min(n, at + kBlock);
+    bool any = false;
+    for (uint64_t i = at; i < end; ++i)
+      any |= refused(i);
+    for (uint64_t i = at; any && i < end; ++i) {
+      if (refused(i)) return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+int64_t firstNonFinite(const void* x, DType dtype, uint64_t n) {
+  constexpr uint32_t kLimit = std::bit_cast<uint32_t>(kFiniteLimit);
+  switch (dtype) {
+    case DType::float32:
+      return firstFrom<uint32_t>(x, n, kLimit);
+    case DType::bfloat16:
+      return firstFrom<uint16_t>(x, n, kLimit >> 16);
+    case DType::float16:
+      return firstFrom<uint16_t>(x, n, 0x7c00);  // infinity: its finite values are all below the limit
+    default:
+      return -1;
+  }
+}
+
+}  // namespace lowcomm

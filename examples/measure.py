@@ -1,0 +1,20 @@
+"""What a rank measures of its run: bytes sent, and values averaged over ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+import torch_lowcomm as lc
+
+
+def sent_bytes(op: str) -> int:
+    """What this rank has sent in all calls of op, over all lowcomm groups, frames included (gloo does not count)."""
+    return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
+
+
+def mean_over_ranks(value: torch.Tensor) -> float:
+    """The mean of a scalar over all ranks, the same bits on each."""
+    total = value.detach().clone()
+    dist.all_reduce(total)
+    return total.item() / dist.get_world_size()

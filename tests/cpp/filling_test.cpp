@@ -1,0 +1,129 @@
+// FORMAT.md "Filling frames", written again from the document alone: sizes from its formulas, runs found by counting
+// up. What plan.cpp sends must be what a stranger who follows the page expects.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "collective/plan.h"
+#include "collective_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using test::single;
+
+uint64_t roundedUp(uint64_t x, uint64_t unit) {
+  return (x + unit - 1) / unit * unit;
+}
+
+uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
+  if (n == 0) return 0;
+  if (segment.codec.id == CodecId::none) return roundedUp(n * itemsize, 64);
+  const uint64_t b = segment.codec.bits, buckets = roundedUp(n, segment.codec.bucket) / segment.codec.bucket;
+  const uint64_t rows = roundedUp(n % 512, 16) / 16;
+  return roundedUp(8 * buckets, 64) + 64 * (b * (n / 512) + roundedUp(rows * b, 32) / 32);
+}
+
+uint64_t granularityOf(const Segment& segment) {
+  return segment.codec.id == CodecId::none ? 512 : std::max<uint64_t>(512, segment.codec.bucket);
+}
+
+uint64_t largest(const Segment& segment, uint64_t itemsize, uint64_t left, uint64_t room) {
+  if (bytesOf(segment, itemsize, left) <= room) return left;
+  const uint64_t g = granularityOf(segment);
+  uint64_t n = 0;
+  while (n + g < left && bytesOf(segment, itemsize, n + g) <= room)
+    n += g;
+  return n;
+}
+
+struct Frame {
+  uint64_t first = 0, elements = 0, bytes = 0;
+  std::vector<std::pair<size_t, uint64_t>> runs;  // segment, elements
+};
+
+std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t c) {
+  const uint64_t m = std::max<uint64_t>(c, 65600);
+  std::vector<Frame> frames;
+  Frame open;
+  const auto close = [&] {
+    frames.push_back(open);
+    open = {open.first + open.elements, 0, 0, {}};
+  };
+  for (size_t s = 0; s < layout.segments().size(); ++s) {
+    const Segment& segment = layout.segments()[s];
+    uint64_t left = segment.count;
+    while (left > 0) {
+      uint64_t n = 0;
+      if (open.bytes < c) n = largest(segment, itemsize, left, c - open.bytes);
+      if (n == 0 && open.bytes == 0) n = largest(segment, itemsize, left, m);
+      if (n == 0) {
+        close();
+        continue;
+      }
+      open.runs.emplace_back(s, n);
+      open.elements += n;
+      open.bytes += bytesOf(segment, itemsize, n);
+      left -= n;
+    }
+  }
+  if (open.elements > 0) close();
+  return frames;
+}
+
+void expectSameFrames(const Layout& layout, DType dtype, size_t chunk_bytes) {
+  SCOPED_TRACE(std::string(dtypeName(dtype)) + " in frames of " + std::to_string(chunk_bytes) + ": " +
+               layout.text().substr(0, 300));
+  const MessagePlan plan = planMessage(layout, dtype, chunk_bytes);
+  const std::vector<Frame> frames = filled(layout, itemBytes(dtype), chunk_bytes);
+  ASSERT_EQ(plan.chunks.size(), frames.size());
+  for (size_t i = 0; i < frames.size(); ++i) {
+    const Chunk& chunk = plan.chunks[i];
+    ASSERT_EQ(chunk.first, frames[i].first) << "frame " << i;
+    ASSERT_EQ(chunk.elements, frames[i].elements) << "frame " << i;
+    ASSERT_EQ(chunk.payload_bytes, frames[i].bytes) << "frame " << i;
+    ASSERT_EQ(chunk.runs.size(), frames[i].runs.size()) << "frame " << i;
+    for (size_t r = 0; r < chunk.runs.size(); ++r)
+      ASSERT_EQ(std::pair(size_t{chunk.runs[r].segment}, chunk.runs[r].count), frames[i].runs[r]) << "frame " << i;
+  }
+}
+
+// Least, most, the default, and some in between that no codec's sizes divide.
+const size_t kChunkSizes[] = {65536, 65537, 65599, 65600, 65601, 100000, 262144, 1048575, 1048576};
+
+TEST(Filling, OneSegment) {
+  for (const char* codec : {"none", "minmax1:bucket=64", "minmax3:bucket=128", "qsgd4", "minmax5:bucket=16384",
+                            "qsgd7:bucket=512", "minmax8:bucket=64", "qsgd8:bucket=65536"}) {
+    for (size_t chunk_bytes : kChunkSizes) {
+      const uint64_t bits = std::max<uint64_t>(1, CodecSpec::parse(codec).bits);
+      const uint64_t full = chunk_bytes * 8 / (codec[0] == 'n' ? 32 : bits);
+      std::vector<uint64_t> counts = {0,    1,     511,   512,   513,    1023,         1024,
+                                      1025, 65535, 65536, 65537, 131073, 3 * full + 77};
+      for (uint64_t near = full / 512 * 512 - 1536; near <= full + 1024; near += 512)
+        counts.insert(counts.end(), {near - 1, near, near + 1});
+      for (uint64_t n : counts)
+        expectSameFrames(single(n, codec), DType::float32, chunk_bytes);
+    }
+  }
+}
+
+TEST(Filling, EveryType) {
+  for (DType dtype : test::kAllTypes) {
+    for (uint64_t n : {uint64_t{0}, uint64_t{1}, uint64_t{65536}, uint64_t{65537}, uint64_t{400000}})
+      expectSameFrames(single(n, "none"), dtype, kMinChunkBytes);
+  }
+}
+
+TEST(Filling, ManySegments) {
+  std::mt19937 generator(1);
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const Layout layout = test::mixedLayout(1 + generator() % 60, seed, seed % 3 ? 4000 : 150000);
+    for (size_t chunk_bytes : kChunkSizes)
+      expectSameFrames(layout, test::kFloats[seed % 3], chunk_bytes);
+    expectSameFrames(layout, test::kFloats[seed % 3], 65536 + generator() % 983040);
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

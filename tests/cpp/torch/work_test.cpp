@@ -1,0 +1,151 @@
+#include "backend/work.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "fake_device.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace fake_device;
+using Told = std::vector<std::string>;
+using namespace std::chrono_literals;
+
+c10::intrusive_ptr<EngineWork> makeWork(Tensors outputs, std::shared_ptr<CallbackThreads> threads,
+                                        DeviceQueue* queue = nullptr) {
+  return c10::make_intrusive<EngineWork>(0, c10d::OpType::ALLGATHER, "lowcomm:test",
+                                         EngineWork::Name{"all_gather", "a group", 3}, Tensors{}, std::move(outputs),
+                                         std::move(threads), queue);
+}
+
+// A tensor that claims to be on the fake device: nothing reads its memory.
+at::Tensor onDevice(std::array<float, 4>& memory) {
+  const c10::Device device(kType, 0);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), sizeof(memory), at::DataPtr(memory.data(), device));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({4});
+  return tensor;
+}
+
+TEST(EngineWork, CompletesWhoeverAsks) {
+  auto threads = std::make_shared<CallbackThreads>();
+  auto work = makeWork({at::ones({2})}, threads);
+  EXPECT_FALSE(work->isCompleted());
+  work->complete(nullptr);
+  EXPECT_TRUE(work->isCompleted());
+  EXPECT_TRUE(work->wait(kNoTimeout));
+  EXPECT_TRUE(work->getFuture()->completed());
+  EXPECT_EQ(work->getFuture()->value().toTensorVector().size(), 1u);
+}
+
+TEST(EngineWork, AWaitOfItsOwnTimeoutNamesTheOp) {
+  auto threads = std::make_shared<CallbackThreads>();
+  auto work = makeWork({}, threads);
+  try {
+    work->wait(1ms);
+    FAIL();
+  } catch (const c10::DistBackendError& error) {
+    const std::string what = error.what_without_backtrace();
+    EXPECT_NE(what.find("waiting for all_gather on rank 0"), std::string::npos) << what;
+    EXPECT_NE(what.find("sequence 3, group a group"), std::string::npos) << what;
+  }
+  work->complete(nullptr);
+  EXPECT_TRUE(work->wait(kNoTimeout));
+}
+
+// The thread that completes a Work goes on at once, whatever the callbacks do.
+TEST(EngineWork, CallbacksRunElsewhere) {
+  auto threads = std::make_shared<CallbackThreads>();
+  auto first = makeWork({}, threads), second = makeWork({}, threads);
+  std::promise<void> done;
+  first->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    second->wait(kNoTimeout);  // completed by the same thread, afterwards
+    done.set_value();
+  });
+  first->complete(nullptr);
+  second->complete(nullptr);
+  EXPECT_EQ(done.get_future().wait_for(60s), std::future_status::ready);
+}
+
+TEST(EngineWork, ErrorsReachWaitAndFuture) {
+  auto threads = std::make_shared<CallbackThreads>();
+  auto work = makeWork({}, threads);
+  auto future = work->getFuture();
+  work->complete(std::make_exception_ptr(std::runtime_error("lost")));
+  EXPECT_THROW(work->wait(kNoTimeout), std::runtime_error);
+  EXPECT_THROW(future->waitAndThrow(), std::runtime_error);
+}
+
+// The future of device outputs is ordered by an event on the side stream, where the copies are: a callback's stream or
+// a waiter's waits for it.
+TEST(EngineWork, TheFutureOfDeviceOutputsCarriesTheSideStream) {
+  for (bool asked : {false, true}) {
+    reset();
+    auto threads = std::make_shared<CallbackThreads>();
+    DeviceQueue queue({kType, 0});
+    std::array<float, 4> memory{};
+    auto work = makeWork({onDevice(memory)}, threads, &queue);
+    auto future = asked ? work->getFuture() : nullptr;
+    queue.run([] { told.push_back("copy"); });
+    work->setArrival(queue.mark());
+    work->complete(nullptr);
+    threads->stop();
+    EXPECT_EQ(told, (Told{"copy", "record e1 on 0:7", "record e2 on 0:7"})) << asked;
+    work->getFuture()->wait();
+    EXPECT_EQ(told.back(), "block 0:5 on e2") << asked;
+    work->wait(kNoTimeout);
+    EXPECT_EQ(told.back(), "block 0:5 on e1") << asked;
+  }
+}
+
+TEST(CallbackThreads, NoTaskWaitsForAnother) {
+  CallbackThreads threads;
+  constexpr int kDeep = 8;
+  std::atomic<int> running{0};
+  std::promise<void> all;
+  auto released = all.get_future().share();
+  for (int i = 0; i < kDeep; ++i) {
+    threads.run([&, released] {
+      if (++running == kDeep) all.set_value();
+      released.wait();
+    });
+  }
+  EXPECT_EQ(released.wait_for(60s), std::future_status::ready);
+}
+
+TEST(CallbackThreads, StopCancelsWhatWaitsAndRunsTheRest) {
+  CallbackThreads threads;
+  std::promise<void> cancelled;
+  auto until = cancelled.get_future().share();
+  std::atomic<int> ended{0};
+  threads.run(
+      [&, until] {
+        until.wait();
+        ++ended;
+      },
+      [&] { cancelled.set_value(); });
+  threads.run([&] { ++ended; });
+  threads.stop();
+  EXPECT_EQ(ended, 2);
+  threads.run([&] { ++ended; });  // on this thread
+  EXPECT_EQ(ended, 3);
+  threads.stop();
+}
+
+TEST(CallbackThreads, ATaskMayStopThem) {
+  auto threads = std::make_unique<CallbackThreads>();
+  std::promise<void> done;
+  threads->run([&] {
+    threads->stop();
+    done.set_value();
+  });
+  EXPECT_EQ(done.get_future().wait_for(60s), std::future_status::ready);
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,97 @@
+"""The small FSDP2 model that the tests of lc.fsdp share, and how they train and read it."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 64
+
+
+class Spy(torch.autograd.Function):
+    """A product that notes the weight it saw, in forward and again in backward."""
+
+    seen = ()
+
+    @staticmethod
+    def forward(ctx, x, weight, name):
+        ctx.save_for_backward(x, weight)
+        ctx.name = name
+        Spy.seen.append(("forward", name, weight.detach().clone()))
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        Spy.seen.append(("backward", ctx.name, weight.detach().clone()))
+        return grad @ weight, grad.flatten(0, -2).t() @ x.flatten(0, -2), None
+
+
+class Block(nn.Module):
+    """A big weight, a bias, a norm, a small matrix: only the first is coded."""
+
+    def __init__(self, name, spied=False, checkpointed=False):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.big = nn.Linear(WIDTH, 4 * WIDTH)
+        self.back = nn.Linear(4 * WIDTH, WIDTH)
+        self.small = nn.Linear(WIDTH, 6)
+        self.name, self.spied, self.checkpointed = name, spied, checkpointed
+
+    def body(self, x):
+        h = self.norm(x)
+        h = Spy.apply(h, self.big.weight, self.name) + self.big.bias if self.spied else self.big(h)
+        return x + self.back(torch.relu(h)) + self.small(x).sum(-1, keepdim=True)
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+
+
+CODED = ("big.weight", "back.weight")
+
+
+def make_model(blocks=2, *, mesh=None, **kwargs):
+    policy = kwargs.pop("mp_policy", None)
+    torch.manual_seed(7)
+    model = nn.Sequential(*[Block(f"block{k}", **kwargs) for k in range(blocks)])
+    if mesh is not None:
+        more = {"mp_policy": policy} if policy else {}
+        for block in model:
+            fully_shard(block, mesh=mesh, **more)
+        fully_shard(model, mesh=mesh, **more)
+    return model
+
+
+def batch(rank, step):
+    g = torch.Generator().manual_seed(1000 * rank + step)
+    return torch.randn(4, WIDTH, generator=g)
+
+
+def loss_of(model, x):
+    return (model(x).float() - x.roll(1, -1)).square().mean()
+
+
+def train(r, model, steps, accumulate=1, lr=3e-3):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    losses = []
+    for step in range(steps):
+        for k in range(accumulate):
+            loss = loss_of(model, batch(r.rank, step * accumulate + k))
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def whole(model):
+    return {k: p.full_tensor().detach().clone() for k, p in model.named_parameters()}
+
+
+def shards_of(r, model):
+    """Every rank's shard of every parameter: {name: [rank]}."""
+    mine = {name: p.to_local().detach().clone() for name, p in model.named_parameters()}
+    everyone = [None] * r.size
+    dist.all_gather_object(everyone, mine)  # uneven ones too
+    return {name: [theirs[name] for theirs in everyone] for name in mine}

@@ -1,0 +1,108 @@
+"""Stochastic rounding under a policy: which ops, ranks and groups draw different numbers."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+SPEC = "qsgd2:bucket=64"
+N = 1 << 14  # over min_bytes
+
+
+def _reduced(group, shared):
+    out = torch.empty(N)
+    dist.reduce_scatter_tensor(out, shared.repeat(dist.get_world_size(group)), group=group)
+    return out
+
+
+def _replicas(r):
+    """Two groups of two with equal data, as replicas of HSDP: their roundings are independent."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy=f"reduce_scatter={SPEC}", min_bytes=0))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    shared = torch.randn(N, generator=torch.Generator().manual_seed(5))
+    shard = mesh["shard"].get_group()
+    lc.set_policy(shard, f"reduce_scatter={SPEC}")
+    first, second = _reduced(shard, shared), _reduced(shard, shared)
+    assert not torch.equal(first, second)
+    return first
+
+
+def test_replicas_draw_by_themselves(quad):
+    got = quad(_replicas)
+    assert not torch.equal(got[0], got[2])
+    assert not torch.equal(got[0], got[1])
+
+
+def _groups_of_one_rank(r):
+    """Two groups of the same ranks at the same step."""
+    import torch_lowcomm as lc
+
+    options = lc.Options(policy=f"reduce_scatter={SPEC}", min_bytes=0)
+    r.init("lowcomm", pg_options=options)
+    other = dist.new_group(pg_options=options)
+    assert lc.groups.backend_of(None).draw_key != lc.groups.backend_of(other).draw_key
+    shared = torch.randn(N, generator=torch.Generator().manual_seed(5))
+    while (
+        dist.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+        > other._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+    ):
+        dist.barrier(group=other)
+    return _reduced(dist.group.WORLD, shared), _reduced(other, shared), lc.groups.backend_of(None).draw_key
+
+
+def test_groups_of_a_rank_draw_by_themselves(pair):
+    got = pair(_groups_of_one_rank)
+    again = pair(_groups_of_one_rank)
+    assert not torch.equal(got[0][0], got[0][1])
+    # And a run that does the same again draws the same.
+    assert torch.equal(got[0][0], again[0][0])
+    assert got[0][2] == got[1][2] == again[0][2]
+
+
+@pytest.mark.parametrize("small_first", [False, True])
+def test_a_coalesced_op_is_coded_as_one(pair, small_first):
+    """min_bytes counts what a rank puts into the op, in whatever order its tensors come."""
+    for calls, exact, because in pair(_coalesced, small_first):
+        assert (calls, exact) == (2, 0)
+        assert because == {"dtype Int": 1}
+
+
+def _coalesced(r, small_first):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=65536))
+    sizes = [16, 1 << 18] if small_first else [1 << 18, 16]
+    ones = [torch.rand(n) for n in sizes]
+    for mixed in (False, True):
+        # Within one op every tensor is judged by itself, whatever came before it.
+        inputs = [x.int() if mixed and x.numel() == 16 else x for x in ones]
+        outs = [torch.empty(x.numel() * r.size, dtype=x.dtype) for x in inputs]
+        before = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name].get("all_gather", {"wire_bytes": 0})
+        with dist._coalescing_manager(async_ops=False):
+            for out, x in zip(outs, inputs, strict=True):
+                dist.all_gather_into_tensor(out, x)
+        stats = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name]["all_gather"]
+        sent = stats["wire_bytes"] - before["wire_bytes"]
+        assert sent < (r.size - 1) * (1 << 18) * 1.1, sent
+    return stats["calls"], stats["exact_calls"], stats["exact_because"]
+
+
+def _ratio(r):
+    """An op that the inner backend served adds nothing to the ratio."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="reduce_scatter=qsgd8", min_bytes=0))
+    x = torch.randn(r.size << 16)
+    dist.reduce_scatter_tensor(torch.empty(1 << 16), x)
+    dist.reduce_scatter_tensor(torch.empty(1 << 18, dtype=torch.bool), torch.ones(r.size << 18, dtype=torch.bool))
+    stats = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name]["reduce_scatter"]
+    assert stats["calls"] == 2
+    assert stats["exact_calls"] == 1
+    assert sum(stats["exact_because"].values()) == 1
+    assert 3.9 < stats["ratio"] < 4.0, stats
+
+
+def test_the_ratio_is_of_what_was_counted(pair):
+    pair(_ratio)

@@ -1,0 +1,64 @@
+"""What torch_lowcomm.fsdp._torch_2_11 believes of FSDP2's private parts, against what FSDP2 does."""
+
+import torch
+import torch.distributed as dist
+from fsdp_model import batch, loss_of, make_model
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def _belief(r):
+    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+    r.init("lowcomm")
+    model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+    model[1].big.weight.requires_grad_(False)
+    groups = list(fsdp2.parameter_groups(model))
+    assert [g.module for g in groups] == [model[0], model[1]]
+    gathered, reduced = [], []
+
+    class Gather(fsdp2.AllGather):
+        def allocate(self, size, *, dtype, device):
+            return fsdp2.new_buffer(size, dtype, device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            gathered.append((input_tensor.clone(), group.group_name))
+            return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+
+    class Reduce(fsdp2.ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return fsdp2.new_buffer(size, dtype, device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            reduced.append((output_tensor.numel(), group.group_name))
+            return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+
+    for g in groups:
+        assert not g.uses_custom_comm(Gather)
+        g.module.set_custom_all_gather(Gather())
+        g.module.set_custom_reduce_scatter(Reduce())
+        assert g.uses_custom_comm(Gather)
+        assert g.uses_custom_comm(Reduce)
+        assert g.group.group_name == dist.group.WORLD.group_name
+    loss_of(model, batch(r.rank, 0)).backward()
+
+    # The flat buffer is the shards in the order the adapter names them, each padded to its shard_numel.
+    for g, (flat, group) in zip(groups, gathered, strict=False):
+        assert group == g.group.group_name
+        assert flat.numel() == sum(p.shard_numel for p in g.parameters)
+        at = 0
+        for p in g.parameters:
+            local = p.parameter.to_local().detach().flatten()
+            assert torch.equal(flat[at : at + local.numel()], local), p.names
+            assert dict(model.named_parameters())[p.names[0]] is p.parameter
+            at += p.shard_numel
+    # Backward comes by the last group first; only what is trained is reduced.
+    sizes = [
+        sum(p.shard_numel for p, trained in zip(g.parameters, g.trained(), strict=True) if trained) for g in groups
+    ]
+    assert [size for size, _ in reduced] == sizes[::-1]
+    assert sum(map(len, (g.parameters for g in groups))) - sum(map(sum, (g.trained() for g in groups))) == 1
+
+
+def test_the_adapter_describes_what_fsdp2_does(pair, quad):
+    pair(_belief)
+    quad(_belief)

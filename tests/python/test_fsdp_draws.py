@@ -1,0 +1,119 @@
+"""What the random draws of quantized FSDP2 are counted by: no two share them, and a resumed run goes on with them."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from fsdp_model import batch, loss_of, make_model, shards_of
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd4:bucket=256"}
+STEPS, SAVED_AFTER = 6, 3
+
+
+def _make(r):
+    import torch_lowcomm as lc
+
+    model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+    comms = lc.fsdp.quantize(model, **CODECS)
+    return model, comms, torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def _steps(r, model, optimizer, steps):
+    losses = []
+    for step in steps:
+        loss = loss_of(model, batch(r.rank, step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def _resumed(r, order):
+    """Stochastic weights and gradients: the resumed run's losses are those of the run without a break."""
+    r.init("lowcomm")
+    model, comms, optimizer = _make(r)
+    first = _steps(r, model, optimizer, range(SAVED_AFTER))
+    weights, moments = copy.deepcopy(get_state_dict(model, optimizer))
+    counters = comms.state_dict()
+    rest = _steps(r, model, optimizer, range(SAVED_AFTER, STEPS))
+    trained = shards_of(r, model)
+
+    dist.destroy_process_group()  # as in a fresh process: slots are given out anew
+    r.init("lowcomm")
+    again, its_comms, its_optimizer = _make(r)
+    if order == "comms first":
+        its_comms.load_state_dict(counters)
+    # Fills a fresh optimizer's state by a step at learning rate 0, which counts as none.
+    get_state_dict(again, its_optimizer)
+    set_state_dict(again, its_optimizer, model_state_dict=weights, optim_state_dict=moments)
+    if order == "comms last":
+        its_comms.load_state_dict(counters)
+    assert _steps(r, again, its_optimizer, range(SAVED_AFTER, STEPS)) == rest
+    for name, shards in shards_of(r, again).items():
+        assert all(torch.equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
+    assert len(set(first + rest)) == STEPS
+
+
+@pytest.mark.parametrize("order", ["comms first", "comms last"])
+def test_a_resumed_run_draws_as_the_unbroken_one(pair, order):
+    pair(_resumed, order)
+
+
+def _state(r):
+    r.init("lowcomm")
+    model, comms, optimizer = _make(r)
+    with pytest.raises(ValueError, match=r"expected the counters of 2 wrapped modules, got \['weights.0'\]"):
+        comms.load_state_dict({"weights.0": 1})
+    before = comms.state_dict()
+    loss_of(model, batch(r.rank, 0)).backward()
+    loss_of(model, batch(r.rank, 1)).backward()
+    accumulated = comms.state_dict()
+    weights = [key for key in before if key.startswith("weights")]
+    assert all(accumulated[key] == before[key] for key in weights)
+    coded = [key for key in before if key.startswith("gradients") and accumulated[key] == before[key] + 2]
+    assert len(coded) == 2
+    get_state_dict(model, optimizer)  # a step at learning rate 0
+    assert comms.state_dict() == accumulated
+    optimizer.step()
+    stepped = comms.state_dict()
+    assert sum(stepped[key] == accumulated[key] + 1 for key in weights) == 2
+    assert comms.state_dict() == stepped
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().mul_(0.5)  # an optimizer that is not torch's
+    comms.state_dict()
+    return None
+
+
+def test_counters(pair):
+    pair(_state)
+
+
+def _slots(r):
+    """A group of many parameters, one of few, a second model: no two segments draw alike."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    taken = []
+    for layers in (20, 3):
+        model = nn.Sequential(nn.Sequential(*[nn.Linear(64, 64) for _ in range(layers)]), nn.Linear(64, 64))
+        for part in model:
+            fully_shard(part, mesh=init_device_mesh("cpu", (r.size,)))
+        comms = lc.fsdp.quantize(model, **CODECS)
+        taken += [(g._slot, len(g._layout)) for g in comms._gathers]
+        taken += [(g._slot, len(g._layout) * r.size) for g in comms._reductions]
+    slots = [slot for first, count in taken for slot in range(first, first + count)]
+    assert len(set(slots)) == len(slots)
+    assert min(slots) >= 2**15
+    assert max(slots) < 2**16
+
+
+def test_no_two_segments_share_a_slot(pair, quad):
+    pair(_slots)
+    quad(_slots)

@@ -1,0 +1,126 @@
+"""A group that is over says so at once, whoever would have served the op, and every rank hears the cause."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+LOST = r"of a lost group; destroy it and make a new one\. First cause: .*expected|of a lost group.*First cause"
+
+
+def _lose(r):
+    """Ranks that differ in an all_gather's size lose the group."""
+    with pytest.raises(dist.DistBackendError):
+        n = 4 + r.rank
+        dist.all_gather_into_tensor(torch.empty(n * r.size), torch.ones(n))
+
+
+def _later_ops(r):
+    """Ops that gloo would serve fail with the first cause, and do not wait for a peer."""
+    r.init("lowcomm", timeout_s=1000)  # the job's deadline is far less: whoever waits for it fails the test
+    _lose(r)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    x = torch.ones(3)
+    peer = (r.rank + 1) % r.size
+    ops = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "barrier": dist.barrier,
+        "monitored_barrier": lambda: dist.group.WORLD.monitored_barrier(),
+        "send": lambda: dist.send(x, peer),
+        "recv": lambda: dist.recv(x, peer),
+        "all_gather": lambda: dist.all_gather_into_tensor(torch.empty(3 * r.size), x),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.empty(3), torch.ones(3 * r.size)),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(r.size), torch.ones(r.size)),
+    }
+    for name, op in ops.items():
+        with pytest.raises(dist.DistBackendError, match=rf"(?s){name}.*{LOST}"):
+            op()
+    assert torch.equal(x, torch.ones(3))
+    factor = torch.full((3,), 2.0)
+    with pytest.raises(dist.DistBackendError, match=LOST):
+        dist.all_reduce(factor, op=dist._make_nccl_premul_sum(2.0))
+    assert torch.equal(factor, torch.full((3,), 2.0)), "PREMUL_SUM multiplied what it did not reduce"
+    dist.destroy_process_group()
+    r.init("lowcomm")
+    dist.all_reduce(x)
+    assert torch.equal(x, torch.full((3,), float(r.size)))
+
+
+def test_every_op_of_a_lost_group_names_the_first_cause(pair, quad):
+    pair(_later_ops)
+    quad(_later_ops)
+
+
+def _abort_in_an_agreement(r):
+    """A rank that aborts while its peers agree on a policy: they hear it, long before the progress deadline."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=1000)
+    dist.barrier()
+    if r.rank == 0:
+        r.hear("in it")
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        dist.destroy_process_group()
+        return None
+    if r.rank == 1:
+        r.say("in it")
+    with pytest.raises(dist.DistBackendError) as failure:
+        lc.set_policy(None, "all_gather=minmax8")
+    dist.destroy_process_group()
+    return str(failure.value)
+
+
+def test_an_abort_breaks_an_agreement(pair, quad):
+    for pool in (pair, quad):
+        for message in pool(_abort_in_an_agreement)[1:]:
+            assert re.search(r"aborted by the program of rank 0|gave the group up|[Cc]losed", message), message
+
+
+def _future_of_an_inner_op(r):
+    """The error that a future carries is the one that wait() raises."""
+    r.init("lowcomm", timeout_s=1.5)
+    x = torch.ones(3)
+    if r.rank == 0:
+        dist.all_reduce(x)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        with pytest.raises(
+            dist.DistBackendError, match=r"all_reduce failed on rank 0 .*sequence 2.*elapsed \d"
+        ) as failure:
+            future.wait()
+        r.say("failed")
+        dist.destroy_process_group()
+        return str(failure.value)
+    dist.all_reduce(x)
+    r.hear("failed")
+    dist.destroy_process_group()
+    return None
+
+
+def test_futures_of_inner_ops_carry_the_named_error(pair):
+    pair(_future_of_an_inner_op)
+
+
+def _mistake_of_one_rank(r):
+    """A wrong dtype under a layout is found by the rank that has it, before its peers are in the op with it."""
+    import torch_lowcomm as lc
+    from torch_lowcomm import _C
+
+    r.init("lowcomm", timeout_s=20)
+    backend = lc.groups.backend_of()
+    layout = _C.Layout([(0, 64, "minmax8:bucket=64")])
+    backend.agree_layouts([("a layout", layout)])
+    dtype = torch.float64 if r.rank == 1 else torch.float32
+    if r.rank == 1:
+        with pytest.raises(TypeError, match="expected float32, float16 or bfloat16, got Double"):
+            backend.all_gather_layout(
+                torch.empty(64 * r.size, dtype=dtype), torch.ones(64, dtype=dtype), layout, slot=0, step=0
+            )
+    out = torch.empty(64 * r.size)
+    backend.all_gather_layout(out, torch.ones(64), layout, slot=0, step=0).wait()
+    assert torch.equal(out, torch.ones(64 * r.size))
+
+
+def test_a_local_mistake_leaves_the_group_whole(pair):
+    pair(_mistake_of_one_rank)

@@ -1,0 +1,55 @@
+"""`python -m torch_lowcomm run`: what a script that says "gloo" meets, and what the processes it starts do."""
+
+import sys
+
+import ranks
+
+RUN = [sys.executable, "-m", "torch_lowcomm", "run"]
+
+_SPAWNS = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def train(rank, store):
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    kind = type(dist.group.WORLD._get_backend(torch.device("cpu"))).__name__
+    os.write(1, f"{rank} {dist.get_backend()} {kind} {t.item()}\\n".encode())
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(train, (sys.argv[1],), nprocs=2)
+"""
+
+
+def test_spawned_ranks_are_on_lowcomm_too(tmp_path):
+    script = tmp_path / "spawns.py"
+    script.write_text(_SPAWNS)
+    code, text = ranks.run_command([*RUN, script, tmp_path / "store"], timeout=120, cwd=tmp_path)
+    assert code == 0, text
+    said = sorted(line for line in text.splitlines() if " gloo " in line)
+    assert said == [f"{rank} gloo LowcommBackend 2.0" for rank in range(2)], text
+
+
+_LOGS = """
+import logging, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+logging.basicConfig(level=logging.INFO, format="script: %(message)s")
+logging.info("configured")
+dist.new_group(backend="gloo")
+dist.destroy_process_group()
+"""
+
+
+def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
+    script = tmp_path / "logs.py"
+    script.write_text(_LOGS)
+    code, text = ranks.run_command([*RUN, script, tmp_path / "store"], timeout=60, cwd=tmp_path)
+    assert code == 0, text
+    before, configured, after = text.partition("script: configured\n")
+    assert configured, text
+    assert before.count("lowcomm group") == before.count("INFO:torch_lowcomm:lowcomm group") == 1, text
+    assert after.count("lowcomm group") == after.count("script: lowcomm group") == 1, text
