@@ -8,6 +8,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
+from torch_lowcomm.codec import caution
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -79,8 +80,15 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     return backend
 
 
+def caution_of_policy(policy: str) -> None:
+    """Warn of codecs in a policy's canonical text that are too coarse for their buckets."""
+    for entry in filter(None, policy.split("; ")):
+        caution(entry.partition("=")[2])
+
+
 def _announce(backend: Any, rank: int, size: int) -> None:
     """One INFO line a group: what will be compressed."""
+    caution_of_policy(backend.policy)
     if backend.policy:
         what = (
             f"compresses {backend.policy} for float32, float16 and bfloat16 contributions of at least "

@@ -1,8 +1,22 @@
 """Codecs by themselves: what a collective would send, without one."""
 
+import logging
+
+from torch_lowcomm import _C
 from torch_lowcomm._C import Codec
 
 __all__ = ["Codec", "codec"]
+
+logger = logging.getLogger("torch_lowcomm")
+_cautioned: set[str] = set()
+
+
+def caution(spec: str) -> None:
+    """Warns, once a codec and process, of one that is too coarse for its bucket."""
+    said = _C.caution(spec)
+    if said is not None and said not in _cautioned:
+        _cautioned.add(said)
+        logger.warning(said)
 
 
 def codec(spec: str) -> Codec:
@@ -30,5 +44,9 @@ def codec(spec: str) -> Codec:
 
     Raises:
         ValueError: The text names no codec, or an option or value that this version does not have.
+
+    One that is too coarse for its bucket (1 or 2 bits, 512 elements and more) is warned of.
     """
-    return Codec(spec)
+    made = Codec(spec)
+    caution(made.spec)
+    return made

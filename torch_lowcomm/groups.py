@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm._create import caution_of_policy
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
@@ -46,7 +47,9 @@ def set_policy(group: dist.ProcessGroup | None, policy: str) -> None:
         ValueError: This rank's text is wrong; the part is named.
         DistBackendError: Ranks differ (both texts are named), a peer's text was wrong, or a peer failed.
     """
-    backend_of(group).set_policy(policy)
+    backend = backend_of(group)
+    backend.set_policy(policy)
+    caution_of_policy(backend.policy)
 
 
 @contextmanager

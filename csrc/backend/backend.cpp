@@ -13,6 +13,7 @@
 #include "backend/handshake.h"
 #include "backend/python_state.h"
 #include "collective/agree.h"
+#include "wire/fnv1a.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -179,11 +180,8 @@ uint32_t LowcommBackend::reserveSlots(uint32_t count) {
 }
 
 uint64_t LowcommBackend::drawKey() const {
-  // FNV-1a of the name, then splitmix64 of both: neighbouring seeds and names give unrelated keys.
-  uint64_t hash = 0xcbf29ce484222325ull;
-  for (unsigned char c : groupName())
-    hash = (hash ^ c) * 0x100000001b3ull;
-  uint64_t key = settings().seed + hash + 0x9e3779b97f4a7c15ull;
+  // splitmix64: neighbouring seeds and names give unrelated keys.
+  uint64_t key = settings().seed + fnv1a(groupName()) + 0x9e3779b97f4a7c15ull;
   key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9ull;
   key = (key ^ (key >> 27)) * 0x94d049bb133111ebull;
   return key ^ (key >> 31);

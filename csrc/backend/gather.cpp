@@ -98,6 +98,10 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();
     GatherMessage message{layout ? *layout : Layout::single(elements, codec.value_or(CodecSpec{}))};
     message.dtype = dtype;
+    if (dtype == DType::opaque) {  // the wire sees bytes; ranks compare what they are
+      message.type_name = c10::toString(in.scalar_type());
+      message.type_elements = in.numel();
+    }
     message.input = in.const_data_ptr();
     for (auto& output : outputs[i]) {
       // One tensor a rank, or one for all of them.

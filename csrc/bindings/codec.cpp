@@ -146,6 +146,10 @@ Raises:
 }  // namespace
 
 void bindCodec(py::module_& m) {
+  m.def(
+      "caution",
+      [](const std::string& spec) { return asPythonErrors([&] { return caution(CodecSpec::parse(spec)); }); },
+      py::arg("spec"), "A sentence where the codec is allowed but hardly ever what was meant, else None.");
   m.def("codec_names", &codecNames, "Codec names this build knows with their bit ranges, comma-separated.");
   py::class_<BoundCodec>(m, "Codec", kClassDoc)
       .def(py::init([](const std::string& spec) {

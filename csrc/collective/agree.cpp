@@ -41,6 +41,7 @@ void agree(OpContext& op, const Hello& mine) {
   sealFrame(frame, header);
 
   std::vector<Conversation> peers;
+  op.conversing = true;
   try {
     for (int d = 1; d < size; ++d) {
       const int peer = (rank - d + size) % size;
@@ -76,6 +77,7 @@ void agree(OpContext& op, const Hello& mine) {
       if (differs.empty()) differs = error.what();
     }
   }
+  op.conversing = false;
   if (!differs.empty()) {
     throw PeerRefused("lowcomm: " + op.op + " refused: " + differs + " [group " + group.name + ", sequence " +
                       std::to_string(op.sequence) + "]");

@@ -88,7 +88,7 @@ class OpContext {
   const uint32_t sequence;
   const Clock::time_point start;
   OpCounters counters;
-  bool concluded = false;  // the conversation with the peers is over: what is thrown now leaves the group whole
+  bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
 
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;

@@ -51,6 +51,7 @@ class Runner {
   }
 
   void run() {
+    op_.conversing = true;
     for (int d = 1; d < size_; ++d) {
       Peer& peer = peers_[from(d)];
       peer.description_in = group_.frames.take();
@@ -70,7 +71,7 @@ class Runner {
         settle(frame);
     }
     settle(description_);
-    op_.concluded = true;
+    op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) {
       throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " +

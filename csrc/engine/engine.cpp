@@ -121,9 +121,9 @@ void Engine::execute(Entry& entry) {
     } catch (const PeerRefused&) {
       error = std::current_exception();
     } catch (const ValueError& mistake) {
-      error = op.concluded ? std::current_exception() : abandon(op, mistake);
+      error = op.conversing ? abandon(op, mistake) : std::current_exception();
     } catch (const TypeError& mistake) {
-      error = op.concluded ? std::current_exception() : abandon(op, mistake);
+      error = op.conversing ? abandon(op, mistake) : std::current_exception();
     } catch (const PeerError& lost) {
       error = lose(op, lost);
     } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same

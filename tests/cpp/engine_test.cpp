@@ -174,6 +174,21 @@ TEST(Engine, ACallersMistakeEndsItsOpOnly) {
   ranks.expectRun("meet", meet);
 }
 
+TEST(Engine, AMistakeInTheMiddleOfAConversationEndsTheGroup) {
+  Ranks ranks(2);
+  std::vector<std::future<Outcome>> pending;
+  pending.push_back(ranks.start(0, "meet", [](int, OpContext& op) {
+    op.conversing = true;
+    throw ValueError("found late");
+  }));
+  pending.push_back(ranks.start(1, "meet", meet));
+  ranks.engine(0).drain();
+  ranks.engine(0).shutdown();
+  const auto outcomes = ranks.finish(std::move(pending));
+  EXPECT_TRUE(outcomes[0].is<PeerError>());
+  EXPECT_TRUE(holds(outcomes[1].what(), {"rank 0", "found late"}));
+}
+
 TEST(Engine, AnyOtherExceptionEndsTheGroupAndIsTold) {
   Ranks ranks(2);
   std::vector<std::future<Outcome>> pending;

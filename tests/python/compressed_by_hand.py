@@ -23,10 +23,25 @@ def last_step():
     return dist.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
 
 
+def draw_key(seed=SEED, group=None):
+    """What a group draws by, from FORMAT.md's words: splitmix64 of the seed and the hash of the group's name."""
+    mask = 2**64 - 1
+    h = 0xCBF29CE484222325
+    for byte in (group or dist.group.WORLD).group_name.encode():
+        h = (h ^ byte) * 0x100000001B3 & mask
+    z = (seed + h + 0x9E3779B97F4A7C15) & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return z ^ z >> 31
+
+
 def gathered_by_hand(codec, case, counts, step):
     """Every rank's part of every tensor, decoded: [tensor][rank]."""
     return [
-        [codec.roundtrip(case.x(i, n, rank=q), seed=SEED, stream=(q << 16) + i, step=step) for q in range(case.size)]
+        [
+            codec.roundtrip(case.x(i, n, rank=q), seed=draw_key(), stream=(q << 16) + i, step=step)
+            for q in range(case.size)
+        ]
         for i, n in enumerate(counts)
     ]
 
@@ -39,7 +54,7 @@ def scattered_by_hand(codec, case, slices, step, *, average=False, factor=None):
         if factor is not None:
             x = x * factor
         if q != case.rank:
-            payload = codec.encode(x, seed=SEED, stream=(q << 16) + slot, step=step)
+            payload = codec.encode(x, seed=draw_key(), stream=(q << 16) + slot, step=step)
             x = codec.decode(payload, x.numel())
         total = x.float() if total is None else total + x.float()
     return total / case.size if average else total
@@ -59,5 +74,5 @@ def check_gathered(r, x, how, codec=None):
     out = torch.empty(x.numel() * r.size, dtype=x.dtype)
     dist.all_gather_into_tensor(out, x)
     mine = out[x.numel() * r.rank : x.numel() * (r.rank + 1)]
-    want = x if how == "exact" else codec.roundtrip(x, seed=SEED, stream=r.rank << 16, step=last_step())
+    want = x if how == "exact" else codec.roundtrip(x, seed=draw_key(), stream=r.rank << 16, step=last_step())
     assert torch.equal(bits(mine), bits(want)), f"expected {how}: {x.dtype} of {x.numel()}"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from compressed_by_hand import draw_key
 from torch.distributed.device_mesh import init_device_mesh
 
 SPEC = "qsgd2:bucket=64"
@@ -43,6 +44,8 @@ def _groups_of_one_rank(r):
     r.init("lowcomm", pg_options=options)
     other = dist.new_group(pg_options=options)
     assert lc.groups.backend_of(None).draw_key != lc.groups.backend_of(other).draw_key
+    for group in (dist.group.WORLD, other):
+        assert lc.groups.backend_of(group).draw_key == draw_key(0, group)
     shared = torch.randn(N, generator=torch.Generator().manual_seed(5))
     while (
         dist.group.WORLD._get_backend(torch.device("cpu"))._get_sequence_number_for_group()

@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from compressed_by_hand import SEED, check_gathered, last_step, options
+from compressed_by_hand import SEED, check_gathered, draw_key, last_step, options
 
 
 def _allow_list(r):
@@ -143,7 +143,7 @@ def _from_environment(r, spec):
     x = torch.randn(n)
     out = torch.empty(n * r.size)
     dist.all_gather_into_tensor(out, x)
-    want = lc.codec(spec).roundtrip(x, seed=77, stream=r.rank << 16, step=last_step())
+    want = lc.codec(spec).roundtrip(x, seed=draw_key(77), stream=r.rank << 16, step=last_step())
     assert torch.equal(out[n * r.rank : n * (r.rank + 1)], want)
     dist.all_gather_into_tensor(out[: 100 * r.size], x[:100])
     assert torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100]), "under LOWCOMM_MIN_BYTES"

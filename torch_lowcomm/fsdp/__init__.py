@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
+from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
 from torch_lowcomm.fsdp.state import QuantizedComms
@@ -73,7 +74,7 @@ def _plans(
     groups: list[ParameterGroup], weights: str, gradients: str, exact: Callable[[str, nn.Parameter], bool] | None
 ) -> list[_Plan]:
     """Everything of `quantize` that can fail on this rank alone."""
-    weights, gradients = _C.Codec(weights).spec, _C.Codec(gradients).spec
+    weights, gradients = codec(weights).spec, codec(gradients).spec
     if any(g.uses_custom_comm(_LayoutComm) for g in groups):
         raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
     return [_Plan.of(g, weights, gradients, exact) for g in groups]
