@@ -26,8 +26,8 @@ if __name__ == "__main__":
 def test_spawned_ranks_are_on_lowcomm_too(tmp_path):
     script = tmp_path / "spawns.py"
     script.write_text(_SPAWNS)
-    code, text = ranks.run_command([*RUN, script, tmp_path / "store"], timeout=120, cwd=tmp_path)
-    assert code == 0, text
+    code, text, err = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=120, cwd=tmp_path)
+    assert code == 0, text + err
     said = sorted(line for line in text.splitlines() if " gloo " in line)
     assert said == [f"{rank} gloo LowcommBackend 2.0" for rank in range(2)], text
 
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
     script = tmp_path / "logs.py"
     script.write_text(_LOGS)
-    code, text = ranks.run_command([*RUN, script, tmp_path / "store"], timeout=60, cwd=tmp_path)
+    code, _, text = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=60, cwd=tmp_path)
     assert code == 0, text
     before, configured, after = text.partition("script: configured\n")
     assert configured, text

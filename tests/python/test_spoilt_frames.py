@@ -63,11 +63,9 @@ CORRUPTIONS = {
     "version": (lambda f: _flip(f, 4), r"version: expected 1, got 17"),
     "payload size": (lambda f: _flip(f, SIZE_AT), CRC),
     "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), ROOM + r"21\d{8}"),
-    "truncated payload": (lambda f: f[:-100], CRC),
-    "truncated header": (
-        lambda f: f[:30],
-        f"{CRC}|{ROOM}\\d+",
-    ),  # what stood in the receiver's buffer before is read on
+    # What stood in the receiver's buffer before is read on, and may be the very frame that comes back: so not that one.
+    "truncated payload": (lambda f: _sealed(_flip(f, f.numel() - 1))[:-100], CRC),
+    "truncated header": (lambda f: _sealed(_flip(f, ELEMENTS_AT))[:30], f"{CRC}|{ROOM}\\d+"),
     "zeros": (lambda f: torch.zeros_like(f), MAGIC + "0"),
     "noise": (_noise, MAGIC + r"\d+"),
     "unknown kind": (lambda f: _sealed(_flip(f, 5)), r"kind: expected 0\.\.\.3, got 16"),
@@ -75,7 +73,7 @@ CORRUPTIONS = {
     "reserved byte": (lambda f: _sealed(_flip(f, 10)), r"reserved: expected 0, got 16"),
     "another dtype": (lambda f: _sealed(_flip(f, 9, 0x02)), r"dtype: expected 1, got 3"),
     "fewer elements": (lambda f: _sealed(_flip(f, ELEMENTS_AT)), r"elements: expected 20000, got 20016"),
-    "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected 3, got 19"),
+    "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected \d+, got \d+"),
     "another group's": (lambda f: _sealed(_flip(f, EPOCH_AT)), r"epoch: expected \d+, got \d+"),
 }
 FEW = ("payload bit", "magic", "truncated payload", "another op's")
@@ -166,21 +164,20 @@ def _spoilt(r, name, op, policy, victims):
 POLICIES = {"exact": "", "compressed": "all_gather=minmax8:bucket=64; reduce_scatter=qsgd4:bucket=64"}
 
 
-@pytest.mark.parametrize(
-    ("op", "kind", "names"),
-    [
-        ("all_gather", "compressed", ("description", *CORRUPTIONS)),
-        ("reduce_scatter", "exact", ("description", *CORRUPTIONS)),
-        ("all_gather", "exact", FEW),
-        ("reduce_scatter", "compressed", FEW),
-    ],
-)
-def test_spoilt_frames(trio, op, kind, names):
-    for name in names:
-        trio(_spoilt, name, op, POLICIES[kind], (0, 1))
+CASES = [
+    *(("all_gather", "compressed", name) for name in ("description", *CORRUPTIONS)),
+    *(("reduce_scatter", "exact", name) for name in ("description", *CORRUPTIONS)),
+    *(("all_gather", "exact", name) for name in FEW),
+    *(("reduce_scatter", "compressed", name) for name in FEW),
+]
 
 
+@pytest.mark.parametrize(("op", "kind", "name"), CASES)
+def test_spoilt_frames(trio, op, kind, name):
+    trio(_spoilt, name, op, POLICIES[kind], (0, 1))
+
+
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
-def test_a_spoilt_frame_to_one_rank_reaches_the_other(trio, op):
-    for name in FEW:
-        trio(_spoilt, name, op, POLICIES["compressed"], (0,))
+def test_a_spoilt_frame_to_one_rank_reaches_the_other(trio, op, name):
+    trio(_spoilt, name, op, POLICIES["compressed"], (0,))
