@@ -20,7 +20,6 @@ def _later_ops(r):
     """Ops that gloo would serve fail with the first cause, and do not wait for a peer."""
     r.init("lowcomm", timeout_s=1000)  # the job's deadline is far less: whoever waits for it fails the test
     _lose(r)
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     x = torch.ones(3)
     peer = (r.rank + 1) % r.size
     ops = {

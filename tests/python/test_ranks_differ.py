@@ -129,6 +129,7 @@ CODEC = {"all_gather": "minmax8:bucket=1024", "reduce_scatter": "qsgd8:bucket=10
 MISMATCHES = {
     "shape": ("elements a rank", "600", "700"),
     "dtype": ("dtype", "float32", "bfloat16"),
+    "opaque dtype": ("dtype", "UInt16", "Float8_e4m3fn"),  # the wire carries both as bytes
     "op": ("op", "{op}", "{other}"),
     "count": ("tensors", "2", "3"),
     "reduce op": ("reduce op", "sum", "max"),
@@ -140,11 +141,11 @@ def _call(kind, what, odd, size):
     """One call of the op `kind`, on the odd rank another one than on the others; returns what it may write to."""
     n = 700 if what == "shape" and odd else 600
     dtype = torch.bfloat16 if what == "dtype" and odd else torch.float32
+    if what == "opaque dtype":
+        n, dtype = (1200, torch.float8_e4m3fn) if odd else (600, torch.uint16)  # as many bytes
     gathers = kind == "all_gather"
-    outs = [
-        torch.full((n * size if gathers else n,), 7.0, dtype=dtype) for _ in range(2 + odd if what == "count" else 1)
-    ]
-    mine = torch.ones(n if gathers else n * size, dtype=dtype)
+    outs = [torch.full((n * size if gathers else n,), 7.0).to(dtype) for _ in range(2 + odd if what == "count" else 1)]
+    mine = torch.ones(n if gathers else n * size).to(dtype)
     reduce_op = dist.ReduceOp.MAX if what == "reduce op" and odd else dist.ReduceOp.SUM
 
     def issue():
@@ -178,7 +179,7 @@ def _mismatch(r, op, what, policy):
     values = {int(told[1]): told[2], int(told[3]): told[4]}
     assert values.pop(culprit) == unusual, message
     assert list(values.values()) == [usual], message
-    assert all((out == 7).all() for out in outs), "descriptions are compared before anything is taken"
+    assert all((out.float() == 7).all() for out in outs), "descriptions are compared before anything is taken"
     with pytest.raises(dist.DistBackendError, match=f"{field} differs"):  # the ranks no longer agree on what comes next
         dist.all_gather_into_tensor(torch.empty(r.size), torch.ones(1))
     dist.destroy_process_group()
@@ -186,8 +187,8 @@ def _mismatch(r, op, what, policy):
 
 def _differences():
     for what in MISMATCHES:
-        for op in CODEC if what != "reduce op" else ("reduce_scatter",):
-            for kind in ("exact", "compressed") if what != "exact scope" else ("compressed",):
+        for op in {"reduce op": ("reduce_scatter",), "opaque dtype": ("all_gather",)}.get(what, CODEC):
+            for kind in {"exact scope": ("compressed",), "opaque dtype": ("exact",)}.get(what, ("exact", "compressed")):
                 yield pytest.param(what, op, kind, id=f"{what}-{op}-{kind}")
 
 
