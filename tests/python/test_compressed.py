@@ -168,8 +168,13 @@ def _detail(r):
     import torch_lowcomm as lc
 
     spec = "minmax8:bucket=256"
-    r.init("lowcomm", pg_options=options(f"all_gather={spec}"))
-    check_gathered(r, torch.randn(5000), "coded", lc.codec(spec))
+    r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
+    codec = lc.codec(spec)
+    check_gathered(r, torch.randn(5000), "coded", codec)
+    case = Case(dist.group.WORLD, r.rank, r.size, n=5000)
+    mine = slice(5000 * r.rank, 5000 * (r.rank + 1))
+    want = scattered_by_hand(codec, case, lambda q: (case.x(0, 5000 * r.size, rank=q)[mine], r.rank), 0)
+    assert not (wrong := differs("reduce_scatter", cases.reduce_scatter_tensor(case)[0], want)), wrong
     lc.set_policy(None, "")
     check_gathered(r, torch.randn(5000), "exact")
     assert dist.group.WORLD.group_name in lc.stats()

@@ -51,6 +51,34 @@ def _works(r):
     assert [t.data_ptr() for t in work.result()] == [out.data_ptr()]
 
 
+def _failed(r, op):
+    """The Work of an op that failed says so by every way of asking, on the rank at fault and on the others."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=600, pg_options=lc.Options(policy=f"{op}=minmax8", min_bytes=0))
+    small, big = torch.ones(1000), torch.ones(1000 * r.size)
+    (small if op == "all_gather" else big)[7] = float("nan") if r.rank == 0 else 1.0
+    if op == "all_gather":
+        work = dist.all_gather_into_tensor(big, small, async_op=True)
+    else:
+        work = dist.reduce_scatter_tensor(small, big, async_op=True)
+    named = pytest.raises(ValueError if r.rank == 0 else dist.DistBackendError, match="finite")
+    with named:
+        work.wait()
+    assert work.is_completed()
+    assert not work.is_success()
+    assert work.exception() is not None
+    with named:
+        work.wait()  # again
+    with pytest.raises((ValueError, RuntimeError), match="finite"):
+        work.get_future().wait()
+
+
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_failed_work_says_so(pair, op):
+    pair(_failed, op)
+
+
 def _late(r, which):
     """A wait of its own time-out fails on the rank that is early; the op itself goes on and comes out right."""
     r.init("lowcomm")
