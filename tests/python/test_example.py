@@ -5,8 +5,6 @@ import importlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,34 +17,6 @@ TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-def run(command, *, deadline_s, cwd):
-    """Runs command in a session of its own and ends it by its id when the deadline passes.
-
-    torchrun's workers have sessions of their own: a SIGTERM lets it end them first.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                out, err = process.communicate(timeout=40)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, err = process.communicate()
-            pytest.fail(f"expected {command} to finish within {deadline_s} s\n{out}\n{err}")
-    return process.returncode, out, err
-
-
 def runs_in(file):
     """The runs of the example's JSON by name."""
     found = json.loads(file.read_text())
@@ -56,7 +26,7 @@ def runs_in(file):
 @pytest.mark.slow
 def test_example_trains_and_reports(tmp_path):
     command = [*TORCHRUN, *TRAIN, "--steps", "8", "--json", "run.json"]
-    status, out, err = run(command, deadline_s=240, cwd=tmp_path)
+    status, out, err = ranks.run_command(command, deadline_s=240, cwd=tmp_path)
     assert status == 0, f"{out}\n{err}"
 
     rows = {line[:38].strip(): line[38:].split() for line in out.splitlines() if len(line) > 38}
@@ -137,7 +107,7 @@ def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, argument
 
 
 def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
-    status, out, err = run([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
+    status, out, err = ranks.run_command([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
     assert status == 1
     assert out == ""
     assert err.startswith("train_fsdp.py: expected to be started by torchrun")
@@ -145,7 +115,7 @@ def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
 
 
 def test_example_refuses_once_for_all_ranks(tmp_path):
-    status, _, err = run([*TORCHRUN, *TRAIN, "--steps", "-1"], deadline_s=120, cwd=tmp_path)
+    status, _, err = ranks.run_command([*TORCHRUN, *TRAIN, "--steps", "-1"], deadline_s=120, cwd=tmp_path)
     assert status != 0
     assert err.count("--steps expects a positive number, got -1") == 1, err
 
@@ -155,7 +125,7 @@ def test_convergence_quick(tmp_path):
     file, picture = tmp_path / "qsdp.json", tmp_path / "qsdp.png"
     script = str(ROOT / "benchmarks" / "convergence.py")
     command = [sys.executable, script, "qsdp", "--quick", "--json", str(file), "--plot", str(picture)]
-    status, out, err = run(command, deadline_s=600, cwd=tmp_path)
+    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())
     assert len(content["gates"]) == 5
