@@ -169,7 +169,8 @@ TEST_F(OptionsTest, ReprShowsEveryField) {
   EXPECT_EQ(options.repr(), "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
-  EXPECT_EQ(options.repr(), "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, timeout=None)");
+  EXPECT_EQ(options.repr(),
+            "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, timeout=None)");
 }
 
 }  // namespace
