@@ -22,6 +22,7 @@ $(READY): pyproject.toml
 	touch "$@"
 
 $(VENV)/.built: $(READY) $(SOURCES)
+	@echo "building torch_lowcomm: a few minutes the first time (with Ninja, build/.ninja_log grows)"
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 

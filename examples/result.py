@@ -33,8 +33,9 @@ def table(results: list[Result]) -> str:
         exact, quantized = results
         rows["validation perplexity"].append(f"ratio {quantized.perplexity / exact.perplexity:.4f}")
         for name, field in (("weights", "weights_bytes"), ("gradients", "gradients_bytes")):
-            times = getattr(exact, field) / max(1, getattr(quantized, field))
-            rows[f"{name} sent by a rank, MB"].append(f"{times:.2f}× fewer")
+            if getattr(quantized, field):  # a single rank sends nothing
+                times = getattr(exact, field) / getattr(quantized, field)
+                rows[f"{name} sent by a rank, MB"].append(f"{times:.2f}× fewer")
     head = ["exact" if r.label == "exact" else "quantized" for r in results]
     lines = {"": head} | rows
     return "\n".join(f"{name:<38}" + "".join(f"{cell:>15}" for cell in cells) for name, cells in lines.items())

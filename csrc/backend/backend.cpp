@@ -155,7 +155,7 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
   if (!error.empty()) {
     hello.fields = {{"error", error.substr(0, 1000)}};
     try {
-      agreeOn("agree_layouts", hello, nullptr);
+      agreeOn("agreement on layouts", hello, nullptr);
     } catch (const c10::DistBackendError&) {
       // The caller throws its own error.
     }
@@ -172,7 +172,7 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
     hello.fields.emplace_back(name, text);
   }
   hello.fields.emplace_back("hash of all layouts", std::to_string(all));
-  agreeOn("agree_layouts", hello, nullptr);
+  agreeOn("agreement on layouts", hello, nullptr);
 }
 
 uint32_t LowcommBackend::reserveSlots(uint32_t count) {

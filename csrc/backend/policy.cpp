@@ -26,6 +26,18 @@ void checkOp(const std::string& op) {
   throw ValueError("policy: unknown op '" + op + "', expected all_gather or reduce_scatter");
 }
 
+CodecSpec codecOf(const std::string& op, std::string_view text) {
+  try {
+    return CodecSpec::parse(text);
+  } catch (const ValueError& error) {
+    std::string what = "policy: " + op + ": " + error.what();
+    for (std::string_view name : kCompressed) {
+      if (text.find(std::string(name) + "=") != std::string_view::npos) what += " (entries are separated by ';')";
+    }
+    throw ValueError(what);
+  }
+}
+
 }  // namespace
 
 Policy Policy::parse(std::string_view text) {
@@ -41,7 +53,7 @@ Policy Policy::parse(std::string_view text) {
     }
     const std::string op(trimmed(part.substr(0, equals)));
     checkOp(op);
-    const CodecSpec codec = CodecSpec::parse(trimmed(part.substr(equals + 1)));
+    const CodecSpec codec = codecOf(op, trimmed(part.substr(equals + 1)));
     if (policy.codecs_.contains(op)) throw ValueError("policy: '" + op + "' is named twice");
     policy.codecs_.emplace(op, codec);
   }

@@ -64,7 +64,7 @@ def _differing(r, what):
         # In the last of the groups: those before it agree.
         "exact": {"exact": lambda name, _: odd and name == "1.big.weight"},
     }[what]
-    named = {"codec": "minmax[48].*minmax[48]", "exact": "group 1.*none"}[what]
+    named = {"codec": "minmax[48].*minmax[48]", "exact": "module 1.*none"}[what]
     with pytest.raises(dist.DistBackendError, match=rf"(?s){named}"):
         lc.fsdp.quantize(model, **arguments)
     calls, exact = _exact_gathers(r, model)

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+import ranks
 import torch.distributed as dist
 
 import _torch_lowcomm_autoload
@@ -228,3 +229,12 @@ def test_options_are_frozen_and_printable():
     assert "qsgd4" in repr(options) and "min_bytes=1" in repr(options)
     with pytest.raises(AttributeError):
         options.min_bytes = 2
+
+
+def test_a_folder_of_its_name_does_not_hide_it(tmp_path):
+    """A script beside a checkout: the folder, which has no `__init__.py`, is no package that comes before the installed one."""
+    (tmp_path / "torch_lowcomm").mkdir()
+    script = tmp_path / "mine.py"
+    script.write_text("import torch_lowcomm as lc\nprint(lc.codec('none').spec)\n")
+    ended = ranks.run_command([sys.executable, script], deadline_s=120, cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, "none\n"), ended.err

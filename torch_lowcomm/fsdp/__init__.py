@@ -88,7 +88,10 @@ def _agree(plans: list[_Plan]) -> None:
         group = plan.group.group
         groups[group.group_name] = group
         layouts.setdefault(group.group_name, []).extend(
-            [(f"weights of group {number}", plan.gather), (f"gradients of group {number}", plan.reduce)]
+            [
+                (f"weights of wrapped module {number}", plan.gather),
+                (f"gradients of wrapped module {number}", plan.reduce),
+            ]
         )
     for name, group in groups.items():
         backend_of(group).agree_layouts(layouts[name])

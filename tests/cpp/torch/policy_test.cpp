@@ -76,6 +76,7 @@ TEST(Policy, RefusesByName) {
       {"all_gather=minmax8; qsgd8", {"expected 'op=codec'", "'qsgd8'"}},
       {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "reduce_scatter"}},
       {"=minmax8", {"unknown op ''"}},
+      {"all_gather=minmax8, reduce_scatter=qsgd8", {"policy: all_gather: codec", "separated by ';'"}},
       {"all_reduce=qsgd8", {"does not compress 'all_reduce' yet"}},
       {"p2p=qsgd8", {"does not compress 'p2p' yet"}},
       {"all_gather=minmax8; all_gather=qsgd8", {"'all_gather' is named twice"}},
