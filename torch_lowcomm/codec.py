@@ -27,11 +27,18 @@ def codec(spec: str) -> Codec:
         y = c.decode(b, x.numel())      # 1-D float32 tensor
         z = c.roundtrip(x)              # decode(encode(x)) in x's shape and dtype
 
-    This version has ``none`` (the elements themselves), ``minmax<b>`` (each bucket's elements on 2**b evenly spaced
-    values from its minimum to its maximum, the nearest one) and ``qsgd<b>`` (the same grid, rounded at random without
-    bias), b from 1 to 8, and the option ``bucket``, a power of two from 64 to 65,536 elements (default 1024). With a
-    bucket's ``step = (max - min) / (2**b - 1)``, an element's error is at most half a step (``minmax``) or a step
-    (``qsgd``). A payload has b bits an element and 8 bytes a bucket.
+    This version has, b being 1 to 8 bits:
+
+    * ``none``: the elements themselves.
+    * ``minmax<b>``: each bucket's elements on 2**b evenly spaced values from its minimum to its maximum, the nearest one.
+    * ``qsgd<b>``: the same grid, rounded at random without bias.
+    * ``dither<b>``: the same grid, rounded by one random number a bucket.
+    * ``lattice<b>``: a grid shifted by one random number a bucket, the nearest value of it.
+
+    and the options ``bucket``, a power of two from 64 to 65,536 elements (default 1024), and, for ``qsgd`` and
+    ``lattice``, ``delta``, a step of your own; a bucket of a range above (2**b - 1) * delta is then an error. Otherwise a
+    bucket's ``step = (max - min) / (2**b - 1)``. An element's error is at most half a step (``minmax``, ``lattice``) or a
+    step (``qsgd``, ``dither``). A payload has b bits an element and 8 bytes a bucket.
 
     The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,
     Vladu, Guo, Alistarh, "Quantized Distributed Training of Large Models with Convergence Guarantees", ICML 2023.

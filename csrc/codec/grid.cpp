@@ -31,16 +31,32 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
 }
 
+GridRule ruleOf(const GridFamily& family) {
+  switch (family.rounding) {
+    case Rounding::nearest:
+      return GridRule::nearest;
+    case Rounding::stochastic:
+      return GridRule::stochastic;
+    case Rounding::dithered:
+      return GridRule::dithered;
+  }
+  return GridRule::nearest;
+}
+
+GridForm formOf(const CodecSpec& spec) {
+  GridForm form;
+  form.bucket = spec.bucket;
+  form.shifted = spec.id == CodecId::lattice;
+  form.delta = spec.delta;
+  return form;
+}
+
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), stochastic_(spec.id == CodecId::qsgd) {
-  if (!isGridBits(spec.bits)) {
-    throw ValueError(name_ + ": bits: expected " + kGridBits + ", got " + std::to_string(spec.bits));
-  }
-  if (!isGridBucket(spec.bucket)) {
-    throw ValueError(name_ + ": bucket: expected " + kGridBuckets + ", got " + std::to_string(spec.bucket));
-  }
+    : Codec(spec), table_(table), name_(spec.str()), form_(formOf(spec)) {
+  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
+  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(*gridFamily(spec.id)))];
 }
 
 uint64_t GridCodec::granularity() const {
@@ -82,34 +98,37 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   const size_t meta = metaBytes(count), words = up64(meta);
   std::memset(dst.data() + meta, 0, words - meta);
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
-  bool finite;
+  bool taken;
   {
     FloatEnv env;
     if (dtype == DType::float32) {
       const auto* x = static_cast<const float*>(src);
-      finite = table_.encode_grid[spec().bits - 1][stochastic_](dst.data(), dst.data() + words, x, count, spec().bucket,
-                                                                first / kBlock, key);
+      taken = encode_(dst.data(), dst.data() + words, x, count, form_, first / kBlock, key);
     } else {
-      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
+      taken = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
     }
   }
-  if (finite) return;
+  if (taken) return;
   expectFinite(spec(), src, dtype, first, count);
+  if (spec().delta != 0) {
+    const float span = static_cast<float>((1 << spec().bits) - 1) * spec().delta;
+    throw ValueError(name_ + ": expected buckets whose largest and smallest element are at most " +
+                     std::to_string(span) + " apart, (2^bits - 1) * delta, got one with more in elements " +
+                     std::to_string(first) + "..." + std::to_string(first + count - 1));
+  }
   throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                              const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
-  const auto encode = table_.encode_grid[spec().bits - 1][stochastic_];
   const uint64_t piece = pieceOf(spec().bucket, count);
   std::byte* words = dst + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
     convert(scratch.get(), src + at, n);
-    if (!encode(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, spec().bucket, (first + at) / kBlock,
-                key)) {
+    if (!encode_(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, form_, (first + at) / kBlock, key)) {
       return false;
     }
   }
@@ -157,7 +176,7 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   FloatEnv env;
   if (dtype == DType::float32) {
     table_.decode_grid[spec().bits - 1][0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)),
-                                           count, spec().bucket);
+                                           count, form_);
   } else {
     decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
   }
@@ -171,7 +190,7 @@ void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, u
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
-    decode(scratch.get(), src + metaBytes(at), words + wordBytes(at), n, spec().bucket);
+    decode(scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form_);
     convert(dst + at, scratch.get(), n);
   }
 }
@@ -182,7 +201,7 @@ void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  table_.decode_grid[spec().bits - 1][1](acc, src.data(), src.data() + up64(metaBytes(count)), count, spec().bucket);
+  table_.decode_grid[spec().bits - 1][1](acc, src.data(), src.data() + up64(metaBytes(count)), count, form_);
 }
 
 }  // namespace lowcomm

@@ -8,16 +8,20 @@
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
+#include "kernels/grid_form.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
 
 namespace lowcomm {
 
-// minmax<b> and qsgd<b> (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values from its minimum to
-// its maximum, the nearest one or, qsgd, one of the two neighbours at random without bias. The method of QSDP (Markov,
-// Vladu, Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for
-// weights and for gradients. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
+// The codecs of kGridFamilies (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values, which follow
+// its range. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
 // decodeAdd adds the fp32 value, not rounded to `dtype`.
+//
+// minmax (nearest) and qsgd (one of the two neighbours at random without bias) are the method of QSDP (Markov, Vladu,
+// Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for weights and
+// for gradients; dither is the rounding of its Lemma 5 (one random number decides for a whole bucket, variance
+// step^2·f(1 − f) at fraction f), lattice that of its Definition 1 (a randomly shifted grid, variance step^2/12).
 class GridCodec final : public Codec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
@@ -43,7 +47,8 @@ class GridCodec final : public Codec {
 
   const KernelTable& table_;
   std::string name_;
-  bool stochastic_;
+  GridForm form_;
+  KernelTable::EncodeGrid encode_;
 };
 
 }  // namespace lowcomm

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/finite.h"
+#include "kernels/grid_scale.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
@@ -18,24 +19,22 @@ constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
 
-struct Grid {
-  float base, step, inverse;
-  bool finite;
+struct Range {
+  float low, high;
 };
 
-Grid gridOf(const float* x, size_t count, float levels) {
-  float low = x[0], high = x[0];
+Range rangeOf(const float* x, size_t count) {
+  Range range{x[0], x[0]};
   for (size_t i = 1; i < count; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
+    range.low = x[i] < range.low ? x[i] : range.low;
+    range.high = x[i] > range.high ? x[i] : range.high;
   }
-  const bool finite = low > -kFiniteLimit && high < kFiniteLimit;
-  // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
-  low += 0.0f;
-  high += 0.0f;
-  const float range = high - low;
-  const float inverse = levels / range;
-  return {low, range / levels, inverse <= 0x1.fffffep127f ? inverse : 0.0f, finite};
+  return range;
+}
+
+// The random number of a bucket, of which bucket 0 starts the tensor's block 0.
+float drawBucket(uint64_t bucket, const PhiloxKey& key) {
+  return ditherOf(philox(bucket, {key.seed, key.stream | kBucketStream, key.step}).word[0]);
 }
 
 // The random byte of every element of a block, [row][lane].
@@ -75,13 +74,15 @@ size_t wordsALane(size_t elements, int bits) {
   return (rows * static_cast<size_t>(bits) + 31) / 32;
 }
 
-template <int kBits, bool kStochastic>
-bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket, uint64_t block,
+template <int kBits, GridRule kRule>
+bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t block,
                 const PhiloxKey& key) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
-  constexpr float kMagic = kStochastic ? 256.0f : 256.5f;
-  bool finite = true;
-  Grid grid{};
+  constexpr bool kStochastic = kRule == GridRule::stochastic;
+  const uint64_t first_bucket = block * kBlock / form.bucket;
+  bool taken = true;
+  AffineScale scale{};
+  float magic = kStochastic ? 256.0f : 256.5f;
   uint8_t codes[kRows][kLanes];
   uint8_t draws[kRows][kLanes];
   for (size_t start = 0; start < count; start += kBlock, ++block) {
@@ -90,31 +91,40 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
     if (kStochastic) drawBlock(draws, block, key);
     for (size_t i = 0; i < n; ++i) {
       const size_t e = start + i;
-      if (e % bucket == 0) {
-        grid = gridOf(x + e, std::min<size_t>(bucket, count - e), static_cast<float>(kTop));
-        std::memcpy(meta + e / bucket * 8, &grid.base, 4);
-        std::memcpy(meta + e / bucket * 8 + 4, &grid.step, 4);
-        finite &= grid.finite;
+      if (e % form.bucket == 0) {
+        const size_t bucket = e / form.bucket;
+        const Range range = rangeOf(x + e, std::min<size_t>(form.bucket, count - e));
+        taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit;
+        scale = affineScale(range.low, range.high, static_cast<float>(kTop), form);
+        taken &= scale.fits;
+        float base = scale.base;
+        if (kRule == GridRule::dithered) {
+          const float dither = drawBucket(first_bucket + bucket, key);
+          magic = 256.0f + dither;
+          if (form.shifted) base = shiftedBase(base, scale.step, dither);
+        }
+        std::memcpy(meta + bucket * 8, &base, 4);
+        std::memcpy(meta + bucket * 8 + 4, &scale.step, 4);
       }
-      const float scaled = (x[e] - grid.base) * grid.inverse;
-      uint32_t fixed = floatBits(scaled + kMagic);
-      finite &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
+      const float scaled = (x[e] - scale.base) * scale.inverse;
+      uint32_t fixed = floatBits(scaled + magic);
+      taken &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
       if (kStochastic) fixed += (uint32_t{draws[i / kLanes][i % kLanes]} << 7) + 64;
       codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
-  return finite;
+  return taken;
 }
 
 template <int kBits, bool kAdd>
-void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket) {
+void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
   float base = 0, step = 0;
   for (size_t e = 0; e < count; ++e) {
-    if (e % bucket == 0) {
-      std::memcpy(&base, meta + e / bucket * 8, 4);
-      std::memcpy(&step, meta + e / bucket * 8 + 4, 4);
+    if (e % form.bucket == 0) {
+      std::memcpy(&base, meta + e / form.bucket * 8, 4);
+      std::memcpy(&step, meta + e / form.bucket * 8 + 4, 4);
     }
     const size_t bit = e % kBlock / kLanes * kBits;
     const std::byte* lane = words + e / kBlock * (kBlock / 8) * kBits + (bit / 32 * kLanes + e % kLanes) * 4;
@@ -134,7 +144,8 @@ void convertAll(To* y, const From* x, size_t count) {
     y[i] = kConvert(x[i]);
 }
 
-#define LOWCOMM_ENCODE(b) {encodeGrid<b, false>, encodeGrid<b, true>}
+#define LOWCOMM_ENCODE(b) \
+  {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>}
 #define LOWCOMM_DECODE(b) {decodeGrid<b, false>, decodeGrid<b, true>}
 constexpr KernelTable kTable = {
     "scalar",

@@ -96,9 +96,22 @@ LOWCOMM_INLINE void range(const float* x, size_t count, float* low, float* high)
 struct Scales {
   float low[kMaxBuckets] = {}, high[kMaxBuckets] = {};
   float base[kMaxBuckets] = {}, step[kMaxBuckets] = {}, inverse[kMaxBuckets] = {};
+  float magic[kMaxBuckets] = {};  // what turns a quotient into fixed point, where every bucket has its own
 };
 
-LOWCOMM_INLINE void makeScales(Scales& scales, size_t buckets, float levels) {
+// Returns whether every bucket's range is within what form.delta spans.
+LOWCOMM_INLINE bool makeScales(Scales& scales, size_t buckets, float levels, const GridForm& form) {
+  bool fit = true;
+  if (form.delta != 0) {
+    for (size_t i = 0; i < buckets; ++i) {
+      const AffineScale scale = affineScale(scales.low[i], scales.high[i], levels, form);
+      scales.base[i] = scale.base;
+      scales.step[i] = scale.step;
+      scales.inverse[i] = scale.inverse;
+      fit &= scale.fits;
+    }
+    return fit;
+  }
   for (size_t i = 0; i < buckets; i += kLanes) {
     const Floats low = load(scales.low + i) + 0.0f;
     const Floats high = load(scales.high + i) + 0.0f;
@@ -108,16 +121,27 @@ LOWCOMM_INLINE void makeScales(Scales& scales, size_t buckets, float levels) {
     store(scales.step + i, width / levels);
     store(scales.inverse + i, inverse <= 0x1.fffffep127f ? inverse : Floats{});
   }
+  return fit;
+}
+
+// Base (`bases`: as sent) and step of each bucket.
+LOWCOMM_INLINE std::byte* writeMeta(std::byte* meta, const Scales& scales, const float* bases, size_t buckets) {
+  for (size_t i = 0; i < buckets; ++i, meta += 8) {
+    __builtin_memcpy(meta, &bases[i], 4);
+    __builtin_memcpy(meta + 4, &scales.step[i], 4);
+  }
+  return meta;
 }
 
 // From one scale a bucket to one every 64 elements of the group, zeros past the last bucket. In place, from the back.
-LOWCOMM_INLINE void repeatScales(Scales& scales, size_t buckets, uint32_t bucket) {
+LOWCOMM_INLINE void repeatScales(Scales& scales, size_t buckets, uint32_t bucket, bool magics) {
   const int shift = __builtin_ctz(bucket / 64);
   if (shift == 0 && buckets == kMaxBuckets) return;
   for (size_t i = kMaxBuckets; i-- > 0;) {
     const size_t from = i >> shift;
     scales.base[i] = from < buckets ? scales.base[from] : 0;
     scales.inverse[i] = from < buckets ? scales.inverse[from] : 0;
+    if (magics) scales.magic[i] = from < buckets ? scales.magic[from] : 256.0f;
   }
 }
 
@@ -152,29 +176,50 @@ LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxK
     out[i] = evenOdd(result[0][i], result[1][i]);
 }
 
+// Each bucket's own random number into scales.magic, and the bases to send; `number` is the first bucket's in the whole
+// tensor.
+LOWCOMM_INLINE void ditherScales(Scales& scales, float* bases, size_t buckets, uint64_t number, const GridForm& form,
+                                 const PhiloxKey& key) {
+  const PhiloxKey of_buckets{key.seed, key.stream | kBucketStream, key.step};
+  for (size_t i = 0; i < buckets;) {
+    const uint64_t aligned = (number + i) / kLanes * kLanes;
+    Words draws[4];
+    philoxLanes(draws, aligned, of_buckets);
+    for (; i < buckets && number + i < aligned + kLanes; ++i) {
+      const float dither = ditherOf(draws[0][number + i - aligned]);
+      scales.magic[i] = 256.0f + dither;
+      bases[i] = form.shifted ? shiftedBase(scales.base[i], scales.step[i], dither) : scales.base[i];
+    }
+  }
+}
+
 // One whole block of 512 elements, with a scale for every kRows rows of it: 32 where a bucket is a block or more, else
 // 4, the smallest bucket's. (Larger ones repeat theirs: a form for each size would double this file's code for
 // nothing.) Returns `seen` OR all fixed-point values, whose upper 9 bits differ from those of 256...512 only for NaN
 // and infinity.
-template <int kBits, bool kStochastic, int kRows>
-LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* base, const float* inverse,
-                                 uint64_t block, const PhiloxKey& key, Words seen) {
+template <int kBits, GridRule kRule, int kRows>
+LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales& scales, size_t first, uint64_t block,
+                                 const PhiloxKey& key, Words seen) {
+  constexpr bool kStochastic = kRule == GridRule::stochastic, kDithered = kRule == GridRule::dithered;
+  const float *base = scales.base + first, *inverse = scales.inverse + first, *magic = scales.magic + first;
   constexpr uint32_t kTop = (1u << kBits) - 1;
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
-  const Floats magic = splat(kStochastic ? 256.001953125f : 256.5f);
+  const Floats same_magic = splat(kStochastic ? 256.001953125f : 256.5f);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
     Words packed[kBits];
     Words draws[4];
     Floats base_now = splat(base[0]), inverse_now = splat(inverse[0]);
+    Floats magic_now = kDithered ? splat(magic[0]) : same_magic;
 #pragma GCC unroll 32
     for (int row = 0; row < 32; ++row) {
       if (row > 0 && row % kRows == 0) {
         base_now = splat(base[row / kRows]);
         inverse_now = splat(inverse[row / kRows]);
+        if (kDithered) magic_now = splat(magic[row / kRows]);
       }
       if (kStochastic && row % 16 == 0) philoxLanes(draws, (block * 2 + row / 16) * 16 + lane, key);
-      Words fixed = (Words)((load(x + 16 * row + lane) - base_now) * inverse_now + magic);
+      Words fixed = (Words)((load(x + 16 * row + lane) - base_now) * inverse_now + magic_now);
       seen |= fixed;
       if (kStochastic) {
         constexpr uint32_t kDraw = 255u << 7;
@@ -194,12 +239,15 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* 
   return seen;
 }
 
-template <int kBits, bool kStochastic, int kRows>
-bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket, uint64_t block,
+template <int kBits, GridRule kRule, int kRows>
+bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t block,
                const PhiloxKey& key) {
   constexpr float kLevels = (1u << kBits) - 1;
   constexpr size_t kBlockBytes = 64 * kBits;
+  constexpr bool kDithered = kRule == GridRule::dithered;
+  const uint32_t bucket = form.bucket;
   const size_t group = bucket > kGroup ? bucket : kGroup;
+  uint64_t number = block * kBlock / bucket;
   Scales scales;
   Words seen{};
   bool within = true;
@@ -212,18 +260,20 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       range(source + from, n - from < bucket ? n - from : bucket, &scales.low[i], &scales.high[i]);
       within &= scales.low[i] > -kFiniteLimit && scales.high[i] < kFiniteLimit;
     }
-    makeScales(scales, buckets, kLevels);
-    for (size_t i = 0; i < buckets; ++i, meta += 8) {
-      __builtin_memcpy(meta, &scales.base[i], 4);
-      __builtin_memcpy(meta + 4, &scales.step[i], 4);
+    within &= makeScales(scales, buckets, kLevels, form);
+    if (kDithered) {
+      float bases[kMaxBuckets];
+      ditherScales(scales, bases, buckets, number, form, key);
+      meta = writeMeta(meta, scales, bases, buckets);
+      number += buckets;
+    } else {
+      meta = writeMeta(meta, scales, scales.base, buckets);
     }
-    if (kRows < 32) repeatScales(scales, buckets, bucket);
+    if (kRows < 32) repeatScales(scales, buckets, bucket, kDithered);
     const size_t span = kRows < 32 ? kRows * 16 : bucket;  // elements a scale stands for
     size_t at = 0;
     for (; at + kBlock <= n; at += kBlock, words += kBlockBytes, ++block) {
-      const size_t first = at / span;
-      seen = encodeBlock<kBits, kStochastic, kRows>(words, source + at, scales.base + first, scales.inverse + first,
-                                                    block, key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(words, source + at, scales, at / span, block, key, seen);
     }
     if (at < n) {
       // A short block is filled up with its buckets' bases, whose code is 0 for every draw, as unused bits must be.
@@ -233,8 +283,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       __builtin_memcpy(padded, source + at, rest * sizeof(float));
       for (size_t i = rest; i < kBlock; ++i)
         padded[i] = scales.base[first + i / (kRows * 16)];
-      seen = encodeBlock<kBits, kStochastic, kRows>(whole, padded, scales.base + first, scales.inverse + first, block,
-                                                    key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(whole, padded, scales, first, block, key, seen);
       __builtin_memcpy(words, whole, ((rest + 15) / 16 * kBits + 31) / 32 * 64);
     }
   }
@@ -243,11 +292,11 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
   return within;
 }
 
-template <int kBits, bool kStochastic>
-bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket, uint64_t block,
+template <int kBits, GridRule kRule>
+bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t block,
                 const PhiloxKey& key) {
-  return bucket < kBlock ? encodeRun<kBits, kStochastic, 4>(meta, words, x, count, bucket, block, key)
-                         : encodeRun<kBits, kStochastic, 32>(meta, words, x, count, bucket, block, key);
+  return form.bucket < kBlock ? encodeRun<kBits, kRule, 4>(meta, words, x, count, form, block, key)
+                              : encodeRun<kBits, kRule, 32>(meta, words, x, count, form, block, key);
 }
 
 template <int kBits, bool kAdd, int kRows>
@@ -277,8 +326,9 @@ LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* s
 }
 
 template <int kBits, bool kAdd, int kRows>
-void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket) {
+void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr size_t kBlockBytes = 64 * kBits;
+  const uint32_t bucket = form.bucket;
   float scales[2 * 32 / kRows];
   for (size_t at = 0; at < count; at += kBlock, words += kBlockBytes) {
     const size_t n = count - at < kBlock ? count - at : kBlock;
@@ -306,20 +356,17 @@ void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t c
 }
 
 template <int kBits, bool kAdd>
-void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket) {
-  return bucket < kBlock ? decodeRun<kBits, kAdd, 4>(y, meta, words, count, bucket)
-                         : decodeRun<kBits, kAdd, 32>(y, meta, words, count, bucket);
+void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
+  return form.bucket < kBlock ? decodeRun<kBits, kAdd, 4>(y, meta, words, count, form)
+                              : decodeRun<kBits, kAdd, 32>(y, meta, words, count, form);
 }
 
-// Brace lists of a KernelTable's grid loops.
-#define LOWCOMM_FORMS(loop)                                                                                \
-  {                                                                                                        \
-    {loop<1, false>, loop<1, true>}, {loop<2, false>, loop<2, true>}, {loop<3, false>, loop<3, true>},     \
-        {loop<4, false>, loop<4, true>}, {loop<5, false>, loop<5, true>}, {loop<6, false>, loop<6, true>}, \
-        {loop<7, false>, loop<7, true>}, {                                                                 \
-      loop<8, false>, loop<8, true>                                                                        \
-    }                                                                                                      \
-  }
+// A KernelTable's grid loops, in its order.
+#define LOWCOMM_ENCODE(b) \
+  {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>}
+#define LOWCOMM_DECODE(b) {decodeGrid<b, false>, decodeGrid<b, true>}
+#define LOWCOMM_EACH_WIDTH(loops) {loops(1), loops(2), loops(3), loops(4), loops(5), loops(6), loops(7), loops(8)}
+#define LOWCOMM_GRID_LOOPS LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE)
 
 }  // namespace
 }  // namespace lowcomm

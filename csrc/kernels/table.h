@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/grid_form.h"
 #include "kernels/philox.h"
 
 namespace lowcomm {
@@ -11,19 +12,21 @@ namespace lowcomm {
 // Pointers need only the alignment of their element type (std::byte*: none). No function allocates or throws. All are
 // called under FloatEnv.
 //
-// encode_grid[b - 1][stochastic]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian
-// floats each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket
-// and of a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite
-// or is kFiniteLimit or more in magnitude: meta and words are then without meaning (kernels/finite.h says where).
+// encode_grid[b - 1][rule]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian floats
+// each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket and of
+// a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite or is
+// kFiniteLimit or more in magnitude (kernels/finite.h says where), or a bucket's range is more than form.delta spans:
+// meta and words are then without meaning.
 //
 // decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
 struct KernelTable {
-  using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket,
+  using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form,
                               uint64_t block, const PhiloxKey& key);
-  using DecodeGrid = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket);
+  using DecodeGrid = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count,
+                              const GridForm& form);
 
   const char* name;
-  EncodeGrid encode_grid[8][2];
+  EncodeGrid encode_grid[8][kGridRules];
   DecodeGrid decode_grid[8][2];
 
   void (*float16_to_float)(float* y, const uint16_t* x, size_t count);

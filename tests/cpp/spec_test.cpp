@@ -21,6 +21,11 @@ TEST(Spec, CanonicalText) {
       {"qsgd1:bucket=64", "qsgd1:bucket=64"},
       {"qsgd4:nonfinite=error", "qsgd4:bucket=1024"},
       {"qsgd4:nonfinite=error,bucket=65536", "qsgd4:bucket=65536"},
+      {"dither4", "dither4:bucket=1024"},
+      {"lattice8:bucket=64", "lattice8:bucket=64"},
+      {"lattice8:delta=0.10,bucket=64", "lattice8:bucket=64,delta=0.1"},
+      {"qsgd4:delta=1e-3", "qsgd4:bucket=1024,delta=0.001"},
+      {"qsgd4:delta=0.333333343", "qsgd4:bucket=1024,delta=0.33333334"},
   };
   for (const auto& c : cases) {
     const CodecSpec spec = CodecSpec::parse(c.text);
@@ -30,6 +35,7 @@ TEST(Spec, CanonicalText) {
   }
   EXPECT_EQ(CodecSpec::parse("minmax3:bucket=128"), (CodecSpec{CodecId::minmax, 3, 128}));
   EXPECT_EQ(CodecSpec::parse("qsgd8"), (CodecSpec{CodecId::qsgd, 8, 1024}));
+  EXPECT_EQ(CodecSpec::parse("lattice2:delta=0.5"), (CodecSpec{CodecId::lattice, 2, 1024, 0.5f}));
 }
 
 TEST(Spec, RefusalsSayWhatAndWhy) {
@@ -62,6 +68,16 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"minmax8:bucket=64,bucket=64", "bucket", "once"},
       {"minmax8:nonfinite=ignore", "nonfinite", "error"},
       {"none:bucket=64", "option", "none"},
+      {"dither9", "bits", "1...8 after 'dither'"},
+      {"lattice", "bits", "1...8"},
+      {"qsgd4:delta=0", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=-1", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=nan", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1e31", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1e99", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1x", "delta", "1e-30...1e30"},
+      {"minmax4:delta=1", "delta", "qsgd or lattice"},
+      {"dither4:delta=1", "delta", "qsgd or lattice"},
   };
   for (const auto& c : cases) {
     try {
@@ -76,9 +92,7 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"lattice4",
-                               "dither4",
-                               "sym4",
+  const char* const texts[] = {"sym4",
                                "mid2:range=l2",
                                "sign1",
                                "tern",
@@ -98,7 +112,6 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
                                "minmax8:axis=channel",
                                "minmax8:rotate=1",
                                "minmax8:round=stochastic",
-                               "qsgd8:delta=0.1",
                                "minmax8:gain=1.1",
                                "minmax8:keep=0.2",
                                "minmax8:values=sym8",
@@ -145,7 +158,7 @@ TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
   for (uint32_t bucket : {0, 1, 32, 63, 64, 65, 96, 128, 1000, 1024, 32768, 65535, 65536, 65537, 98304, 131072})
     specs.push_back({CodecId::minmax, 4, bucket});
   for (const CodecSpec& spec : specs) {
-    const bool fine = isGridBits(spec.bits) && isGridBucket(spec.bucket);
+    const bool fine = isGridBits(*gridFamily(spec.id), spec.bits) && isGridBucket(spec.bucket);
     EXPECT_EQ(taken([&] { CodecSpec::parse(spec.str()); }), fine) << spec.str();
     EXPECT_EQ(taken([&] { makeCodec(spec); }), fine) << spec.str();
     FrameHeader header;
@@ -159,9 +172,11 @@ TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
 
 TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {
   EXPECT_THROW(makeCodec({CodecId::layout, 0, 0}), ValueError);
-  EXPECT_THROW(makeCodec({static_cast<CodecId>(9), 0, 0}), ValueError);
+  EXPECT_THROW(makeCodec({static_cast<CodecId>(200), 0, 0}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::minmax, 9, 64}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 100}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::minmax, 4, 64, 0.5f}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 64, -0.5f}), ValueError);
   EXPECT_NE(codecNames().find("qsgd1...qsgd8"), std::string::npos);
 }
 
