@@ -34,11 +34,18 @@ def codec(spec: str) -> Codec:
     * ``qsgd<b>``: the same grid, rounded at random without bias.
     * ``dither<b>``: the same grid, rounded by one random number a bucket.
     * ``lattice<b>``: a grid shifted by one random number a bucket, the nearest value of it.
+    * ``sym<b>``, from 2 bits: a grid around 0 with a level at 0, up to each bucket's largest magnitude.
+    * ``mid<b>``: the same with levels half a step away from 0.
+    * ``tern``: minus the largest magnitude, 0, or the largest magnitude, in 2 bits.
+    * ``sign1``: plus or minus the mean magnitude, in 1 bit.
 
-    and the options ``bucket``, a power of two from 64 to 65,536 elements (default 1024), and, for ``qsgd`` and
-    ``lattice``, ``delta``, a step of your own; a bucket of a range above (2**b - 1) * delta is then an error. Otherwise a
-    bucket's ``step = (max - min) / (2**b - 1)``. An element's error is at most half a step (``minmax``, ``lattice``) or a
-    step (``qsgd``, ``dither``). A payload has b bits an element and 8 bytes a bucket.
+    Options: ``bucket``, a power of two from 64 to 65,536 elements (default 1024); for ``qsgd`` and ``lattice`` ``delta``, a
+    step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for ``sym`` and ``mid``
+    ``range=l2``, up to twice the root mean square instead of the largest magnitude.
+
+    A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
+    error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload
+    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0.
 
     The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,
     Vladu, Guo, Alistarh, "Quantized Distributed Training of Large Models with Convergence Guarantees", ICML 2023.

@@ -32,6 +32,7 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
 }
 
 GridRule ruleOf(const GridFamily& family) {
+  if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
   switch (family.rounding) {
     case Rounding::nearest:
       return GridRule::nearest;
@@ -48,7 +49,47 @@ GridForm formOf(const CodecSpec& spec) {
   form.bucket = spec.bucket;
   form.shifted = spec.id == CodecId::lattice;
   form.delta = spec.delta;
+  form.rms = spec.range == Range::l2;
+  const float half = static_cast<float>(1 << (spec.bits - 1));  // H
+  switch (spec.id) {
+    case CodecId::sym:
+      form.divisor = form.numerator = form.centre = half;
+      form.low = -half;
+      form.high = half - 1;
+      form.magic = 256.5f + half;
+      break;
+    case CodecId::mid:
+      form.divisor = half;
+      form.numerator = form.high = half - 0x1p-13f;  // a largest element just below the level that is none
+      form.low = -form.high;
+      form.magic = 256 + half;
+      form.centre = half - 0.5f;
+      break;
+    case CodecId::tern:
+      form.numerator = form.high = form.centre = 1;
+      form.low = -1;
+      form.magic = 257.5f;
+      break;
+    case CodecId::sign1:
+      form.centre = 0.5f;  // (0 or 1 - 1/2)·2·mean: both products exact
+      form.unit = 2;
+      break;
+    default:
+      break;
+  }
   return form;
+}
+
+// Of the four codes that two bits have, 3 is none.
+void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
+  for (size_t at = 0; at < words.size(); at += 8) {
+    uint64_t pairs;
+    std::memcpy(&pairs, words.data() + at, 8);
+    if ((pairs & pairs >> 1 & 0x5555555555555555u) != 0) {
+      throw WireError(codec + ": codes in bytes " + std::to_string(at) + "..." + std::to_string(at + 7) +
+                      " of the blocks: expected 0, 1 or 2 each, got a 3");
+    }
+  }
 }
 
 }  // namespace
@@ -56,7 +97,10 @@ GridForm formOf(const CodecSpec& spec) {
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), form_(formOf(spec)) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
-  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(*gridFamily(spec.id)))];
+  const GridFamily& family = *gridFamily(spec.id);
+  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(family))];
+  decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
+  scales_ = family.centred ? 1 : 2;
 }
 
 uint64_t GridCodec::granularity() const {
@@ -68,7 +112,7 @@ bool GridCodec::supports(DType dtype) const {
 }
 
 size_t GridCodec::metaBytes(uint64_t count) const {
-  return 8 * ((count + spec().bucket - 1) / spec().bucket);
+  return 4 * scales_ * ((count + spec().bucket - 1) / spec().bucket);
 }
 
 size_t GridCodec::wordBytes(uint64_t count) const {
@@ -143,11 +187,14 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
     uint32_t bits;
     std::memcpy(&bits, src.data() + at, 4);
     if ((bits & 0x7f800000u) == 0x7f800000u) {
-      throw WireError(name_ + ": " + (at % 8 == 0 ? "base" : "step") + " of bucket " + std::to_string(at / 8) +
-                      ": expected a finite number, got " + std::to_string(floatOf(bits)));
+      throw WireError(name_ + ": " + (at / 4 % scales_ + 1 == scales_ ? "step" : "base") + " of bucket " +
+                      std::to_string(at / 4 / scales_) + ": expected a finite number, got " +
+                      std::to_string(floatOf(bits)));
     }
   }
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
+
+  if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
 
   // Only the last block can have unused bits: those of its lanes past their last row.
   const uint64_t rest = count % kBlock;
@@ -175,8 +222,7 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   if (count == 0) return;
   FloatEnv env;
   if (dtype == DType::float32) {
-    table_.decode_grid[spec().bits - 1][0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)),
-                                           count, form_);
+    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, form_);
   } else {
     decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
   }
@@ -184,13 +230,12 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
 
 void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const {
   const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
-  const auto decode = table_.decode_grid[spec().bits - 1][0];
   const uint64_t piece = pieceOf(spec().bucket, count);
   const std::byte* words = src + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
-    decode(scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form_);
+    decode_[0](scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form_);
     convert(dst + at, scratch.get(), n);
   }
 }
@@ -201,7 +246,7 @@ void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  table_.decode_grid[spec().bits - 1][1](acc, src.data(), src.data() + up64(metaBytes(count)), count, form_);
+  decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, form_);
 }
 
 }  // namespace lowcomm

@@ -22,6 +22,10 @@ namespace lowcomm {
 // Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for weights and
 // for gradients; dither is the rounding of its Lemma 5 (one random number decides for a whole bucket, variance
 // step^2·f(1 − f) at fraction f), lattice that of its Definition 1 (a randomly shifted grid, variance step^2/12).
+//
+// sym and mid are grids around 0, sym with a level at 0 (AQ-SGD, DiLoCoX) and mid without (AQ-SGD's text: Wang et al.,
+// Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees; NeurIPS 2022); sign1
+// has two levels and tern three. They send a step and no base.
 class GridCodec final : public Codec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
@@ -49,6 +53,8 @@ class GridCodec final : public Codec {
   std::string name_;
   GridForm form_;
   KernelTable::EncodeGrid encode_;
+  const KernelTable::DecodeGrid* decode_;  // [add]
+  size_t scales_;                          // numbers of metadata a bucket
 };
 
 }  // namespace lowcomm

@@ -18,12 +18,10 @@ constexpr uint32_t kDefaultBucket = 1024;
 
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
-constexpr std::string_view kLaterCodecs[] = {"sign1", "tern", "topk", "logbyte", "log9",
-                                             "fake",  "fp16", "bf16", "fp8e4m3"};
-constexpr std::string_view kLaterFamilies[] = {"sym", "mid", "levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"meta", "range", "axis",   "rotate", "round",
-                                              "gain", "keep",  "values", "ratio"};
-constexpr const char* kOptions = "bucket, delta, nonfinite";
+constexpr std::string_view kLaterCodecs[] = {"topk", "logbyte", "log9", "fake", "fp16", "bf16", "fp8e4m3"};
+constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
+constexpr std::string_view kLaterOptions[] = {"meta", "axis", "rotate", "round", "gain", "keep", "values", "ratio"};
+constexpr const char* kOptions = "bucket, range, delta, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -71,7 +69,7 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   if (name == "none") return {};
   const Name parts = split(name);
   const GridFamily* family = gridFamily(parts.family);
-  if (family == nullptr) {
+  if (family == nullptr || (!family->named() && !parts.digits.empty())) {
     if (contains(kLaterCodecs, name) || contains(kLaterFamilies, parts.family)) {
       notYet(text, std::string(name), codecNames());
     }
@@ -79,7 +77,8 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   }
   CodecSpec spec;
   spec.id = family->id;
-  if (parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
+  if (!family->named()) spec.bits = family->least_bits;
+  if (family->named() && parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
   if (!isGridBits(*family, spec.bits)) {
     fail(text, "bits: expected " + gridBits(*family) + " after '" + std::string(parts.family) + "', got '" +
                    std::string(parts.digits) + "'");
@@ -118,6 +117,11 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
   if (key == "bucket") {
     spec.bucket = parseBucket(text, value);
+  } else if (key == "range") {
+    if (value != "absmax" && value != "l2") {
+      fail(text, "range: expected absmax or l2, got '" + std::string(value) + "'");
+    }
+    spec.range = value == "l2" ? Range::l2 : Range::absmax;
   } else if (key == "delta") {
     spec.delta = parseDelta(text, value);
   } else if (key == "nonfinite") {
@@ -133,7 +137,8 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
 }  // namespace
 
 std::string gridBits(const GridFamily& family) {
-  return std::to_string(family.least_bits) + "..." + std::to_string(family.most_bits);
+  const std::string least = std::to_string(family.least_bits);
+  return family.least_bits == family.most_bits ? least : least + "..." + std::to_string(family.most_bits);
 }
 
 CodecSpec CodecSpec::parse(std::string_view text) {
@@ -156,14 +161,18 @@ std::string CodecSpec::str() const {
   if (id == CodecId::none) return "none";
   const GridFamily* family = gridFamily(id);
   if (family == nullptr) return "layout";
-  std::string text = std::string(family->name) + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
+  std::string text(family->name);
+  if (family->named()) text += std::to_string(bits);
+  text += ":bucket=" + std::to_string(bucket);
+  if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
   return text;
 }
 
 uint8_t frameFlags(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
-  return family ? static_cast<uint8_t>(family->rounding) : 0;
+  if (family == nullptr) return 0;
+  return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0));
 }
 
 std::optional<std::string> misfit(const CodecSpec& spec) {
@@ -176,6 +185,7 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (!isGridBucket(spec.bucket)) {
     return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
   }
+  if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
   if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
   if (spec.delta != 0 && !isDelta(spec.delta)) {
     return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
@@ -186,7 +196,10 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
 std::optional<std::string> caution(const CodecSpec& spec) {
   constexpr uint8_t kCoarse = 2;
   constexpr uint32_t kLarge = 512;
-  if (!isGrid(spec.id) || spec.bits > kCoarse || spec.bucket < kLarge || spec.delta != 0) return std::nullopt;
+  // Grids around 0 with a level at 0 or of one magnitude err less.
+  const GridFamily* family = gridFamily(spec.id);
+  if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
+  if (spec.bits > kCoarse || spec.bucket < kLarge || spec.delta != 0) return std::nullopt;
   return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
          (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +
          " is near 1 or above; use " + std::to_string(kCoarse + 1) + " bits or more, or a bucket below " +

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "kernels/grid_form.h"
 
 namespace lowcomm {
@@ -30,6 +33,37 @@ LOWCOMM_SCALE AffineScale affineScale(float low, float high, float levels, const
     return {low, form.delta, finiteOrZero(1.0f / form.delta), range <= levels * form.delta};
   }
   return {low, range / levels, finiteOrZero(levels / range), true};
+}
+
+struct CentredScale {
+  float step, inverse;
+};
+
+// `s` is the bucket's range, 0 or more and finite.
+LOWCOMM_SCALE CentredScale centredScale(float s, const GridForm& form) {
+  return {s / form.divisor, finiteOrZero(form.numerator / s)};
+}
+
+LOWCOMM_SCALE float floatFrom(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// Sums of a bucket are taken of x·2^-E, so that squares neither overflow nor vanish; E is the exponent of the largest
+// magnitude, given by its bits (below those of kFiniteLimit). E = -127 where that is 0 or subnormal.
+LOWCOMM_SCALE float scaleDown(uint32_t largest) {
+  return floatFrom((254 - (largest >> 23)) << 23);  // 2^-E
+}
+LOWCOMM_SCALE float scaleUp(uint32_t largest) {
+  return floatFrom(largest >> 23 ? largest >> 23 << 23 : 0x00400000u);  // 2^E
+}
+
+LOWCOMM_SCALE float meanOf(float sum, size_t count, uint32_t largest) {
+  return sum / static_cast<float>(count) * scaleUp(largest);
+}
+LOWCOMM_SCALE float rmsOf(float squares, size_t count, uint32_t largest) {
+  return __builtin_sqrtf(squares / static_cast<float>(count)) * scaleUp(largest);
 }
 
 // A bucket's own random number, 12 bits of `word` as 15 fraction bits: odd multiples of 2^-13, so their mean is 1/2.

@@ -193,18 +193,31 @@ LOWCOMM_INLINE void ditherScales(Scales& scales, float* bases, size_t buckets, u
   }
 }
 
+}  // namespace
+}  // namespace lowcomm
+
+#include "kernels/grid_centred.inl"
+
+namespace lowcomm {
+namespace {
+
+constexpr bool aroundZero(GridRule rule) {
+  return rule == GridRule::centred || rule == GridRule::sign;
+}
+
 // One whole block of 512 elements, with a scale for every kRows rows of it: 32 where a bucket is a block or more, else
 // 4, the smallest bucket's. (Larger ones repeat theirs: a form for each size would double this file's code for
 // nothing.) Returns `seen` OR all fixed-point values, whose upper 9 bits differ from those of 256...512 only for NaN
 // and infinity.
 template <int kBits, GridRule kRule, int kRows>
-LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales& scales, size_t first, uint64_t block,
-                                 const PhiloxKey& key, Words seen) {
+LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales& scales, size_t first,
+                                 const GridForm& form, uint64_t block, const PhiloxKey& key, Words seen) {
   constexpr bool kStochastic = kRule == GridRule::stochastic, kDithered = kRule == GridRule::dithered;
   const float *base = scales.base + first, *inverse = scales.inverse + first, *magic = scales.magic + first;
   constexpr uint32_t kTop = (1u << kBits) - 1;
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
-  const Floats same_magic = splat(kStochastic ? 256.001953125f : 256.5f);
+  const Floats same_magic = splat(kStochastic ? 256.001953125f : kRule == GridRule::centred ? form.magic : 256.5f);
+  const Floats lowest_t = splat(form.low), highest_t = splat(form.high);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
     Words packed[kBits];
@@ -219,8 +232,16 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
         if (kDithered) magic_now = splat(magic[row / kRows]);
       }
       if (kStochastic && row % 16 == 0) philoxLanes(draws, (block * 2 + row / 16) * 16 + lane, key);
-      Words fixed = (Words)((load(x + 16 * row + lane) - base_now) * inverse_now + magic_now);
-      seen |= fixed;
+      const Floats element = load(x + 16 * row + lane);
+      Words fixed;
+      if constexpr (kRule == GridRule::sign) {
+        fixed = (Words)(element >= Floats{}) & (1u << 15);
+      } else if constexpr (kRule == GridRule::centred) {
+        fixed = (Words)(lesser(highest_t, greater(lowest_t, element * inverse_now)) + magic_now);
+      } else {
+        fixed = (Words)((element - base_now) * inverse_now + magic_now);
+        seen |= fixed;
+      }
       if (kStochastic) {
         constexpr uint32_t kDraw = 255u << 7;
         const Words draw = draws[row % 16 / 4];
@@ -244,7 +265,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
                const PhiloxKey& key) {
   constexpr float kLevels = (1u << kBits) - 1;
   constexpr size_t kBlockBytes = 64 * kBits;
-  constexpr bool kDithered = kRule == GridRule::dithered;
+  constexpr bool kDithered = kRule == GridRule::dithered, kCentred = aroundZero(kRule);
   const uint32_t bucket = form.bucket;
   const size_t group = bucket > kGroup ? bucket : kGroup;
   uint64_t number = block * kBlock / bucket;
@@ -255,25 +276,30 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
     const size_t n = count - start < group ? count - start : group;
     const float* source = x + start;
     const size_t buckets = (n + bucket - 1) / bucket;
-    for (size_t i = 0; i < buckets; ++i) {
-      const size_t from = i * bucket;
-      range(source + from, n - from < bucket ? n - from : bucket, &scales.low[i], &scales.high[i]);
-      within &= scales.low[i] > -kFiniteLimit && scales.high[i] < kFiniteLimit;
-    }
-    within &= makeScales(scales, buckets, kLevels, form);
-    if (kDithered) {
-      float bases[kMaxBuckets];
-      ditherScales(scales, bases, buckets, number, form, key);
-      meta = writeMeta(meta, scales, bases, buckets);
-      number += buckets;
+    if constexpr (kCentred) {
+      if (!measureCentred<kRule>(meta, scales, source, n, form)) return false;
+      meta += 4 * buckets;
     } else {
-      meta = writeMeta(meta, scales, scales.base, buckets);
+      for (size_t i = 0; i < buckets; ++i) {
+        const size_t from = i * bucket;
+        range(source + from, n - from < bucket ? n - from : bucket, &scales.low[i], &scales.high[i]);
+        within &= scales.low[i] > -kFiniteLimit && scales.high[i] < kFiniteLimit;
+      }
+      within &= makeScales(scales, buckets, kLevels, form);
+      if (kDithered) {
+        float bases[kMaxBuckets];
+        ditherScales(scales, bases, buckets, number, form, key);
+        meta = writeMeta(meta, scales, bases, buckets);
+        number += buckets;
+      } else {
+        meta = writeMeta(meta, scales, scales.base, buckets);
+      }
     }
     if (kRows < 32) repeatScales(scales, buckets, bucket, kDithered);
     const size_t span = kRows < 32 ? kRows * 16 : bucket;  // elements a scale stands for
     size_t at = 0;
     for (; at + kBlock <= n; at += kBlock, words += kBlockBytes, ++block) {
-      seen = encodeBlock<kBits, kRule, kRows>(words, source + at, scales, at / span, block, key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(words, source + at, scales, at / span, form, block, key, seen);
     }
     if (at < n) {
       // A short block is filled up with its buckets' bases, whose code is 0 for every draw, as unused bits must be.
@@ -283,11 +309,12 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       __builtin_memcpy(padded, source + at, rest * sizeof(float));
       for (size_t i = rest; i < kBlock; ++i)
         padded[i] = scales.base[first + i / (kRows * 16)];
-      seen = encodeBlock<kBits, kRule, kRows>(whole, padded, scales, first, block, key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(whole, padded, scales, first, form, block, key, seen);
+      if (kCentred) clearUnused<kBits>(whole, rest);  // whose code for a base, 0, is none
       __builtin_memcpy(words, whole, ((rest + 15) / 16 * kBits + 31) / 32 * 64);
     }
   }
-  for (int i = 0; i < kLanes; ++i)
+  for (int i = 0; i < kLanes && !kCentred; ++i)
     within &= (seen[i] >> 23) == 0x87;
   return within;
 }
@@ -299,7 +326,19 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
                               : encodeRun<kBits, kRule, 32>(meta, words, x, count, form, block, key);
 }
 
-template <int kBits, bool kAdd, int kRows>
+// Base and step of a bucket, or its code's centre and step.
+template <bool kCentred>
+LOWCOMM_INLINE void loadScale(float* scale, const std::byte* meta, size_t bucket, const GridForm& form) {
+  if (!kCentred) {
+    __builtin_memcpy(scale, meta + 8 * bucket, 8);
+    return;
+  }
+  __builtin_memcpy(scale + 1, meta + 4 * bucket, 4);
+  scale[0] = form.centre;
+  scale[1] *= form.unit;
+}
+
+template <int kBits, bool kAdd, bool kCentred, int kRows>
 LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* scales) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
   for (int part = 0; part < kRegistersARow; ++part) {
@@ -318,14 +357,15 @@ LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* s
       Words code = packed[word] >> at;
       if (at + kBits > 32) code |= packed[word + 1] << (32 - at);
       if (at + kBits != 32) code &= kTop;
-      const Floats value = base + step * __builtin_convertvector((Integers)code, Floats);
+      const Floats number = __builtin_convertvector((Integers)code, Floats);
+      const Floats value = kCentred ? (number - base) * step : base + step * number;
       float* to = y + 16 * row + lane;
       store(to, kAdd ? load(to) + value : value);
     }
   }
 }
 
-template <int kBits, bool kAdd, int kRows>
+template <int kBits, bool kAdd, bool kCentred, int kRows>
 void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr size_t kBlockBytes = 64 * kBits;
   const uint32_t bucket = form.bucket;
@@ -333,40 +373,43 @@ void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t c
   for (size_t at = 0; at < count; at += kBlock, words += kBlockBytes) {
     const size_t n = count - at < kBlock ? count - at : kBlock;
     if (kRows == 32) {
-      __builtin_memcpy(scales, meta + at / bucket * 8, 8);
+      loadScale<kCentred>(scales, meta, at / bucket, form);
     } else {
       for (size_t i = 0; i < 8; ++i) {
         // Past the end the last bucket's again: what it makes is thrown away, but its metadata is there to read.
         const size_t of = at + 64 * i < count ? at + 64 * i : count - 1;
-        __builtin_memcpy(scales + 2 * i, meta + of / bucket * 8, 8);
+        loadScale<kCentred>(scales + 2 * i, meta, of / bucket, form);
       }
     }
     if (n == kBlock) {
       __builtin_prefetch(words + 4 * kBlockBytes);
-      decodeBlock<kBits, kAdd, kRows>(y + at, words, scales);
+      decodeBlock<kBits, kAdd, kCentred, kRows>(y + at, words, scales);
       continue;
     }
     std::byte whole[kBlockBytes] = {};
     float values[kBlock];
     __builtin_memcpy(whole, words, ((n + 15) / 16 * kBits + 31) / 32 * 64);
-    decodeBlock<kBits, false, kRows>(values, whole, scales);
+    decodeBlock<kBits, false, kCentred, kRows>(values, whole, scales);
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + values[i] : values[i];
   }
 }
 
-template <int kBits, bool kAdd>
+template <int kBits, bool kAdd, bool kCentred>
 void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
-  return form.bucket < kBlock ? decodeRun<kBits, kAdd, 4>(y, meta, words, count, form)
-                              : decodeRun<kBits, kAdd, 32>(y, meta, words, count, form);
+  return form.bucket < kBlock ? decodeRun<kBits, kAdd, kCentred, 4>(y, meta, words, count, form)
+                              : decodeRun<kBits, kAdd, kCentred, 32>(y, meta, words, count, form);
 }
 
 // A KernelTable's grid loops, in its order.
-#define LOWCOMM_ENCODE(b) \
-  {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>}
-#define LOWCOMM_DECODE(b) {decodeGrid<b, false>, decodeGrid<b, true>}
+#define LOWCOMM_ENCODE(b)                                                                                    \
+  {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
+   encodeGrid<b, GridRule::centred>, b == 1 ? encodeGrid<1, GridRule::sign> : nullptr}
+#define LOWCOMM_DECODE(b) {decodeGrid<b, false, false>, decodeGrid<b, true, false>}
+#define LOWCOMM_DECODE_CENTRED(b) {decodeGrid<b, false, true>, decodeGrid<b, true, true>}
 #define LOWCOMM_EACH_WIDTH(loops) {loops(1), loops(2), loops(3), loops(4), loops(5), loops(6), loops(7), loops(8)}
-#define LOWCOMM_GRID_LOOPS LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE)
+#define LOWCOMM_GRID_LOOPS \
+  LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED)
 
 }  // namespace
 }  // namespace lowcomm

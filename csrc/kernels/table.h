@@ -13,12 +13,13 @@ namespace lowcomm {
 // called under FloatEnv.
 //
 // encode_grid[b - 1][rule]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian floats
-// each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket and of
-// a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite or is
-// kFiniteLimit or more in magnitude (kernels/finite.h says where), or a bucket's range is more than form.delta spans:
-// meta and words are then without meaning.
+// each; centred and sign: the step alone) and the codes of count elements to words (planar, FORMAT.md "Payload"), both
+// from the start of a bucket and of a block; `block` is the number of that block in the whole tensor. Returns false
+// when an element is not finite or is kFiniteLimit or more in magnitude (kernels/finite.h says where), or a bucket's
+// range is more than form.delta spans: meta and words are then without meaning.
 //
 // decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
+// decode_centred[b - 1][add]: the same for what centred and sign wrote, y[i] = (code - form.centre) * step.
 struct KernelTable {
   using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form,
                               uint64_t block, const PhiloxKey& key);
@@ -26,8 +27,9 @@ struct KernelTable {
                               const GridForm& form);
 
   const char* name;
-  EncodeGrid encode_grid[8][kGridRules];
+  EncodeGrid encode_grid[8][kGridRules];  // null: sign at more than 1 bit
   DecodeGrid decode_grid[8][2];
+  DecodeGrid decode_centred[8][2];
 
   void (*float16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_float16)(uint16_t* y, const float* x, size_t count);

@@ -39,8 +39,12 @@ void checkFields(const FrameHeader& h) {
   if (grid ? !isGridBits(*grid, h.bits) : h.bits != 0) {
     fail<Error>("bits", grid ? gridBits(*grid) : "0 for this codec", text(h.bits));
   }
-  const uint8_t rounding = grid ? static_cast<uint8_t>(grid->rounding) : 0;  // other flags belong to later versions
-  if (h.flags != rounding) fail<Error>("flags", text(rounding) + " for this codec", text(h.flags));
+  // Flags that no codec has belong to later versions.
+  if (grid ? !isGridFlags(*grid, h.flags) : h.flags != 0) {
+    const uint8_t least = grid ? static_cast<uint8_t>(grid->rounding) : 0;
+    const std::string l2 = grid && grid->l2 ? " or " + text(least | kL2Flag) : "";
+    fail<Error>("flags", text(least) + l2 + " for this codec", text(h.flags));
+  }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {
     fail<Error>("bucket", grid ? kGridBuckets : "0 for this codec", text(h.bucket));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -133,6 +134,35 @@ TEST(Frame, NumbersThatAreNoneAreNamed) {
     frame[c.at] = static_cast<std::byte>(c.value);
     reseal(frame);
     expectNamed(refusal([&] { openFrame(frame); }), c.field);
+  }
+}
+
+TEST(Frame, FlagsAreThoseOfTheCodec) {
+  const struct {
+    const char* codec;
+    std::vector<uint8_t> flags;
+  } cases[] = {{"minmax4", {0}}, {"qsgd4", {1}},   {"dither4", {2}}, {"lattice4", {2}},
+               {"sym4", {0, 8}}, {"mid4", {0, 8}}, {"sign1", {0}},   {"tern", {0}}};
+  for (const auto& c : cases) {
+    const CodecSpec spec = CodecSpec::parse(c.codec);
+    EXPECT_NE(std::find(c.flags.begin(), c.flags.end(), frameFlags(spec)), c.flags.end());
+    FrameHeader h;
+    h.codec = spec.id;
+    h.bits = spec.bits;
+    h.bucket = spec.bucket;
+    h.dtype = DType::float32;
+    std::vector<std::byte> frame(kFrameHeaderBytes);
+    for (int flags = 0; flags < 256; ++flags) {
+      frame.assign(kFrameHeaderBytes, std::byte{0});
+      h.flags = frameFlags(spec);
+      sealFrame(frame, h);
+      frame[8] = static_cast<std::byte>(flags);
+      reseal(frame);
+      const std::string what = refusal([&] { openFrame(frame); });
+      const bool allowed = std::find(c.flags.begin(), c.flags.end(), flags) != c.flags.end();
+      EXPECT_EQ(what.empty(), allowed) << c.codec << " " << flags << " " << what;
+      if (!allowed) expectNamed(what, "flags");
+    }
   }
 }
 

@@ -22,6 +22,11 @@ TEST(Spec, CanonicalText) {
       {"qsgd4:nonfinite=error", "qsgd4:bucket=1024"},
       {"qsgd4:nonfinite=error,bucket=65536", "qsgd4:bucket=65536"},
       {"dither4", "dither4:bucket=1024"},
+      {"sym2:range=l2", "sym2:bucket=1024,range=l2"},
+      {"mid1:range=absmax", "mid1:bucket=1024"},
+      {"sign1:bucket=64", "sign1:bucket=64"},
+      {"tern", "tern:bucket=1024"},
+      {"tern:bucket=128", "tern:bucket=128"},
       {"lattice8:bucket=64", "lattice8:bucket=64"},
       {"lattice8:delta=0.10,bucket=64", "lattice8:bucket=64,delta=0.1"},
       {"qsgd4:delta=1e-3", "qsgd4:bucket=1024,delta=0.001"},
@@ -68,6 +73,14 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"minmax8:bucket=64,bucket=64", "bucket", "once"},
       {"minmax8:nonfinite=ignore", "nonfinite", "error"},
       {"none:bucket=64", "option", "none"},
+      {"sym1", "bits", "2...8 after 'sym'"},
+      {"sign", "bits", "1 after 'sign'"},
+      {"sign2", "bits", "1 after 'sign'"},
+      {"tern2", "name", "tern"},
+      {"sym4:range=l1", "range", "absmax or l2"},
+      {"minmax4:range=l2", "range", "sym or mid"},
+      {"sign1:range=l2", "range", "sym or mid"},
+      {"sym4:delta=1", "delta", "qsgd or lattice"},
       {"dither9", "bits", "1...8 after 'dither'"},
       {"lattice", "bits", "1...8"},
       {"qsgd4:delta=0", "delta", "1e-30...1e30"},
@@ -92,11 +105,7 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"sym4",
-                               "mid2:range=l2",
-                               "sign1",
-                               "tern",
-                               "levels4",
+  const char* const texts[] = {"levels4",
                                "gauss4:bucket=512",
                                "fp16",
                                "bf16:round=stochastic",
@@ -108,7 +117,6 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
                                "minmax8:meta=bf16",
                                "minmax8:nonfinite=saturate",
                                "minmax8:nonfinite=poison",
-                               "minmax8:range=l2",
                                "minmax8:axis=channel",
                                "minmax8:rotate=1",
                                "minmax8:round=stochastic",
@@ -129,13 +137,15 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
 }
 
 TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
-  for (const char* text : {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536"}) {
+  for (const char* text :
+       {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536", "mid2", "dither1", "lattice2"}) {
     const auto said = caution(CodecSpec::parse(text));
     ASSERT_TRUE(said) << text;
     EXPECT_NE(said->find(CodecSpec::parse(text).str()), std::string::npos) << *said;
     EXPECT_NE(said->find("near 1 or above"), std::string::npos) << *said;
   }
-  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64"})
+  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64", "sym2",
+                           "sign1", "tern", "mid3", "qsgd2:delta=1"})
     EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
   EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
             "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "

@@ -26,7 +26,7 @@ BAD_POLICIES = {
     "all_gather=minmax8:meta=bf16": "meta",
     "all_gather=minmax8:rotate=1": "rotate",
     "all_gather=minmax8:nonfinite=saturate": "nonfinite",
-    "all_gather=sym4": "sym4",
+    "all_gather=gauss4": "gauss4",
     "all_gather=topk:keep=0.2": "topk",
     "all_gathr=minmax8": "all_gathr.*all_gather",
     "all_reduce=qsgd8": "all_reduce",
