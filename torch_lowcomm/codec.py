@@ -42,10 +42,13 @@ def codec(spec: str) -> Codec:
     Options: ``bucket``, a power of two from 64 to 65,536 elements (default 1024); for ``qsgd`` and ``lattice`` ``delta``, a
     step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for ``sym`` and ``mid``
     ``range=l2``, up to twice the root mean square instead of the largest magnitude.
+    ``meta=bf16`` (not for ``lattice``, nor with ``delta``) rounds a bucket's metadata to bfloat16: half their bytes, and a
+    step that is up to 1/128 larger, or more where the values are all far from 0.
 
     A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
     error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload
-    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0.
+    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0, half of it
+    with ``meta=bf16``.
 
     The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,
     Vladu, Guo, Alistarh, "Quantized Distributed Training of Large Models with Convergence Guarantees", ICML 2023.

@@ -23,6 +23,10 @@ enum class CodecId : uint8_t {
 // Bits 0-1 of a frame's flags: how elements are rounded.
 enum class Rounding : uint8_t { nearest = 0, stochastic = 1, dithered = 2 };
 
+// Type of the numbers that a bucket sends beside its codes.
+enum class Meta : uint8_t { fp32 = 0, bf16 = 1 };
+inline constexpr uint8_t kBf16Flag = 1 << 2;  // of a frame
+
 // What a grid around 0 follows: a bucket's largest magnitude, or twice its root mean square, beyond which values are
 // cut off.
 enum class Range : uint8_t { absmax = 0, l2 = 1 };
@@ -38,6 +42,9 @@ struct GridFamily {
   bool delta;    // takes the option delta
   bool centred;  // a grid around 0: a step is sent, no base
   bool l2;       // takes the option range=l2
+
+  // Whether metadata may be bfloat16. lattice's shift of the base would be lost in the rounding.
+  constexpr bool bf16() const { return id != CodecId::lattice; }
 
   // Whether the bits stand in the codec's name: all but tern's, which could have no others.
   constexpr bool named() const { return id != CodecId::tern; }

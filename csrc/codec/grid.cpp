@@ -12,6 +12,7 @@
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "kernels/float_env.h"
+#include "kernels/grid_scale.h"
 #include "kernels/half.h"
 
 namespace lowcomm {
@@ -47,6 +48,7 @@ GridRule ruleOf(const GridFamily& family) {
 GridForm formOf(const CodecSpec& spec) {
   GridForm form;
   form.bucket = spec.bucket;
+  form.bf16 = spec.meta == Meta::bf16;
   form.shifted = spec.id == CodecId::lattice;
   form.delta = spec.delta;
   form.rms = spec.range == Range::l2;
@@ -101,6 +103,7 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
   encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(family))];
   decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
   scales_ = family.centred ? 1 : 2;
+  scale_bytes_ = form_.bf16 ? 2 : 4;
 }
 
 uint64_t GridCodec::granularity() const {
@@ -112,7 +115,7 @@ bool GridCodec::supports(DType dtype) const {
 }
 
 size_t GridCodec::metaBytes(uint64_t count) const {
-  return 4 * scales_ * ((count + spec().bucket - 1) / spec().bucket);
+  return scale_bytes_ * scales_ * ((count + spec().bucket - 1) / spec().bucket);
 }
 
 size_t GridCodec::wordBytes(uint64_t count) const {
@@ -183,13 +186,11 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
   if (count == 0) return;
   const size_t meta = metaBytes(count), words = up64(meta);
-  for (size_t at = 0; at < meta; at += 4) {
-    uint32_t bits;
-    std::memcpy(&bits, src.data() + at, 4);
-    if ((bits & 0x7f800000u) == 0x7f800000u) {
-      throw WireError(name_ + ": " + (at / 4 % scales_ + 1 == scales_ ? "step" : "base") + " of bucket " +
-                      std::to_string(at / 4 / scales_) + ": expected a finite number, got " +
-                      std::to_string(floatOf(bits)));
+  for (size_t i = 0; i < meta / scale_bytes_; ++i) {
+    const float scale = scaleAt(src.data(), i, form_.bf16);
+    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u) {
+      throw WireError(name_ + ": " + ((i + 1) % scales_ == 0 ? "step" : "base") + " of bucket " +
+                      std::to_string(i / scales_) + ": expected a finite number, got " + std::to_string(scale));
     }
   }
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");

@@ -55,6 +55,7 @@ class GridCodec final : public Codec {
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]
   size_t scales_;                          // numbers of metadata a bucket
+  size_t scale_bytes_;                     // of each
 };
 
 }  // namespace lowcomm

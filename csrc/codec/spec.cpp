@@ -20,8 +20,8 @@ constexpr uint32_t kDefaultBucket = 1024;
 // nobody takes a typing error for a missing feature or the other way round.
 constexpr std::string_view kLaterCodecs[] = {"topk", "logbyte", "log9", "fake", "fp16", "bf16", "fp8e4m3"};
 constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"meta", "axis", "rotate", "round", "gain", "keep", "values", "ratio"};
-constexpr const char* kOptions = "bucket, range, delta, nonfinite";
+constexpr std::string_view kLaterOptions[] = {"axis", "rotate", "round", "gain", "keep", "values", "ratio"};
+constexpr const char* kOptions = "bucket, meta, range, delta, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -117,6 +117,9 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
   if (key == "bucket") {
     spec.bucket = parseBucket(text, value);
+  } else if (key == "meta") {
+    if (value != "fp32" && value != "bf16") fail(text, "meta: expected fp32 or bf16, got '" + std::string(value) + "'");
+    spec.meta = value == "bf16" ? Meta::bf16 : Meta::fp32;
   } else if (key == "range") {
     if (value != "absmax" && value != "l2") {
       fail(text, "range: expected absmax or l2, got '" + std::string(value) + "'");
@@ -164,6 +167,7 @@ std::string CodecSpec::str() const {
   std::string text(family->name);
   if (family->named()) text += std::to_string(bits);
   text += ":bucket=" + std::to_string(bucket);
+  if (meta == Meta::bf16) text += ",meta=bf16";
   if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
   return text;
@@ -172,7 +176,8 @@ std::string CodecSpec::str() const {
 uint8_t frameFlags(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr) return 0;
-  return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0));
+  return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
+                              (spec.meta == Meta::bf16 ? kBf16Flag : 0));
 }
 
 std::optional<std::string> misfit(const CodecSpec& spec) {
@@ -185,6 +190,8 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (!isGridBucket(spec.bucket)) {
     return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
   }
+  if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
+  if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
   if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
   if (spec.delta != 0 && !isDelta(spec.delta)) {

@@ -18,7 +18,7 @@ std::string gridBits(const GridFamily& family);  // "1...8"
 
 // Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
 constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
-  const uint8_t optional = family.l2 ? kL2Flag : 0;
+  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0);
   return (flags & ~optional) == static_cast<uint8_t>(family.rounding);
 }
 inline constexpr const char* kGridBuckets = "a power of two in 64...65536";
@@ -33,6 +33,7 @@ struct CodecSpec {
   uint32_t bucket = 0;  // elements sharing one scale: isGridBucket for grid codecs, 0 for none
   float delta = 0;      // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
   Range range = Range::absmax;
+  Meta meta = Meta::fp32;
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
   // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is

@@ -72,18 +72,19 @@ LOWCOMM_INLINE float centredRange(const float* x, size_t count, uint32_t largest
   return form.rms ? 2 * rmsOf(sumOf<true>(x, count, largest), count, largest) : floatFrom(largest);
 }
 
-// Steps of a group's buckets to meta, their inverses to scales. False when an element is refused.
+// Steps of a group's buckets to meta, which moves past them, their inverses to scales. False when an element is
+// refused.
 template <GridRule kRule>
-LOWCOMM_INLINE bool measureCentred(std::byte* meta, Scales& scales, const float* x, size_t count,
+LOWCOMM_INLINE bool measureCentred(std::byte*& meta, Scales& scales, const float* x, size_t count,
                                    const GridForm& form) {
   const uint32_t bucket = form.bucket;
-  for (size_t from = 0, i = 0; from < count; from += bucket, ++i, meta += 4) {
+  for (size_t from = 0, i = 0; from < count; from += bucket, ++i) {
     const size_t n = count - from < bucket ? count - from : bucket;
     const uint32_t largest = largestOf(x + from, n);
     if (largest >= kLimitBits) return false;
     const CentredScale scale = centredScale(centredRange<kRule>(x + from, n, largest, form), form);
     scales.inverse[i] = scale.inverse;
-    __builtin_memcpy(meta, &scale.step, 4);
+    meta = putScale(meta, scale.step, form.bf16);
   }
   return true;
 }

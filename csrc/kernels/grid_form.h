@@ -16,7 +16,8 @@ inline constexpr int kGridRules = 5;
 
 // What else a grid codec's loops need to know; read once a bucket or block, never an element.
 struct GridForm {
-  uint32_t bucket = 0;   // elements sharing one scale, a power of two from 64 on
+  uint32_t bucket = 0;  // elements sharing one scale, a power of two from 64 on
+  bool bf16 = false;  // metadata are bfloat16: rounded so that no element falls off the grid, and encoded with as sent
   bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
   float delta = 0;       // the step itself where it is not 0; a bucket whose range is above K·delta is refused
 

@@ -133,8 +133,7 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
           magic = 256.0f + dither;
           if (form.shifted) base = shiftedBase(base, scale.step, dither);
         }
-        std::memcpy(meta + bucket * 8, &base, 4);
-        std::memcpy(meta + bucket * 8 + 4, &scale.step, 4);
+        meta = putScale(putScale(meta, base, form.bf16), scale.step, form.bf16);
       }
       const float scaled = (x[e] - scale.base) * scale.inverse;
       uint32_t fixed = floatBits(scaled + magic);
@@ -163,7 +162,7 @@ bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t cou
         const uint32_t largest = largestOf(x + e, size);
         if (largest >= floatBits(kFiniteLimit)) return false;
         scale = centredScale(centredRange<kRule>(x + e, size, largest, form), form);
-        std::memcpy(meta + e / form.bucket * 4, &scale.step, 4);
+        meta = putScale(meta, scale.step, form.bf16);
       }
       uint32_t fixed = x[e] >= 0 ? 1u << 15 : 0;
       if (kRule == GridRule::centred) {
@@ -186,12 +185,12 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
   for (size_t e = 0; e < count; ++e) {
     if (e % form.bucket == 0) {
       if (kCentred) {
-        std::memcpy(&step, meta + e / form.bucket * 4, 4);
+        step = scaleAt(meta, e / form.bucket, form.bf16);
         base = form.centre;
         step *= form.unit;
       } else {
-        std::memcpy(&base, meta + e / form.bucket * 8, 4);
-        std::memcpy(&step, meta + e / form.bucket * 8 + 4, 4);
+        base = scaleAt(meta, e / form.bucket * 2, form.bf16);
+        step = scaleAt(meta, e / form.bucket * 2 + 1, form.bf16);
       }
     }
     const size_t bit = e % kBlock / kLanes * kBits;

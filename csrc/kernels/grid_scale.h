@@ -18,6 +18,51 @@ LOWCOMM_SCALE float finiteOrZero(float quotient) {
   return quotient <= 0x1.fffffep127f ? quotient : 0.0f;
 }
 
+LOWCOMM_SCALE uint32_t bitsOf(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+LOWCOMM_SCALE float floatFrom(uint32_t bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// Finite x to bfloat16, as a float whose lower half is 0.
+inline constexpr uint32_t kBf16Mask = 0xffff0000u;
+LOWCOMM_SCALE float bf16Below(float x) {
+  const uint32_t bits = bitsOf(x);
+  return floatFrom((bits + (bits >> 31 ? 0xffffu : 0)) & kBf16Mask);
+}
+LOWCOMM_SCALE float bf16Above(float x) {  // x >= 0
+  return floatFrom((bitsOf(x) + 0xffffu) & kBf16Mask);
+}
+LOWCOMM_SCALE float bf16Nearest(float x) {
+  const uint32_t bits = bitsOf(x);
+  return floatFrom((bits + 0x7fffu + (bits >> 16 & 1u)) & kBf16Mask);
+}
+
+// A number of metadata to its place, and back. `to` and the result are past it.
+LOWCOMM_SCALE std::byte* putScale(std::byte* to, float x, bool bf16) {
+  if (bf16) {
+    const uint32_t upper = bitsOf(x) >> 16;
+    __builtin_memcpy(to, &upper, 2);
+    return to + 2;
+  }
+  __builtin_memcpy(to, &x, 4);
+  return to + 4;
+}
+LOWCOMM_SCALE float scaleAt(const std::byte* meta, size_t number, bool bf16) {
+  uint32_t bits = 0;
+  if (bf16) {
+    __builtin_memcpy(&bits, meta + 2 * number, 2);
+    return floatFrom(bits << 16);
+  }
+  __builtin_memcpy(&bits, meta + 4 * number, 4);
+  return floatFrom(bits);
+}
+
 struct AffineScale {
   float base, step, inverse;
   bool fits;  // false where the range is above what `delta` spans
@@ -32,6 +77,10 @@ LOWCOMM_SCALE AffineScale affineScale(float low, float high, float levels, const
   if (form.delta != 0) {
     return {low, form.delta, finiteOrZero(1.0f / form.delta), range <= levels * form.delta};
   }
+  if (form.bf16) {
+    const float base = bf16Below(low), step = bf16Above((high - base) / levels);
+    return {base, step, finiteOrZero(1.0f / step), true};
+  }
   return {low, range / levels, finiteOrZero(levels / range), true};
 }
 
@@ -41,13 +90,12 @@ struct CentredScale {
 
 // `s` is the bucket's range, 0 or more and finite.
 LOWCOMM_SCALE CentredScale centredScale(float s, const GridForm& form) {
-  return {s / form.divisor, finiteOrZero(form.numerator / s)};
-}
-
-LOWCOMM_SCALE float floatFrom(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof(x));
-  return x;
+  float step = s / form.divisor;
+  if (form.bf16) {
+    step = bf16Nearest(step);
+    s = step * form.divisor;
+  }
+  return {step, finiteOrZero(form.numerator / s)};
 }
 
 // Sums of a bucket are taken of x·2^-E, so that squares neither overflow nor vanish; E is the exponent of the largest

@@ -115,21 +115,28 @@ LOWCOMM_INLINE bool makeScales(Scales& scales, size_t buckets, float levels, con
   for (size_t i = 0; i < buckets; i += kLanes) {
     const Floats low = load(scales.low + i) + 0.0f;
     const Floats high = load(scales.high + i) + 0.0f;
-    const Floats width = high - low;
-    const Floats inverse = levels / width;
-    store(scales.base + i, low);
-    store(scales.step + i, width / levels);
+    Floats base = low, step, inverse;
+    if (form.bf16) {  // bf16Below, bf16Above
+      base = (Floats)(((Words)low + ((Words)((Integers)low < 0) & 0xffffu)) & kBf16Mask);
+      step = (Floats)(((Words)((high - base) / levels) + 0xffffu) & kBf16Mask);
+      inverse = 1.0f / step;
+    } else {
+      const Floats width = high - low;
+      step = width / levels;
+      inverse = levels / width;
+    }
+    store(scales.base + i, base);
+    store(scales.step + i, step);
     store(scales.inverse + i, inverse <= 0x1.fffffep127f ? inverse : Floats{});
   }
   return fit;
 }
 
 // Base (`bases`: as sent) and step of each bucket.
-LOWCOMM_INLINE std::byte* writeMeta(std::byte* meta, const Scales& scales, const float* bases, size_t buckets) {
-  for (size_t i = 0; i < buckets; ++i, meta += 8) {
-    __builtin_memcpy(meta, &bases[i], 4);
-    __builtin_memcpy(meta + 4, &scales.step[i], 4);
-  }
+LOWCOMM_INLINE std::byte* writeMeta(std::byte* meta, const Scales& scales, const float* bases, size_t buckets,
+                                    bool bf16) {
+  for (size_t i = 0; i < buckets; ++i)
+    meta = putScale(putScale(meta, bases[i], bf16), scales.step[i], bf16);
   return meta;
 }
 
@@ -278,7 +285,6 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
     const size_t buckets = (n + bucket - 1) / bucket;
     if constexpr (kCentred) {
       if (!measureCentred<kRule>(meta, scales, source, n, form)) return false;
-      meta += 4 * buckets;
     } else {
       for (size_t i = 0; i < buckets; ++i) {
         const size_t from = i * bucket;
@@ -289,10 +295,10 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       if (kDithered) {
         float bases[kMaxBuckets];
         ditherScales(scales, bases, buckets, number, form, key);
-        meta = writeMeta(meta, scales, bases, buckets);
+        meta = writeMeta(meta, scales, bases, buckets, form.bf16);
         number += buckets;
       } else {
-        meta = writeMeta(meta, scales, scales.base, buckets);
+        meta = writeMeta(meta, scales, scales.base, buckets, form.bf16);
       }
     }
     if (kRows < 32) repeatScales(scales, buckets, bucket, kDithered);
@@ -329,13 +335,8 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
 // Base and step of a bucket, or its code's centre and step.
 template <bool kCentred>
 LOWCOMM_INLINE void loadScale(float* scale, const std::byte* meta, size_t bucket, const GridForm& form) {
-  if (!kCentred) {
-    __builtin_memcpy(scale, meta + 8 * bucket, 8);
-    return;
-  }
-  __builtin_memcpy(scale + 1, meta + 4 * bucket, 4);
-  scale[0] = form.centre;
-  scale[1] *= form.unit;
+  scale[0] = kCentred ? form.centre : scaleAt(meta, 2 * bucket, form.bf16);
+  scale[1] = kCentred ? scaleAt(meta, bucket, form.bf16) * form.unit : scaleAt(meta, 2 * bucket + 1, form.bf16);
 }
 
 template <int kBits, bool kAdd, bool kCentred, int kRows>

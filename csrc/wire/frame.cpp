@@ -41,9 +41,11 @@ void checkFields(const FrameHeader& h) {
   }
   // Flags that no codec has belong to later versions.
   if (grid ? !isGridFlags(*grid, h.flags) : h.flags != 0) {
-    const uint8_t least = grid ? static_cast<uint8_t>(grid->rounding) : 0;
-    const std::string l2 = grid && grid->l2 ? " or " + text(least | kL2Flag) : "";
-    fail<Error>("flags", text(least) + l2 + " for this codec", text(h.flags));
+    std::string optional;
+    if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
+    if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
+    fail<Error>("flags", text(grid ? static_cast<uint8_t>(grid->rounding) : 0) + optional + " for this codec",
+                text(h.flags));
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {

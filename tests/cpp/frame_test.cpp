@@ -125,7 +125,7 @@ TEST(Frame, NumbersThatAreNoneAreNamed) {
     int value;
     const char* field;
   } cases[] = {{4, 2, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 100, "codec"},   {6, 254, "codec"},
-               {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 5, "flags"},
+               {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 9, "flags"},
                {8, 0x81, "flags"}, {9, 11, "dtype"},   {9, 255, "dtype"}, {10, 1, "reserved"}, {11, 1, "reserved"},
                {12, 65, "bucket"}, {12, 32, "bucket"}, {15, 1, "bucket"}, {6, 0, "bits"},      {6, 255, "bits"},
                {6, 1, "flags"},    {6, 3, "flags"}};
@@ -141,8 +141,9 @@ TEST(Frame, FlagsAreThoseOfTheCodec) {
   const struct {
     const char* codec;
     std::vector<uint8_t> flags;
-  } cases[] = {{"minmax4", {0}}, {"qsgd4", {1}},   {"dither4", {2}}, {"lattice4", {2}},
-               {"sym4", {0, 8}}, {"mid4", {0, 8}}, {"sign1", {0}},   {"tern", {0}}};
+  } cases[] = {{"minmax4", {0, 4}}, {"qsgd4", {1, 5}},       {"dither4", {2, 6}},
+               {"lattice4", {2}},   {"sym4", {0, 4, 8, 12}}, {"mid4:range=l2,meta=bf16", {0, 4, 8, 12}},
+               {"sign1", {0, 4}},   {"tern", {0, 4}}};
   for (const auto& c : cases) {
     const CodecSpec spec = CodecSpec::parse(c.codec);
     EXPECT_NE(std::find(c.flags.begin(), c.flags.end(), frameFlags(spec)), c.flags.end());

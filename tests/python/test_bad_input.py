@@ -23,7 +23,6 @@ BAD_POLICIES = {
     "all_gather=minmax8:bucket=-64": "bucket.*-64",
     "all_gather=minmax8:bucket=many": "bucket.*many",
     "all_gather=minmax8:bucket=128,bucket=128": "bucket",
-    "all_gather=minmax8:meta=bf16": "meta",
     "all_gather=minmax8:rotate=1": "rotate",
     "all_gather=minmax8:nonfinite=saturate": "nonfinite",
     "all_gather=gauss4": "gauss4",
