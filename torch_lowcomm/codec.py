@@ -44,6 +44,8 @@ def codec(spec: str) -> Codec:
     ``range=l2``, up to twice the root mean square instead of the largest magnitude.
     ``meta=bf16`` (not for ``lattice``, nor with ``delta``) rounds a bucket's metadata to bfloat16: half their bytes, and a
     step that is up to 1/128 larger, or more where the values are all far from 0.
+    ``nonfinite=error`` (default) refuses NaN, infinities and magnitudes of 2**126 and more; ``saturate`` sends 0 for a NaN
+    and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes to NaN.
 
     A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
     error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload

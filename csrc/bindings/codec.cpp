@@ -111,7 +111,8 @@ Returns:
 
 Raises:
     TypeError: The codec does not take the dtype.
-    ValueError: An element is NaN, infinite or 2**126 or more in magnitude (the first one's position is named), or the
+    ValueError: An element is NaN, infinite or 2**126 or more in magnitude under ``nonfinite=error`` (the first one's
+        position is named), a bucket's range is above what ``delta`` spans, or the
         tensor is not a dense CPU tensor.)";
 
 constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.

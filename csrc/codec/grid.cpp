@@ -8,9 +8,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
+#include "codec/repair.h"
 #include "kernels/float_env.h"
 #include "kernels/grid_scale.h"
 #include "kernels/half.h"
@@ -21,6 +23,7 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 
 namespace {
 
+constexpr uint32_t kPoison = 0x7fc00000u;  // the quiet NaN that a poisoned bucket sends
 constexpr uint64_t kBlock = 512;
 constexpr uint64_t kLanes = 16;
 
@@ -145,18 +148,12 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   const size_t meta = metaBytes(count), words = up64(meta);
   std::memset(dst.data() + meta, 0, words - meta);
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
-  bool taken;
-  {
-    FloatEnv env;
-    if (dtype == DType::float32) {
-      const auto* x = static_cast<const float*>(src);
-      taken = encode_(dst.data(), dst.data() + words, x, count, form_, first / kBlock, key);
-    } else {
-      taken = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
-    }
+  if (encodeTaken(dst.data(), src, dtype, first, count, key)) return;
+  if (spec().nonfinite == Nonfinite::error) {
+    expectFinite(spec(), src, dtype, first, count);
+  } else if (encodeRepaired(dst.data(), src, dtype, first, count, key)) {
+    return;
   }
-  if (taken) return;
-  expectFinite(spec(), src, dtype, first, count);
   if (spec().delta != 0) {
     const float span = static_cast<float>((1 << spec().bits) - 1) * spec().delta;
     throw ValueError(name_ + ": expected buckets whose largest and smallest element are at most " +
@@ -164,6 +161,43 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
                      std::to_string(first) + "..." + std::to_string(first + count - 1));
   }
   throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
+}
+
+bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                            const PhiloxKey& key) const {
+  FloatEnv env;
+  if (dtype != DType::float32) return encodePieces(dst, static_cast<const uint16_t*>(src), dtype, first, count, key);
+  return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, form_, first / kBlock, key);
+}
+
+bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                               const PhiloxKey& key) const {
+  const size_t bytes = count * itemBytes(dtype);
+  const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  std::memcpy(copy.get(), src, bytes);
+  std::vector<uint64_t> poisoned;
+  if (spec().nonfinite == Nonfinite::saturate) {
+    saturate(copy.get(), dtype, count, spec().bucket);
+  } else {
+    poisoned = blank(copy.get(), dtype, count, spec().bucket);
+  }
+  if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
+  for (uint64_t bucket : poisoned)
+    poison(dst, count, bucket);
+  return true;
+}
+
+// NaN for the base, or the step of a codec that sends no base; all else of the bucket 0.
+void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
+  const uint64_t from = bucket * spec().bucket, elements = std::min<uint64_t>(spec().bucket, count - from);
+  clearCodes({dst + up64(metaBytes(count)), wordBytes(count)}, spec().bits, from, elements);
+  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
+  if (scales_ == 2) putScale(to, 0, form_.bf16);
+}
+
+bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
+  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
+         (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
@@ -188,7 +222,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   const size_t meta = metaBytes(count), words = up64(meta);
   for (size_t i = 0; i < meta / scale_bytes_; ++i) {
     const float scale = scaleAt(src.data(), i, form_.bf16);
-    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u) {
+    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u && !isPoison(src.data(), i / scales_)) {
       throw WireError(name_ + ": " + ((i + 1) % scales_ == 0 ? "step" : "base") + " of bucket " +
                       std::to_string(i / scales_) + ": expected a finite number, got " + std::to_string(scale));
     }

@@ -45,6 +45,13 @@ class GridCodec final : public Codec {
   size_t wordBytes(uint64_t count) const;
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
+  bool isPoison(const std::byte* meta, uint64_t bucket) const;
+  // False where the loops took it no further; nothing useful is then in dst.
+  bool encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                   const PhiloxKey& key) const;
+  bool encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                      const PhiloxKey& key) const;
+  void poison(std::byte* dst, uint64_t count, uint64_t bucket) const;
   bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                     const PhiloxKey& key) const;
   void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;

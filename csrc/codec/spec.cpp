@@ -128,8 +128,13 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   } else if (key == "delta") {
     spec.delta = parseDelta(text, value);
   } else if (key == "nonfinite") {
-    if (value == "saturate" || value == "poison") notYet(text, std::string(option), "nonfinite=error");
-    if (value != "error") fail(text, "nonfinite: expected error, got '" + std::string(value) + "'");
+    if (value == "saturate") {
+      spec.nonfinite = Nonfinite::saturate;
+    } else if (value == "poison") {
+      spec.nonfinite = Nonfinite::poison;
+    } else if (value != "error") {
+      fail(text, "nonfinite: expected error, saturate or poison, got '" + std::string(value) + "'");
+    }
   } else if (contains(kLaterOptions, key)) {
     notYet(text, "the option " + std::string(key), kOptions);
   } else {
@@ -170,6 +175,8 @@ std::string CodecSpec::str() const {
   if (meta == Meta::bf16) text += ",meta=bf16";
   if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
+  if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
+  if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
   return text;
 }
 

@@ -26,6 +26,10 @@ constexpr bool isGridBucket(uint32_t bucket) {
   return std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536;
 }
 
+// What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
+// their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
+enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
+
 // A codec with its options, as users write it: `name<bits>:key=value,...`, for example "minmax8:bucket=1024".
 struct CodecSpec {
   CodecId id = CodecId::none;
@@ -34,6 +38,7 @@ struct CodecSpec {
   float delta = 0;      // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
   Range range = Range::absmax;
   Meta meta = Meta::fp32;
+  Nonfinite nonfinite = Nonfinite::error;
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
   // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is

@@ -24,7 +24,7 @@ BAD_POLICIES = {
     "all_gather=minmax8:bucket=many": "bucket.*many",
     "all_gather=minmax8:bucket=128,bucket=128": "bucket",
     "all_gather=minmax8:rotate=1": "rotate",
-    "all_gather=minmax8:nonfinite=saturate": "nonfinite",
+    "all_gather=minmax8:nonfinite=ignore": "nonfinite",
     "all_gather=gauss4": "gauss4",
     "all_gather=topk:keep=0.2": "topk",
     "all_gathr=minmax8": "all_gathr.*all_gather",
