@@ -75,8 +75,7 @@ LOWCOMM_INLINE float centredRange(const float* x, size_t count, uint32_t largest
 // Steps of a group's buckets to meta, which moves past them, their inverses to scales. False when an element is
 // refused.
 template <GridRule kRule>
-LOWCOMM_INLINE bool measureCentred(std::byte*& meta, Scales& scales, const float* x, size_t count,
-                                   const GridForm& form) {
+LOWCOMM_ONCE bool measureCentred(std::byte*& meta, Scales& scales, const float* x, size_t count, const GridForm& form) {
   const uint32_t bucket = form.bucket;
   for (size_t from = 0, i = 0; from < count; from += bucket, ++i) {
     const size_t n = count - from < bucket ? count - from : bucket;

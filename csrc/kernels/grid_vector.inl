@@ -23,6 +23,8 @@ typedef Floats FloatsInMemory __attribute__((aligned(1), may_alias));
 typedef Words WordsInMemory __attribute__((aligned(1), may_alias));
 
 #define LOWCOMM_INLINE static inline __attribute__((always_inline))
+// What runs once a group is not worth a copy in each of a hundred loops.
+#define LOWCOMM_ONCE static __attribute__((noinline))
 
 LOWCOMM_INLINE Floats load(const void* p) {
   return *static_cast<const FloatsInMemory*>(p);
@@ -100,7 +102,7 @@ struct Scales {
 };
 
 // Returns whether every bucket's range is within what form.delta spans.
-LOWCOMM_INLINE bool makeScales(Scales& scales, size_t buckets, float levels, const GridForm& form) {
+LOWCOMM_ONCE bool makeScales(Scales& scales, size_t buckets, float levels, const GridForm& form) {
   bool fit = true;
   if (form.delta != 0) {
     for (size_t i = 0; i < buckets; ++i) {
@@ -185,8 +187,8 @@ LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxK
 
 // Each bucket's own random number into scales.magic, and the bases to send; `number` is the first bucket's in the whole
 // tensor.
-LOWCOMM_INLINE void ditherScales(Scales& scales, float* bases, size_t buckets, uint64_t number, const GridForm& form,
-                                 const PhiloxKey& key) {
+LOWCOMM_ONCE void ditherScales(Scales& scales, float* bases, size_t buckets, uint64_t number, const GridForm& form,
+                               const PhiloxKey& key) {
   const PhiloxKey of_buckets{key.seed, key.stream | kBucketStream, key.step};
   for (size_t i = 0; i < buckets;) {
     const uint64_t aligned = (number + i) / kLanes * kLanes;
