@@ -121,36 +121,13 @@ LOWCOMM_INLINE void repeatScales(Scales& scales, size_t buckets, uint32_t bucket
   }
 }
 
-// Philox4x32-10 of the counters counter ... counter + kLanes - 1. `counter` is a multiple of kLanes, so the lanes of
-// one call never differ in the high half. Even and odd counters run side by side, since only 32 x 32 -> 64 multiplies
-// exist.
-LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxKey& key) {
-  Quads result[2][4];
-  for (uint32_t odd = 0; odd < 2; ++odd) {
-    Quads c0 = Quads{} + (counter & 0xffffffffu);
-    for (uint32_t i = 0; i < kLanes / 2; ++i)
-      c0[i] += 2 * i + odd;
-    Quads c1 = Quads{} + (counter >> 32), c2 = Quads{} + uint64_t{key.stream}, c3 = Quads{} + uint64_t{key.step};
-    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      // Only low halves matter: what stands above them is never multiplied and is dropped at the end.
-      const Quads p0 = multiplyEven(c0, Quads{} + uint64_t{kPhiloxMul0});
-      const Quads p1 = multiplyEven(c2, Quads{} + uint64_t{kPhiloxMul1});
-      c0 = (p1 >> 32) ^ c1 ^ (Quads{} + uint64_t{k0});
-      c2 = (p0 >> 32) ^ c3 ^ (Quads{} + uint64_t{k1});
-      c1 = p1;
-      c3 = p0;
-      k0 += kPhiloxWeyl0;
-      k1 += kPhiloxWeyl1;
-    }
-    result[odd][0] = c0;
-    result[odd][1] = c1;
-    result[odd][2] = c2;
-    result[odd][3] = c3;
-  }
-  for (int i = 0; i < 4; ++i)
-    out[i] = evenOdd(result[0][i], result[1][i]);
-}
+}  // namespace
+}  // namespace lowcomm
+
+#include "kernels/philox_vector.inl"
+
+namespace lowcomm {
+namespace {
 
 // One whole block of 512 elements, with a scale for every kRows rows of it: 32 where a bucket is a block or more, else
 // 4, the smallest bucket's. (Larger ones repeat theirs: a form for each size would double this file's code for
@@ -162,6 +139,7 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* 
   constexpr uint32_t kTop = (1u << kBits) - 1;
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
   const Floats magic = splat(kStochastic ? 256.001953125f : 256.5f);
+  const PhiloxConstants constants = philoxConstants(block * 32, key);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
     Words packed[kBits];
@@ -173,7 +151,7 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* 
         base_now = splat(base[row / kRows]);
         inverse_now = splat(inverse[row / kRows]);
       }
-      if (kStochastic && row % 16 == 0) philoxLanes(draws, (block * 2 + row / 16) * 16 + lane, key);
+      if (kStochastic && row % 16 == 0) philoxOfBlock(draws, constants, (block * 2 + row / 16) * 16 + lane);
       Words fixed = (Words)((load(x + 16 * row + lane) - base_now) * inverse_now + magic);
       seen |= fixed;
       if (kStochastic) {
