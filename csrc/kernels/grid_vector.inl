@@ -42,6 +42,17 @@ LOWCOMM_INLINE Floats splat(float x) {
 LOWCOMM_INLINE Words splatWord(uint32_t x) {
   return Words{} + x;
 }
+
+// -x in every lane. x - base and x + (-base) are the same number, but only the addition can take x from memory; the
+// empty statement keeps the compiler from making it a subtraction again.
+LOWCOMM_INLINE Floats negated(float x) {
+  Floats v = splat(-x);
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 LOWCOMM_INLINE Floats lesser(Floats a, Floats b) {
   return a < b ? a : b;
 }
@@ -69,13 +80,13 @@ LOWCOMM_INLINE float highest(Floats v) {
 
 // Minimum and maximum of count >= 1 elements.
 LOWCOMM_INLINE void range(const float* x, size_t count, float* low, float* high) {
-  constexpr size_t kStride = 32;
+  constexpr size_t kStride = 64;
   const size_t whole = count / kStride * kStride;
   Floats low0 = splat(x[0]), high0 = low0, low1 = low0, high1 = low0;
   for (size_t i = 0; i < whole; i += kStride) {
-    __builtin_prefetch(x + i + kPrefetch);
-    __builtin_prefetch(x + i + kPrefetch + 16);
     for (size_t j = 0; j < kStride; j += 2 * kLanes) {
+      if (j % 16 == 0) __builtin_prefetch(x + i + kPrefetch + j);
+      if (2 * kLanes > 16) __builtin_prefetch(x + i + kPrefetch + j + 16);
       const Floats a = load(x + i + j), b = load(x + i + j + kLanes);
       low0 = lesser(low0, a);
       high0 = greater(high0, a);
@@ -136,23 +147,23 @@ namespace {
 template <int kBits, bool kStochastic, int kRows>
 LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* base, const float* inverse,
                                  uint64_t block, const PhiloxKey& key, Words seen) {
-  constexpr uint32_t kTop = (1u << kBits) - 1;
+  constexpr uint32_t kCode = ((1u << kBits) - 1) << 15;  // where the code stands in a fixed-point value
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
   const Floats magic = splat(kStochastic ? 256.001953125f : 256.5f);
   const PhiloxConstants constants = philoxConstants(block * 32, key);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
-    Words packed[kBits];
     Words draws[4];
-    Floats base_now = splat(base[0]), inverse_now = splat(inverse[0]);
+    Words packed{};
+    Floats minus_base = negated(base[0]), inverse_now = splat(inverse[0]);
 #pragma GCC unroll 32
     for (int row = 0; row < 32; ++row) {
       if (row > 0 && row % kRows == 0) {
-        base_now = splat(base[row / kRows]);
+        minus_base = negated(base[row / kRows]);
         inverse_now = splat(inverse[row / kRows]);
       }
       if (kStochastic && row % 16 == 0) philoxOfBlock(draws, constants, (block * 2 + row / 16) * 16 + lane);
-      Words fixed = (Words)((load(x + 16 * row + lane) - base_now) * inverse_now + magic);
+      Words fixed = (Words)((load(x + 16 * row + lane) + minus_base) * inverse_now + magic);
       seen |= fixed;
       if (kStochastic) {
         constexpr uint32_t kDraw = 255u << 7;
@@ -160,14 +171,14 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const float* 
         const int byte = row % 4;
         fixed += (byte == 0 ? draw << 7 : draw >> (8 * byte - 7)) & kDraw;
       }
-      // The code is bits 15... of `fixed`; it goes to bits [at, at + kBits) of the lane's string.
+      // The code goes to bits [at, at + kBits) of the lane's string; a shift to the left drops what the next word gets.
       const int at = row * kBits % 32, word = row * kBits / 32;
-      const Words placed = (at <= 15 ? fixed >> (15 - at) : fixed << (at - 15)) & (kTop << at);
-      packed[word] = at == 0 ? placed : packed[word] | placed;
-      if (at + kBits > 32) packed[word + 1] = (fixed >> (15 + 32 - at)) & (kTop >> (32 - at));
+      const Words code = fixed & kCode;
+      const Words placed = at <= 15 ? code >> (15 - at) : code << (at - 15);
+      packed = at == 0 ? placed : packed | placed;
+      if (at + kBits >= 32) storeWords(words + (16 * word + lane) * 4, packed);
+      if (at + kBits > 32) packed = code >> (15 + 32 - at);
     }
-    for (int i = 0; i < kBits; ++i)
-      storeWords(words + (16 * i + lane) * 4, packed[i]);
   }
   return seen;
 }
