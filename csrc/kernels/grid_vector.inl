@@ -44,6 +44,17 @@ LOWCOMM_INLINE Floats splat(float x) {
 LOWCOMM_INLINE Words splatWord(uint32_t x) {
   return Words{} + x;
 }
+
+// -x in every lane. x - base and x + (-base) are the same number, but only the addition can take x from memory; the
+// empty statement keeps the compiler from making it a subtraction again.
+LOWCOMM_INLINE Floats negated(float x) {
+  Floats v = splat(-x);
+#if defined(__x86_64__)
+  asm("" : "+x"(v));
+#endif
+  return v;
+}
+
 LOWCOMM_INLINE Floats lesser(Floats a, Floats b) {
   return a < b ? a : b;
 }
@@ -71,13 +82,13 @@ LOWCOMM_INLINE float highest(Floats v) {
 
 // Minimum and maximum of count >= 1 elements.
 LOWCOMM_INLINE void range(const float* x, size_t count, float* low, float* high) {
-  constexpr size_t kStride = 32;
+  constexpr size_t kStride = 64;
   const size_t whole = count / kStride * kStride;
   Floats low0 = splat(x[0]), high0 = low0, low1 = low0, high1 = low0;
   for (size_t i = 0; i < whole; i += kStride) {
-    __builtin_prefetch(x + i + kPrefetch);
-    __builtin_prefetch(x + i + kPrefetch + 16);
     for (size_t j = 0; j < kStride; j += 2 * kLanes) {
+      if (j % 16 == 0) __builtin_prefetch(x + i + kPrefetch + j);
+      if (2 * kLanes > 16) __builtin_prefetch(x + i + kPrefetch + j + 16);
       const Floats a = load(x + i + j), b = load(x + i + j + kLanes);
       low0 = lesser(low0, a);
       high0 = greater(high0, a);
@@ -154,36 +165,13 @@ LOWCOMM_INLINE void repeatScales(Scales& scales, size_t buckets, uint32_t bucket
   }
 }
 
-// Philox4x32-10 of the counters counter ... counter + kLanes - 1. `counter` is a multiple of kLanes, so the lanes of
-// one call never differ in the high half. Even and odd counters run side by side, since only 32 x 32 -> 64 multiplies
-// exist.
-LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxKey& key) {
-  Quads result[2][4];
-  for (uint32_t odd = 0; odd < 2; ++odd) {
-    Quads c0 = Quads{} + (counter & 0xffffffffu);
-    for (uint32_t i = 0; i < kLanes / 2; ++i)
-      c0[i] += 2 * i + odd;
-    Quads c1 = Quads{} + (counter >> 32), c2 = Quads{} + uint64_t{key.stream}, c3 = Quads{} + uint64_t{key.step};
-    uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
-    for (int round = 0; round < kPhiloxRounds; ++round) {
-      // Only low halves matter: what stands above them is never multiplied and is dropped at the end.
-      const Quads p0 = multiplyEven(c0, Quads{} + uint64_t{kPhiloxMul0});
-      const Quads p1 = multiplyEven(c2, Quads{} + uint64_t{kPhiloxMul1});
-      c0 = (p1 >> 32) ^ c1 ^ (Quads{} + uint64_t{k0});
-      c2 = (p0 >> 32) ^ c3 ^ (Quads{} + uint64_t{k1});
-      c1 = p1;
-      c3 = p0;
-      k0 += kPhiloxWeyl0;
-      k1 += kPhiloxWeyl1;
-    }
-    result[odd][0] = c0;
-    result[odd][1] = c1;
-    result[odd][2] = c2;
-    result[odd][3] = c3;
-  }
-  for (int i = 0; i < 4; ++i)
-    out[i] = evenOdd(result[0][i], result[1][i]);
-}
+}  // namespace
+}  // namespace lowcomm
+
+#include "kernels/philox_vector.inl"
+
+namespace lowcomm {
+namespace {
 
 // Each bucket's own random number into scales.magic, and the bases to send; `number` is the first bucket's in the whole
 // tensor.
@@ -223,24 +211,25 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
                                  const GridForm& form, uint64_t block, const PhiloxKey& key, Words seen) {
   constexpr bool kStochastic = kRule == GridRule::stochastic, kDithered = kRule == GridRule::dithered;
   const float *base = scales.base + first, *inverse = scales.inverse + first, *magic = scales.magic + first;
-  constexpr uint32_t kTop = (1u << kBits) - 1;
+  constexpr uint32_t kCode = ((1u << kBits) - 1) << 15;  // where the code stands in a fixed-point value
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
   const Floats same_magic = splat(kStochastic ? 256.001953125f : kRule == GridRule::centred ? form.magic : 256.5f);
   const Floats lowest_t = splat(form.low), highest_t = splat(form.high);
+  const PhiloxConstants constants = philoxConstants(block * 32, key);
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
-    Words packed[kBits];
     Words draws[4];
-    Floats base_now = splat(base[0]), inverse_now = splat(inverse[0]);
+    Words packed{};
+    Floats minus_base = negated(base[0]), inverse_now = splat(inverse[0]);
     Floats magic_now = kDithered ? splat(magic[0]) : same_magic;
 #pragma GCC unroll 32
     for (int row = 0; row < 32; ++row) {
       if (row > 0 && row % kRows == 0) {
-        base_now = splat(base[row / kRows]);
+        minus_base = negated(base[row / kRows]);
         inverse_now = splat(inverse[row / kRows]);
         if (kDithered) magic_now = splat(magic[row / kRows]);
       }
-      if (kStochastic && row % 16 == 0) philoxLanes(draws, (block * 2 + row / 16) * 16 + lane, key);
+      if (kStochastic && row % 16 == 0) philoxOfBlock(draws, constants, (block * 2 + row / 16) * 16 + lane);
       const Floats element = load(x + 16 * row + lane);
       Words fixed;
       if constexpr (kRule == GridRule::sign) {
@@ -248,7 +237,7 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
       } else if constexpr (kRule == GridRule::centred) {
         fixed = (Words)(lesser(highest_t, greater(lowest_t, element * inverse_now)) + magic_now);
       } else {
-        fixed = (Words)((element - base_now) * inverse_now + magic_now);
+        fixed = (Words)((element + minus_base) * inverse_now + magic_now);
         seen |= fixed;
       }
       if (kStochastic) {
@@ -257,14 +246,14 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
         const int byte = row % 4;
         fixed += (byte == 0 ? draw << 7 : draw >> (8 * byte - 7)) & kDraw;
       }
-      // The code is bits 15... of `fixed`; it goes to bits [at, at + kBits) of the lane's string.
+      // The code goes to bits [at, at + kBits) of the lane's string; a shift to the left drops what the next word gets.
       const int at = row * kBits % 32, word = row * kBits / 32;
-      const Words placed = (at <= 15 ? fixed >> (15 - at) : fixed << (at - 15)) & (kTop << at);
-      packed[word] = at == 0 ? placed : packed[word] | placed;
-      if (at + kBits > 32) packed[word + 1] = (fixed >> (15 + 32 - at)) & (kTop >> (32 - at));
+      const Words code = fixed & kCode;
+      const Words placed = at <= 15 ? code >> (15 - at) : code << (at - 15);
+      packed = at == 0 ? placed : packed | placed;
+      if (at + kBits >= 32) storeWords(words + (16 * word + lane) * 4, packed);
+      if (at + kBits > 32) packed = code >> (15 + 32 - at);
     }
-    for (int i = 0; i < kBits; ++i)
-      storeWords(words + (16 * i + lane) * 4, packed[i]);
   }
   return seen;
 }
