@@ -62,22 +62,40 @@ LOWCOMM_INLINE Floats greater(Floats a, Floats b) {
   return a > b ? a : b;
 }
 
-// A loop over the lanes of a register array compiles to a handful of shuffles; NaN needs no care, the quantizer sees
-// it.
-LOWCOMM_INLINE float lowest(Floats v) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i)
-      v[i] = v[i + half] < v[i] ? v[i + half] : v[i];
+// A loop over 8 lanes compiles to a handful of shuffles, one over 16 does not: those are halved first. NaN needs no
+// care, the quantizer sees it.
+typedef float EightFloats __attribute__((vector_size(32)));
+
+template <class V>
+LOWCOMM_INLINE float lowest(V v) {
+  constexpr int kCount = sizeof(V) / sizeof(float);
+  if constexpr (kCount == 16) {
+    EightFloats half[2];
+    __builtin_memcpy(half, &v, sizeof(v));
+    return lowest(half[0] < half[1] ? half[0] : half[1]);
+  } else {
+    for (int half = kCount / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i)
+        v[i] = v[i + half] < v[i] ? v[i + half] : v[i];
+    }
+    return v[0];
   }
-  return v[0];
 }
 
-LOWCOMM_INLINE float highest(Floats v) {
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i)
-      v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
+template <class V>
+LOWCOMM_INLINE float highest(V v) {
+  constexpr int kCount = sizeof(V) / sizeof(float);
+  if constexpr (kCount == 16) {
+    EightFloats half[2];
+    __builtin_memcpy(half, &v, sizeof(v));
+    return highest(half[0] > half[1] ? half[0] : half[1]);
+  } else {
+    for (int half = kCount / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i)
+        v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
+    }
+    return v[0];
   }
-  return v[0];
 }
 
 // Minimum and maximum of count >= 1 elements.

@@ -48,5 +48,6 @@ const KernelTable* findKernels(const char* name);
 // One definition a form, each in a translation unit of its own; null where the build's target has no such instructions.
 const KernelTable* scalarKernels();
 const KernelTable* avx2Kernels();
+const KernelTable* avx512Kernels();
 
 }  // namespace lowcomm
