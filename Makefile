@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(subst =,,$(TORCH))
 SOURCES := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: build demo test test-cpp test-python lint format bench clean
+.PHONY: build demo test test-cpp test-python lint format bench bench-codec clean
 
 build: $(VENV)/.built
 
@@ -50,11 +50,11 @@ test-python: build
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix-only -q . ; $(BIN)/ruff format -q .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format -i
 
 $(VENV)/.lint: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,12 @@ bench: build
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/convergence.py qsdp
 	$(BIN)/python benchmarks/exit_aborts.py
+
+# The codecs' kernels against the bounds that memory sets; torch-free, a minute.
+bench-codec:
+	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
+	cmake --build build-codec --target codec_perf --parallel $${MAX_JOBS:-$$(nproc)}
+	build-codec/codec_perf --json benchmarks/results/codec_perf.json
 
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

@@ -27,11 +27,30 @@ def codec(spec: str) -> Codec:
         y = c.decode(b, x.numel())      # 1-D float32 tensor
         z = c.roundtrip(x)              # decode(encode(x)) in x's shape and dtype
 
-    This version has ``none`` (the elements themselves), ``minmax<b>`` (each bucket's elements on 2**b evenly spaced
-    values from its minimum to its maximum, the nearest one) and ``qsgd<b>`` (the same grid, rounded at random without
-    bias), b from 1 to 8, and the option ``bucket``, a power of two from 64 to 65,536 elements (default 1024). With a
-    bucket's ``step = (max - min) / (2**b - 1)``, an element's error is at most half a step (``minmax``) or a step
-    (``qsgd``). A payload has b bits an element and 8 bytes a bucket.
+    This version has, b being 1 to 8 bits:
+
+    * ``none``: the elements themselves.
+    * ``minmax<b>``: each bucket's elements on 2**b evenly spaced values from its minimum to its maximum, the nearest one.
+    * ``qsgd<b>``: the same grid, rounded at random without bias.
+    * ``dither<b>``: the same grid, rounded by one random number a bucket.
+    * ``lattice<b>``: a grid shifted by one random number a bucket, the nearest value of it.
+    * ``sym<b>``, from 2 bits: a grid around 0 with a level at 0, up to each bucket's largest magnitude.
+    * ``mid<b>``: the same with levels half a step away from 0.
+    * ``tern``: minus the largest magnitude, 0, or the largest magnitude, in 2 bits.
+    * ``sign1``: plus or minus the mean magnitude, in 1 bit.
+
+    Options: ``bucket``, a power of two from 64 to 65,536 elements (default 1024); for ``qsgd`` and ``lattice`` ``delta``, a
+    step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for ``sym`` and ``mid``
+    ``range=l2``, up to twice the root mean square instead of the largest magnitude.
+    ``meta=bf16`` (not for ``lattice``, nor with ``delta``) rounds a bucket's metadata to bfloat16: half their bytes, and a
+    step that is up to 1/128 larger, or more where the values are all far from 0.
+    ``nonfinite=error`` (default) refuses NaN, infinities and magnitudes of 2**126 and more; ``saturate`` sends 0 for a NaN
+    and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes to NaN.
+
+    A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
+    error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload
+    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0, half of it
+    with ``meta=bf16``.
 
     The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,
     Vladu, Guo, Alistarh, "Quantized Distributed Training of Large Models with Convergence Guarantees", ICML 2023.

@@ -102,7 +102,7 @@ constexpr const char* kEncodeDoc = R"(Encodes a tensor.
 Args:
     x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). Grid codecs take
         float32, float16 and bfloat16, ``none`` takes every real dtype.
-    seed: Key of the random numbers, 64 bits. Only ``qsgd`` draws any.
+    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither`` and ``lattice`` draw any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
 
@@ -111,7 +111,8 @@ Returns:
 
 Raises:
     TypeError: The codec does not take the dtype.
-    ValueError: An element is NaN, infinite or 2**126 or more in magnitude (the first one's position is named), or the
+    ValueError: An element is NaN, infinite or 2**126 or more in magnitude under ``nonfinite=error`` (the first one's
+        position is named), a bucket's range is above what ``delta`` spans, or the
         tensor is not a dense CPU tensor.)";
 
 constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.

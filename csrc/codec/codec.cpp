@@ -10,21 +10,21 @@
 namespace lowcomm {
 
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec) {
-  switch (spec.id) {
-    case CodecId::none:
-      return std::make_shared<NoneCodec>(spec);
-    case CodecId::minmax:
-    case CodecId::qsgd:
-      return std::make_shared<GridCodec>(spec, kernels());
-    case CodecId::layout:
-      break;
-  }
+  if (spec.id == CodecId::none) return std::make_shared<NoneCodec>(spec);
+  if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, kernels());
   throw ValueError("codec number: expected one of " + codecNames() + ", got " +
                    std::to_string(static_cast<int>(spec.id)));
 }
 
 std::string codecNames() {
-  return "none, minmax1...minmax8, qsgd1...qsgd8";
+  std::string names = "none";
+  for (const GridFamily& family : kGridFamilies) {
+    const std::string name(family.name);
+    names += ", " + name;
+    if (family.named()) names += std::to_string(family.least_bits);
+    if (family.least_bits != family.most_bits) names += "..." + name + std::to_string(family.most_bits);
+  }
+  return names;
 }
 
 }  // namespace lowcomm

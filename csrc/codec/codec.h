@@ -49,7 +49,7 @@ class Codec {
   // Exact payload size of `count` elements; 0 for 0.
   virtual size_t encodedBytes(uint64_t count, DType dtype) const = 0;
 
-  // Throws NonFiniteError (nothing useful is then in dst), TypeError.
+  // Throws NonFiniteError under nonfinite=error (nothing useful is then in dst), TypeError.
   virtual void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const Draws& draws) const = 0;
 

@@ -8,10 +8,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
+#include "codec/repair.h"
 #include "kernels/float_env.h"
+#include "kernels/grid_scale.h"
 #include "kernels/half.h"
 
 namespace lowcomm {
@@ -20,6 +23,7 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 
 namespace {
 
+constexpr uint32_t kPoison = 0x7fc00000u;  // the quiet NaN that a poisoned bucket sends
 constexpr uint64_t kBlock = 512;
 constexpr uint64_t kLanes = 16;
 
@@ -31,16 +35,78 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
 }
 
+GridRule ruleOf(const GridFamily& family) {
+  if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
+  switch (family.rounding) {
+    case Rounding::nearest:
+      return GridRule::nearest;
+    case Rounding::stochastic:
+      return GridRule::stochastic;
+    case Rounding::dithered:
+      return GridRule::dithered;
+  }
+  return GridRule::nearest;
+}
+
+GridForm formOf(const CodecSpec& spec) {
+  GridForm form;
+  form.bucket = spec.bucket;
+  form.bf16 = spec.meta == Meta::bf16;
+  form.shifted = spec.id == CodecId::lattice;
+  form.delta = spec.delta;
+  form.rms = spec.range == Range::l2;
+  const float half = static_cast<float>(1 << (spec.bits - 1));  // H
+  switch (spec.id) {
+    case CodecId::sym:
+      form.divisor = form.numerator = form.centre = half;
+      form.low = -half;
+      form.high = half - 1;
+      form.magic = 256.5f + half;
+      break;
+    case CodecId::mid:
+      form.divisor = half;
+      form.numerator = form.high = half - 0x1p-13f;  // a largest element just below the level that is none
+      form.low = -form.high;
+      form.magic = 256 + half;
+      form.centre = half - 0.5f;
+      break;
+    case CodecId::tern:
+      form.numerator = form.high = form.centre = 1;
+      form.low = -1;
+      form.magic = 257.5f;
+      break;
+    case CodecId::sign1:
+      form.centre = 0.5f;  // (0 or 1 - 1/2)·2·mean: both products exact
+      form.unit = 2;
+      break;
+    default:
+      break;
+  }
+  return form;
+}
+
+// Of the four codes that two bits have, 3 is none.
+void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
+  for (size_t at = 0; at < words.size(); at += 8) {
+    uint64_t pairs;
+    std::memcpy(&pairs, words.data() + at, 8);
+    if ((pairs & pairs >> 1 & 0x5555555555555555u) != 0) {
+      throw WireError(codec + ": codes in bytes " + std::to_string(at) + "..." + std::to_string(at + 7) +
+                      " of the blocks: expected 0, 1 or 2 each, got a 3");
+    }
+  }
+}
+
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), stochastic_(spec.id == CodecId::qsgd) {
-  if (!isGridBits(spec.bits)) {
-    throw ValueError(name_ + ": bits: expected " + kGridBits + ", got " + std::to_string(spec.bits));
-  }
-  if (!isGridBucket(spec.bucket)) {
-    throw ValueError(name_ + ": bucket: expected " + kGridBuckets + ", got " + std::to_string(spec.bucket));
-  }
+    : Codec(spec), table_(table), name_(spec.str()), form_(formOf(spec)) {
+  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
+  const GridFamily& family = *gridFamily(spec.id);
+  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(family))];
+  decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
+  scales_ = family.centred ? 1 : 2;
+  scale_bytes_ = form_.bf16 ? 2 : 4;
 }
 
 uint64_t GridCodec::granularity() const {
@@ -52,7 +118,7 @@ bool GridCodec::supports(DType dtype) const {
 }
 
 size_t GridCodec::metaBytes(uint64_t count) const {
-  return 8 * ((count + spec().bucket - 1) / spec().bucket);
+  return scale_bytes_ * scales_ * ((count + spec().bucket - 1) / spec().bucket);
 }
 
 size_t GridCodec::wordBytes(uint64_t count) const {
@@ -82,34 +148,68 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   const size_t meta = metaBytes(count), words = up64(meta);
   std::memset(dst.data() + meta, 0, words - meta);
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
-  bool finite;
-  {
-    FloatEnv env;
-    if (dtype == DType::float32) {
-      const auto* x = static_cast<const float*>(src);
-      finite = table_.encode_grid[spec().bits - 1][stochastic_](dst.data(), dst.data() + words, x, count, spec().bucket,
-                                                                first / kBlock, key);
-    } else {
-      finite = encodePieces(dst.data(), static_cast<const uint16_t*>(src), dtype, first, count, key);
-    }
+  if (encodeTaken(dst.data(), src, dtype, first, count, key)) return;
+  if (spec().nonfinite == Nonfinite::error) {
+    expectFinite(spec(), src, dtype, first, count);
+  } else if (encodeRepaired(dst.data(), src, dtype, first, count, key)) {
+    return;
   }
-  if (finite) return;
-  expectFinite(spec(), src, dtype, first, count);
+  if (spec().delta != 0) {
+    const float span = static_cast<float>((1 << spec().bits) - 1) * spec().delta;
+    throw ValueError(name_ + ": expected buckets whose largest and smallest element are at most " +
+                     std::to_string(span) + " apart, (2^bits - 1) * delta, got one with more in elements " +
+                     std::to_string(first) + "..." + std::to_string(first + count - 1));
+  }
   throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
+}
+
+bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                            const PhiloxKey& key) const {
+  FloatEnv env;
+  if (dtype != DType::float32) return encodePieces(dst, static_cast<const uint16_t*>(src), dtype, first, count, key);
+  return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, form_, first / kBlock, key);
+}
+
+bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                               const PhiloxKey& key) const {
+  const size_t bytes = count * itemBytes(dtype);
+  const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  std::memcpy(copy.get(), src, bytes);
+  std::vector<uint64_t> poisoned;
+  if (spec().nonfinite == Nonfinite::saturate) {
+    saturate(copy.get(), dtype, count, spec().bucket);
+  } else {
+    poisoned = blank(copy.get(), dtype, count, spec().bucket);
+  }
+  if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
+  for (uint64_t bucket : poisoned)
+    poison(dst, count, bucket);
+  return true;
+}
+
+// NaN for the base, or the step of a codec that sends no base; all else of the bucket 0.
+void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
+  const uint64_t from = bucket * spec().bucket, elements = std::min<uint64_t>(spec().bucket, count - from);
+  clearCodes({dst + up64(metaBytes(count)), wordBytes(count)}, spec().bits, from, elements);
+  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
+  if (scales_ == 2) putScale(to, 0, form_.bf16);
+}
+
+bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
+  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
+         (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                              const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
-  const auto encode = table_.encode_grid[spec().bits - 1][stochastic_];
   const uint64_t piece = pieceOf(spec().bucket, count);
   std::byte* words = dst + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
     convert(scratch.get(), src + at, n);
-    if (!encode(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, spec().bucket, (first + at) / kBlock,
-                key)) {
+    if (!encode_(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, form_, (first + at) / kBlock, key)) {
       return false;
     }
   }
@@ -120,15 +220,16 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
   if (count == 0) return;
   const size_t meta = metaBytes(count), words = up64(meta);
-  for (size_t at = 0; at < meta; at += 4) {
-    uint32_t bits;
-    std::memcpy(&bits, src.data() + at, 4);
-    if ((bits & 0x7f800000u) == 0x7f800000u) {
-      throw WireError(name_ + ": " + (at % 8 == 0 ? "base" : "step") + " of bucket " + std::to_string(at / 8) +
-                      ": expected a finite number, got " + std::to_string(floatOf(bits)));
+  for (size_t i = 0; i < meta / scale_bytes_; ++i) {
+    const float scale = scaleAt(src.data(), i, form_.bf16);
+    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u && !isPoison(src.data(), i / scales_)) {
+      throw WireError(name_ + ": " + ((i + 1) % scales_ == 0 ? "step" : "base") + " of bucket " +
+                      std::to_string(i / scales_) + ": expected a finite number, got " + std::to_string(scale));
     }
   }
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
+
+  if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
 
   // Only the last block can have unused bits: those of its lanes past their last row.
   const uint64_t rest = count % kBlock;
@@ -156,8 +257,7 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   if (count == 0) return;
   FloatEnv env;
   if (dtype == DType::float32) {
-    table_.decode_grid[spec().bits - 1][0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)),
-                                           count, spec().bucket);
+    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, form_);
   } else {
     decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
   }
@@ -165,13 +265,12 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
 
 void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const {
   const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
-  const auto decode = table_.decode_grid[spec().bits - 1][0];
   const uint64_t piece = pieceOf(spec().bucket, count);
   const std::byte* words = src + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
-    decode(scratch.get(), src + metaBytes(at), words + wordBytes(at), n, spec().bucket);
+    decode_[0](scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form_);
     convert(dst + at, scratch.get(), n);
   }
 }
@@ -182,7 +281,7 @@ void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  table_.decode_grid[spec().bits - 1][1](acc, src.data(), src.data() + up64(metaBytes(count)), count, spec().bucket);
+  decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, form_);
 }
 
 }  // namespace lowcomm

@@ -8,16 +8,24 @@
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
+#include "kernels/grid_form.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
 
 namespace lowcomm {
 
-// minmax<b> and qsgd<b> (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values from its minimum to
-// its maximum, the nearest one or, qsgd, one of the two neighbours at random without bias. The method of QSDP (Markov,
-// Vladu, Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for
-// weights and for gradients. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
+// The codecs of kGridFamilies (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values, which follow
+// its range. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
 // decodeAdd adds the fp32 value, not rounded to `dtype`.
+//
+// minmax (nearest) and qsgd (one of the two neighbours at random without bias) are the method of QSDP (Markov, Vladu,
+// Guo, Alistarh: Quantized Distributed Training of Large Models with Convergence Guarantees; ICML 2023) for weights and
+// for gradients; dither is the rounding of its Lemma 5 (one random number decides for a whole bucket, variance
+// step^2·f(1 − f) at fraction f), lattice that of its Definition 1 (a randomly shifted grid, variance step^2/12).
+//
+// sym and mid are grids around 0, sym with a level at 0 (AQ-SGD, DiLoCoX) and mid without (AQ-SGD's text: Wang et al.,
+// Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees; NeurIPS 2022); sign1
+// has two levels and tern three. They send a step and no base.
 class GridCodec final : public Codec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
@@ -37,13 +45,24 @@ class GridCodec final : public Codec {
   size_t wordBytes(uint64_t count) const;
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
+  bool isPoison(const std::byte* meta, uint64_t bucket) const;
+  // False where the loops took it no further; nothing useful is then in dst.
+  bool encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                   const PhiloxKey& key) const;
+  bool encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                      const PhiloxKey& key) const;
+  void poison(std::byte* dst, uint64_t count, uint64_t bucket) const;
   bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                     const PhiloxKey& key) const;
   void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
 
   const KernelTable& table_;
   std::string name_;
-  bool stochastic_;
+  GridForm form_;
+  KernelTable::EncodeGrid encode_;
+  const KernelTable::DecodeGrid* decode_;  // [add]
+  size_t scales_;                          // numbers of metadata a bucket
+  size_t scale_bytes_;                     // of each
 };
 
 }  // namespace lowcomm

@@ -18,11 +18,10 @@ constexpr uint32_t kDefaultBucket = 1024;
 
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
-constexpr std::string_view kLaterCodecs[] = {"sign1", "tern", "topk", "logbyte", "log9",
-                                             "fake",  "fp16", "bf16", "fp8e4m3"};
-constexpr std::string_view kLaterFamilies[] = {"dither", "lattice", "sym", "mid", "levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"meta",  "range", "axis", "rotate", "round",
-                                              "delta", "gain",  "keep", "values", "ratio"};
+constexpr std::string_view kLaterCodecs[] = {"topk", "logbyte", "log9", "fake", "fp16", "bf16", "fp8e4m3"};
+constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
+constexpr std::string_view kLaterOptions[] = {"axis", "rotate", "round", "gain", "keep", "values", "ratio"};
+constexpr const char* kOptions = "bucket, meta, range, delta, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -35,6 +34,19 @@ bool contains(const List& list, std::string_view name) {
 
 [[noreturn]] void notYet(std::string_view text, const std::string& what, const std::string& has) {
   fail(text, "this version does not have " + what + " yet; it has " + has);
+}
+
+// A grid of any bits with such a step stays within what fp32 can add up, and its inverse is not infinite.
+constexpr const char* kDeltas = "a step of 1e-30...1e30";
+bool isDelta(float delta) {
+  return delta >= 1e-30f && delta <= 1e30f;
+}
+
+// The fewest digits that parse to the same number: one number has one text.
+std::string shortest(float value) {
+  char digits[32];
+  const auto written = std::to_chars(digits, digits + sizeof(digits), value);
+  return {digits, written.ptr};
 }
 
 bool isDigit(char c) {
@@ -53,26 +65,22 @@ Name split(std::string_view name) {
   return {name.substr(0, end), name.substr(end)};
 }
 
-CodecId gridId(std::string_view family) {
-  if (family == "minmax") return CodecId::minmax;
-  if (family == "qsgd") return CodecId::qsgd;
-  return CodecId::none;
-}
-
 CodecSpec parseName(std::string_view text, std::string_view name) {
   if (name == "none") return {};
   const Name parts = split(name);
-  CodecSpec spec;
-  spec.id = gridId(parts.family);
-  if (spec.id == CodecId::none) {
+  const GridFamily* family = gridFamily(parts.family);
+  if (family == nullptr || (!family->named() && !parts.digits.empty())) {
     if (contains(kLaterCodecs, name) || contains(kLaterFamilies, parts.family)) {
       notYet(text, std::string(name), codecNames());
     }
     fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
   }
-  if (parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
-  if (!isGridBits(spec.bits)) {
-    fail(text, std::string("bits: expected ") + kGridBits + " after '" + std::string(parts.family) + "', got '" +
+  CodecSpec spec;
+  spec.id = family->id;
+  if (!family->named()) spec.bits = family->least_bits;
+  if (family->named() && parts.digits.size() == 1) spec.bits = static_cast<uint8_t>(parts.digits[0] - '0');
+  if (!isGridBits(*family, spec.bits)) {
+    fail(text, "bits: expected " + gridBits(*family) + " after '" + std::string(parts.family) + "', got '" +
                    std::string(parts.digits) + "'");
   }
   spec.bucket = kDefaultBucket;
@@ -90,6 +98,15 @@ uint32_t parseBucket(std::string_view text, std::string_view value) {
   return bucket;
 }
 
+float parseDelta(std::string_view text, std::string_view value) {
+  float delta = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), delta);
+  if (error != std::errc() || end != value.data() + value.size() || !isDelta(delta)) {
+    fail(text, std::string("delta: expected ") + kDeltas + ", got '" + std::string(value) + "'");
+  }
+  return delta;
+}
+
 void parseOption(std::string_view text, std::string_view option, CodecSpec& spec, std::set<std::string_view>& seen) {
   const size_t equals = option.find('=');
   if (equals == std::string_view::npos || equals == 0 || equals + 1 == option.size()) {
@@ -100,17 +117,37 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
   if (key == "bucket") {
     spec.bucket = parseBucket(text, value);
+  } else if (key == "meta") {
+    if (value != "fp32" && value != "bf16") fail(text, "meta: expected fp32 or bf16, got '" + std::string(value) + "'");
+    spec.meta = value == "bf16" ? Meta::bf16 : Meta::fp32;
+  } else if (key == "range") {
+    if (value != "absmax" && value != "l2") {
+      fail(text, "range: expected absmax or l2, got '" + std::string(value) + "'");
+    }
+    spec.range = value == "l2" ? Range::l2 : Range::absmax;
+  } else if (key == "delta") {
+    spec.delta = parseDelta(text, value);
   } else if (key == "nonfinite") {
-    if (value == "saturate" || value == "poison") notYet(text, std::string(option), "nonfinite=error");
-    if (value != "error") fail(text, "nonfinite: expected error, got '" + std::string(value) + "'");
+    if (value == "saturate") {
+      spec.nonfinite = Nonfinite::saturate;
+    } else if (value == "poison") {
+      spec.nonfinite = Nonfinite::poison;
+    } else if (value != "error") {
+      fail(text, "nonfinite: expected error, saturate or poison, got '" + std::string(value) + "'");
+    }
   } else if (contains(kLaterOptions, key)) {
-    notYet(text, "the option " + std::string(key), "bucket, nonfinite");
+    notYet(text, "the option " + std::string(key), kOptions);
   } else {
-    fail(text, "option: expected bucket or nonfinite, got '" + std::string(key) + "'");
+    fail(text, std::string("option: expected one of ") + kOptions + ", got '" + std::string(key) + "'");
   }
 }
 
 }  // namespace
+
+std::string gridBits(const GridFamily& family) {
+  const std::string least = std::to_string(family.least_bits);
+  return family.least_bits == family.most_bits ? least : least + "..." + std::to_string(family.most_bits);
+}
 
 CodecSpec CodecSpec::parse(std::string_view text) {
   const size_t colon = text.find(':');
@@ -121,21 +158,62 @@ CodecSpec CodecSpec::parse(std::string_view text) {
   while (true) {
     const size_t comma = rest.find(',');
     parseOption(text, rest.substr(0, comma), spec, seen);
-    if (comma == std::string_view::npos) return spec;
+    if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  if (const auto why = misfit(spec)) fail(text, *why);
+  return spec;
 }
 
 std::string CodecSpec::str() const {
   if (id == CodecId::none) return "none";
-  if (id == CodecId::layout) return "layout";
-  return (id == CodecId::minmax ? "minmax" : "qsgd") + std::to_string(bits) + ":bucket=" + std::to_string(bucket);
+  const GridFamily* family = gridFamily(id);
+  if (family == nullptr) return "layout";
+  std::string text(family->name);
+  if (family->named()) text += std::to_string(bits);
+  text += ":bucket=" + std::to_string(bucket);
+  if (meta == Meta::bf16) text += ",meta=bf16";
+  if (range == Range::l2) text += ",range=l2";
+  if (delta != 0) text += ",delta=" + shortest(delta);
+  if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
+  if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
+  return text;
+}
+
+uint8_t frameFlags(const CodecSpec& spec) {
+  const GridFamily* family = gridFamily(spec.id);
+  if (family == nullptr) return 0;
+  return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
+                              (spec.meta == Meta::bf16 ? kBf16Flag : 0));
+}
+
+std::optional<std::string> misfit(const CodecSpec& spec) {
+  const GridFamily* family = gridFamily(spec.id);
+  if (family == nullptr) return std::nullopt;
+  const std::string name(family->name);
+  if (!isGridBits(*family, spec.bits)) {
+    return "bits: expected " + gridBits(*family) + ", got " + std::to_string(spec.bits);
+  }
+  if (!isGridBucket(spec.bucket)) {
+    return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
+  }
+  if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
+  if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
+  if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
+  if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
+  if (spec.delta != 0 && !isDelta(spec.delta)) {
+    return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> caution(const CodecSpec& spec) {
   constexpr uint8_t kCoarse = 2;
   constexpr uint32_t kLarge = 512;
-  if (!isGrid(spec.id) || spec.bits > kCoarse || spec.bucket < kLarge) return std::nullopt;
+  // Grids around 0 with a level at 0 or of one magnitude err less.
+  const GridFamily* family = gridFamily(spec.id);
+  if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
+  if (spec.bits > kCoarse || spec.bucket < kLarge || spec.delta != 0) return std::nullopt;
   return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
          (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +
          " is near 1 or above; use " + std::to_string(kCoarse + 1) + " bits or more, or a bucket below " +

@@ -6,40 +6,44 @@
 #include <string>
 #include <string_view>
 
+#include "codec/family.h"
+
 namespace lowcomm {
 
-// Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
-// one.
-enum class CodecId : uint8_t {
-  none = 0,      // the elements themselves
-  minmax = 1,    // grid between a bucket's minimum and maximum, nearest rounding
-  qsgd = 2,      // the same grid, stochastic rounding
-  layout = 255,  // several segments with a codec each (wire/layout.h); never written by a user
-};
-
-constexpr bool isGrid(CodecId id) {
-  return id == CodecId::minmax || id == CodecId::qsgd;
-}
-
 // What bits and bucket of a grid codec may be, wherever they come from: a user, a caller, a peer's frame.
-inline constexpr const char* kGridBits = "1...8";
-constexpr bool isGridBits(uint8_t bits) {
-  return bits >= 1 && bits <= 8;
+constexpr bool isGridBits(const GridFamily& family, uint8_t bits) {
+  return bits >= family.least_bits && bits <= family.most_bits;
+}
+std::string gridBits(const GridFamily& family);  // "1...8"
+
+// Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
+constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
+  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0);
+  return (flags & ~optional) == static_cast<uint8_t>(family.rounding);
 }
 inline constexpr const char* kGridBuckets = "a power of two in 64...65536";
 constexpr bool isGridBucket(uint32_t bucket) {
   return std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536;
 }
 
+// What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
+// their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
+enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
+
 // A codec with its options, as users write it: `name<bits>:key=value,...`, for example "minmax8:bucket=1024".
 struct CodecSpec {
   CodecId id = CodecId::none;
   uint8_t bits = 0;     // isGridBits for grid codecs, 0 for none
   uint32_t bucket = 0;  // elements sharing one scale: isGridBucket for grid codecs, 0 for none
+  float delta = 0;      // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
+  Range range = Range::absmax;
+  Meta meta = Meta::fp32;
+  Nonfinite nonfinite = Nonfinite::error;
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
-  // outside 1...8, an unknown option or value, a bucket that is no power of two in 64...65,536. Options and codecs of
-  // the published family that this version does not have are refused as such, by name.
+  // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is
+  // another codec's. Options and codecs of the published family that this version does not have are refused as such, by
+  // name.
   static CodecSpec parse(std::string_view text);
 
   // Canonical text: parse(str()) == *this, and equal specs have equal text.
@@ -47,6 +51,12 @@ struct CodecSpec {
 
   bool operator==(const CodecSpec&) const = default;
 };
+
+// Byte 8 of a frame of this codec.
+uint8_t frameFlags(const CodecSpec& spec);
+
+// The options of a codec that do not fit it or each other; none when it may be made. `parse` never returns such a spec.
+std::optional<std::string> misfit(const CodecSpec& spec);
 
 // A sentence for whoever chose this codec where it is allowed but hardly ever what was meant: a coarse grid over a
 // large bucket (1 or 2 bits, 512 elements and more) has an error about as large as the values. None for other codecs.

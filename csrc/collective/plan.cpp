@@ -90,7 +90,7 @@ FrameHeader MessagePlan::header(const Chunk& chunk) const {
     header.codec = codec.id;
     header.bits = codec.bits;
     header.bucket = codec.bucket;
-    header.flags = codec.id == CodecId::qsgd ? 1 : 0;
+    header.flags = frameFlags(codec);
   } else {
     header.codec = CodecId::layout;
     header.key_hash = layout.hash();

@@ -4,11 +4,14 @@
 #include <iterator>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "codec/none.h"
 #include "codec/nonfinite.h"
+#include "codec/repair.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "kernels/finite.h"
 
 namespace lowcomm {
 namespace {
@@ -25,7 +28,8 @@ class Reducer {
     const int own = op_.group.rank();
     const std::string of = sliceFor(own);
     for (const Run& run : chunk.runs) {
-      if (run.codec->spec().id == CodecId::none) continue;
+      const CodecSpec& codec = run.codec->spec();
+      if (codec.id == CodecId::none || codec.nonfinite != Nonfinite::error) continue;
       expectFinite(run.codec->spec(), contribution(message, run, own), message.dtype, run.at, run.count, of);
     }
   }
@@ -50,7 +54,7 @@ class Reducer {
       std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(wide));
       for (int rank = 0; rank < op_.group.size(); ++rank) {
         if (rank == op_.group.rank()) {
-          add(sum, contribution(message, run, rank), message.dtype, run.count, rank == 0);
+          add(sum, ownContribution(message, run), message.dtype, run.count, rank == 0);
         } else {
           addReceived(sum, run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
         }
@@ -79,6 +83,18 @@ class Reducer {
     return scaled;
   }
 
+  // This rank's elements of its own slice: as the others would see them where the codec saturates. A poisoned bucket's
+  // NaN and infinities reach the sum as they are.
+  const void* ownContribution(const ScatterMessage& message, const Run& run) {
+    const void* x = contribution(message, run, op_.group.rank());
+    const CodecSpec& codec = run.codec->spec();
+    if (codec.nonfinite != Nonfinite::saturate || firstNonFinite(x, message.dtype, run.count) < 0) return x;
+    const auto* from = static_cast<const std::byte*>(x);
+    repaired_.assign(from, from + run.count * itemBytes(message.dtype));
+    saturate(repaired_.data(), message.dtype, run.count, codec.bucket);
+    return repaired_.data();
+  }
+
   void add(void* sum, const void* x, DType dtype, uint64_t count, bool first) {
     if (first) {
       reduceAssign(sum, x, dtype, count);
@@ -105,6 +121,7 @@ class Reducer {
   OpContext& op_;
   const std::vector<ScatterMessage>& messages_;
   const Reduction& reduction_;
+  std::vector<std::byte> repaired_;
 };
 
 }  // namespace

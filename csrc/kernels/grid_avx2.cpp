@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/finite.h"
+#include "kernels/grid_scale.h"
 #include "kernels/table.h"
 
 #if defined(__AVX2__) && defined(__F16C__)
@@ -67,8 +68,7 @@ void floatToBrain(uint16_t* y, const float* x, size_t count) {
   }
 }
 
-constexpr KernelTable kTable = {
-    "avx2", LOWCOMM_FORMS(encodeGrid), LOWCOMM_FORMS(decodeGrid), halfToFloat, floatToHalf, brainToFloat, floatToBrain};
+constexpr KernelTable kTable = {"avx2", LOWCOMM_GRID_LOOPS, halfToFloat, floatToHalf, brainToFloat, floatToBrain};
 
 }  // namespace
 

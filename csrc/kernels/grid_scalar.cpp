@@ -1,11 +1,13 @@
 // The reference: what every other form of these loops must equal, bit for bit. Written to be read beside FORMAT.md
 // "Grid codecs"; a machine without a vector form runs it.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "kernels/finite.h"
+#include "kernels/grid_scale.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
@@ -18,24 +20,51 @@ constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
 
-struct Grid {
-  float base, step, inverse;
-  bool finite;
+struct Range {
+  float low, high;
 };
 
-Grid gridOf(const float* x, size_t count, float levels) {
-  float low = x[0], high = x[0];
+Range rangeOf(const float* x, size_t count) {
+  Range range{x[0], x[0]};
   for (size_t i = 1; i < count; ++i) {
-    low = x[i] < low ? x[i] : low;
-    high = x[i] > high ? x[i] : high;
+    range.low = x[i] < range.low ? x[i] : range.low;
+    range.high = x[i] > range.high ? x[i] : range.high;
   }
-  const bool finite = low > -kFiniteLimit && high < kFiniteLimit;
-  // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
-  low += 0.0f;
-  high += 0.0f;
-  const float range = high - low;
-  const float inverse = levels / range;
-  return {low, range / levels, inverse <= 0x1.fffffep127f ? inverse : 0.0f, finite};
+  return range;
+}
+
+// Bits of the largest |x|: NaN is above infinity, infinity above all numbers.
+uint32_t largestOf(const float* x, size_t count) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < count; ++i)
+    largest = std::max(largest, floatBits(x[i]) & 0x7fffffffu);
+  return largest;
+}
+
+// Sum of |y| or of y·y over y = x·2^-E, in the order that FORMAT.md fixes.
+float sumOf(const float* x, size_t count, uint32_t largest, bool squares) {
+  float partial[64] = {};
+  for (size_t i = 0; i < count; ++i) {
+    const float y = x[i] * scaleDown(largest);
+    const float term = squares ? y * y : std::fabs(y);
+    partial[i % 64] += term;
+  }
+  for (size_t half = 32; half > 0; half /= 2) {
+    for (size_t k = 0; k < half; ++k)
+      partial[k] += partial[k + half];
+  }
+  return partial[0];
+}
+
+template <GridRule kRule>
+float centredRange(const float* x, size_t count, uint32_t largest, const GridForm& form) {
+  if (kRule == GridRule::sign) return meanOf(sumOf(x, count, largest, false), count, largest);
+  return form.rms ? 2 * rmsOf(sumOf(x, count, largest, true), count, largest) : floatOf(largest);
+}
+
+// The random number of a bucket, of which bucket 0 starts the tensor's block 0.
+float drawBucket(uint64_t bucket, const PhiloxKey& key) {
+  return ditherOf(philox(bucket, {key.seed, key.stream | kBucketStream, key.step}).word[0]);
 }
 
 // The random byte of every element of a block, [row][lane].
@@ -75,13 +104,15 @@ size_t wordsALane(size_t elements, int bits) {
   return (rows * static_cast<size_t>(bits) + 31) / 32;
 }
 
-template <int kBits, bool kStochastic>
-bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket, uint64_t block,
+template <int kBits, GridRule kRule>
+bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t block,
                 const PhiloxKey& key) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
-  constexpr float kMagic = kStochastic ? 256.0f : 256.5f;
-  bool finite = true;
-  Grid grid{};
+  constexpr bool kStochastic = kRule == GridRule::stochastic;
+  const uint64_t first_bucket = block * kBlock / form.bucket;
+  bool taken = true;
+  AffineScale scale{};
+  float magic = kStochastic ? 256.0f : 256.5f;
   uint8_t codes[kRows][kLanes];
   uint8_t draws[kRows][kLanes];
   for (size_t start = 0; start < count; start += kBlock, ++block) {
@@ -90,31 +121,77 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
     if (kStochastic) drawBlock(draws, block, key);
     for (size_t i = 0; i < n; ++i) {
       const size_t e = start + i;
-      if (e % bucket == 0) {
-        grid = gridOf(x + e, std::min<size_t>(bucket, count - e), static_cast<float>(kTop));
-        std::memcpy(meta + e / bucket * 8, &grid.base, 4);
-        std::memcpy(meta + e / bucket * 8 + 4, &grid.step, 4);
-        finite &= grid.finite;
+      if (e % form.bucket == 0) {
+        const size_t bucket = e / form.bucket;
+        const Range range = rangeOf(x + e, std::min<size_t>(form.bucket, count - e));
+        taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit;
+        scale = affineScale(range.low, range.high, static_cast<float>(kTop), form);
+        taken &= scale.fits;
+        float base = scale.base;
+        if (kRule == GridRule::dithered) {
+          const float dither = drawBucket(first_bucket + bucket, key);
+          magic = 256.0f + dither;
+          if (form.shifted) base = shiftedBase(base, scale.step, dither);
+        }
+        meta = putScale(putScale(meta, base, form.bf16), scale.step, form.bf16);
       }
-      const float scaled = (x[e] - grid.base) * grid.inverse;
-      uint32_t fixed = floatBits(scaled + kMagic);
-      finite &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
+      const float scaled = (x[e] - scale.base) * scale.inverse;
+      uint32_t fixed = floatBits(scaled + magic);
+      taken &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
       if (kStochastic) fixed += (uint32_t{draws[i / kLanes][i % kLanes]} << 7) + 64;
       codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
-  return finite;
+  return taken;
 }
 
-template <int kBits, bool kAdd>
-void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket) {
+template <int kBits, GridRule kRule>
+bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t,
+                   const PhiloxKey&) {
+  constexpr uint32_t kTop = (1u << kBits) - 1;
+  CentredScale scale{};
+  uint8_t codes[kRows][kLanes];
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t n = std::min(kBlock, count - start);
+    std::memset(codes, 0, sizeof(codes));
+    for (size_t i = 0; i < n; ++i) {
+      const size_t e = start + i;
+      if (e % form.bucket == 0) {
+        const size_t size = std::min<size_t>(form.bucket, count - e);
+        const uint32_t largest = largestOf(x + e, size);
+        if (largest >= floatBits(kFiniteLimit)) return false;
+        scale = centredScale(centredRange<kRule>(x + e, size, largest, form), form);
+        meta = putScale(meta, scale.step, form.bf16);
+      }
+      uint32_t fixed = x[e] >= 0 ? 1u << 15 : 0;
+      if (kRule == GridRule::centred) {
+        float t = x[e] * scale.inverse;
+        t = t < form.low ? form.low : t;
+        t = form.high < t ? form.high : t;
+        fixed = floatBits(t + form.magic);
+      }
+      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
+    }
+    packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
+  }
+  return true;
+}
+
+template <int kBits, bool kAdd, bool kCentred>
+void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
   float base = 0, step = 0;
   for (size_t e = 0; e < count; ++e) {
-    if (e % bucket == 0) {
-      std::memcpy(&base, meta + e / bucket * 8, 4);
-      std::memcpy(&step, meta + e / bucket * 8 + 4, 4);
+    if (e % form.bucket == 0) {
+      if (kCentred) {
+        step = scaleAt(meta, e / form.bucket, form.bf16);
+        base = form.centre;
+        step *= form.unit;
+      } else {
+        base = scaleAt(meta, e / form.bucket * 2, form.bf16);
+        step = scaleAt(meta, e / form.bucket * 2 + 1, form.bf16);
+      }
     }
     const size_t bit = e % kBlock / kLanes * kBits;
     const std::byte* lane = words + e / kBlock * (kBlock / 8) * kBits + (bit / 32 * kLanes + e % kLanes) * 4;
@@ -123,7 +200,7 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
     if (bit % 32 + kBits > 32) std::memcpy(&high, lane + kLanes * 4, 4);
     const uint32_t code = static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> (bit % 32)) & kTop;
     const float scaled = step * static_cast<float>(code);
-    const float value = base + scaled;
+    const float value = kCentred ? (static_cast<float>(code) - base) * step : base + scaled;
     y[e] = kAdd ? y[e] + value : value;
   }
 }
@@ -134,14 +211,17 @@ void convertAll(To* y, const From* x, size_t count) {
     y[i] = kConvert(x[i]);
 }
 
-#define LOWCOMM_ENCODE(b) {encodeGrid<b, false>, encodeGrid<b, true>}
-#define LOWCOMM_DECODE(b) {decodeGrid<b, false>, decodeGrid<b, true>}
+#define LOWCOMM_ENCODE(b)                                                                                    \
+  {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
+   encodeCentred<b, GridRule::centred>, b == 1 ? encodeCentred<1, GridRule::sign> : nullptr}
+#define LOWCOMM_DECODE(b) {decodeGrid<b, false, false>, decodeGrid<b, true, false>}
+#define LOWCOMM_DECODE_CENTRED(b) {decodeGrid<b, false, true>, decodeGrid<b, true, true>}
+#define LOWCOMM_EACH_WIDTH(loops) {loops(1), loops(2), loops(3), loops(4), loops(5), loops(6), loops(7), loops(8)}
 constexpr KernelTable kTable = {
     "scalar",
-    {LOWCOMM_ENCODE(1), LOWCOMM_ENCODE(2), LOWCOMM_ENCODE(3), LOWCOMM_ENCODE(4), LOWCOMM_ENCODE(5), LOWCOMM_ENCODE(6),
-     LOWCOMM_ENCODE(7), LOWCOMM_ENCODE(8)},
-    {LOWCOMM_DECODE(1), LOWCOMM_DECODE(2), LOWCOMM_DECODE(3), LOWCOMM_DECODE(4), LOWCOMM_DECODE(5), LOWCOMM_DECODE(6),
-     LOWCOMM_DECODE(7), LOWCOMM_DECODE(8)},
+    LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE),
+    LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE),
+    LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED),
     convertAll<float16ToFloat>,
     convertAll<floatToFloat16>,
     convertAll<bfloat16ToFloat>,
@@ -149,6 +229,8 @@ constexpr KernelTable kTable = {
 };
 #undef LOWCOMM_ENCODE
 #undef LOWCOMM_DECODE
+#undef LOWCOMM_DECODE_CENTRED
+#undef LOWCOMM_EACH_WIDTH
 
 }  // namespace
 

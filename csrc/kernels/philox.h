@@ -17,6 +17,9 @@ inline constexpr uint32_t kPhiloxWeyl0 = 0x9E3779B9u;
 inline constexpr uint32_t kPhiloxWeyl1 = 0xBB67AE85u;
 inline constexpr int kPhiloxRounds = 10;
 
+// Draws of a bucket rather than of an element: the counter is the bucket's number, in a stream of their own.
+inline constexpr uint32_t kBucketStream = 1u << 31;
+
 struct PhiloxWords {
   uint32_t word[4];
 };

@@ -14,14 +14,25 @@ bool machineHasAvx2() {
 #endif
 }
 
+// __builtin_cpu_supports asks CPUID and, by XGETBV, whether the system saves the wide registers.
+bool machineHasAvx512() {
+#if defined(__x86_64__) || defined(__i386__)
+  return machineHasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
 struct Forms {
-  const KernelTable* list[2] = {};
+  const KernelTable* list[3] = {};
   size_t count = 0;
 
   Forms() {
     list[count++] = scalarKernels();
     // Asked first: avx2Kernels() lives in code compiled for AVX2, which this machine may not even enter.
     if (machineHasAvx2() && avx2Kernels()) list[count++] = avx2Kernels();
+    if (machineHasAvx512() && avx512Kernels()) list[count++] = avx512Kernels();
   }
 };
 

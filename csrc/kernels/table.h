@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/grid_form.h"
 #include "kernels/philox.h"
 
 namespace lowcomm {
@@ -11,20 +12,25 @@ namespace lowcomm {
 // Pointers need only the alignment of their element type (std::byte*: none). No function allocates or throws. All are
 // called under FloatEnv.
 //
-// encode_grid[b - 1][stochastic]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian
-// floats each) and the codes of count elements to words (planar, FORMAT.md "Payload"), both from the start of a bucket
-// and of a block; `block` is the number of that block in the whole tensor. Returns false when an element is not finite
-// or is kFiniteLimit or more in magnitude: meta and words are then without meaning (kernels/finite.h says where).
+// encode_grid[b - 1][rule]: writes base and step of ceil(count / bucket) buckets to meta (two little-endian floats
+// each, or bfloat16 numbers where form.bf16; centred and sign: the step alone) and the codes of count elements to words
+// (planar, FORMAT.md "Payload"), both from the start of a bucket and of a block; `block` is the number of that block in
+// the whole tensor. Returns false when an element is not finite or is kFiniteLimit or more in magnitude
+// (kernels/finite.h says where), or a bucket's range is more than form.delta spans: meta and words are then without
+// meaning.
 //
 // decode_grid[b - 1][add]: y[i] = base + step * code, or y[i] += that. Reads exactly what encode_grid wrote.
+// decode_centred[b - 1][add]: the same for what centred and sign wrote, y[i] = (code - form.centre) * step.
 struct KernelTable {
-  using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket,
+  using EncodeGrid = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form,
                               uint64_t block, const PhiloxKey& key);
-  using DecodeGrid = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, uint32_t bucket);
+  using DecodeGrid = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count,
+                              const GridForm& form);
 
   const char* name;
-  EncodeGrid encode_grid[8][2];
+  EncodeGrid encode_grid[8][kGridRules];  // null: sign at more than 1 bit
   DecodeGrid decode_grid[8][2];
+  DecodeGrid decode_centred[8][2];
 
   void (*float16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_float16)(uint16_t* y, const float* x, size_t count);
@@ -42,5 +48,6 @@ const KernelTable* findKernels(const char* name);
 // One definition a form, each in a translation unit of its own; null where the build's target has no such instructions.
 const KernelTable* scalarKernels();
 const KernelTable* avx2Kernels();
+const KernelTable* avx512Kernels();
 
 }  // namespace lowcomm

@@ -31,15 +31,22 @@ template <typename Error>
 void checkFields(const FrameHeader& h) {
   if (h.version != kWireVersion) fail<Error>("version", text(kWireVersion), text(h.version));
   if (h.kind > FrameKind::hello) fail<Error>("kind", "0...3", text(static_cast<uint8_t>(h.kind)));
-  const bool grid = isGrid(h.codec);
+  const GridFamily* grid = gridFamily(h.codec);
   if (!grid && h.codec != CodecId::none && h.codec != CodecId::layout) {
-    fail<Error>("codec", "0, 1, 2 or 255", text(static_cast<uint8_t>(h.codec)));
+    fail<Error>("codec", "0..." + text(static_cast<uint8_t>(kLastGridId)) + " or 255",
+                text(static_cast<uint8_t>(h.codec)));
   }
-  if (grid ? !isGridBits(h.bits) : h.bits != 0) {
-    fail<Error>("bits", grid ? kGridBits : "0 for this codec", text(h.bits));
+  if (grid ? !isGridBits(*grid, h.bits) : h.bits != 0) {
+    fail<Error>("bits", grid ? gridBits(*grid) : "0 for this codec", text(h.bits));
   }
-  const uint8_t flags = h.codec == CodecId::qsgd ? 1 : 0;  // rounding; the others belong to later versions
-  if (h.flags != flags) fail<Error>("flags", text(flags) + " for this codec", text(h.flags));
+  // Flags that no codec has belong to later versions.
+  if (grid ? !isGridFlags(*grid, h.flags) : h.flags != 0) {
+    std::string optional;
+    if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
+    if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
+    fail<Error>("flags", text(grid ? static_cast<uint8_t>(grid->rounding) : 0) + optional + " for this codec",
+                text(h.flags));
+  }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {
     fail<Error>("bucket", grid ? kGridBuckets : "0 for this codec", text(h.bucket));

@@ -21,7 +21,7 @@ struct FrameHeader {
   FrameKind kind = FrameKind::data;
   CodecId codec = CodecId::none;
   uint8_t bits = 0;
-  uint8_t flags = 0;  // bits 0-1 rounding (0 nearest, 1 stochastic), others 0 in this version
+  uint8_t flags = 0;  // frameFlags of the codec; 0 in a layout
   DType dtype = DType::opaque;
   uint32_t bucket = 0;
   uint64_t elements = 0;  // elements in this frame

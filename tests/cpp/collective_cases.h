@@ -18,8 +18,15 @@ inline const std::vector<DType> kAllTypes = {DType::opaque,  DType::float32, DTy
                                              DType::float64, DType::int8,    DType::uint8,   DType::int16,
                                              DType::int32,   DType::int64,   DType::boolean};
 
-inline const std::vector<std::string> kCodecs = {"none",  "minmax1:bucket=64", "minmax4", "minmax8:bucket=65536",
-                                                 "qsgd1", "qsgd4:bucket=512",  "qsgd8"};
+inline const std::vector<std::string> kCodecs = {"none",
+                                                 "minmax1:bucket=64",
+                                                 "minmax4",
+                                                 "minmax8:bucket=65536",
+                                                 "qsgd1",
+                                                 "qsgd4:bucket=512",
+                                                 "qsgd8",
+                                                 "lattice4:bucket=64",
+                                                 "sym4:bucket=128,meta=bf16"};
 
 inline float toFloat(DType dtype, const std::byte* element) {
   uint16_t half;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -123,16 +124,46 @@ TEST(Frame, NumbersThatAreNoneAreNamed) {
     size_t at;
     int value;
     const char* field;
-  } cases[] = {{4, 2, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 3, "codec"},     {6, 254, "codec"},
-               {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 5, "flags"},
+  } cases[] = {{4, 2, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 100, "codec"},   {6, 254, "codec"},
+               {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 9, "flags"},
                {8, 0x81, "flags"}, {9, 11, "dtype"},   {9, 255, "dtype"}, {10, 1, "reserved"}, {11, 1, "reserved"},
                {12, 65, "bucket"}, {12, 32, "bucket"}, {15, 1, "bucket"}, {6, 0, "bits"},      {6, 255, "bits"},
-               {6, 1, "flags"}};
+               {6, 1, "flags"},    {6, 3, "flags"}};
   for (const auto& c : cases) {
     Bytes frame = exampleFrame();
     frame[c.at] = static_cast<std::byte>(c.value);
     reseal(frame);
     expectNamed(refusal([&] { openFrame(frame); }), c.field);
+  }
+}
+
+TEST(Frame, FlagsAreThoseOfTheCodec) {
+  const struct {
+    const char* codec;
+    std::vector<uint8_t> flags;
+  } cases[] = {{"minmax4", {0, 4}}, {"qsgd4", {1, 5}},       {"dither4", {2, 6}},
+               {"lattice4", {2}},   {"sym4", {0, 4, 8, 12}}, {"mid4:range=l2,meta=bf16", {0, 4, 8, 12}},
+               {"sign1", {0, 4}},   {"tern", {0, 4}}};
+  for (const auto& c : cases) {
+    const CodecSpec spec = CodecSpec::parse(c.codec);
+    EXPECT_NE(std::find(c.flags.begin(), c.flags.end(), frameFlags(spec)), c.flags.end());
+    FrameHeader h;
+    h.codec = spec.id;
+    h.bits = spec.bits;
+    h.bucket = spec.bucket;
+    h.dtype = DType::float32;
+    std::vector<std::byte> frame(kFrameHeaderBytes);
+    for (int flags = 0; flags < 256; ++flags) {
+      frame.assign(kFrameHeaderBytes, std::byte{0});
+      h.flags = frameFlags(spec);
+      sealFrame(frame, h);
+      frame[8] = static_cast<std::byte>(flags);
+      reseal(frame);
+      const std::string what = refusal([&] { openFrame(frame); });
+      const bool allowed = std::find(c.flags.begin(), c.flags.end(), flags) != c.flags.end();
+      EXPECT_EQ(what.empty(), allowed) << c.codec << " " << flags << " " << what;
+      if (!allowed) expectNamed(what, "flags");
+    }
   }
 }
 

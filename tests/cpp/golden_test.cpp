@@ -89,7 +89,7 @@ TEST(Golden, PayloadsAndValues) {
       }
       ++lines;
     }
-    EXPECT_EQ(lines, 126);
+    EXPECT_EQ(lines, 259);
   }
 }
 

@@ -31,17 +31,19 @@ float ulpOf(float magnitude) {
   return std::nextafter(magnitude, INFINITY) - magnitude;
 }
 
-// |error| <= 0.5002 step + ulp for minmax, < step + ulp for qsgd, per element.
+// |error| <= 0.5002 step + ulp for minmax (2 ulp for lattice), < step + ulp for qsgd and dither, per element.
 void expectBound(const GridCodec& codec, const std::vector<float>& x, const Bytes& payload,
                  const std::vector<float>& y) {
   const size_t bucket = codec.spec().bucket;
-  const double factor = codec.spec().id == CodecId::minmax ? 0.5002 : 1.0;
+  const CodecId id = codec.spec().id;
+  const double factor = id == CodecId::minmax || id == CodecId::lattice ? 0.5002 : 1.0;
   for (size_t from = 0; from < x.size(); from += bucket) {
     const size_t to = std::min(x.size(), from + bucket);
     float largest = 0;
     for (size_t i = from; i < to; ++i)
       largest = std::max(largest, std::fabs(x[i]));
-    const double bound = factor * scaleOf(payload, from / bucket).step + ulpOf(largest);
+    const double bound =
+        factor * scaleOf(payload, from / bucket).step + (id == CodecId::lattice ? 2 : 1) * ulpOf(largest);
     for (size_t i = from; i < to; ++i) {
       ASSERT_LE(std::fabs(double{y[i]} - x[i]), bound) << codec.spec().str() << " element " << i << " of " << x.size();
     }
@@ -63,7 +65,7 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
   for (size_t bucket : {64, 128, 256, 512, 1024, 4096, 65536}) {
     for (size_t n : test::edgeSizes(bucket)) {
       const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);
-      for (const char* family : {"minmax", "qsgd"}) {
+      for (const char* family : {"minmax", "qsgd", "dither", "lattice"}) {
         for (int bits = 1; bits <= 8; ++bits) {
           if (bucket == 65536 && bits != 4 && bits != 7) continue;  // the loops are those of 4096
           const GridCodec c = codec(family, bits, bucket);
@@ -88,7 +90,8 @@ TEST_P(EveryForm, RoundTripWithinBoundAndEqualToReference) {
 }
 
 TEST_P(EveryForm, HalfInputIsConvertedFirst) {
-  for (const char* text : {"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096"}) {
+  for (const char* text : {"minmax8:bucket=1024", "qsgd4:bucket=64", "minmax3:bucket=65536", "qsgd5:bucket=4096",
+                           "lattice4:bucket=64", "dither2:bucket=16384"}) {
     const GridCodec c = codec(text);
     for (size_t n : {0, 1, 513, 2048, 5000, 70001, 140000}) {
       std::vector<float> x = normal(n, 5);
@@ -159,7 +162,8 @@ TEST_P(EveryForm, OffsetsBeyondTheCountersLowWord) {
 }
 
 TEST_P(EveryForm, CuttingChangesNothing) {
-  for (const char* text : {"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512"}) {
+  for (const char* text : {"qsgd4:bucket=64", "qsgd3:bucket=1024", "minmax8:bucket=4096", "minmax1:bucket=512",
+                           "dither4:bucket=64", "lattice3:bucket=2048"}) {
     const GridCodec c = codec(text);
     const uint64_t granule = c.granularity(), n = 5 * granule + 333;
     const std::vector<float> x = normal(n, 2);
@@ -175,7 +179,7 @@ TEST_P(EveryForm, CuttingChangesNothing) {
 }
 
 TEST_P(EveryForm, DifficultRanges) {
-  for (const char* family : {"minmax", "qsgd"}) {
+  for (const char* family : {"minmax", "qsgd", "dither", "lattice"}) {
     for (int bits : {1, 4, 8}) {
       const GridCodec c = codec(family, bits, 64);
       const auto check = [&](const std::vector<float>& x) {
@@ -230,7 +234,7 @@ TEST_P(EveryForm, TopCodeIsReachedForEveryRange) {
 
 TEST_P(EveryForm, NonFiniteIsRefusedWithItsPosition) {
   const float bad[] = {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -0x1p126f, 3e38f};
-  for (const char* text : {"minmax8:bucket=64", "qsgd4:bucket=1024", "minmax1:bucket=4096"}) {
+  for (const char* text : {"minmax8:bucket=64", "qsgd4:bucket=1024", "minmax1:bucket=4096", "lattice3:bucket=128"}) {
     const GridCodec c = codec(text);
     for (size_t n : {1, 17, 513, 4097, 5000}) {
       for (size_t at : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{63}, size_t{64}, size_t{511}, size_t{512},

@@ -21,6 +21,22 @@ TEST(Spec, CanonicalText) {
       {"qsgd1:bucket=64", "qsgd1:bucket=64"},
       {"qsgd4:nonfinite=error", "qsgd4:bucket=1024"},
       {"qsgd4:nonfinite=error,bucket=65536", "qsgd4:bucket=65536"},
+      {"dither4", "dither4:bucket=1024"},
+      {"minmax8:nonfinite=saturate,bucket=64", "minmax8:bucket=64,nonfinite=saturate"},
+      {"mid2:nonfinite=poison,range=l2,meta=bf16", "mid2:bucket=1024,meta=bf16,range=l2,nonfinite=poison"},
+      {"qsgd4:nonfinite=poison,delta=1", "qsgd4:bucket=1024,delta=1,nonfinite=poison"},
+      {"minmax4:meta=bf16,bucket=128", "minmax4:bucket=128,meta=bf16"},
+      {"minmax4:meta=fp32", "minmax4:bucket=1024"},
+      {"mid2:range=l2,meta=bf16", "mid2:bucket=1024,meta=bf16,range=l2"},
+      {"sym2:range=l2", "sym2:bucket=1024,range=l2"},
+      {"mid1:range=absmax", "mid1:bucket=1024"},
+      {"sign1:bucket=64", "sign1:bucket=64"},
+      {"tern", "tern:bucket=1024"},
+      {"tern:bucket=128", "tern:bucket=128"},
+      {"lattice8:bucket=64", "lattice8:bucket=64"},
+      {"lattice8:delta=0.10,bucket=64", "lattice8:bucket=64,delta=0.1"},
+      {"qsgd4:delta=1e-3", "qsgd4:bucket=1024,delta=0.001"},
+      {"qsgd4:delta=0.333333343", "qsgd4:bucket=1024,delta=0.33333334"},
   };
   for (const auto& c : cases) {
     const CodecSpec spec = CodecSpec::parse(c.text);
@@ -30,6 +46,7 @@ TEST(Spec, CanonicalText) {
   }
   EXPECT_EQ(CodecSpec::parse("minmax3:bucket=128"), (CodecSpec{CodecId::minmax, 3, 128}));
   EXPECT_EQ(CodecSpec::parse("qsgd8"), (CodecSpec{CodecId::qsgd, 8, 1024}));
+  EXPECT_EQ(CodecSpec::parse("lattice2:delta=0.5"), (CodecSpec{CodecId::lattice, 2, 1024, 0.5f}));
 }
 
 TEST(Spec, RefusalsSayWhatAndWhy) {
@@ -60,8 +77,29 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"minmax8:bucket=64k", "bucket", "power of two"},
       {"minmax8:bucket=-64", "bucket", "power of two"},
       {"minmax8:bucket=64,bucket=64", "bucket", "once"},
-      {"minmax8:nonfinite=ignore", "nonfinite", "error"},
+      {"minmax8:nonfinite=ignore", "nonfinite", "error, saturate or poison"},
       {"none:bucket=64", "option", "none"},
+      {"sym1", "bits", "2...8 after 'sym'"},
+      {"sign", "bits", "1 after 'sign'"},
+      {"sign2", "bits", "1 after 'sign'"},
+      {"tern2", "name", "tern"},
+      {"sym4:range=l1", "range", "absmax or l2"},
+      {"minmax4:range=l2", "range", "sym or mid"},
+      {"sign1:range=l2", "range", "sym or mid"},
+      {"sym4:delta=1", "delta", "qsgd or lattice"},
+      {"sym4:meta=fp16", "meta", "fp32 or bf16"},
+      {"lattice4:meta=bf16", "meta", "fp32 with lattice"},
+      {"qsgd4:meta=bf16,delta=1", "meta", "fp32 with delta"},
+      {"dither9", "bits", "1...8 after 'dither'"},
+      {"lattice", "bits", "1...8"},
+      {"qsgd4:delta=0", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=-1", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=nan", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1e31", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1e99", "delta", "1e-30...1e30"},
+      {"qsgd4:delta=1x", "delta", "1e-30...1e30"},
+      {"minmax4:delta=1", "delta", "qsgd or lattice"},
+      {"dither4:delta=1", "delta", "qsgd or lattice"},
   };
   for (const auto& c : cases) {
     try {
@@ -76,13 +114,7 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"lattice4",
-                               "dither4",
-                               "sym4",
-                               "mid2:range=l2",
-                               "sign1",
-                               "tern",
-                               "levels4",
+  const char* const texts[] = {"levels4",
                                "gauss4:bucket=512",
                                "fp16",
                                "bf16:round=stochastic",
@@ -91,14 +123,9 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
                                "logbyte",
                                "log9",
                                "fake:ratio=8",
-                               "minmax8:meta=bf16",
-                               "minmax8:nonfinite=saturate",
-                               "minmax8:nonfinite=poison",
-                               "minmax8:range=l2",
                                "minmax8:axis=channel",
                                "minmax8:rotate=1",
                                "minmax8:round=stochastic",
-                               "qsgd8:delta=0.1",
                                "minmax8:gain=1.1",
                                "minmax8:keep=0.2",
                                "minmax8:values=sym8",
@@ -116,13 +143,15 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
 }
 
 TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
-  for (const char* text : {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536"}) {
+  for (const char* text :
+       {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536", "mid2", "dither1", "lattice2"}) {
     const auto said = caution(CodecSpec::parse(text));
     ASSERT_TRUE(said) << text;
     EXPECT_NE(said->find(CodecSpec::parse(text).str()), std::string::npos) << *said;
     EXPECT_NE(said->find("near 1 or above"), std::string::npos) << *said;
   }
-  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64"})
+  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64", "sym2",
+                           "sign1", "tern", "mid3", "qsgd2:delta=1"})
     EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
   EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
             "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "
@@ -145,7 +174,7 @@ TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
   for (uint32_t bucket : {0, 1, 32, 63, 64, 65, 96, 128, 1000, 1024, 32768, 65535, 65536, 65537, 98304, 131072})
     specs.push_back({CodecId::minmax, 4, bucket});
   for (const CodecSpec& spec : specs) {
-    const bool fine = isGridBits(spec.bits) && isGridBucket(spec.bucket);
+    const bool fine = isGridBits(*gridFamily(spec.id), spec.bits) && isGridBucket(spec.bucket);
     EXPECT_EQ(taken([&] { CodecSpec::parse(spec.str()); }), fine) << spec.str();
     EXPECT_EQ(taken([&] { makeCodec(spec); }), fine) << spec.str();
     FrameHeader header;
@@ -159,9 +188,11 @@ TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
 
 TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {
   EXPECT_THROW(makeCodec({CodecId::layout, 0, 0}), ValueError);
-  EXPECT_THROW(makeCodec({static_cast<CodecId>(9), 0, 0}), ValueError);
+  EXPECT_THROW(makeCodec({static_cast<CodecId>(200), 0, 0}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::minmax, 9, 64}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 100}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::minmax, 4, 64, 0.5f}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 64, -0.5f}), ValueError);
   EXPECT_NE(codecNames().find("qsgd1...qsgd8"), std::string::npos);
 }
 

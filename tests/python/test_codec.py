@@ -115,7 +115,7 @@ def test_properties():
         ("minmax8:bucket=1000", ["bucket", "power of two", "1000"]),
         ("minmax8:bukket=64", ["bukket"]),
         ("gauss4", ["this version does not have gauss4 yet; it has"]),
-        ("minmax8:meta=bf16", ["this version does not have the option meta yet; it has"]),
+        ("minmax8:rotate=1", ["this version does not have the option rotate yet; it has"]),
     ],
 )
 def test_bad_specs_are_named(spec, words):

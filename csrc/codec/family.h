@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace lowcomm {
+
+// Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
+// one.
+enum class CodecId : uint8_t {
+  none = 0,      // the elements themselves
+  minmax = 1,    // grid between a bucket's minimum and maximum, nearest rounding
+  qsgd = 2,      // the same grid, stochastic rounding
+  dither = 3,    // the same grid, rounded up or down by one random number a bucket
+  lattice = 4,   // dither's codes on a grid that is itself shifted by that number
+  sym = 5,       // grid around 0 with a level at 0, after the largest magnitude
+  mid = 6,       // grid around 0 with levels half a step from 0
+  sign1 = 7,     // the sign, and a bucket's mean magnitude
+  tern = 8,      // -s, 0 or s, the largest magnitude; in 2 bits
+  layout = 255,  // several segments with a codec each (wire/layout.h); never written by a user
+};
+
+// Bits 0-1 of a frame's flags: how elements are rounded.
+enum class Rounding : uint8_t { nearest = 0, stochastic = 1, dithered = 2 };
+
+// Type of the numbers that a bucket sends beside its codes.
+enum class Meta : uint8_t { fp32 = 0, bf16 = 1 };
+inline constexpr uint8_t kBf16Flag = 1 << 2;  // of a frame
+
+// What a grid around 0 follows: a bucket's largest magnitude, or twice its root mean square, beyond which values are
+// cut off.
+enum class Range : uint8_t { absmax = 0, l2 = 1 };
+inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
+
+// What sets one grid codec apart from another: the only list of them. Parser, names, frame checks and kernels' forms
+// follow it.
+struct GridFamily {
+  CodecId id;
+  std::string_view name;  // without the bits
+  uint8_t least_bits, most_bits;
+  Rounding rounding;
+  bool delta;    // takes the option delta
+  bool centred;  // a grid around 0: a step is sent, no base
+  bool l2;       // takes the option range=l2
+
+  // Whether metadata may be bfloat16. lattice's shift of the base would be lost in the rounding.
+  constexpr bool bf16() const { return id != CodecId::lattice; }
+
+  // Whether the bits stand in the codec's name: all but tern's, which could have no others.
+  constexpr bool named() const { return id != CodecId::tern; }
+};
+
+inline constexpr GridFamily kGridFamilies[] = {
+    {CodecId::minmax, "minmax", 1, 8, Rounding::nearest, false, false, false},
+    {CodecId::qsgd, "qsgd", 1, 8, Rounding::stochastic, true, false, false},
+    {CodecId::dither, "dither", 1, 8, Rounding::dithered, false, false, false},
+    {CodecId::lattice, "lattice", 1, 8, Rounding::dithered, true, false, false},
+    {CodecId::sym, "sym", 2, 8, Rounding::nearest, false, true, true},
+    {CodecId::mid, "mid", 1, 8, Rounding::nearest, false, true, true},
+    {CodecId::sign1, "sign", 1, 1, Rounding::nearest, false, true, false},
+    {CodecId::tern, "tern", 2, 2, Rounding::nearest, false, true, false},
+};
+inline constexpr CodecId kLastGridId = CodecId::tern;  // ids 1...this one are grid codecs
+
+// Null for a number that is no grid codec's.
+constexpr const GridFamily* gridFamily(CodecId id) {
+  for (const GridFamily& family : kGridFamilies) {
+    if (family.id == id) return &family;
+  }
+  return nullptr;
+}
+
+constexpr const GridFamily* gridFamily(std::string_view name) {
+  for (const GridFamily& family : kGridFamilies) {
+    if (family.name == name) return &family;
+  }
+  return nullptr;
+}
+
+constexpr bool isGrid(CodecId id) {
+  return gridFamily(id) != nullptr;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,84 @@
+#include "codec/repair.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/finite.h"
+
+namespace lowcomm {
+namespace {
+
+// Without their sign the bits of floats are in the order of the magnitudes, infinity and NaN above all.
+template <typename Bits>
+struct Type {
+  Bits limit;     // the least magnitude that is refused
+  Bits infinity;  // above it: NaN
+};
+template <typename Bits>
+constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+
+constexpr uint32_t kLimit = std::bit_cast<uint32_t>(kFiniteLimit);
+constexpr Type<uint32_t> kFloat32{kLimit, 0x7f800000u};
+constexpr Type<uint16_t> kBfloat16{kLimit >> 16, 0x7f80};
+constexpr Type<uint16_t> kFloat16{0x7c00, 0x7c00};  // all its finite values are below the limit
+
+// Calls `f(bucket's number, its elements, type)` for every bucket with an element that is refused.
+template <typename Bits, typename F>
+void eachSpoilt(Bits* x, uint64_t count, uint32_t bucket, Type<Bits> type, F&& f) {
+  for (uint64_t at = 0; at < count; at += bucket) {
+    const std::span<Bits> of(x + at, std::min<uint64_t>(bucket, count - at));
+    const auto refused = [&](Bits bits) { return (bits & kMagnitude<Bits>) >= type.limit; };
+    if (std::any_of(of.begin(), of.end(), refused)) f(at / bucket, of, type);
+  }
+}
+
+template <typename F>
+void eachSpoilt(void* x, DType dtype, uint64_t count, uint32_t bucket, F&& f) {
+  if (dtype == DType::float32) return eachSpoilt(static_cast<uint32_t*>(x), count, bucket, kFloat32, f);
+  eachSpoilt(static_cast<uint16_t*>(x), count, bucket, dtype == DType::float16 ? kFloat16 : kBfloat16, f);
+}
+
+template <typename Bits>
+void saturateBucket(std::span<Bits> x, Type<Bits> type) {
+  Bits largest = 0;
+  for (Bits bits : x) {
+    const Bits magnitude = bits & kMagnitude<Bits>;
+    if (magnitude < type.limit) largest = std::max(largest, magnitude);
+  }
+  for (Bits& bits : x) {
+    const Bits magnitude = bits & kMagnitude<Bits>;
+    if (magnitude > type.infinity) {
+      bits = 0;
+    } else if (magnitude >= type.limit) {
+      bits = static_cast<Bits>((bits & static_cast<Bits>(~kMagnitude<Bits>)) | largest);
+    }
+  }
+}
+
+}  // namespace
+
+void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket) {
+  eachSpoilt(x, dtype, count, bucket, [](uint64_t, auto of, auto type) { saturateBucket(of, type); });
+}
+
+std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket) {
+  std::vector<uint64_t> spoilt;
+  eachSpoilt(x, dtype, count, bucket, [&](uint64_t number, auto of, auto) {
+    std::fill(of.begin(), of.end(), 0);
+    spoilt.push_back(number);
+  });
+  return spoilt;
+}
+
+void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count) {
+  const uint64_t width = static_cast<uint64_t>(bits);
+  for (uint64_t e = from; e < from + count; ++e) {
+    const uint64_t lane = e % 16, row = e % 512 / 16;
+    std::byte* block = words.data() + e / 512 * 64 * width;
+    for (uint64_t bit = row * width; bit < (row + 1) * width; ++bit)
+      block[(bit / 32 * 16 + lane) * 4 + bit % 32 / 8] &= ~(std::byte{1} << bit % 8);
+  }
+}
+
+}  // namespace lowcomm

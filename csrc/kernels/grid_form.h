@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+namespace lowcomm {
+
+// How an element becomes a code: one loop each (FORMAT.md, "Codes").
+enum class GridRule : uint8_t {
+  nearest,     // minmax
+  stochastic,  // qsgd: a random byte an element
+  dithered,    // dither, lattice: one random number a bucket
+  centred,     // sym, mid, tern: nearest on a grid around 0
+  sign,        // sign1: below 0 or not; at 1 bit only
+};
+inline constexpr int kGridRules = 5;
+
+// What else a grid codec's loops need to know; read once a bucket or block, never an element.
+struct GridForm {
+  uint32_t bucket = 0;  // elements sharing one scale, a power of two from 64 on
+  bool bf16 = false;  // metadata are bfloat16: rounded so that no element falls off the grid, and encoded with as sent
+  bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
+  float delta = 0;       // the step itself where it is not 0; a bucket whose range is above K·delta is refused
+
+  // Centred and sign only; FORMAT.md, "Codecs around 0", has them by codec. s is the bucket's range.
+  bool rms = false;     // s = 2·rms(x), else max |x| (centred) or mean |x| (sign)
+  float divisor = 1;    // what is sent is s / divisor
+  float numerator = 0;  // t = x·(numerator / s), then held to low...high
+  float low = 0, high = 0;
+  float magic = 0;   // the code is fixed(t + magic) >> 15
+  float centre = 0;  // decoded: (u - centre)·(unit·sent)
+  float unit = 1;
+};
+
+}  // namespace lowcomm

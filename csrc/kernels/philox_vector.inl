@@ -1,0 +1,74 @@
+// Philox4x32-10 (philox.h) on the vectors of grid_vector.inl, which includes this file.
+//
+// Even and odd counters run side by side in 64-bit lanes, since only 32 x 32 -> 64 multiplies exist. Only the low
+// halves of those lanes matter: what stands above them is never multiplied and is dropped at the end.
+
+namespace lowcomm {
+namespace {
+
+// What all calls with the same key and the same high half of the counter share: the keys of the later rounds, and the
+// first three rounds as far as they do not depend on counter word 0, the only one that differs.
+struct PhiloxConstants {
+  Quads round0, round1_low, round1_high, round2;
+  Quads key0[kPhiloxRounds], key1[kPhiloxRounds];  // from round 2 and from round 3
+};
+
+LOWCOMM_INLINE PhiloxConstants philoxConstants(uint64_t counter, const PhiloxKey& key) {
+  const uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);
+  const auto key1 = [&](uint32_t round) { return k1 + round * kPhiloxWeyl1; };
+  const uint64_t of_stream = uint64_t{kPhiloxMul1} * key.stream;
+  const uint32_t word0 = static_cast<uint32_t>(of_stream >> 32) ^ static_cast<uint32_t>(counter >> 32) ^ k0;
+  const uint64_t of_word0 = uint64_t{kPhiloxMul0} * word0;
+  const auto splatQuad = [](uint32_t x) { return Quads{} + uint64_t{x}; };
+  PhiloxConstants c;
+  c.round0 = splatQuad(key.step ^ k1);
+  c.round1_low = splatQuad(static_cast<uint32_t>(of_stream) ^ (k0 + kPhiloxWeyl0));
+  c.round1_high = splatQuad(static_cast<uint32_t>(of_word0 >> 32) ^ key1(1));
+  c.round2 = splatQuad(static_cast<uint32_t>(of_word0) ^ key1(2));
+  for (uint32_t round = 2; round < kPhiloxRounds; ++round) {
+    c.key0[round] = splatQuad(k0 + round * kPhiloxWeyl0);
+    c.key1[round] = splatQuad(key1(round));
+  }
+  return c;
+}
+
+// The outputs of counters `counter` ... counter + kLanes - 1; `counter` is a multiple of kLanes and has the high half
+// that c was made for.
+LOWCOMM_INLINE void philoxOfBlock(Words (&out)[4], const PhiloxConstants& c, uint64_t counter) {
+  const Quads mul0 = Quads{} + uint64_t{kPhiloxMul0}, mul1 = Quads{} + uint64_t{kPhiloxMul1};
+  Quads word[2][4];
+  for (uint32_t odd = 0; odd < 2; ++odd) {
+    Quads low = Quads{} + (counter & 0xffffffffu);
+    for (uint32_t i = 0; i < kLanes / 2; ++i)
+      low[i] += 2 * i + odd;
+    Quads w0, w1, w2, w3;
+    const Quads first = multiplyEven(low, mul0);
+    w2 = (first >> 32) ^ c.round0;
+    const Quads second = multiplyEven(w2, mul1);
+    w0 = (second >> 32) ^ c.round1_low;
+    w1 = second;
+    w2 = first ^ c.round1_high;
+    w3 = Quads{};
+    for (int round = 2; round < kPhiloxRounds; ++round) {
+      const Quads p0 = multiplyEven(w0, mul0), p1 = multiplyEven(w2, mul1);
+      w0 = (p1 >> 32) ^ w1 ^ c.key0[round];
+      w2 = round == 2 ? (p0 >> 32) ^ c.round2 : (p0 >> 32) ^ w3 ^ c.key1[round];
+      w1 = p1;
+      w3 = p0;
+    }
+    word[odd][0] = w0;
+    word[odd][1] = w1;
+    word[odd][2] = w2;
+    word[odd][3] = w3;
+  }
+  for (int i = 0; i < 4; ++i)
+    out[i] = evenOdd(word[0][i], word[1][i]);
+}
+
+// The same for a call that stands alone.
+LOWCOMM_INLINE void philoxLanes(Words (&out)[4], uint64_t counter, const PhiloxKey& key) {
+  philoxOfBlock(out, philoxConstants(counter, key), counter);
+}
+
+}  // namespace
+}  // namespace lowcomm

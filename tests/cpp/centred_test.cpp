@@ -1,0 +1,282 @@
+// The laws of the codecs around 0 (sym, mid, sign1, tern), under every kernel form.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "grid_cases.h"
+#include "kernels/half.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
+
+constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4", "sym5",          "sym6",          "sym7", "sym8",
+                                     "mid1", "mid2",          "mid3", "mid4",          "mid5",          "mid6", "mid7",
+                                     "mid8", "sym2:range=l2", "tern", "sym8:range=l2", "mid1:range=l2", "sign1"};
+
+class Centred : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
+  GridCodec codec(const std::string& text, size_t bucket) const {
+    return codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "bucket=" + std::to_string(bucket));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Grid, Centred, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+float stepOf(const Bytes& payload, size_t bucket) {
+  float step;
+  std::memcpy(&step, payload.data() + 4 * bucket, 4);
+  return step;
+}
+
+// The largest error that the codec states for x in a bucket with this step and largest magnitude; infinite where it
+// states none.
+double boundOf(const CodecSpec& spec, float x, double step, float largest) {
+  const double h = spec.id == CodecId::tern ? 1 : 1 << (spec.bits - 1);
+  const double rounding = double{std::nextafter(largest, INFINITY)} - largest;
+  const bool cut = std::fabs(x) > h * step;
+  if (spec.id == CodecId::sign1) return std::max(std::fabs(double{x}), step);
+  if (spec.range == Range::l2 && cut) return INFINITY;
+  if (spec.id == CodecId::sym && x > (h - 0.5) * step) return 1.0002 * step;
+  return 0.5002 * step + rounding;
+}
+
+void expectBound(const GridCodec& codec, const std::vector<float>& x, const Bytes& payload,
+                 const std::vector<float>& y) {
+  const size_t bucket = codec.spec().bucket;
+  for (size_t from = 0; from < x.size(); from += bucket) {
+    const size_t to = std::min(x.size(), from + bucket);
+    float largest = 0;
+    for (size_t i = from; i < to; ++i)
+      largest = std::max(largest, std::fabs(x[i]));
+    const double step = stepOf(payload, from / bucket);
+    for (size_t i = from; i < to; ++i) {
+      ASSERT_LE(std::fabs(double{y[i]} - x[i]), boundOf(codec.spec(), x[i], step, largest))
+          << codec.spec().str() << " element " << i << " of " << x.size();
+    }
+  }
+}
+
+TEST_P(Centred, RoundTripWithinBoundAndEqualToReference) {
+  for (size_t bucket : {64, 128, 512, 1024, 4096, 65536}) {
+    for (size_t n : test::edgeSizes(bucket)) {
+      const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);
+      for (const char* family : kFamilies) {
+        if (bucket == 65536 && family[3] != '4' && family[0] != 't') continue;  // the loops are those of 4096
+        const GridCodec c = codec(family, bucket);
+        const Bytes payload = encoded(c, x);
+        const std::vector<float> y = decoded(c, payload, n);
+        expectBound(c, x, payload, y);
+        const GridCodec reference = test::gridCodec(c.spec().str(), *scalarKernels());
+        ASSERT_EQ(payload, encoded(reference, x)) << c.spec().str() << " " << n;
+        const std::vector<float> expected = decoded(reference, payload, n);
+        ASSERT_EQ(n ? std::memcmp(y.data(), expected.data(), n * 4) : 0, 0) << c.spec().str() << " " << n;
+
+        std::vector<float> sum = x, sum_expected = x;
+        c.decodeAdd(sum.data(), DType::float32, payload, 0, n);
+        for (size_t i = 0; i < n; ++i)
+          sum_expected[i] += y[i];
+        ASSERT_EQ(sum, sum_expected) << c.spec().str() << " " << n;
+      }
+    }
+  }
+}
+
+TEST_P(Centred, SizesAndLevels) {
+  EXPECT_EQ(codec("sym4").encodedBytes(1537, DType::float32), 64u + 832u);
+  EXPECT_EQ(codec("sign1:bucket=64").encodedBytes(1537, DType::float32), 128u + 64u * 4);
+  EXPECT_EQ(codec("tern:bucket=64").encodedBytes(512, DType::float32), 64u + 128u);
+  const std::vector<float> x = {-4, -1.9f, -0.5f, 0, 0.5f, 1.9f, 2.1f, 4};
+  const auto roundtrip = [&](const char* text) { return decoded(codec(text), encoded(codec(text), x), x.size()); };
+  EXPECT_EQ(roundtrip("sym2"), (std::vector<float>{-4, -2, 0, 0, 0, 2, 2, 2}));
+  EXPECT_EQ(roundtrip("mid2"), (std::vector<float>{-3, -1, -1, 1, 1, 1, 3, 3}));
+  EXPECT_EQ(roundtrip("tern"), (std::vector<float>{-4, 0, 0, 0, 0, 0, 4, 4}));
+  const float mean = (8 + 3.8f + 1 + 2.1f) / 8;
+  EXPECT_EQ(roundtrip("sign1"), (std::vector<float>{-mean, -mean, -mean, mean, mean, mean, mean, mean}));
+  EXPECT_EQ(roundtrip("mid1"), (std::vector<float>{-2, -2, -2, 2, 2, 2, 2, 2}));
+}
+
+// Half of the elements 3, half 1: rms = sqrt(5), so s = 4.472; what is beyond it is cut off.
+TEST_P(Centred, RmsRangeCutsOff) {
+  std::vector<float> x(1024, 1.0f);
+  for (size_t i = 0; i < x.size(); i += 2)
+    x[i] = -3;
+  x[1] = 5;
+  x[2] = -5;
+  const double rms = std::sqrt((511 * 9.0 + 511 + 50) / 1024);
+  for (const char* text : {"sym4:range=l2", "mid4:range=l2"}) {
+    const GridCodec c = codec(text);
+    const Bytes payload = encoded(c, x);
+    const float step = stepOf(payload, 0);
+    EXPECT_NEAR(step, 2 * rms / 8, 1e-6);
+    const std::vector<float> y = decoded(c, payload, x.size());
+    EXPECT_EQ(y[1], text[0] == 's' ? 7 * step : 7.5f * step);
+    EXPECT_EQ(y[2], text[0] == 's' ? -8 * step : -7.5f * step);
+  }
+}
+
+TEST_P(Centred, DifficultRanges) {
+  for (const char* family : kFamilies) {
+    const GridCodec c = codec(family, 64);
+    const auto check = [&](const std::vector<float>& x) {
+      const Bytes payload = encoded(c, x);
+      const std::vector<float> y = decoded(c, payload, x.size());
+      expectBound(c, x, payload, y);
+      EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x)) << family;
+    };
+    check(normal(500, 1, 1, 1e8f));
+    check(normal(500, 1, 1, -1000.0f));
+    check(normal(500, 1, 1e-30f));
+    check(normal(500, 1, 0x1p120f));
+    check({-0x1.fffffep125f, 0x1.fffffep125f, 0, 1});
+    check(std::vector<float>(100, 0x1.fffffep125f));
+    check(std::vector<float>(100, 3.25f));
+    check(std::vector<float>(100, -3.25f));
+
+    // All zeros of either sign: one payload; 0 where there is a level at 0.
+    const std::vector<float> zeros(70, 0.0f), minus(70, -0.0f);
+    EXPECT_EQ(encoded(c, zeros), encoded(c, minus)) << family;
+    for (float v : decoded(c, encoded(c, minus), 70))
+      EXPECT_EQ(floatBits(v), 0u) << family;
+
+    // Subnormal ranges, also those whose inverse is infinite: no error above the range itself.
+    for (float range : {0x1p-149f, 0x1p-140f, 0x1p-128f, 0x1.8p-127f, 0x1p-126f, 0x1p-122f}) {
+      std::vector<float> x(64, 0.0f);
+      x[3] = range;
+      x[5] = -range;
+      const Bytes payload = encoded(c, x);
+      EXPECT_EQ(payload, encoded(test::gridCodec(c.spec().str(), *scalarKernels()), x)) << family << range;
+      const std::vector<float> y = decoded(c, payload, 64);
+      for (size_t i = 0; i < 64; ++i)
+        EXPECT_LE(std::fabs(double{y[i]} - x[i]), (family[0] == 'm' ? 1.5 : 1) * range)
+            << family << " " << range << " element " << i;
+    }
+  }
+}
+
+// sym and mid absmax need no clamp but sym's at the top: every largest magnitude comes out within the codes.
+TEST_P(Centred, EveryLargestMagnitudeHasACode) {
+  std::mt19937 generator(3);
+  std::vector<float> x(64 * 1024, 0.0f);
+  for (size_t i = 0; i < x.size(); i += 64) {
+    x[i] = floatOf(0x3f800000u | (generator() & 0x7fffffu));
+    x[i + 1] = -x[i];
+  }
+  for (const char* family : {"sym8", "mid8", "mid1", "sym2", "tern"}) {
+    const GridCodec c = codec(family, 64);
+    const Bytes payload = encoded(c, x);
+    const std::vector<float> y = decoded(c, payload, x.size());
+    const float h = c.spec().id == CodecId::tern ? 1.0f : static_cast<float>(1 << (c.spec().bits - 1));
+    const float top = family[0] == 's' ? h - 1 : family[0] == 'm' ? h - 0.5f : h;
+    for (size_t i = 0; i < x.size(); i += 64) {
+      const float step = stepOf(payload, i / 64);
+      ASSERT_EQ(step, x[i] / h);
+      ASSERT_EQ(y[i], top * step) << family;
+      ASSERT_EQ(y[i + 1], family[0] == 's' ? -h * step : -top * step) << family;
+    }
+  }
+}
+
+TEST_P(Centred, HalfInputIsConvertedFirst) {
+  for (const char* text : {"sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536", "tern:bucket=128"}) {
+    const GridCodec c = codec(text);
+    for (size_t n : {1, 513, 5000, 140000}) {
+      std::vector<float> x = normal(n, 5);
+      std::vector<uint16_t> brain(n), back(n);
+      for (size_t i = 0; i < n; ++i) {
+        brain[i] = floatToBfloat16(x[i]);
+        x[i] = bfloat16ToFloat(brain[i]);
+      }
+      const Bytes payload = encoded(c, brain, {}, 0, DType::bfloat16);
+      ASSERT_EQ(payload, encoded(c, x)) << text << " " << n;
+      const std::vector<float> y = decoded(c, payload, n);
+      c.decode(back.data(), DType::bfloat16, payload, 0, n);
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(back[i], floatToBfloat16(y[i])) << text << " " << i;
+    }
+  }
+}
+
+TEST_P(Centred, CuttingChangesNothing) {
+  for (const char* text : {"sym4:bucket=64", "mid3", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
+    const GridCodec c = codec(text);
+    const uint64_t granule = c.granularity(), n = 5 * granule + 333;
+    const std::vector<float> x = normal(n, 2), whole = decoded(c, encoded(c, x), n);
+    std::vector<float> pieces;
+    for (uint64_t first = 0; first < n; first += 2 * granule) {
+      const std::vector<float> piece(x.begin() + first, x.begin() + std::min(n, first + 2 * granule));
+      const std::vector<float> y = decoded(c, encoded(c, piece, {}, first), piece.size(), first);
+      pieces.insert(pieces.end(), y.begin(), y.end());
+    }
+    EXPECT_EQ(whole, pieces) << text;
+  }
+}
+
+TEST_P(Centred, NonFiniteIsRefusedWithItsPosition) {
+  for (const char* text : {"sym4:bucket=64", "mid8", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
+    const GridCodec c = codec(text);
+    for (size_t n : {1, 17, 513, 5000}) {
+      for (size_t at : {size_t{0}, size_t{15}, size_t{31}, size_t{32}, size_t{64}, size_t{511}, size_t{4096}, n - 1}) {
+        if (at >= n) continue;
+        for (float value : {NAN, -NAN, INFINITY, -INFINITY, 0x1p126f, -0x1p126f, 3e38f}) {
+          std::vector<float> x = normal(n, 1);
+          x[at] = value;
+          x[n - 1] = value;
+          try {
+            encoded(c, x, {}, 8192);
+            ADD_FAILURE() << text << " took " << value << " at " << at << " of " << n;
+          } catch (const NonFiniteError& error) {
+            ASSERT_EQ(error.position, 8192 + at);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Centred, PayloadsThatAreNone) {
+  for (const char* text : {"sym3:bucket=64", "mid8:bucket=64", "sign1", "mid5:bucket=256", "tern:bucket=64"}) {
+    const GridCodec c = codec(text);
+    const bool tern = c.spec().id == CodecId::tern;
+    for (size_t n : {1, 18, 530, 600}) {
+      const Bytes good = encoded(c, std::vector<float>(n, 0.0f));
+      const size_t meta = 4 * ((n + c.spec().bucket - 1) / c.spec().bucket), words = (meta + 63) / 64 * 64;
+      std::vector<float> y(n);
+      uint64_t carrying = 0;
+      for (size_t bit = 0; bit < (good.size() - words) * 8; ++bit) {
+        Bytes changed = good;
+        changed[words + bit / 8] ^= std::byte(1 << bit % 8);
+        try {
+          c.decode(y.data(), DType::float32, changed, 0, n);
+          ++carrying;
+        } catch (const WireError&) {
+        }
+      }
+      // tern's zeros have code 1: with the other bit too it is 3, which is none.
+      EXPECT_EQ(carrying, tern ? n : n * c.spec().bits) << text << " " << n;
+      for (size_t at = meta; at < words; ++at) {
+        Bytes changed = good;
+        changed[at] = std::byte{1};
+        EXPECT_THROW(c.decode(y.data(), DType::float32, changed, 0, n), WireError);
+      }
+      for (size_t at = 0; at < meta; at += 4) {
+        for (float value : {NAN, INFINITY, -INFINITY}) {
+          Bytes changed = good;
+          std::memcpy(changed.data() + at, &value, 4);
+          EXPECT_THROW(c.decodeAdd(y.data(), DType::float32, changed, 0, n), WireError);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

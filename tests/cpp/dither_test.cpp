@@ -1,0 +1,136 @@
+// What one random number a bucket does: dither rounds with it, lattice shifts the grid by it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "grid_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
+
+class Dither : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Grid, Dither, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+// A bucket of 64 is 0, 3 and then the same value: at 2 bits a step of 1.
+std::vector<float> buckets(size_t count, float value) {
+  std::vector<float> x(64 * count, value);
+  for (size_t i = 0; i < x.size(); i += 64) {
+    x[i] = 0;
+    x[i + 1] = 3;
+  }
+  return x;
+}
+
+// Mean and variance over the draws of 2^17 buckets: bias at most 2^-12 step, four standard deviations of sampling.
+TEST_P(Dither, UnbiasedWithTheStatedVariance) {
+  const size_t count = 1 << 17;
+  for (float value : {0.3f, 1.5f, 2.9f}) {
+    const std::vector<float> x = buckets(count, value);
+    for (const char* family : {"dither", "lattice"}) {
+      const std::vector<float> y = decoded(codec(family + std::string("2:bucket=64")),
+                                           encoded(codec(family + std::string("2:bucket=64")), x, {7, 8, 9}), x.size());
+      double sum = 0, squares = 0;
+      for (size_t i = 2; i < y.size(); i += 64) {
+        const double error = double{y[i]} - value;
+        sum += error;
+        squares += error * error;
+        ASSERT_EQ(y[i], y[i + 61]) << "one draw a bucket";
+      }
+      const double fraction = value - std::floor(value);
+      const double variance = family[0] == 'd' ? fraction * (1 - fraction) : 1.0 / 12;
+      EXPECT_LE(std::fabs(sum / count), 0x1p-12 + 4 * std::sqrt(variance / count)) << family << value;
+      EXPECT_NEAR(squares / count, variance, 0x1p-10 + 4 * 0.25 / std::sqrt(count)) << family << value;
+    }
+  }
+}
+
+TEST_P(Dither, LatticeSendsDithersCodesAndAShiftedBase) {
+  for (size_t bucket : {64, 512, 4096}) {
+    const std::vector<float> x = normal(3 * bucket + 100, 1);
+    const std::string option = "4:bucket=" + std::to_string(bucket);
+    const Bytes dither = encoded(codec("dither" + option), x, {1, 2, 3});
+    const Bytes lattice = encoded(codec("lattice" + option), x, {1, 2, 3});
+    ASSERT_EQ(dither.size(), lattice.size());
+    EXPECT_EQ(std::memcmp(dither.data() + 64, lattice.data() + 64, dither.size() - 64), 0);
+    for (size_t i = 0; i < 4; ++i) {
+      float base, step, shifted, same;
+      std::memcpy(&base, dither.data() + 8 * i, 4);
+      std::memcpy(&step, dither.data() + 8 * i + 4, 4);
+      std::memcpy(&shifted, lattice.data() + 8 * i, 4);
+      std::memcpy(&same, lattice.data() + 8 * i + 4, 4);
+      EXPECT_EQ(step, same);
+      EXPECT_NE(base, shifted);
+      EXPECT_LT(std::fabs(shifted - base), 0.5f * step);
+    }
+  }
+}
+
+TEST_P(Dither, DrawsDependOnSeedStreamStepAndBucket) {
+  const GridCodec c = codec("lattice2:bucket=64");
+  const std::vector<float> x = normal(4096, 1);
+  const Bytes payload = encoded(c, x, {1, 2, 3});
+  EXPECT_EQ(payload, encoded(c, x, {1, 2, 3}));
+  EXPECT_NE(payload, encoded(c, x, {1ull << 32 | 1, 2, 3}));
+  EXPECT_NE(payload, encoded(c, x, {1, 3, 3}));
+  EXPECT_NE(payload, encoded(c, x, {1, 2, 4}));
+  EXPECT_NE(payload, encoded(c, x, {1, 2, 3}, 512));
+}
+
+TEST_P(Dither, BucketNumbersBeyond32Bits) {
+  for (uint64_t bucket : {64, 256, 1024, 65536}) {
+    const std::string text = "lattice4:bucket=" + std::to_string(bucket);
+    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
+    const std::vector<float> x = normal(2 * c.granularity() + 100, 1);
+    const uint64_t edge = bucket << 32;
+    for (uint64_t first : {edge - c.granularity(), edge, edge + 3 * c.granularity()})
+      EXPECT_EQ(encoded(c, x, {1, 2, 3}, first), encoded(reference, x, {1, 2, 3}, first)) << text;
+    EXPECT_NE(encoded(c, x, {1, 2, 3}, edge), encoded(c, x, {1, 2, 3}));
+  }
+}
+
+TEST_P(Dither, AbsoluteStep) {
+  for (const char* text : {"qsgd4:bucket=128,delta=0.5", "lattice4:bucket=1024,delta=0.5"}) {
+    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
+    const float bound = text[0] == 'q' ? 0.5f : 0.2501f;
+    std::vector<float> x = normal(3000, 1);
+    for (float& v : x)
+      v = std::fmin(std::fmax(v, -3.0f), 3.0f);
+    x[70] = -3.5f;
+    x[100] = 4.0f;  // exactly 15 steps apart
+    const Bytes payload = encoded(c, x, {1, 2, 3});
+    EXPECT_EQ(payload, encoded(reference, x, {1, 2, 3}));
+    const std::vector<float> y = decoded(c, payload, x.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_LE(std::fabs(y[i] - x[i]), bound + 1e-6f) << text;
+    for (size_t i = 0; i < x.size(); i += c.spec().bucket) {
+      float step;
+      std::memcpy(&step, payload.data() + i / c.spec().bucket * 8 + 4, 4);
+      ASSERT_EQ(step, 0.5f);
+    }
+    x[100] = 4.01f;
+    try {
+      encoded(c, x, {1, 2, 3});
+      ADD_FAILURE() << text;
+    } catch (const NonFiniteError&) {
+      ADD_FAILURE() << text;
+    } catch (const ValueError& error) {
+      EXPECT_NE(std::string(error.what()).find("at most 7.5"), std::string::npos) << error.what();
+    }
+    x[2000] = NAN;
+    EXPECT_THROW(encoded(c, x, {1, 2, 3}), NonFiniteError);
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm
