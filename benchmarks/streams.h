@@ -17,12 +17,14 @@ constexpr size_t kWidth = 4;
 typedef uint32_t Words __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 typedef float Floats __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 
+constexpr size_t kAhead = 2048;  // elements prefetched ahead: 8 KiB
+
 // Reads count floats (a multiple of 64).
 STREAM inline uint32_t read(const float* x, size_t count) {
   Words sum[4] = {};
   for (size_t i = 0; i < count; i += 4 * kWidth) {
-    __builtin_prefetch(x + i + 1024);
-    __builtin_prefetch(x + i + 1024 + 16);
+    __builtin_prefetch(x + i + kAhead);
+    __builtin_prefetch(x + i + kAhead + 16);
     for (size_t j = 0; j < 4; ++j)
       sum[j] |= *reinterpret_cast<const Words*>(x + i + j * kWidth);
   }
@@ -33,8 +35,8 @@ STREAM inline uint32_t read(const float* x, size_t count) {
 // y[i] += c for count floats (a multiple of 64).
 STREAM inline void addInPlace(float* y, size_t count, float c) {
   for (size_t i = 0; i < count; i += 4 * kWidth) {
-    __builtin_prefetch(y + i + 1024);
-    __builtin_prefetch(y + i + 1024 + 16);
+    __builtin_prefetch(y + i + kAhead);
+    __builtin_prefetch(y + i + kAhead + 16);
     for (size_t j = 0; j < 4; ++j)
       *reinterpret_cast<Floats*>(y + i + j * kWidth) += c;
   }

@@ -7,7 +7,7 @@
 // keep this instruction set's copy of it for the whole program.
 //
 // Shape of the encode: groups of 1024 elements (4 KiB; a bucket where that is larger) are read once for their
-// statistics, while the next 4 KiB are prefetched, and quantized from the first-level cache. Codes never leave the
+// statistics, while what lies 8 KiB ahead is prefetched, and quantized from the first-level cache. Codes never leave the
 // vector lanes: the planar packing puts element e's code in lane e mod 16.
 
 namespace lowcomm {
@@ -17,7 +17,7 @@ constexpr int kRegistersARow = 16 / kLanes;
 constexpr size_t kGroup = 1024;
 constexpr size_t kBlock = 512;
 constexpr int kMaxBuckets = 16;  // of 64 elements in a group
-constexpr size_t kPrefetch = 1024;
+constexpr size_t kPrefetch = 2048;
 
 typedef Floats FloatsInMemory __attribute__((aligned(1), may_alias));
 typedef Words WordsInMemory __attribute__((aligned(1), may_alias));
