@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/finite.h"
+#include "kernels/grid_rules.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
 #include "kernels/table.h"
@@ -18,24 +18,13 @@ constexpr size_t kLanes = 16;
 constexpr size_t kRows = 32;
 constexpr size_t kBlock = kLanes * kRows;
 
-struct Grid {
-  float base, step, inverse;
-  bool finite;
-};
-
-Grid gridOf(const float* x, size_t count, float levels) {
+GridScale scaleOf(const float* x, size_t count, float levels) {
   float low = x[0], high = x[0];
   for (size_t i = 1; i < count; ++i) {
     low = x[i] < low ? x[i] : low;
     high = x[i] > high ? x[i] : high;
   }
-  const bool finite = low > -kFiniteLimit && high < kFiniteLimit;
-  // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
-  low += 0.0f;
-  high += 0.0f;
-  const float range = high - low;
-  const float inverse = levels / range;
-  return {low, range / levels, inverse <= 0x1.fffffep127f ? inverse : 0.0f, finite};
+  return gridScale(low, high, levels);
 }
 
 // The random byte of every element of a block, [row][lane].
@@ -79,9 +68,9 @@ template <int kBits, bool kStochastic>
 bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count, uint32_t bucket, uint64_t block,
                 const PhiloxKey& key) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
-  constexpr float kMagic = kStochastic ? 256.0f : 256.5f;
+  constexpr float kMagic = kStochastic ? kStochasticMagic : kNearestMagic;
   bool finite = true;
-  Grid grid{};
+  GridScale grid{};
   uint8_t codes[kRows][kLanes];
   uint8_t draws[kRows][kLanes];
   for (size_t start = 0; start < count; start += kBlock, ++block) {
@@ -91,16 +80,15 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
     for (size_t i = 0; i < n; ++i) {
       const size_t e = start + i;
       if (e % bucket == 0) {
-        grid = gridOf(x + e, std::min<size_t>(bucket, count - e), static_cast<float>(kTop));
+        grid = scaleOf(x + e, std::min<size_t>(bucket, count - e), static_cast<float>(kTop));
         std::memcpy(meta + e / bucket * 8, &grid.base, 4);
         std::memcpy(meta + e / bucket * 8 + 4, &grid.step, 4);
         finite &= grid.finite;
       }
-      const float scaled = (x[e] - grid.base) * grid.inverse;
-      uint32_t fixed = floatBits(scaled + kMagic);
-      finite &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
-      if (kStochastic) fixed += (uint32_t{draws[i / kLanes][i % kLanes]} << 7) + 64;
-      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
+      uint32_t fixed = gridFixed(x[e], grid.base, grid.inverse, kMagic);
+      finite &= isFixed(fixed);
+      if (kStochastic) fixed = withDraw(fixed, draws[i / kLanes][i % kLanes]);
+      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(gridCode(fixed, kTop));
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
@@ -122,8 +110,7 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
     std::memcpy(&low, lane, 4);
     if (bit % 32 + kBits > 32) std::memcpy(&high, lane + kLanes * 4, 4);
     const uint32_t code = static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> (bit % 32)) & kTop;
-    const float scaled = step * static_cast<float>(code);
-    const float value = base + scaled;
+    const float value = gridValue(base, step, code);
     y[e] = kAdd ? y[e] + value : value;
   }
 }
