@@ -70,18 +70,15 @@ __device__ inline Tile loadTile(const T* x, uint32_t n, uint32_t bucket, const S
 
 template <class T>
 __device__ inline void storeTile(T* y, uint32_t n, const Tile& tile, const Seat& seat) {
-  const bool wide = n == kBlock && isAligned(y, sizeof(Four<T>));
+  if (n == kBlock && isAligned(y, sizeof(Four<T>))) {
+    for (uint32_t r = 0; r < 4; ++r)
+      storeFour(y + seat.element(r), tile.at[r]);
+    return;
+  }
   for (uint32_t r = 0; r < 4; ++r) {
-    const uint32_t e = seat.element(r);
-    Four<T> row;
-    for (uint32_t c = 0; c < 4; ++c)
-      fromFloat(row.at[c], tile.at[r][c]);
-    if (wide) {
-      *reinterpret_cast<Four<T>*>(y + e) = row;
-      continue;
-    }
     for (uint32_t c = 0; c < 4; ++c) {
-      if (e + c < n) y[e + c] = row.at[c];
+      const uint32_t e = seat.element(r) + c;
+      if (e < n) fromFloat(y[e], tile.at[r][c]);
     }
   }
 }

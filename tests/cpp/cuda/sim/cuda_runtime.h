@@ -31,12 +31,23 @@ struct dim3 {
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 
 inline uint3 threadIdx, blockIdx;
 inline dim3 blockDim, gridDim;
+
+template <class T>
+void __stwb(T* at, T value) {
+  *at = value;
+}
 
 inline void __syncthreads() {
   lowcomm::sim::syncBlock();
