@@ -12,9 +12,6 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
 
 namespace lowcomm::sim {
 namespace {
@@ -22,13 +19,12 @@ namespace {
 constexpr unsigned kWarp = 32;
 constexpr size_t kStackBytes = 128 * 1024;
 
-// Sanitizers follow a stack each and must be told of every change: where to, and, once there, from where.
+// AddressSanitizer follows a stack and must be told of every change: where to, and, once there, from where.
 struct Stack {
   ucontext_t context{};
   const void* bottom = nullptr;
   size_t size = 0;
   void* shadow = nullptr;  // AddressSanitizer's, while the fiber is away
-  void* tsan = nullptr;
 };
 
 void arrive(Stack& here, Stack* from) {
@@ -48,9 +44,6 @@ void arrive(Stack& here, Stack* from) {
 void change(Stack& from, Stack& to, bool for_good = false) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(for_good ? nullptr : &from.shadow, to.bottom, to.size);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(to.tsan, 0);
 #endif
   static_cast<void>(for_good);
   swapcontext(&from.context, &to.context);
@@ -92,20 +85,7 @@ class Block {
       __asan_unpoison_memory_region(stacks[t].get(), kStackBytes);  // of the fiber that had it before
 #endif
       makecontext(&stack.context, &Block::start, 0);
-#if defined(__SANITIZE_THREAD__)
-      stack.tsan = __tsan_create_fiber(0);
-#endif
     }
-#if defined(__SANITIZE_THREAD__)
-    host_.tsan = __tsan_get_current_fiber();
-#endif
-  }
-
-  ~Block() {
-#if defined(__SANITIZE_THREAD__)
-    for (Thread& thread : threads_)
-      __tsan_destroy_fiber(thread.stack.tsan);
-#endif
   }
 
   // A warp runs as far as it can before the next one starts: the schedule that shows best where a barrier is missing.
