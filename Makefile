@@ -50,11 +50,11 @@ test-python: build
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix-only -q . ; $(BIN)/ruff format -q .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format -i
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.inl' 'csrc/*.cu' 'csrc/*.cuh' 'tests/*.h' 'tests/*.cpp' 'benchmarks/*.h' 'benchmarks/*.cpp' | xargs $(BIN)/clang-format -i
 
 $(VENV)/.lint: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

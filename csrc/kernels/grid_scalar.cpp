@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "kernels/finite.h"
+#include "kernels/grid_rules.h"
 #include "kernels/grid_scale.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"
@@ -112,7 +113,7 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
   const uint64_t first_bucket = block * kBlock / form.bucket;
   bool taken = true;
   AffineScale scale{};
-  float magic = kStochastic ? 256.0f : 256.5f;
+  float magic = kStochastic ? kStochasticMagic : kNearestMagic;
   uint8_t codes[kRows][kLanes];
   uint8_t draws[kRows][kLanes];
   for (size_t start = 0; start < count; start += kBlock, ++block) {
@@ -135,11 +136,10 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
         }
         meta = putScale(putScale(meta, base, form.bf16), scale.step, form.bf16);
       }
-      const float scaled = (x[e] - scale.base) * scale.inverse;
-      uint32_t fixed = floatBits(scaled + magic);
-      taken &= (fixed >> 23) == 0x87;  // 256 <= value < 512: only NaN and infinity fall out
-      if (kStochastic) fixed += (uint32_t{draws[i / kLanes][i % kLanes]} << 7) + 64;
-      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
+      uint32_t fixed = gridFixed(x[e], scale.base, scale.inverse, magic);
+      taken &= isFixed(fixed);
+      if (kStochastic) fixed = withDraw(fixed, draws[i / kLanes][i % kLanes]);
+      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(gridCode(fixed, kTop));
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
@@ -199,8 +199,7 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
     std::memcpy(&low, lane, 4);
     if (bit % 32 + kBits > 32) std::memcpy(&high, lane + kLanes * 4, 4);
     const uint32_t code = static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> (bit % 32)) & kTop;
-    const float scaled = step * static_cast<float>(code);
-    const float value = kCentred ? (static_cast<float>(code) - base) * step : base + scaled;
+    const float value = kCentred ? (static_cast<float>(code) - base) * step : gridValue(base, step, code);
     y[e] = kAdd ? y[e] + value : value;
   }
 }

@@ -3,34 +3,36 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/host_device.h"
+
 namespace lowcomm {
 
 // One element between fp32 and the 16-bit formats, round to nearest even, overflow to infinity, NaN made quiet: what
 // the hardware conversions do, in integers, so that it holds without them and under any floating point control.
 
-inline uint32_t floatBits(float x) {
+LOWCOMM_HOST_DEVICE inline uint32_t floatBits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   return bits;
 }
 
-inline float floatOf(uint32_t bits) {
+LOWCOMM_HOST_DEVICE inline float floatOf(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, sizeof(x));
   return x;
 }
 
-inline float bfloat16ToFloat(uint16_t h) {
+LOWCOMM_HOST_DEVICE inline float bfloat16ToFloat(uint16_t h) {
   return floatOf(uint32_t{h} << 16);
 }
 
-inline uint16_t floatToBfloat16(float x) {
+LOWCOMM_HOST_DEVICE inline uint16_t floatToBfloat16(float x) {
   const uint32_t bits = floatBits(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float float16ToFloat(uint16_t h) {
+LOWCOMM_HOST_DEVICE inline float float16ToFloat(uint16_t h) {
   const uint32_t sign = uint32_t{h & 0x8000u} << 16;
   const uint32_t exponent = (h >> 10) & 31u;
   uint32_t mantissa = h & 0x3ffu;
@@ -45,7 +47,7 @@ inline float float16ToFloat(uint16_t h) {
   return floatOf(sign | ((113 - shifted) << 23) | ((mantissa & 0x3ffu) << 13));
 }
 
-inline uint16_t floatToFloat16(float x) {
+LOWCOMM_HOST_DEVICE inline uint16_t floatToFloat16(float x) {
   const uint32_t bits = floatBits(x);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;

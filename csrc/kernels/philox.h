@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
+
 namespace lowcomm {
 
 // The part of a draw's identity that is the same for every element of an encode. FORMAT.md, "Randomness".
@@ -27,7 +29,7 @@ struct PhiloxWords {
 // Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011). Counter words 0 and
 // 1 are the low and high half of `counter`, 2 is the stream, 3 the step; the key words are the low and high half of the
 // seed.
-inline PhiloxWords philox(uint64_t counter, const PhiloxKey& key) {
+LOWCOMM_HOST_DEVICE inline PhiloxWords philox(uint64_t counter, const PhiloxKey& key) {
   uint32_t c0 = static_cast<uint32_t>(counter), c1 = static_cast<uint32_t>(counter >> 32);
   uint32_t c2 = key.stream, c3 = key.step;
   uint32_t k0 = static_cast<uint32_t>(key.seed), k1 = static_cast<uint32_t>(key.seed >> 32);

@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kLayers = {"kernels", "codec", "wire", "transport", "collective", "engine"};
+const std::vector<std::string> kLayers = {"kernels", "codec", "wire", "transport", "collective", "engine", "cuda"};
 
 struct Include {
   std::string file, path;
@@ -23,7 +23,9 @@ std::vector<Include> includesOf(const std::string& layer) {
   if (!fs::exists(folder)) return found;
   for (const auto& entry : fs::recursive_directory_iterator(folder)) {
     const std::string extension = entry.path().extension();
-    if (extension != ".h" && extension != ".cpp" && extension != ".inl") continue;
+    if (extension != ".h" && extension != ".cpp" && extension != ".inl" && extension != ".cu" && extension != ".cuh") {
+      continue;
+    }
     std::ifstream file(entry.path());
     for (std::string line; std::getline(file, line);) {
       const size_t at = line.find("#include");
@@ -49,6 +51,7 @@ TEST(Layers, NoTorchBelowTheBackend) {
 
 TEST(Layers, IncludesPointDown) {
   EXPECT_FALSE(includesOf("codec").empty());
+  EXPECT_FALSE(includesOf("cuda").empty());
   for (size_t i = 0; i < kLayers.size(); ++i) {
     for (const Include& include : includesOf(kLayers[i])) {
       const std::string first = include.path.substr(0, include.path.find('/'));

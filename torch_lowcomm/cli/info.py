@@ -78,7 +78,8 @@ def main(arguments: argparse.Namespace) -> int:
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
         (
             "CUDA kernels",
-            "yes" if _build_info.CUDA_KERNELS else "none in this version (CUDA tensors are coded on the host)",
+            ("compiled for sm_80 and sm_90, not used yet" if _build_info.CUDA_KERNELS else "no (built without nvcc)")
+            + ": CUDA tensors are coded on the host",
         ),
         ("kernels", f"{_C.kernels()} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),

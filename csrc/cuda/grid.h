@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/device.h"
+#include "kernels/dtype.h"
+#include "kernels/philox.h"
+
+namespace lowcomm::cuda {
+
+// minmax<b> and qsgd<b> for tensors that lie on a CUDA device: the bytes and values of GridCodec (codec/grid.h), made
+// where the tensor is. FORMAT.md, "Grid codecs".
+//
+// Compiled for sm_80 and sm_90 in builds that have nvcc (CMake: LOWCOMM_CUDA). So far these kernels were executed by
+// the tests' simulator of CUDA threads only, never on a GPU; no speed is claimed. Memory order between warps, the
+// conversions to and from float16 by instruction, streams and real devices wait for one.
+
+// A run of a tensor, cut where a codec may cut (at multiples of max(512, bucket) elements).
+struct GridRun {
+  int bits = 0;                  // 1...8
+  uint32_t bucket = 0;           // elements sharing one scale: a power of two in 64...65536
+  DType dtype = DType::float32;  // of the elements: float32, float16, bfloat16
+  uint64_t count = 0;            // elements; above 2^31 too. 0: nothing is enqueued
+};
+
+// What all three have in common.
+//
+// Pointers are to memory that `place.device` can reach, and stay the caller's: valid until the stream has passed the
+// call. `payload` is the whole payload of the run, GridCodec::encodedBytes(count, dtype) bytes, aligned to 16. Elements
+// need the alignment of their type; 16 bytes (float16, bfloat16: 8) is what makes loads and stores wide.
+//
+// `refused` is one word that the caller has set to 0 (on the same stream) and reads once the stream has passed: it is
+// made 1 where the host's codec would have thrown, and never made 0. A copy of the elements, or of the payload, given
+// to GridCodec then throws the error with its position. May be shared by several calls.
+//
+// Throw ValueError or TypeError for a run that is no grid codec's or a misaligned payload, CudaError with CUDA's own
+// text where the runtime refuses the launch; nothing is enqueued then. Faults inside a kernel show, as always with
+// CUDA, at a later call. Thread-safe: no state. Capturable in a CUDA graph: only kernels are enqueued, one a call.
+
+// Payload of the elements x, rounded to nearest (minmax) or, `stochastic`, up or down at random (qsgd). `block` is the
+// number in the whole tensor of the run's first block of 512. Refuses a NaN, an infinity, a magnitude of 2^126 and
+// more; the payload is then without meaning.
+void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, bool stochastic, uint64_t block,
+                const PhiloxKey& key, uint32_t* refused);
+
+// y = the decoded elements, rounded to run.dtype. Refuses a base or step that is not finite and bits that are not 0
+// where nothing is; y is then written all the same, and only where it should be.
+void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused);
+
+// acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeGrid; acc is then without meaning.
+void decodeAddGrid(const Place& place, const GridRun& run, float* acc, const void* payload, uint32_t* refused);
+
+}  // namespace lowcomm::cuda

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/element.cuh"
+#include "cuda/grid_args.cuh"
+#include "kernels/philox.h"
+
+namespace lowcomm::cuda {
+
+template <class T>
+struct EncodeArgs {
+  GridArgs<std::byte> grid;
+  const T* x;
+  uint64_t block;  // number of the run's first block in the tensor
+  PhiloxKey key;
+};
+
+// Enqueues the encode of a run that has elements.
+template <class T>
+void encodeRun(const Place& place, const EncodeArgs<T>& args, bool stochastic);
+
+}  // namespace lowcomm::cuda

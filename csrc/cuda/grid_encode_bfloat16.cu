@@ -1,0 +1,7 @@
+#include "cuda/grid_encode.cuh"
+
+namespace lowcomm::cuda {
+
+template void encodeRun(const Place&, const EncodeArgs<Bfloat16>&, bool);
+
+}  // namespace lowcomm::cuda

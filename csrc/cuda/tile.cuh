@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/element.cuh"
+
+namespace lowcomm::cuda {
+
+// A warp works on one block of 512 elements, 32 rows of 16 lanes. Thread t holds rows 4·(t / 4) to 4·(t / 4) + 3 of
+// lanes 4·(t % 4) to 4·(t % 4) + 3. Why so:
+//  - a thread's four elements of a row are 16 bytes, and no 32-byte sector is read by two loads of a warp;
+//  - the smallest bucket, 64, is four rows: no thread ever holds elements of two buckets, and a bucket's threads are
+//    neighbours, so its statistics need log2(bucket / 16) shuffles;
+//  - a lane's four consecutive codes are 4·b <= 32 bits, most of a word, before anything is exchanged;
+//  - the 512 random bytes are one Philox call a thread.
+
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kWholeWarp = 0xffffffffu;
+constexpr uint32_t kLanes = 16;
+constexpr uint32_t kBlock = 512;
+constexpr uint32_t kSmallestBucket = 64;
+
+struct Tile {
+  float at[4][4];  // [row][lane]
+};
+
+struct Seat {
+  uint32_t thread, group, quad;  // group holds rows 4·group..., quad lanes 4·quad...
+
+  __device__ static Seat ofThisThread() {
+    const uint32_t thread = threadIdx.x % kWarp;
+    return {thread, thread / 4, thread % 4};
+  }
+
+  // In the block, of the tile's row 0...3 and lane 0.
+  __device__ uint32_t element(uint32_t row) const { return (4 * group + row) * kLanes + 4 * quad; }
+};
+
+__device__ inline bool isAligned(const void* at, size_t to) {
+  return reinterpret_cast<uintptr_t>(at) % to == 0;
+}
+
+// The tile of the block at x, of which n elements exist, 1 or more. In the place of others stands one that does from
+// the same bucket, so that statistics need not know; 0 where the whole bucket is missing.
+template <class T>
+__device__ inline Tile loadTile(const T* x, uint32_t n, uint32_t bucket, const Seat& seat) {
+  Tile tile;
+  if (n == kBlock && isAligned(x, sizeof(Four<T>))) {
+    Four<T> row[4];
+    for (uint32_t r = 0; r < 4; ++r)
+      row[r] = *reinterpret_cast<const Four<T>*>(x + seat.element(r));
+    for (uint32_t r = 0; r < 4; ++r) {
+      for (uint32_t c = 0; c < 4; ++c)
+        tile.at[r][c] = toFloat(row[r].at[c]);
+    }
+    return tile;
+  }
+  const uint32_t first = (seat.group * kSmallestBucket) & ~(bucket - 1);  // of the bucket, in the block
+  const float other = first < n ? toFloat(x[first]) : 0.0f;
+  for (uint32_t r = 0; r < 4; ++r) {
+    for (uint32_t c = 0; c < 4; ++c) {
+      const uint32_t e = seat.element(r) + c;
+      tile.at[r][c] = e < n ? toFloat(x[e]) : other;
+    }
+  }
+  return tile;
+}
+
+template <class T>
+__device__ inline void storeTile(T* y, uint32_t n, const Tile& tile, const Seat& seat) {
+  if (n == kBlock && isAligned(y, sizeof(Four<T>))) {
+    for (uint32_t r = 0; r < 4; ++r)
+      storeFour(y + seat.element(r), tile.at[r]);
+    return;
+  }
+  for (uint32_t r = 0; r < 4; ++r) {
+    for (uint32_t c = 0; c < 4; ++c) {
+      const uint32_t e = seat.element(r) + c;
+      if (e < n) fromFloat(y[e], tile.at[r][c]);
+    }
+  }
+}
+
+}  // namespace lowcomm::cuda

@@ -1,0 +1,67 @@
+// More than 2^31 elements: only where a device has the memory, and never simulated.
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "codec/payload.h"
+#include "cuda/grid.h"
+#include "cuda/on_device.h"
+#include "grid_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using test::must;
+
+class Memory {
+ public:
+  explicit Memory(size_t bytes) {
+    void* at = nullptr;
+    must(cudaMalloc(&at, bytes));
+    at_ = static_cast<std::byte*>(at);
+    must(cudaMemset(at_, 0, bytes));
+  }
+  ~Memory() { static_cast<void>(cudaFree(at_)); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::byte* at(size_t byte) { return at_ + byte; }
+
+ private:
+  std::byte* at_ = nullptr;
+};
+
+TEST(CudaLarge, TheEndOfARunOfMoreThan2To31Elements) {
+  constexpr uint64_t kFirst = uint64_t{1} << 31, kTail = 513, kCount = kFirst + kTail;
+  size_t free = 0, total = 0;
+  if (cuda::deviceCount() == 0 || cudaMemGetInfo(&free, &total) != cudaSuccess || free < size_t{12} << 30) {
+    GTEST_SKIP() << "no CUDA device with 12 GiB free";
+  }
+  const GridCodec codec = test::gridCodec("qsgd4:bucket=1024", *scalarKernels());
+  const cuda::GridRun run{4, 1024, DType::float32, kCount};
+  const std::vector<float> tail = test::normal(kTail, 4);
+  const test::Bytes expected = test::encoded(codec, tail, {1, 2, 3}, kFirst);
+
+  Memory x(kCount * 4), payload(codec.encodedBytes(kCount, DType::float32)), flag(4);
+  must(cudaMemcpy(x.at(kFirst * 4), tail.data(), kTail * 4, cudaMemcpyDefault));
+  auto* refused = reinterpret_cast<uint32_t*>(flag.at(0));
+  cuda::encodeGrid({}, run, payload.at(0), x.at(0), true, 0, {1, 2, 3}, refused);
+  must(cudaDeviceSynchronize());
+
+  test::Bytes got(expected.size());
+  const size_t words = up64(8 * (kFirst / 1024 + 1));
+  must(cudaMemcpy(got.data(), payload.at(8 * (kFirst / 1024)), 8, cudaMemcpyDefault));
+  must(cudaMemcpy(got.data() + 64, payload.at(words + kFirst / 8 * 4), got.size() - 64, cudaMemcpyDefault));
+  EXPECT_EQ(got, expected);
+
+  must(cudaMemset(x.at(0), 0xff, kCount * 4));
+  cuda::decodeGrid({}, run, x.at(0), payload.at(0), refused);
+  must(cudaDeviceSynchronize());
+  std::vector<float> y(kTail);
+  must(cudaMemcpy(y.data(), x.at(kFirst * 4), kTail * 4, cudaMemcpyDefault));
+  EXPECT_EQ(y, test::decoded(codec, expected, kTail, kFirst));
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+namespace lowcomm::test {
+
+inline void must(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+// An array on the current device, of exactly its size: what lies past it is an address error to a sanitizer.
+template <class T>
+class OnDevice {
+ public:
+  explicit OnDevice(std::span<const T> host) : count_(host.size()) {
+    must(cudaMalloc(&at_, bytes()));
+    if (count_ > 0) must(cudaMemcpy(at_, host.data(), bytes(), cudaMemcpyDefault));
+  }
+  OnDevice(size_t count, T value) : OnDevice(std::span<const T>(std::vector<T>(count, value))) {}
+  ~OnDevice() { static_cast<void>(cudaFree(at_)); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  T* data() { return static_cast<T*>(at_); }
+
+  // Waits for the device.
+  std::vector<T> host() const {
+    must(cudaDeviceSynchronize());
+    std::vector<T> out(count_);
+    if (count_ > 0) must(cudaMemcpy(out.data(), at_, bytes(), cudaMemcpyDefault));
+    return out;
+  }
+
+ private:
+  size_t bytes() const { return count_ * sizeof(T); }
+
+  size_t count_;
+  void* at_ = nullptr;
+};
+
+}  // namespace lowcomm::test
