@@ -7,8 +7,8 @@
 // keep this instruction set's copy of it for the whole program.
 //
 // Shape of the encode: groups of 1024 elements (4 KiB; a bucket where that is larger) are read once for their
-// statistics, while what lies 8 KiB ahead is prefetched, and quantized from the first-level cache. Codes never leave the
-// vector lanes: the planar packing puts element e's code in lane e mod 16.
+// statistics, while what lies 8 KiB ahead is prefetched, and quantized from the first-level cache. Codes never leave
+// the vector lanes: the planar packing puts element e's code in lane e mod 16.
 
 namespace lowcomm {
 namespace {
