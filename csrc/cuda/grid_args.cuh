@@ -34,7 +34,7 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   const auto fail = [&](const char* what, const std::string& expected, const std::string& got) {
     return std::string(doing) + ": " + what + ": expected " + expected + ", got " + got;
   };
-  if (run.bits < 1 || run.bits > 8) throw ValueError(fail("bits", kGridBits, std::to_string(run.bits)));
+  if (run.bits < 1 || run.bits > 8) throw ValueError(fail("bits", "1...8", std::to_string(run.bits)));
   if (!isGridBucket(run.bucket)) throw ValueError(fail("bucket", kGridBuckets, std::to_string(run.bucket)));
   if (run.dtype != DType::float32 && run.dtype != DType::float16 && run.dtype != DType::bfloat16) {
     throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
