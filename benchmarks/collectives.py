@@ -212,11 +212,7 @@ def main() -> int:
     rows = summarize(ranks)
     gates = gates_of(rows)
     print(table(rows))
-    for gate in gates:
-        print(gate.line())
-    if args.json:
-        report.write_json(args.json, {"options": options, "rows": rows}, gates)
-    return 0 if all(gate.passed for gate in gates) else 1
+    return report.finish(gates, args.json, {"options": options, "rows": rows})
 
 
 if __name__ == "__main__":

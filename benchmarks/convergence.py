@@ -54,13 +54,9 @@ def main() -> int:
         content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds)
     except RuntimeError as error:
         raise SystemExit(f"convergence.py: {error}") from None
-    for gate in gates:
-        print(gate.line())
-    if args.json:
-        report.write_json(args.json, {"method": args.method, "quick": args.quick, **content}, gates)
     if args.plot:
         draw(content["curves"], args.plot, title=f"{args.method}, seed 0")
-    return 0 if all(gate.passed for gate in gates) else 1
+    return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, **content})
 
 
 if __name__ == "__main__":

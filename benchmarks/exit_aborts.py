@@ -97,11 +97,7 @@ def main() -> int:
         for row in rows
         if row["backend"] == "lowcomm"
     ]
-    for gate in gates:
-        print(gate.line())
-    if args.json:
-        report.write_json(args.json, {"options": options, "rows": rows}, gates)
-    return 0 if all(gate.passed for gate in gates) else 1
+    return report.finish(gates, args.json, {"options": options, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def _enter(function: Callable[..., Any], rank: int, directory: Path, plain: bool
     result = function(rank, (directory / "rendezvous").as_uri(), **arguments)
     (directory / f"{rank}.json").write_text(json.dumps(result))
     if plain:
-        # Plain gloo aborts in about one of five exits, after everything is done and destroyed: skip its teardown.
+        # Plain gloo may abort as its process ends, after everything is done and destroyed: skip its teardown.
         sys.stdout.flush()
         os._exit(0)
 

@@ -77,6 +77,15 @@ def heading(name: str, **options: object) -> str:
     )
 
 
+def finish(gates: list[Gate], path: Path | None, content: dict[str, Any]) -> int:
+    """Prints the gates, writes the JSON where a path is given; the exit status, 1 when a gate fails."""
+    for gate in gates:
+        print(gate.line())
+    if path:
+        write_json(path, content, gates)
+    return 0 if all(gate.passed for gate in gates) else 1
+
+
 def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:
     """Writes versions, machine, content and gates."""
     path.parent.mkdir(parents=True, exist_ok=True)

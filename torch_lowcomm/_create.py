@@ -8,7 +8,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
-from torch_lowcomm.codec import caution
+from torch_lowcomm.codec import caution_of_policy
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -78,12 +78,6 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     )
     _announce(backend, o.group_rank, o.group_size)
     return backend
-
-
-def caution_of_policy(policy: str) -> None:
-    """Warn of codecs in a policy's canonical text that are too coarse for their buckets."""
-    for entry in filter(None, policy.split("; ")):
-        caution(entry.partition("=")[2])
 
 
 def _announce(backend: Any, rank: int, size: int) -> None:

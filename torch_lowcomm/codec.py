@@ -19,6 +19,12 @@ def caution(spec: str) -> None:
         logger.warning(said)
 
 
+def caution_of_policy(policy: str) -> None:
+    """Warn of codecs in a policy's canonical text that are too coarse for their buckets."""
+    for entry in filter(None, policy.split("; ")):
+        caution(entry.partition("=")[2])
+
+
 def codec(spec: str) -> Codec:
     """Makes a codec from its text, the one that options, environment and statistics use too.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import caution_of_policy
+from torch_lowcomm.codec import caution_of_policy
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:

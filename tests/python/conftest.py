@@ -10,25 +10,25 @@ def _zygote():
     ranks.close_zygote()
 
 
+def _pool(size):
+    pool = ranks.Pool(size)
+    yield pool
+    pool.close()
+
+
 @pytest.fixture(scope="session")
 def pair(_zygote):
     """Two ranks: `pair(fn, *args, timeout=60)` runs `fn(Rank, *args)` on both and returns their values."""
-    pool = ranks.Pool(2)
-    yield pool
-    pool.close()
+    yield from _pool(2)
 
 
 @pytest.fixture(scope="session")
 def trio(_zygote):
     """Three ranks: the fewest with one that a fault between two others reaches at second hand."""
-    pool = ranks.Pool(3)
-    yield pool
-    pool.close()
+    yield from _pool(3)
 
 
 @pytest.fixture(scope="session")
 def quad(_zygote):
     """Four ranks."""
-    pool = ranks.Pool(4)
-    yield pool
-    pool.close()
+    yield from _pool(4)
