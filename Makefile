@@ -73,5 +73,25 @@ bench-codec:
 	cmake --build build-codec --target codec_perf --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json
 
+# Makes up frames, payloads and texts under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
+# (Debian: clang libclang-rt-14-dev). What crashes is written to build-fuzz/; add it to tests/fuzz/corpus with the fix.
+FUZZ_SECONDS ?= 60
+FUZZ_CXX ?= $(firstword $(foreach c,clang++ clang++-19 clang++-16 clang++-14,$(if $(shell command -v $(c)),$(c))) clang++)
+fuzz:
+	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLOWCOMM_FUZZ=ON \
+	  -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DLOWCOMM_SANITIZE=address,undefined >/dev/null
+	cmake --build build-fuzz --parallel $${MAX_JOBS:-$$(nproc)}
+	for target in frame decode text; do \
+	  mkdir -p build-fuzz/corpus/$$target && \
+	  build-fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -print_final_stats=1 \
+	    -artifact_prefix=build-fuzz/$$target- build-fuzz/corpus/$$target tests/fuzz/corpus/$$target || exit 1; \
+	done
+
+fuzz-seeds:
+	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
+	cmake --build build-codec --target fuzz_seeds --parallel $${MAX_JOBS:-$$(nproc)}
+	build-codec/fuzz_seeds tests/fuzz/corpus
+.PHONY: fuzz fuzz-seeds
+
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

@@ -1,0 +1,94 @@
+// Writes the inputs that fuzzing starts from: for every codec what its own encoder makes, in a frame and alone.
+// Run by hand (`make fuzz-seeds`) when a codec is added; the corpus keeps what it writes beside what fuzzing found.
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "codec/codec.h"
+#include "wire/frame.h"
+#include "wire/hello.h"
+#include "wire/layout.h"
+
+namespace {
+
+using namespace lowcomm;
+
+constexpr const char* kCodecs[] = {
+    "none",
+    "minmax1:bucket=64",
+    "minmax4:bucket=64",
+    "minmax7:bucket=128,meta=bf16",
+    "minmax8:bucket=512",
+    "minmax4:bucket=64,nonfinite=poison",
+    "qsgd3:bucket=64",
+    "qsgd4:bucket=64,delta=0.5",
+    "dither5:bucket=64",
+    "lattice2:bucket=64",
+    "sym4:bucket=64",
+    "sym2:bucket=512,range=l2",
+    "mid1:bucket=64",
+    "sign1:bucket=64",
+    "tern:bucket=128,meta=bf16",
+};
+constexpr uint64_t kCounts[] = {0, 17, 530};
+
+void write(const std::filesystem::path& folder, const std::string& name, const std::string& bytes) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / name, std::ios::binary) << bytes;
+}
+
+std::string nameOf(std::string text, uint64_t count) {
+  for (char& c : text) {
+    if (c == ':' || c == ',' || c == '=') c = '-';
+  }
+  return text + "-" + std::to_string(count);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds FOLDER\n");
+    return 2;
+  }
+  const std::filesystem::path corpus = argv[1];
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  for (const char* text : kCodecs) {
+    const auto codec = makeCodec(CodecSpec::parse(text));
+    for (const uint64_t count : kCounts) {
+      std::vector<float> x(count);
+      for (float& v : x)
+        v = normal(generator);
+      const size_t bytes = codec->encodedBytes(count, DType::float32);
+      std::vector<std::byte> frame(kFrameHeaderBytes + bytes);
+      codec->encode(std::span(frame).subspan(kFrameHeaderBytes), x.data(), DType::float32, 0, count, {});
+      FrameHeader header;
+      header.codec = codec->spec().id;
+      header.bits = codec->spec().bits;
+      header.bucket = codec->spec().bucket;
+      header.flags = frameFlags(codec->spec());
+      header.dtype = DType::float32;
+      header.elements = count;
+      header.payload_bytes = static_cast<uint32_t>(bytes);
+      sealFrame(frame, header);
+      const std::string all(reinterpret_cast<const char*>(frame.data()), frame.size());
+      const std::string name = nameOf(text, count);
+      if (count != 530) write(corpus / "frame", name, all);
+      std::string input(1, static_cast<char>(std::string(text).size()));
+      input += text;
+      input += {static_cast<char>(DType::float32), static_cast<char>(count & 255), static_cast<char>(count >> 8)};
+      write(corpus / "decode", name, input + all.substr(kFrameHeaderBytes));
+    }
+    write(corpus / "text", nameOf(text, 0), CodecSpec::parse(text).str());
+  }
+  const Layout layout({{0, 100, CodecSpec::parse("minmax4:bucket=64")}, {100, 28, {}}});
+  write(corpus / "text", "layout", layout.text());
+  write(corpus / "text", "hello", Hello{{{"op", "all_gather"}, {"policy", "a\\b\nc"}}}.text());
+  return 0;
+}
