@@ -7,10 +7,12 @@ namespace lowcomm {
 namespace {
 
 bool machineHasAvx2() {
-#if defined(__x86_64__) || defined(__i386__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
-#else
+#if !defined(__x86_64__) && !defined(__i386__)
   return false;
+#elif defined(__clang__)  // does not know f16c here; every processor with AVX2 has it
+  return __builtin_cpu_supports("avx2");
+#else
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
 #endif
 }
 
