@@ -53,6 +53,10 @@ inline void __syncthreads() {
   lowcomm::sim::syncBlock();
 }
 
+inline void __syncwarp() {
+  static_cast<void>(lowcomm::sim::exchangeInWarp(0, 0));
+}
+
 template <class T>
 T lowcommSimExchange(unsigned mask, T value, unsigned source) {
   static_assert(sizeof(T) <= 8);
