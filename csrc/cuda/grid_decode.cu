@@ -29,8 +29,8 @@ __device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
          reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
 }
 
-// Whether the fields hold nothing but codes, and none past the block's n elements. Every bit of a lane's words is some
-// row's, so this sees all that must be 0.
+// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
+// Every bit of a lane's words is some thread's, so this sees all that must be 0.
 __device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
                                 const Seat& seat) {
   uint32_t strays = 0;
@@ -39,10 +39,8 @@ __device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridA
       strays |= field[c] & field[c] >> 1 & 0x55;
   }
   if (n < kBlock) {
-    for (uint32_t r = 0; r < 4; ++r) {
-      for (uint32_t c = 0; c < 4; ++c)
-        strays |= seat.element(r) + c < n ? 0 : field[c] >> (grid.bits * r) & ((1u << grid.bits) - 1);
-    }
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & (presentBits(c, kBlock, grid.bits, seat) ^ presentBits(c, n, grid.bits, seat));
   }
   return strays == 0;
 }

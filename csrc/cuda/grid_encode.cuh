@@ -142,9 +142,13 @@ __device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, uin
         strays |= fixed ^ kFixedExponent;  // one operation an element: the upper 9 bits stay 0 while all are in range
       }
       if (kRule == GridRule::stochastic) fixed = withDraw(fixed, (draw[c] >> (8 * r)) & 255);
-      const uint32_t code = seat.element(r) + c < n ? gridCode(fixed, scale.top) : 0;
-      field[c] |= code << (bits * r);
+      // gridCode(fixed) << (bits * r) by a rotation, so that one more operation masks and joins.
+      field[c] |= __funnelshift_l(fixed, fixed, bits * r + 32 - 15) & (scale.top << (bits * r));
     }
+  }
+  if (n < kBlock) {
+    for (uint32_t c = 0; c < 4; ++c)
+      field[c] &= presentBits(c, n, bits, seat);
   }
   storeFields(args.grid.words + start / 8 * bits, field, n, bits, seat);
   return isFixed(strays ^ kFixedExponent);

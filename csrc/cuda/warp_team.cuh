@@ -52,27 +52,30 @@ class WarpTeam {
   // The bucket's terms added up in the order of FORMAT.md, "Sums". term(x) is 0 or more.
   template <class F>
   __device__ float sum(F&& term) {
+    __shared__ float4 all[kWarps][kBlock / kSmallestBucket * kSkewed / 4];
+    float* terms = reinterpret_cast<float*>(all[threadIdx.x / kWarp]);
+    if constexpr (kTiles > 1) return sumOf<8>(terms, term);
     switch (bucket_) {
       case 64:
-        return sumOf<1>(term);
+        return sumOf<1>(terms, term);
       case 128:
-        return sumOf<2>(term);
+        return sumOf<2>(terms, term);
       case 256:
-        return sumOf<4>(term);
+        return sumOf<4>(terms, term);
       default:
-        return sumOf<8>(term);
+        return sumOf<8>(terms, term);
     }
   }
 
  private:
-  // kGroups times 64 elements of a block are one bucket's. The block's terms go through shared memory: of its bucket's
-  // 64 partial sums, a thread then has those whose numbers are its own modulo its fellows' count, and adds their terms
-  // in ascending order. A skew of 4 words keeps the threads of different buckets in different banks.
+  // Words of shared memory for 64 terms: 4 more keep the threads of different buckets in different banks.
+  static constexpr uint32_t kSkewed = kSmallestBucket + 4;
+
+  // kGroups times 64 elements of a block are one bucket's. Of its bucket's 64 partial sums, a thread has those whose
+  // numbers are its own modulo its fellows' count, and adds their terms in ascending order.
   template <uint32_t kGroups, class F>
-  __device__ float sumOf(F& term) {
-    constexpr uint32_t kFellows = 4 * kGroups, kSkewed = kSmallestBucket + 4;
-    __shared__ float4 all[kWarps][kBlock / kSmallestBucket * kSkewed / 4];
-    float* terms = reinterpret_cast<float*>(all[threadIdx.x / kWarp]);
+  __device__ float sumOf(float* terms, F& term) {
+    constexpr uint32_t kFellows = 4 * kGroups;
     const float* mine = terms + seat_.thread / kFellows * (kGroups * kSkewed) + seat_.thread % kFellows;
     float partial[16 / kGroups] = {};
     each([&](const Tile& tile, uint64_t, uint32_t n) {
