@@ -13,6 +13,7 @@
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/repair.h"
+#include "kernels/finite.h"
 #include "kernels/float_env.h"
 #include "kernels/grid_scale.h"
 #include "kernels/half.h"
@@ -23,7 +24,6 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 
 namespace {
 
-constexpr uint32_t kPoison = 0x7fc00000u;  // the quiet NaN that a poisoned bucket sends
 constexpr uint64_t kBlock = 512;
 constexpr uint64_t kLanes = 16;
 
@@ -35,7 +35,9 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
 }
 
-GridRule ruleOf(const GridFamily& family) {
+}  // namespace
+
+GridRule gridRule(const GridFamily& family) {
   if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
   switch (family.rounding) {
     case Rounding::nearest:
@@ -48,7 +50,7 @@ GridRule ruleOf(const GridFamily& family) {
   return GridRule::nearest;
 }
 
-GridForm formOf(const CodecSpec& spec) {
+GridForm gridForm(const CodecSpec& spec) {
   GridForm form;
   form.bucket = spec.bucket;
   form.bf16 = spec.meta == Meta::bf16;
@@ -85,6 +87,8 @@ GridForm formOf(const CodecSpec& spec) {
   return form;
 }
 
+namespace {
+
 // Of the four codes that two bits have, 3 is none.
 void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
   for (size_t at = 0; at < words.size(); at += 8) {
@@ -100,10 +104,10 @@ void expectThreeCodes(std::span<const std::byte> words, const std::string& codec
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), form_(formOf(spec)) {
+    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   const GridFamily& family = *gridFamily(spec.id);
-  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(ruleOf(family))];
+  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(gridRule(family))];
   decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
   scales_ = family.centred ? 1 : 2;
   scale_bytes_ = form_.bf16 ? 2 : 4;

@@ -14,6 +14,10 @@
 
 namespace lowcomm {
 
+// How the loops encode a family, and what else they must know of a codec (which misfit() has nothing against).
+GridRule gridRule(const GridFamily& family);
+GridForm gridForm(const CodecSpec& spec);
+
 // The codecs of kGridFamilies (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values, which follow
 // its range. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
 // decodeAdd adds the fp32 value, not rounded to `dtype`.

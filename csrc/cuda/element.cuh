@@ -37,19 +37,35 @@ __device__ inline float toFloat(Float16 x) {
 #endif
 }
 
+// Rounded to nearest even; of NaN, only the one that poisoned elements decode to.
 __device__ inline void fromFloat(float& y, float x) {
   y = x;
 }
-
 __device__ inline void fromFloat(Bfloat16& y, float x) {
   y.bits = floatToBfloat16(x);
 }
-
 __device__ inline void fromFloat(Float16& y, float x) {
-#ifdef __CUDA_ARCH__
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-#else
   y.bits = floatToFloat16(x);
+}
+
+// Two by one instruction; the bits of NaN, which the device has ideas of its own about, are for the caller. The
+// simulator runs the integer forms.
+__device__ inline uint32_t pairOf(Bfloat16, float low, float high) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return floatToBfloat16(low) | uint32_t{floatToBfloat16(high)} << 16;
+#endif
+}
+__device__ inline uint32_t pairOf(Float16, float low, float high) {
+#ifdef __CUDA_ARCH__
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return floatToFloat16(low) | uint32_t{floatToFloat16(high)} << 16;
 #endif
 }
 
@@ -66,11 +82,13 @@ __device__ inline void storeFour(float* y, const float x[4]) {
 
 template <class T>
 __device__ inline void storeFour(T* y, const float x[4]) {
-  T narrow[4];
-  for (int i = 0; i < 4; ++i)
-    fromFloat(narrow[i], x[i]);
-  const auto pair = [&](int i) { return narrow[i].bits | uint32_t{narrow[i + 1].bits} << 16; };
-  __stwb(reinterpret_cast<uint2*>(y), uint2{pair(0), pair(2)});
+  uint2 four{pairOf(T{}, x[0], x[1]), pairOf(T{}, x[2], x[3])};
+  if (x[0] != x[0]) {  // poisoned: all of the bucket is NaN, and nothing else is
+    T poison;
+    fromFloat(poison, x[0]);
+    four.x = four.y = poison.bits * 0x10001u;
+  }
+  __stwb(reinterpret_cast<uint2*>(y), four);
 }
 
 }  // namespace lowcomm::cuda

@@ -3,23 +3,24 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/spec.h"
 #include "cuda/device.h"
 #include "kernels/dtype.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {
 
-// minmax<b> and qsgd<b> for tensors that lie on a CUDA device: the bytes and values of GridCodec (codec/grid.h), made
-// where the tensor is. FORMAT.md, "Grid codecs".
+// The grid codecs (minmax, qsgd, dither, lattice, sym, mid, sign1, tern, with all their options) for tensors that lie
+// on a CUDA device: the bytes and values of GridCodec (codec/grid.h), made where the tensor is. FORMAT.md, "Grid
+// codecs".
 //
 // Compiled for sm_80 and sm_90 in builds that have nvcc (CMake: LOWCOMM_CUDA). So far these kernels were executed by
 // the tests' simulator of CUDA threads only, never on a GPU; no speed is claimed. Memory order between warps, the
-// conversions to and from float16 by instruction, streams and real devices wait for one.
+// conversions to and from 16-bit elements by instruction, streams and real devices wait for one.
 
 // A run of a tensor, cut where a codec may cut (at multiples of max(512, bucket) elements).
 struct GridRun {
-  int bits = 0;                  // 1...8
-  uint32_t bucket = 0;           // elements sharing one scale: a power of two in 64...65536
+  CodecSpec codec;
   DType dtype = DType::float32;  // of the elements: float32, float16, bfloat16
   uint64_t count = 0;            // elements; above 2^31 too. 0: nothing is enqueued
 };
@@ -38,14 +39,15 @@ struct GridRun {
 // text where the runtime refuses the launch; nothing is enqueued then. Faults inside a kernel show, as always with
 // CUDA, at a later call. Thread-safe: no state. Capturable in a CUDA graph: only kernels are enqueued, one a call.
 
-// Payload of the elements x, rounded to nearest (minmax) or, `stochastic`, up or down at random (qsgd). `block` is the
-// number in the whole tensor of the run's first block of 512. Refuses a NaN, an infinity, a magnitude of 2^126 and
-// more; the payload is then without meaning.
-void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, bool stochastic, uint64_t block,
+// Payload of the elements x. `block` is the number in the whole tensor of the run's first block of 512. Refuses, the
+// payload being then without meaning, a bucket whose range is above what `delta` spans and, under nonfinite=error, a
+// NaN, an infinity, a magnitude of 2^126 and more; under saturate and poison these are sent as GridCodec does.
+void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
                 const PhiloxKey& key, uint32_t* refused);
 
-// y = the decoded elements, rounded to run.dtype. Refuses a base or step that is not finite and bits that are not 0
-// where nothing is; y is then written all the same, and only where it should be.
+// y = the decoded elements, rounded to run.dtype. Refuses what GridCodec::decode does: a base or step that is not
+// finite (but for poison's own), a code that is none, bits that are not 0 where nothing is; y is then written all the
+// same, and only where it should be.
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused);
 
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeGrid; acc is then without meaning.

@@ -8,24 +8,32 @@
 #include <string>
 
 #include "codec/error.h"
+#include "codec/grid.h"
 #include "codec/payload.h"
 #include "codec/spec.h"
 #include "cuda/grid.h"
 #include "cuda/tile.cuh"
+#include "kernels/grid_form.h"
+#include "kernels/grid_scale.h"
 
 namespace lowcomm::cuda {
 
 constexpr uint32_t kThreads = 128;  // of a thread block where warps work each for itself
 constexpr uint32_t kWarps = kThreads / kWarp;
+constexpr CodecId kLastFamily = CodecId::tern;  // of those that have kernels here
 
 // A run and its payload as kernels see them. Byte is std::byte, const where the payload is read.
 template <class Byte>
 struct GridArgs {
-  Byte* meta;   // base, step a bucket
+  Byte* meta;   // a bucket's base and step, or its step alone (centred)
   Byte* pad;    // zeros up to `words`
   Byte* words;  // the codes, 16-byte aligned
   uint64_t count;
-  uint32_t pad_words, bits, bucket, bucket_log2;
+  uint32_t pad_halves;  // of two bytes
+  uint32_t bits, bucket_log2;
+  GridForm form;
+  Nonfinite nonfinite;
+  bool three_codes;  // of the four of two bits, as tern has them
   uint32_t* refused;
 };
 
@@ -34,29 +42,68 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   const auto fail = [&](const char* what, const std::string& expected, const std::string& got) {
     return std::string(doing) + ": " + what + ": expected " + expected + ", got " + got;
   };
-  if (run.bits < 1 || run.bits > 8) throw ValueError(fail("bits", "1...8", std::to_string(run.bits)));
-  if (!isGridBucket(run.bucket)) throw ValueError(fail("bucket", kGridBuckets, std::to_string(run.bucket)));
+  const CodecSpec& codec = run.codec;
+  const GridFamily* family = gridFamily(codec.id);
+  if (family == nullptr || codec.id > kLastFamily) throw ValueError(fail("codec", "a grid codec", codec.str()));
+  if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
   if (run.dtype != DType::float32 && run.dtype != DType::float16 && run.dtype != DType::bfloat16) {
     throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
   }
   if (const auto at = reinterpret_cast<uintptr_t>(payload); at % 16 != 0) {
     throw ValueError(fail("payload", "an address that is a multiple of 16", std::to_string(at % 16) + " more"));
   }
-  const size_t meta = 8 * ((run.count + run.bucket - 1) / run.bucket), words = up64(meta);
+  const size_t scales = family->centred ? 1 : 2, scale_bytes = codec.meta == Meta::bf16 ? 2 : 4;
+  const size_t meta = scales * scale_bytes * ((run.count + codec.bucket - 1) / codec.bucket), words = up64(meta);
   return {payload,
           payload + meta,
           payload + words,
           run.count,
-          static_cast<uint32_t>((words - meta) / 4),
-          static_cast<uint32_t>(run.bits),
-          run.bucket,
-          static_cast<uint32_t>(std::countr_zero(run.bucket)),
+          static_cast<uint32_t>((words - meta) / 2),
+          codec.bits,
+          static_cast<uint32_t>(std::countr_zero(codec.bucket)),
+          gridForm(codec),
+          codec.nonfinite,
+          codec.id == CodecId::tern,
           refused};
 }
 
 // Elements of the block that starts at element `start`: 512 but for the last.
 __device__ inline uint32_t elementsOf(uint64_t start, uint64_t count) {
   return count - start < kBlock ? static_cast<uint32_t>(count - start) : kBlock;
+}
+
+struct Sent {
+  float base, step;  // base: 0 where none is sent
+};
+
+// A bucket's metadata, by one store and one load.
+template <bool kCentred>
+__device__ inline void storeSent(const GridArgs<std::byte>& grid, uint64_t bucket, const Sent& sent) {
+  if (kCentred) {
+    if (grid.form.bf16) {
+      reinterpret_cast<uint16_t*>(grid.meta)[bucket] = static_cast<uint16_t>(bitsOf(sent.step) >> 16);
+    } else {
+      reinterpret_cast<float*>(grid.meta)[bucket] = sent.step;
+    }
+  } else if (grid.form.bf16) {
+    reinterpret_cast<uint32_t*>(grid.meta)[bucket] = bitsOf(sent.base) >> 16 | (bitsOf(sent.step) & kBf16Mask);
+  } else {
+    reinterpret_cast<float2*>(grid.meta)[bucket] = float2{sent.base, sent.step};
+  }
+}
+
+template <bool kCentred>
+__device__ inline Sent loadSent(const GridArgs<const std::byte>& grid, uint64_t bucket) {
+  if (kCentred) {
+    if (!grid.form.bf16) return {0, reinterpret_cast<const float*>(grid.meta)[bucket]};
+    return {0, floatFrom(uint32_t{reinterpret_cast<const uint16_t*>(grid.meta)[bucket]} << 16)};
+  }
+  if (grid.form.bf16) {
+    const uint32_t both = reinterpret_cast<const uint32_t*>(grid.meta)[bucket];
+    return {floatFrom(both << 16), floatFrom(both & kBf16Mask)};
+  }
+  const float2 both = reinterpret_cast<const float2*>(grid.meta)[bucket];
+  return {both.x, both.y};
 }
 
 }  // namespace lowcomm::cuda

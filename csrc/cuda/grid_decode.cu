@@ -8,23 +8,45 @@
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/tile.cuh"
+#include "kernels/finite.h"
 #include "kernels/grid_rules.h"
 
 namespace lowcomm::cuda {
 namespace {
 
 __device__ inline bool isFinite(float x) {
-  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
+  return (bitsOf(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+template <bool kCentred>
+__device__ inline bool isPoison(const Sent& sent) {
+  return bitsOf(kCentred ? sent.step : sent.base) == kPoison && (kCentred || bitsOf(sent.step) == 0);
 }
 
 // False where the padding after the metadata is not 0.
 __device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
-  return blockIdx.x != 0 || threadIdx.x >= grid.pad_words ||
-         reinterpret_cast<const uint32_t*>(grid.pad)[threadIdx.x] == 0;
+  return blockIdx.x != 0 || threadIdx.x >= grid.pad_halves ||
+         reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
 }
 
-// y[i] = base + step·code, or y[i] += that: a warp a block of 512.
-template <bool kAdd, class T>
+// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
+// Every bit of a lane's words is some thread's, so this sees all that must be 0.
+__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
+                                const Seat& seat) {
+  uint32_t strays = 0;
+  if (grid.three_codes) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & field[c] >> 1 & 0x55;
+  }
+  if (n < kBlock) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & (presentBits(c, kBlock, grid.bits, seat) ^ presentBits(c, n, grid.bits, seat));
+  }
+  return strays == 0;
+}
+
+// y[i] = the decoded value, or y[i] += that: a warp a block of 512.
+template <bool kAdd, bool kCentred, class T>
 __global__ void __launch_bounds__(kThreads) decodeByWarp(GridArgs<const std::byte> grid, T* y) {
   const Seat seat = Seat::ofThisThread();
   const uint32_t bits = grid.bits, top = (1u << bits) - 1;
@@ -34,56 +56,58 @@ __global__ void __launch_bounds__(kThreads) decodeByWarp(GridArgs<const std::byt
        start += stride) {
     const uint32_t n = elementsOf(start, grid.count);
     const uint64_t mine = start + seat.group * kSmallestBucket;  // a thread's elements are all of one bucket
-    float2 scale{};
-    if (mine < grid.count) scale = reinterpret_cast<const float2*>(grid.meta)[mine >> grid.bucket_log2];
-    taken &= isFinite(scale.x) && isFinite(scale.y);
+    Sent sent{};
+    if (mine < grid.count) sent = loadSent<kCentred>(grid, mine >> grid.bucket_log2);
+    const bool poisoned = grid.nonfinite == Nonfinite::poison && isPoison<kCentred>(sent);
+    taken &= poisoned || (isFinite(sent.base) && isFinite(sent.step));
+    const float step = kCentred ? sent.step * grid.form.unit : sent.step;
     uint32_t field[4];
     loadFields(field, grid.words + start / 8 * bits, n, bits, seat);
+    taken &= areCodes(field, n, grid, seat);
     Tile tile{};
     if (kAdd) tile = loadTile(y + start, n, kBlock, seat);
     for (uint32_t r = 0; r < 4; ++r) {
       for (uint32_t c = 0; c < 4; ++c) {
         const uint32_t code = (field[c] >> (bits * r)) & top;
-        // Every bit of a lane's words is some row's, so this sees all that must be 0.
-        taken &= code == 0 || seat.element(r) + c < n;
-        const float value = gridValue(scale.x, scale.y, code);
+        const float value = kCentred ? centredValue(grid.form.centre, step, code) : gridValue(sent.base, step, code);
         tile.at[r][c] = kAdd ? tile.at[r][c] + value : value;
       }
     }
+    // By name: the NaN that a device's arithmetic makes of it is another one than a CPU's.
+    if (poisoned) tile.each([](float& value) { value = floatFrom(kPoison); });
     storeTile(y + start, n, tile, seat);
   }
   if (!taken) *grid.refused = 1;  // all who write, write 1
 }
 
 template <bool kAdd, class T>
-void decodeRun(const Place& place, const char* doing, const GridArgs<const std::byte>& grid, T* y) {
+void decodeRun(const Place& place, const char* doing, const GridRun& run, const void* payload, T* y,
+               uint32_t* refused) {
+  const auto grid = gridArgs(doing, run, static_cast<const std::byte*>(payload), refused);
+  if (run.count == 0) return;
   const DeviceScope scope(place.device, doing);
   constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
   const unsigned blocks = gridOf((grid.count + kShare - 1) / kShare, place.device, doing);
-  launch(place, doing, decodeByWarp<kAdd, T>, blocks, kThreads, grid, y);
+  const bool centred = gridFamily(run.codec.id)->centred;
+  launch(place, doing, centred ? decodeByWarp<kAdd, true, T> : decodeByWarp<kAdd, false, T>, blocks, kThreads, grid, y);
 }
 
 }  // namespace
 
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused) {
   constexpr const char* kDoing = "decode grid";
-  const auto grid = gridArgs(kDoing, run, static_cast<const std::byte*>(payload), refused);
-  if (run.count == 0) return;
   switch (run.dtype) {
     case DType::float16:
-      return decodeRun<false>(place, kDoing, grid, static_cast<Float16*>(y));
+      return decodeRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), refused);
     case DType::bfloat16:
-      return decodeRun<false>(place, kDoing, grid, static_cast<Bfloat16*>(y));
+      return decodeRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), refused);
     default:
-      return decodeRun<false>(place, kDoing, grid, static_cast<float*>(y));
+      return decodeRun<false>(place, kDoing, run, payload, static_cast<float*>(y), refused);
   }
 }
 
 void decodeAddGrid(const Place& place, const GridRun& run, float* acc, const void* payload, uint32_t* refused) {
-  constexpr const char* kDoing = "decode and add grid";
-  const auto grid = gridArgs(kDoing, run, static_cast<const std::byte*>(payload), refused);
-  if (run.count == 0) return;
-  decodeRun<true>(place, kDoing, grid, acc);
+  decodeRun<true>(place, "decode and add grid", run, payload, acc, refused);
 }
 
 }  // namespace lowcomm::cuda

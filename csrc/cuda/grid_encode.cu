@@ -7,17 +7,18 @@
 
 namespace lowcomm::cuda {
 
-void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, bool stochastic, uint64_t block,
+void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
                 const PhiloxKey& key, uint32_t* refused) {
   const GridArgs<std::byte> grid = gridArgs("encode grid", run, static_cast<std::byte*>(payload), refused);
   if (run.count == 0) return;
+  const GridRule rule = gridRule(*gridFamily(run.codec.id));
   switch (run.dtype) {
     case DType::float16:
-      return encodeRun<Float16>(place, {grid, static_cast<const Float16*>(x), block, key}, stochastic);
+      return encodeRun<Float16>(place, {grid, static_cast<const Float16*>(x), block, key}, rule);
     case DType::bfloat16:
-      return encodeRun<Bfloat16>(place, {grid, static_cast<const Bfloat16*>(x), block, key}, stochastic);
+      return encodeRun<Bfloat16>(place, {grid, static_cast<const Bfloat16*>(x), block, key}, rule);
     default:
-      return encodeRun<float>(place, {grid, static_cast<const float*>(x), block, key}, stochastic);
+      return encodeRun<float>(place, {grid, static_cast<const float*>(x), block, key}, rule);
   }
 }
 

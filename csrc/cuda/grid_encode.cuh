@@ -6,174 +6,246 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/block_team.cuh"
 #include "cuda/draws.cuh"
-#include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
 #include "cuda/grid_encode_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
+#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
+#include "cuda/warp_team.cuh"
+#include "kernels/finite.h"
+#include "kernels/grid_form.h"
 #include "kernels/grid_rules.h"
 
 // The encode kernels of one element type. A file a type instantiates them (grid_encode_<type>.cu), so that each
-// compiles in seconds and beside the others.
+// compiles by itself and beside the others.
 
 namespace lowcomm::cuda {
 
 namespace {
 
-constexpr uint32_t kMostWarps = 16;  // of a thread block that works on one bucket
+template <GridRule kRule>
+constexpr bool kCentred = kRule == GridRule::centred || kRule == GridRule::sign;
+
+// What makes codes of a bucket's elements.
+struct Scale {
+  float base, inverse, magic;
+  uint32_t top;  // the largest code; 0 for a bucket whose codes are not to be seen
+};
 
 struct Extremes {
   float low, high;
-
-  // fminf and fmaxf pass over a NaN, here and on a CPU: it shows in its own code (isFixed).
-  __device__ void take(float l, float h) {
-    low = fminf(low, l);
-    high = fmaxf(high, h);
-  }
-  __device__ void take(const Tile& tile) {
-    for (const auto& row : tile.at) {
-      for (float x : row)
-        take(x, x);
-    }
-  }
-  // Of the `threads` neighbouring threads that share a bucket, a power of two.
-  __device__ void share(uint32_t threads) {
-    for (uint32_t d = 1; d < threads && d < kWarp; d *= 2)
-      take(__shfl_xor_sync(kWholeWarp, low, d), __shfl_xor_sync(kWholeWarp, high, d));
-  }
 };
 
-__device__ inline Extremes noExtremes() {
-  return {floatOf(0x7f800000u), floatOf(0xff800000u)};
+// fminf and fmaxf pass over a NaN, here and on a CPU: it shows in its own code (isFixed).
+template <class Team>
+__device__ inline Extremes extremesOf(Team& team) {
+  float low = floatFrom(0x7f800000u), high = floatFrom(0xff800000u);
+  const auto lower = [&](float x) { low = fminf(low, x); };
+  const auto raise = [&](float x) { high = fmaxf(high, x); };
+  team.each([&](const Tile& tile, uint64_t, uint32_t) {
+    tile.each(lower);
+    tile.each(raise);
+  });
+  team.share([&] { return low; }, lower);
+  team.share([&] { return high; }, raise);
+  return {low, high};
 }
 
-__device__ inline void storeMeta(const GridArgs<std::byte>& grid, uint64_t bucket, const GridScale& scale) {
-  *reinterpret_cast<float2*>(grid.meta + 8 * bucket) = float2{scale.base, scale.step};
+// Bits of the largest |x|, as integers: NaN is the largest of all.
+template <class Team>
+__device__ inline uint32_t largestOf(Team& team) {
+  uint32_t largest = 0;
+  const auto take = [&](uint32_t magnitude) { largest = magnitude > largest ? magnitude : largest; };
+  team.each([&](const Tile& tile, uint64_t, uint32_t) { tile.each([&](float x) { take(bitsOf(x) & kMagnitude); }); });
+  team.share([&] { return largest; }, take);
+  return largest;
 }
 
-__device__ inline void zeroPadding(const GridArgs<std::byte>& grid) {
-  if (blockIdx.x == 0 && threadIdx.x < grid.pad_words) reinterpret_cast<uint32_t*>(grid.pad)[threadIdx.x] = 0;
+// Puts what can be sent in the place of what cannot. Returns whether the bucket is to decode to NaN.
+template <class Team>
+__device__ inline bool repair(Team& team, Nonfinite how) {
+  Repair found;
+  team.each([&](const Tile& tile, uint64_t, uint32_t) { found.take(tile); });
+  team.share([&] { return found.all; }, [&](uint32_t all) { found.take(all, 0); });
+  team.share([&] { return found.taken; }, [&](uint32_t taken) { found.take(0, taken); });
+  if (!found.needed()) return false;
+  team.mend(found, how == Nonfinite::poison);
+  return how == Nonfinite::poison;
+}
+
+// A grid around 0. `taken` becomes false where the bucket has what it cannot send.
+template <GridRule kRule, class Team>
+__device__ inline Scale centredBucket(Team& team, Sent& sent, bool& taken, const GridArgs<std::byte>& grid) {
+  const uint32_t largest = largestOf(team);
+  taken &= largest < kFiniteLimitBits;
+  float range = floatFrom(largest);
+  if (kRule == GridRule::sign || grid.form.rms) {
+    const uint64_t left = grid.count - team.first();  // in a bucket that is not there: of no account
+    const uint32_t count = left < grid.form.bucket ? static_cast<uint32_t>(left) : grid.form.bucket;
+    const float down = scaleDown(largest);
+    if (kRule == GridRule::sign) {
+      range = meanOf(team.sum([&](float x) { return fabsf(roundedProduct(x, down)); }), count, largest);
+    } else {
+      const float squares = team.sum([&](float x) {
+        const float y = roundedProduct(x, down);
+        return roundedProduct(y, y);
+      });
+      range = 2 * rmsOf(squares, count, largest);
+    }
+  }
+  const CentredScale scale = centredScale(range, grid.form);
+  sent = {0, scale.step};
+  return {0, scale.inverse, 0, (1u << grid.bits) - 1};
+}
+
+// A grid from a bucket's minimum to its maximum.
+template <GridRule kRule, class Team, class T>
+__device__ inline Scale affineBucket(Team& team, Sent& sent, bool& taken, const EncodeArgs<T>& args) {
+  const GridArgs<std::byte>& grid = args.grid;
+  const uint32_t top = (1u << grid.bits) - 1;
+  const Extremes range = extremesOf(team);
+  const AffineScale scale = affineScale(range.low, range.high, static_cast<float>(top), grid.form);
+  taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit && scale.fits;
+  sent = {scale.base, scale.step};
+  float magic = kRule == GridRule::stochastic ? kStochasticMagic : kNearestMagic;
+  if (kRule == GridRule::dithered) {
+    const uint64_t number = (args.block * kBlock + team.first()) >> grid.bucket_log2;
+    const float dither =
+        ditherOf(philox(number, {args.key.seed, args.key.stream | kBucketStream, args.key.step}).word[0]);
+    magic = 256.0f + dither;
+    if (grid.form.shifted) sent.base = shiftedBase(scale.base, scale.step, dither);
+  }
+  return {scale.base, scale.inverse, magic, top};
 }
 
 // Quantizes and writes one block; false where an element has no place on the grid.
-template <bool kStochastic, class T>
+template <GridRule kRule, class T>
 __device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, uint32_t n, const Tile& tile,
-                                  const GridScale& scale, const Seat& seat) {
-  const uint32_t bits = args.grid.bits, top = (1u << bits) - 1;
+                                  const Scale& scale, const Seat& seat) {
+  const uint32_t bits = args.grid.bits;
   uint32_t draw[4] = {};
-  if (kStochastic) drawTile(draw, args.block + start / kBlock, args.key, seat);
+  if (kRule == GridRule::stochastic) drawTile(draw, args.block + start / kBlock, args.key, seat);
   uint32_t field[4] = {}, strays = 0;
   for (uint32_t r = 0; r < 4; ++r) {
     for (uint32_t c = 0; c < 4; ++c) {
-      uint32_t fixed =
-          gridFixed(tile.at[r][c], scale.base, scale.inverse, kStochastic ? kStochasticMagic : kNearestMagic);
-      strays |= fixed ^ kFixedExponent;  // one operation an element: the upper 9 bits stay 0 while all are in range
-      if (kStochastic) fixed = withDraw(fixed, (draw[c] >> (8 * r)) & 255);
-      const uint32_t code = seat.element(r) + c < n ? gridCode(fixed, top) : 0;
-      field[c] |= code << (bits * r);
+      const float x = tile.at[r][c];
+      uint32_t fixed;
+      if (kRule == GridRule::sign) {
+        fixed = signFixed(x);
+      } else if (kRule == GridRule::centred) {
+        fixed = centredFixed(x, scale.inverse, args.grid.form);
+      } else {
+        fixed = gridFixed(x, scale.base, scale.inverse, scale.magic);
+        strays |= fixed ^ kFixedExponent;  // one operation an element: the upper 9 bits stay 0 while all are in range
+      }
+      if (kRule == GridRule::stochastic) fixed = withDraw(fixed, (draw[c] >> (8 * r)) & 255);
+      // gridCode(fixed) << (bits * r) by a rotation, so that one more operation masks and joins.
+      field[c] |= __funnelshift_l(fixed, fixed, bits * r + 32 - 15) & (scale.top << (bits * r));
     }
+  }
+  if (n < kBlock) {
+    for (uint32_t c = 0; c < 4; ++c)
+      field[c] &= presentBits(c, n, bits, seat);
   }
   storeFields(args.grid.words + start / 8 * bits, field, n, bits, seat);
   return isFixed(strays ^ kFixedExponent);
 }
 
-// A warp takes kTiles blocks at a time, which hold whole buckets (up to 512 elements: 1; 1024: 2), and reads them once,
-// into registers.
-template <bool kStochastic, uint32_t kTiles, class T>
-__global__ void __launch_bounds__(kThreads) encodeByWarp(EncodeArgs<T> args) {
+// All of a team's buckets, in the order of FORMAT.md. False where a codec refuses one.
+template <GridRule kRule, class Team, class T>
+__device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const Seat& seat) {
   const GridArgs<std::byte>& grid = args.grid;
+  bool taken = true, poisoned = false;
+  if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite);
+  Sent sent;
+  Scale scale;
+  if constexpr (kCentred<kRule>) {
+    scale = centredBucket<kRule>(team, sent, taken, grid);
+  } else {
+    scale = affineBucket<kRule>(team, sent, taken, args);
+  }
+  if (poisoned) {
+    const float nan = floatFrom(kPoison);
+    sent = kCentred<kRule> ? Sent{0, nan} : Sent{nan, 0};
+    scale.top = 0;
+  }
+  if (team.isFirstThread() && team.first() < grid.count) {
+    storeSent<kCentred<kRule>>(grid, team.first() >> grid.bucket_log2, sent);
+  }
+  team.each([&](const Tile& tile, uint64_t start, uint32_t n) {
+    taken &= encodeTile<kRule>(args, start, n, tile, scale, seat);
+  });
+  return taken;
+}
+
+__device__ inline void zeroPadding(const GridArgs<std::byte>& grid) {
+  if (blockIdx.x == 0 && threadIdx.x < grid.pad_halves) reinterpret_cast<uint16_t*>(grid.pad)[threadIdx.x] = 0;
+}
+
+template <GridRule kRule, uint32_t kTiles, class T>
+__global__ void __launch_bounds__(kThreads) encodeByWarp(EncodeArgs<T> args) {
   const Seat seat = Seat::ofThisThread();
   const uint64_t stride = uint64_t{gridDim.x} * kWarps * kTiles * kBlock;
-  zeroPadding(grid);
+  zeroPadding(args.grid);
   bool taken = true;
-  for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kTiles * kBlock; start < grid.count;
-       start += stride) {
-    Tile tile[kTiles];  // in registers: only unrolled loops may index it
-#pragma unroll
-    for (uint32_t t = 0; t < kTiles; ++t) {
-      const uint64_t at = start + t * kBlock;
-      if (at < grid.count) tile[t] = loadTile(args.x + at, elementsOf(at, grid.count), grid.bucket, seat);
-    }
-    Extremes extremes = noExtremes();
-#pragma unroll
-    for (uint32_t t = 0; t < kTiles; ++t) {
-      if (start + t * kBlock < grid.count) extremes.take(tile[t]);
-    }
-    extremes.share(grid.bucket / 16);
-    const GridScale scale = gridScale(extremes.low, extremes.high, static_cast<float>((1u << grid.bits) - 1));
-    taken &= scale.finite;
-    const uint64_t mine = start + seat.group * kSmallestBucket;  // the first element of this group of threads
-    if (seat.quad == 0 && mine < grid.count && mine % grid.bucket == 0) {
-      storeMeta(grid, mine >> grid.bucket_log2, scale);
-    }
-#pragma unroll
-    for (uint32_t t = 0; t < kTiles; ++t) {
-      const uint64_t at = start + t * kBlock;
-      if (at < grid.count) {
-        taken &= encodeTile<kStochastic>(args, at, elementsOf(at, grid.count), tile[t], scale, seat);
-      }
-    }
+  for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kTiles * kBlock;
+       start < args.grid.count; start += stride) {
+    WarpTeam<kTiles, T> team(args, start, seat);
+    taken &= encodeTeam<kRule>(team, args, seat);
   }
-  if (!taken) *grid.refused = 1;  // all who write, write 1
+  if (!taken) *args.grid.refused = 1;  // all who write, write 1
 }
 
-// Larger buckets, a thread block each: the second pass finds the bucket in the cache.
-template <bool kStochastic, class T>
+template <GridRule kRule, class T>
 __global__ void __launch_bounds__(kMostWarps* kWarp) encodeByBlock(EncodeArgs<T> args) {
-  __shared__ Extremes of_warp[kMostWarps];
-  const GridArgs<std::byte>& grid = args.grid;
   const Seat seat = Seat::ofThisThread();
-  const uint32_t warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
-  zeroPadding(grid);
+  const uint64_t bucket = args.grid.form.bucket;
+  zeroPadding(args.grid);
   bool taken = true;
-  for (uint64_t bucket = blockIdx.x; bucket * grid.bucket < grid.count; bucket += gridDim.x) {
-    const uint64_t begin = bucket * grid.bucket + warp * kBlock;
-    const uint64_t end = grid.count - bucket * grid.bucket < grid.bucket ? grid.count : (bucket + 1) * grid.bucket;
-    Extremes extremes = noExtremes();
-    for (uint64_t at = begin; at < end; at += warps * kBlock)
-      extremes.take(loadTile(args.x + at, elementsOf(at, end), grid.bucket, seat));
-    extremes.share(kWarp);
-    if (seat.thread == 0) of_warp[warp] = extremes;
-    __syncthreads();
-    for (uint32_t w = 0; w < warps; ++w)
-      extremes.take(of_warp[w].low, of_warp[w].high);
-    __syncthreads();  // the next bucket's writes come after everybody has read this one's
-    const GridScale scale = gridScale(extremes.low, extremes.high, static_cast<float>((1u << grid.bits) - 1));
-    taken &= scale.finite;
-    if (threadIdx.x == 0) storeMeta(grid, bucket, scale);
-    for (uint64_t at = begin; at < end; at += warps * kBlock) {
-      const uint32_t n = elementsOf(at, end);
-      taken &= encodeTile<kStochastic>(args, at, n, loadTile(args.x + at, n, grid.bucket, seat), scale, seat);
-    }
+  for (uint64_t first = blockIdx.x * bucket; first < args.grid.count; first += gridDim.x * bucket) {
+    BlockTeam<T> team(args, first, seat);
+    taken &= encodeTeam<kRule>(team, args, seat);
   }
-  if (!taken) *grid.refused = 1;
+  if (!taken) *args.grid.refused = 1;
 }
 
-template <bool kStochastic, class T>
+template <GridRule kRule, class T>
 void encodeAs(const Place& place, const EncodeArgs<T>& args) {
   constexpr const char* kDoing = "encode grid";
-  const GridArgs<std::byte>& grid = args.grid;
+  const uint64_t count = args.grid.count;
+  const uint32_t bucket = args.grid.form.bucket;
   const DeviceScope scope(place.device, kDoing);
-  if (grid.bucket > 2 * kBlock) {
-    const uint64_t buckets = (grid.count + grid.bucket - 1) / grid.bucket;
-    const uint32_t warps = std::min(grid.bucket / kBlock, kMostWarps);
-    launch(place, kDoing, encodeByBlock<kStochastic, T>, gridOf(buckets, place.device, kDoing), warps * kWarp, args);
+  if (bucket > 2 * kBlock) {
+    const uint64_t buckets = (count + bucket - 1) / bucket;
+    const uint32_t warps = std::min(bucket / kBlock, kMostWarps);
+    launch(place, kDoing, encodeByBlock<kRule, T>, gridOf(buckets, place.device, kDoing), warps * kWarp, args);
     return;
   }
-  const uint32_t tiles = grid.bucket > kBlock ? 2 : 1;
+  const uint32_t tiles = bucket > kBlock ? 2 : 1;
   const uint64_t share = uint64_t{kWarps} * tiles * kBlock;
-  const unsigned blocks = gridOf((grid.count + share - 1) / share, place.device, kDoing);
-  launch(place, kDoing, tiles == 2 ? encodeByWarp<kStochastic, 2, T> : encodeByWarp<kStochastic, 1, T>, blocks,
-         kThreads, args);
+  const unsigned blocks = gridOf((count + share - 1) / share, place.device, kDoing);
+  launch(place, kDoing, tiles == 2 ? encodeByWarp<kRule, 2, T> : encodeByWarp<kRule, 1, T>, blocks, kThreads, args);
 }
 
 }  // namespace
 
 template <class T>
-void encodeRun(const Place& place, const EncodeArgs<T>& args, bool stochastic) {
-  stochastic ? encodeAs<true>(place, args) : encodeAs<false>(place, args);
+void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule) {
+  switch (rule) {
+    case GridRule::nearest:
+      return encodeAs<GridRule::nearest>(place, args);
+    case GridRule::stochastic:
+      return encodeAs<GridRule::stochastic>(place, args);
+    case GridRule::dithered:
+      return encodeAs<GridRule::dithered>(place, args);
+    case GridRule::centred:
+      return encodeAs<GridRule::centred>(place, args);
+    case GridRule::sign:
+      return encodeAs<GridRule::sign>(place, args);
+  }
 }
 
 }  // namespace lowcomm::cuda

@@ -5,6 +5,7 @@
 
 #include "cuda/element.cuh"
 #include "cuda/grid_args.cuh"
+#include "kernels/grid_form.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {
@@ -19,6 +20,6 @@ struct EncodeArgs {
 
 // Enqueues the encode of a run that has elements.
 template <class T>
-void encodeRun(const Place& place, const EncodeArgs<T>& args, bool stochastic);
+void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule);
 
 }  // namespace lowcomm::cuda

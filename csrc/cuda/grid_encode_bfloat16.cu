@@ -2,6 +2,6 @@
 
 namespace lowcomm::cuda {
 
-template void encodeRun(const Place&, const EncodeArgs<Bfloat16>&, bool);
+template void encodeRun(const Place&, const EncodeArgs<Bfloat16>&, GridRule);
 
 }  // namespace lowcomm::cuda

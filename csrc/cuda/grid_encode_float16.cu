@@ -2,6 +2,6 @@
 
 namespace lowcomm::cuda {
 
-template void encodeRun(const Place&, const EncodeArgs<Float16>&, bool);
+template void encodeRun(const Place&, const EncodeArgs<Float16>&, GridRule);
 
 }  // namespace lowcomm::cuda

@@ -2,6 +2,6 @@
 
 namespace lowcomm::cuda {
 
-template void encodeRun(const Place&, const EncodeArgs<float>&, bool);
+template void encodeRun(const Place&, const EncodeArgs<float>&, GridRule);
 
 }  // namespace lowcomm::cuda

@@ -20,6 +20,13 @@ __device__ inline uint32_t wordsALane(uint32_t n, uint32_t bits) {
   return (rows * bits + 31) / 32;
 }
 
+// The bits of the thread's field of lane 4·quad + c that belong to elements, of which the block has n.
+__device__ inline uint32_t presentBits(uint32_t c, uint32_t n, uint32_t bits, const Seat& seat) {
+  const uint32_t first = seat.element(0) + c;
+  const uint32_t rows = n > first ? (n - first + kLanes - 1) / kLanes : 0;
+  return rows >= 4 ? 0xffffffffu >> (32 - 4 * bits) : (1u << (rows * bits)) - 1;
+}
+
 // Writes the block's words: thread (group g, quad q) those numbered g of lanes 4q to 4q + 3, 16 bytes in one store.
 // Called by all threads of a warp.
 __device__ inline void storeFields(std::byte* words, uint32_t field[4], uint32_t n, uint32_t bits, const Seat& seat) {

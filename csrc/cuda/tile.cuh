@@ -24,6 +24,20 @@ constexpr uint32_t kSmallestBucket = 64;
 
 struct Tile {
   float at[4][4];  // [row][lane]
+
+  // f(element), unrolled, so that all stay in registers.
+  template <class F>
+  __device__ void each(F&& f) {
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i)
+      f(at[i / 4][i % 4]);
+  }
+  template <class F>
+  __device__ void each(F&& f) const {
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i)
+      f(at[i / 4][i % 4]);
+  }
 };
 
 struct Seat {

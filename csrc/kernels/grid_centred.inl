@@ -4,7 +4,6 @@ namespace lowcomm {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
-constexpr uint32_t kLimitBits = 0x7e800000u;  // of kFiniteLimit
 
 LOWCOMM_INLINE Integers larger(Integers a, Integers b) {
   return a > b ? a : b;
@@ -80,7 +79,7 @@ LOWCOMM_ONCE bool measureCentred(std::byte*& meta, Scales& scales, const float* 
   for (size_t from = 0, i = 0; from < count; from += bucket, ++i) {
     const size_t n = count - from < bucket ? count - from : bucket;
     const uint32_t largest = largestOf(x + from, n);
-    if (largest >= kLimitBits) return false;
+    if (largest >= kFiniteLimitBits) return false;
     const CentredScale scale = centredScale(centredRange<kRule>(x + from, n, largest, form), form);
     scales.inverse[i] = scale.inverse;
     meta = putScale(meta, scale.step, form.bf16);

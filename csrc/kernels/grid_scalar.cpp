@@ -160,18 +160,12 @@ bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t cou
       if (e % form.bucket == 0) {
         const size_t size = std::min<size_t>(form.bucket, count - e);
         const uint32_t largest = largestOf(x + e, size);
-        if (largest >= floatBits(kFiniteLimit)) return false;
+        if (largest >= kFiniteLimitBits) return false;
         scale = centredScale(centredRange<kRule>(x + e, size, largest, form), form);
         meta = putScale(meta, scale.step, form.bf16);
       }
-      uint32_t fixed = x[e] >= 0 ? 1u << 15 : 0;
-      if (kRule == GridRule::centred) {
-        float t = x[e] * scale.inverse;
-        t = t < form.low ? form.low : t;
-        t = form.high < t ? form.high : t;
-        fixed = floatBits(t + form.magic);
-      }
-      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>((fixed >> 15) & kTop);
+      const uint32_t fixed = kRule == GridRule::sign ? signFixed(x[e]) : centredFixed(x[e], scale.inverse, form);
+      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(gridCode(fixed, kTop));
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
@@ -199,7 +193,7 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
     std::memcpy(&low, lane, 4);
     if (bit % 32 + kBits > 32) std::memcpy(&high, lane + kLanes * 4, 4);
     const uint32_t code = static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> (bit % 32)) & kTop;
-    const float value = kCentred ? (static_cast<float>(code) - base) * step : gridValue(base, step, code);
+    const float value = kCentred ? centredValue(base, step, code) : gridValue(base, step, code);
     y[e] = kAdd ? y[e] + value : value;
   }
 }

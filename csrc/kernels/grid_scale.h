@@ -4,14 +4,35 @@
 #include <cstdint>
 
 #include "kernels/grid_form.h"
+#include "kernels/host_device.h"
 
 namespace lowcomm {
 
-// A bucket's scale from its statistics, one definition for every form of the loops (FORMAT.md, "Grid codecs").
+// A bucket's scale from its statistics, one definition for every form of the loops and for the CUDA kernels (FORMAT.md,
+// "Grid codecs"). Who includes this compiles without contraction and with exact division (-ffp-contract=off; nvcc:
+// -fmad=false -prec-div=true -prec-sqrt=true -ftz=false).
 //
 // Always inlined and of internal linkage: files compiled for different instruction sets include this, and the linker
 // must not be able to keep one's copy for all.
-#define LOWCOMM_SCALE static inline __attribute__((always_inline))
+#define LOWCOMM_SCALE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
+
+// A product that is rounded by itself. In device code never half of a fused multiply-add, whatever the compiler is
+// told.
+LOWCOMM_SCALE float roundedProduct(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+LOWCOMM_SCALE float squareRoot(float x) {
+#ifdef __CUDA_ARCH__
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
 
 // An infinite quotient becomes 0, after which the ordinary formula gives every element code 0.
 LOWCOMM_SCALE float finiteOrZero(float quotient) {
@@ -111,7 +132,7 @@ LOWCOMM_SCALE float meanOf(float sum, size_t count, uint32_t largest) {
   return sum / static_cast<float>(count) * scaleUp(largest);
 }
 LOWCOMM_SCALE float rmsOf(float squares, size_t count, uint32_t largest) {
-  return __builtin_sqrtf(squares / static_cast<float>(count)) * scaleUp(largest);
+  return squareRoot(squares / static_cast<float>(count)) * scaleUp(largest);
 }
 
 // A bucket's own random number, 12 bits of `word` as 15 fraction bits: odd multiples of 2^-13, so their mean is 1/2.
@@ -121,8 +142,7 @@ LOWCOMM_SCALE float ditherOf(uint32_t word) {
 
 // The base that a lattice codec sends: its codes are those of the unmoved one.
 LOWCOMM_SCALE float shiftedBase(float base, float step, float dither) {
-  const float shift = (0.5f - dither) * step;
-  return base + shift;
+  return base + roundedProduct(0.5f - dither, step);
 }
 
 }  // namespace lowcomm

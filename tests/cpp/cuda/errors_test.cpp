@@ -25,24 +25,35 @@ std::string refusal(const cuda::GridRun& run, void* at = payload, const cuda::Pl
   return "no error";
 }
 
+// minmax<bits>:bucket=<bucket>, made without the parser's checks.
+CodecSpec minmax(uint8_t bits, uint32_t bucket) {
+  CodecSpec spec;
+  spec.id = CodecId::minmax;
+  spec.bits = bits;
+  spec.bucket = bucket;
+  return spec;
+}
+
 TEST(CudaErrors, RunsThatAreNoGridCodecs) {
-  EXPECT_EQ(refusal<ValueError>({9, 64, DType::float32, 1}), "decode grid: bits: expected 1...8, got 9");
-  EXPECT_EQ(refusal<ValueError>({0, 64, DType::float32, 1}), "decode grid: bits: expected 1...8, got 0");
-  EXPECT_EQ(refusal<ValueError>({4, 96, DType::float32, 1}),
+  EXPECT_EQ(refusal<ValueError>({minmax(9, 64), DType::float32, 1}), "decode grid: bits: expected 1...8, got 9");
+  EXPECT_EQ(refusal<ValueError>({minmax(0, 64), DType::float32, 1}), "decode grid: bits: expected 1...8, got 0");
+  EXPECT_EQ(refusal<ValueError>({minmax(4, 96), DType::float32, 1}),
             "decode grid: bucket: expected a power of two in 64...65536, got 96");
-  EXPECT_EQ(refusal<TypeError>({4, 64, DType::float64, 1}),
+  EXPECT_EQ(refusal<ValueError>({CodecSpec::parse("none"), DType::float32, 1}),
+            "decode grid: codec: expected a grid codec, got none");
+  EXPECT_EQ(refusal<TypeError>({minmax(4, 64), DType::float64, 1}),
             "decode grid: elements: expected float32, float16 or bfloat16, got float64");
-  EXPECT_EQ(refusal<ValueError>({4, 64, DType::float32, 1}, payload + 8),
+  EXPECT_EQ(refusal<ValueError>({minmax(4, 64), DType::float32, 1}, payload + 8),
             "decode grid: payload: expected an address that is a multiple of 16, got 8 more");
 }
 
 TEST(CudaErrors, NothingIsDoneForNoElements) {
-  EXPECT_EQ(refusal<std::exception>({4, 64, DType::float32, 0}, nullptr), "no error");
+  EXPECT_EQ(refusal<std::exception>({minmax(4, 64), DType::float32, 0}, nullptr), "no error");
 }
 
 TEST(CudaErrors, ADeviceThatIsNotThereIsNamedWithCudasText) {
   const cuda::Place nowhere{1000, nullptr};
-  const std::string text = refusal<cuda::CudaError>({4, 64, DType::float32, 1}, payload, nowhere);
+  const std::string text = refusal<cuda::CudaError>({minmax(4, 64), DType::float32, 1}, payload, nowhere);
   EXPECT_TRUE(text.starts_with("decode grid on CUDA device 1000: expected cudaSuccess, got cudaError")) << text;
   if (cuda::deviceCount() > 0) {
     EXPECT_TRUE(text.ends_with("cudaErrorInvalidDevice (101): invalid device ordinal")) << text;
@@ -57,10 +68,10 @@ TEST(CudaErrors, TheCallersDeviceIsItsOwnAgain) {
   ASSERT_EQ(cudaMalloc(&there, 256), cudaSuccess);
   ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
   auto* bytes = static_cast<std::byte*>(there);
-  cuda::encodeGrid({1, nullptr}, {4, 64, DType::float32, 0}, bytes, bytes + 192, false, 0, {}, nullptr);
+  cuda::encodeGrid({1, nullptr}, {minmax(4, 64), DType::float32, 0}, bytes, bytes + 192, 0, {}, nullptr);
   const std::vector<float> x(1, 2.0f);
   ASSERT_EQ(cudaMemcpy(bytes + 192, x.data(), 4, cudaMemcpyDefault), cudaSuccess);
-  cuda::encodeGrid({1, nullptr}, {4, 64, DType::float32, 1}, bytes, bytes + 192, false, 0, {},
+  cuda::encodeGrid({1, nullptr}, {minmax(4, 64), DType::float32, 1}, bytes, bytes + 192, 0, {},
                    reinterpret_cast<uint32_t*>(bytes + 196));
   int device = -1;
   ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);

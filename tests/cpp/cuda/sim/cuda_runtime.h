@@ -53,6 +53,14 @@ inline void __syncthreads() {
   lowcomm::sim::syncBlock();
 }
 
+inline uint32_t __funnelshift_l(uint32_t low, uint32_t high, uint32_t by) {
+  return static_cast<uint32_t>(((uint64_t{high} << 32 | low) << (by % 32)) >> 32);
+}
+
+inline void __syncwarp() {
+  static_cast<void>(lowcomm::sim::exchangeInWarp(0, 0));
+}
+
 template <class T>
 T lowcommSimExchange(unsigned mask, T value, unsigned source) {
   static_assert(sizeof(T) <= 8);

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/grid_encode_args.cuh"
+#include "cuda/repair.cuh"
+#include "cuda/tile.cuh"
+
+namespace lowcomm::cuda {
+
+constexpr uint32_t kMostWarps = 16;  // of a thread block that works on one bucket
+
+// A thread block that works on one bucket of more than 1024 elements, its warps on its blocks by turns: each pass but
+// the first finds the bucket in a cache. Has what WarpTeam has, called by all threads of the thread block.
+template <class T>
+class BlockTeam {
+ public:
+  __device__ BlockTeam(const EncodeArgs<T>& args, uint64_t first, const Seat& seat)
+      : x_(args.x), first_(first), bucket_(args.grid.form.bucket), seat_(seat) {
+    end_ = args.grid.count - first < bucket_ ? args.grid.count : first + bucket_;
+  }
+
+  __device__ uint64_t first() const { return first_; }
+  __device__ bool isFirstThread() const { return threadIdx.x == 0; }
+
+  template <class F>
+  __device__ void each(F&& f) {
+    for (uint64_t at = first_ + warp() * kBlock; at < end_; at += warps() * kBlock) {
+      Tile tile = load(at);
+      f(tile, at, elementsOf(at, end_));
+    }
+  }
+
+  // From now on `each` and `sum` see the mended elements.
+  __device__ void mend(const Repair& repair, bool blank) {
+    repair_ = repair;
+    mended_ = true;
+    blank_ = blank;
+  }
+
+  template <class V, class F>
+  __device__ void share(const V& mine, F&& take) const {
+    __shared__ decltype(mine()) of_warp[kMostWarps];
+    for (uint32_t d = 1; d < kWarp; d *= 2)
+      take(__shfl_xor_sync(kWholeWarp, mine(), d));
+    if (seat_.thread == 0) of_warp[warp()] = mine();
+    __syncthreads();
+    for (uint32_t w = 0; w < warps(); ++w)
+      take(of_warp[w]);
+    __syncthreads();  // the next one's writes come after everybody has read this one's
+  }
+
+  // As many terms as the warps hold at once go through shared memory, to 64 threads with a partial sum each.
+  template <class F>
+  __device__ float sum(F&& term) {
+    __shared__ float4 all[kMostWarps * kBlock / 4];
+    __shared__ float partials[64];
+    float* terms = reinterpret_cast<float*>(all);
+    float partial = 0;
+    for (uint64_t start = first_; start < end_; start += warps() * kBlock) {
+      if (const uint64_t at = start + warp() * kBlock; at < end_) {
+        const Tile tile = load(at);
+        const uint32_t n = elementsOf(at, end_);
+        for (uint32_t r = 0; r < 4; ++r) {
+          float of[4];
+          for (uint32_t c = 0; c < 4; ++c)
+            of[c] = seat_.element(r) + c < n ? term(tile.at[r][c]) : 0.0f;  // a 0 adds nothing
+          *reinterpret_cast<float4*>(terms + warp() * kBlock + seat_.element(r)) = float4{of[0], of[1], of[2], of[3]};
+        }
+      }
+      __syncthreads();
+      const uint64_t left = end_ - start, held = warps() * kBlock;
+      const uint32_t here = static_cast<uint32_t>(left < held ? left : held);
+      if (threadIdx.x < 64) {
+#pragma unroll 8
+        for (uint32_t i = threadIdx.x; i < here; i += 64)
+          partial += terms[i];
+      }
+      __syncthreads();
+    }
+    if (threadIdx.x < 64) partials[threadIdx.x] = partial;
+    __syncthreads();
+    float sum = partials[seat_.thread] + partials[seat_.thread + 32];
+    for (uint32_t half = 16; half > 0; half /= 2)
+      sum += __shfl_xor_sync(kWholeWarp, sum, half);
+    return sum;  // who writes partials again has met everybody at a barrier before
+  }
+
+ private:
+  __device__ static uint32_t warp() { return threadIdx.x / kWarp; }
+  __device__ static uint32_t warps() { return blockDim.x / kWarp; }
+
+  __device__ Tile load(uint64_t at) const {
+    Tile tile = loadTile(x_ + at, elementsOf(at, end_), bucket_, seat_);
+    if (mended_) repair_.mend(tile, blank_);
+    return tile;
+  }
+
+  const T* x_;
+  uint64_t first_, end_;
+  uint32_t bucket_;
+  Seat seat_;
+  Repair repair_;
+  bool mended_ = false, blank_ = false;
+};
+
+}  // namespace lowcomm::cuda

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/tile.cuh"
+#include "kernels/finite.h"
+#include "kernels/grid_scale.h"
+
+namespace lowcomm::cuda {
+
+constexpr uint32_t kMagnitude = 0x7fffffffu;
+
+// What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
+// has it: on the elements in registers, so the input is still read once.
+struct Repair {
+  uint32_t all = 0;    // bits of the largest magnitude: NaN is above infinity, infinity above all numbers
+  uint32_t taken = 0;  // of those that a codec takes
+
+  __device__ void take(uint32_t another, uint32_t another_taken) {
+    all = another > all ? another : all;
+    taken = another_taken > taken ? another_taken : taken;
+  }
+  __device__ void take(const Tile& tile) {
+    tile.each([&](float x) {
+      const uint32_t magnitude = bitsOf(x) & kMagnitude;
+      take(magnitude, magnitude < kFiniteLimitBits ? magnitude : 0);
+    });
+  }
+
+  __device__ bool needed() const { return all >= kFiniteLimitBits; }
+
+  // saturate: 0 for a NaN, for the others the largest that is taken, with their sign. `blank` (poison): 0 for all.
+  __device__ void mend(Tile& tile, bool blank) const {
+    tile.each([&](float& x) {
+      const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
+      if (blank || magnitude > 0x7f800000u) {
+        x = 0;
+      } else if (magnitude >= kFiniteLimitBits) {
+        x = floatFrom((bits & ~kMagnitude) | taken);
+      }
+    });
+  }
+};
+
+}  // namespace lowcomm::cuda
