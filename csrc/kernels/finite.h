@@ -6,11 +6,11 @@
 
 namespace lowcomm {
 
-// Magnitudes that no codec takes start here, so that the range of a bucket cannot overflow.
+// Magnitudes that no grid codec takes start here, so that the range of a bucket cannot overflow.
 inline constexpr float kFiniteLimit = 0x1p126f;
 
-// The first element that is NaN, infinite or of magnitude kFiniteLimit or more, -1 when there is none: what a codec
-// refuses. float32, float16, bfloat16; of other types none is found.
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n);
+// The first element that is NaN, infinite or of magnitude kFiniteLimit or more, -1 when there is none: what a grid
+// codec refuses. float32, float16, bfloat16; of other types none is found. `of_any_size`: NaN and infinities only.
+int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, bool of_any_size = false);
 
 }  // namespace lowcomm

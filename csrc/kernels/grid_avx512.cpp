@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ and VL. No STL or torch inline code here (grid_vector.inl says why).
+// AVX-512 F, BW, DQ and VL. No STL or torch inline code here (lanes.inl says why).
 #include <cstddef>
 #include <cstdint>
 
@@ -7,67 +7,22 @@
 #include "kernels/table.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#include <immintrin.h>
-
-namespace lowcomm {
-namespace {
-
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
-typedef uint64_t Quads __attribute__((vector_size(kLanes * 4)));
-
-inline __attribute__((always_inline)) Quads multiplyEven(Quads a, Quads b) {
-  return (Quads)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-}
-
-inline __attribute__((always_inline)) Words evenOdd(Quads even, Quads odd) {
-  return (Words)_mm512_mask_mov_epi32((__m512i)even, 0xAAAA, _mm512_slli_epi64((__m512i)odd, 32));
-}
-
-}  // namespace
-}  // namespace lowcomm
-
+#include "kernels/lanes_avx512.inl"
+//
 #include "kernels/grid_vector.inl"
 
 namespace lowcomm {
 namespace {
 
-void halfToFloat(float* y, const uint16_t* x, size_t count) {
-  size_t i = 0;
-  for (; i + 16 <= count; i += 16)
-    _mm512_storeu_ps(y + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(x + i))));
-  for (; i < count; ++i)
-    y[i] = _cvtsh_ss(x[i]);
-}
-
-void floatToHalf(uint16_t* y, const float* x, size_t count) {
-  size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    _mm256_storeu_si256((__m256i*)(y + i), _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-  }
-  for (; i < count; ++i)
-    y[i] = _cvtss_sh(x[i], _MM_FROUND_TO_NEAREST_INT);
-}
-void brainToFloat(float* y, const uint16_t* x, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const uint32_t bits = uint32_t{x[i]} << 16;
-    __builtin_memcpy(y + i, &bits, 4);
-  }
-}
-
-void floatToBrain(uint16_t* y, const float* x, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, x + i, 4);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t quiet = (bits >> 16) | 0x40u;
-    y[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-  }
-}
-
-constexpr KernelTable kTable = {"avx512", LOWCOMM_GRID_LOOPS, halfToFloat, floatToHalf, brainToFloat, floatToBrain};
+constexpr KernelTable kTable = {"avx512",
+                                LOWCOMM_GRID_LOOPS,
+                                avx512::halvesToFloats,
+                                avx512::floatsToHalves,
+                                avx512::brainsToFloats,
+                                avx512::floatsToBrains,
+                                &avx512::kCasts,
+                                &avx512::kChannels,
+                                &avx512::kSelect};
 
 }  // namespace
 
