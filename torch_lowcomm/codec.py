@@ -44,14 +44,25 @@ def codec(spec: str) -> Codec:
     * ``mid<b>``: the same with levels half a step away from 0.
     * ``tern``: minus the largest magnitude, 0, or the largest magnitude, in 2 bits.
     * ``sign1``: plus or minus the mean magnitude, in 1 bit.
+    * ``fp16``, ``bf16``, ``fp8e4m3``: every element by itself as the nearest number of that type; what is too large
+      becomes its largest. ``bf16:round=stochastic``: one of the two neighbours, at random without bias.
+    * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements that is largest in magnitude, in the named codec,
+      with their places; the others decode to 0.
+    * ``logbyte``, ``log9``: sign and logarithm in 8 or 9 bits, for numbers of which the order of magnitude matters
+      (relative error 6.4 % or 3.2 % within 4e-4 to 2.6e3, the end of that range beyond; NaN and infinities decode to
+      NaN).
 
-    Options: ``bucket``, a power of two from 64 to 65,536 elements (default 1024); for ``qsgd`` and ``lattice`` ``delta``, a
+    Options of the codecs with buckets: ``bucket``, a power of two from 64 to 65,536 elements (default 1024), or
+    ``bucket=tensor``, one for all of a tensor; ``axis=channel`` in its place: a scale for each index in the last
+    dimension, of which there may be 1 to 65,536; for ``qsgd`` and ``lattice`` ``delta``, a
     step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for ``sym`` and ``mid``
     ``range=l2``, up to twice the root mean square instead of the largest magnitude.
     ``meta=bf16`` (not for ``lattice``, nor with ``delta``) rounds a bucket's metadata to bfloat16: half their bytes, and a
     step that is up to 1/128 larger, or more where the values are all far from 0.
     ``nonfinite=error`` (default) refuses NaN, infinities and magnitudes of 2**126 and more; ``saturate`` sends 0 for a NaN
-    and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes to NaN.
+    and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes to NaN. Casts and ``topk``
+    have it too: a cast takes any finite element, an infinity saturates to the largest number of the element's type, and
+    poison sends a NaN for the one element.
 
     A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
     error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload

@@ -322,7 +322,10 @@ bool LowcommBackend::named(const std::string& op) const {
 }
 
 // The codec of one tensor of an op, where the policy names the op and nothing speaks against it.
-std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes) {
+// With axis=channel it follows the tensor's last dimension; ranks compare what comes of it before any element is sent.
+std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, const at::Tensor& tensor,
+                                                     uint64_t raw_bytes) {
+  const at::ScalarType type = tensor.scalar_type();
   std::optional<CodecSpec> codec;
   uint64_t min_bytes;
   {
@@ -338,6 +341,17 @@ std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, at::
     because = std::string("dtype ") + c10::toString(type);
   } else if (raw_bytes < min_bytes) {
     because = "under min_bytes";
+  } else if (codec->axis == Axis::channel) {
+    const int64_t channels = tensor.dim() < 2 ? 0 : tensor.size(-1);
+    if (tensor.dim() < 2) {
+      because = "axis=channel of a tensor without channels";
+    } else if (channels > UINT32_MAX || !isGridChannels(static_cast<uint32_t>(channels))) {
+      because = std::string("axis=channel of a last dimension that is not ") + kGridChannels;
+    } else if (!codec->open() && codec->bucket != channels) {
+      because = "axis=channel of another number of channels than C";
+    } else {
+      return codec->withChannels(static_cast<uint64_t>(channels));
+    }
   }
   if (because.empty()) return codec;
   noteExact(op, because);

@@ -172,7 +172,7 @@ class LowcommBackend : public c10d::Backend {
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
   int globalRank() const;
   bool named(const std::string& op) const;
-  std::optional<CodecSpec> chooseCodec(const std::string& op, at::ScalarType type, uint64_t raw_bytes);
+  std::optional<CodecSpec> chooseCodec(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes);
   WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                      Counter counter);
   WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,

@@ -92,7 +92,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   Tensors all;
   bool exact = true;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i].scalar_type(), contribution);
+    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i], contribution);
     at::Tensor in = prepared->readable(inputs[i], queue);
     DType dtype = wireType(in.scalar_type());
     const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();

@@ -84,7 +84,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   uint32_t slot = counter.slot;
   for (size_t i = 0; i < outputs.size(); ++i) {
     std::optional<CodecSpec> codec;
-    if (!layout && reducible) codec = chooseCodec(kOp, outputs[i].scalar_type(), contribution);
+    if (!layout && reducible) codec = chooseCodec(kOp, outputs[i], contribution);
     ScatterMessage message{layout ? *layout : Layout::single(outputs[i].numel(), codec.value_or(CodecSpec{}))};
     message.dtype = wireType(outputs[i].scalar_type());
     for (auto& input : inputs[i]) {

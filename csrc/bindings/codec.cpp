@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
+#include <optional>
 
 #include "backend/wire_type.h"
 #include "bindings/bindings.h"
@@ -52,44 +53,70 @@ uint64_t checkedCount(int64_t numel) {
   return static_cast<uint64_t>(numel);
 }
 
-struct BoundCodec {
-  explicit BoundCodec(const std::string& text) : codec(makeCodec(CodecSpec::parse(text))) {}
+using Channels = std::optional<int64_t>;
 
-  size_t encodedBytes(int64_t numel, at::ScalarType dtype) const {
-    const DType type = wireTypeOf(dtype);
-    if (!codec->supports(type)) {
-      throw TypeError(codec->spec().str() + ": expected float32, float16 or bfloat16, got " + dtypeName(type));
+struct BoundCodec {
+  explicit BoundCodec(const std::string& text) : spec(CodecSpec::parse(text)) {
+    if (!spec.open()) codec = makeCodec(spec);
+  }
+
+  // The codec of a call: with axis=channel and no C in the text it is the call's.
+  std::shared_ptr<const Codec> codecFor(const Channels& channels) const {
+    if (channels && spec.axis != Axis::channel) {
+      throw ValueError(spec.str() + ": channels: expected none without axis=channel, got " + std::to_string(*channels));
     }
-    return codec->encodedBytes(checkedCount(numel), type);
+    if (channels && *channels < 0) {
+      throw ValueError(spec.str() + ": channels: expected " + kGridChannels + ", got " + std::to_string(*channels));
+    }
+    if (channels) return makeCodec(spec.withChannels(static_cast<uint64_t>(*channels)));
+    if (!codec) throw ValueError(spec.str() + ": channels: expected their number, got none");
+    return codec;
+  }
+
+  Channels channelsOf(const at::Tensor& x) const {
+    if (!spec.open()) return std::nullopt;
+    if (x.dim() == 0) throw ValueError(spec.str() + ": x: expected a tensor with a last dimension, got a scalar");
+    return x.size(-1);
+  }
+
+  static size_t bytesOf(const Codec& of, int64_t numel, at::ScalarType dtype) {
+    const DType type = wireTypeOf(dtype);
+    if (!of.supports(type)) {
+      throw TypeError(of.spec().str() + ": expected float32, float16 or bfloat16, got " + dtypeName(type));
+    }
+    return of.encodedBytes(checkedCount(numel), type);
   }
 
   at::Tensor encode(const at::Tensor& x, const Draws& draws) const {
     const at::Tensor source = hostTensor(x, "x");
-    const size_t bytes = encodedBytes(source.numel(), source.scalar_type());
+    const auto own = codecFor(channelsOf(x));
+    const size_t bytes = bytesOf(*own, source.numel(), source.scalar_type());
     at::Tensor payload = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-    codec->encode({static_cast<std::byte*>(payload.data_ptr()), bytes}, source.const_data_ptr(),
-                  wireTypeOf(source.scalar_type()), 0, static_cast<uint64_t>(source.numel()), draws);
+    own->encode({static_cast<std::byte*>(payload.data_ptr()), bytes}, source.const_data_ptr(),
+                wireTypeOf(source.scalar_type()), 0, static_cast<uint64_t>(source.numel()), draws);
     return payload;
   }
 
-  at::Tensor decode(const at::Tensor& payload, int64_t numel, at::ScalarType dtype) const {
+  at::Tensor decode(const at::Tensor& payload, int64_t numel, const Channels& channels, at::ScalarType dtype) const {
+    const auto own = codecFor(channels);
     const at::Tensor source = hostTensor(payload, "payload");
     if (source.scalar_type() != at::kByte || source.dim() != 1) {
       throw TypeError(std::string("payload: expected a 1-D uint8 tensor, got ") + std::to_string(source.dim()) + "-D " +
                       c10::toString(source.scalar_type()));
     }
-    const size_t bytes = encodedBytes(numel, dtype);
+    const size_t bytes = bytesOf(*own, numel, dtype);
     if (bytes != static_cast<size_t>(source.numel())) {  // before memory for numel elements is asked for
-      throw ValueError(codec->spec().str() + ": payload of " + std::to_string(numel) + " elements: expected " +
+      throw ValueError(own->spec().str() + ": payload of " + std::to_string(numel) + " elements: expected " +
                        std::to_string(bytes) + " bytes, got " + std::to_string(source.numel()));
     }
     at::Tensor y = at::empty({numel}, dtype);
-    codec->decode(y.data_ptr(), wireTypeOf(dtype), {static_cast<const std::byte*>(source.const_data_ptr()), bytes}, 0,
-                  static_cast<uint64_t>(numel));
+    own->decode(y.data_ptr(), wireTypeOf(dtype), {static_cast<const std::byte*>(source.const_data_ptr()), bytes}, 0,
+                static_cast<uint64_t>(numel));
     return y;
   }
 
-  std::shared_ptr<const Codec> codec;
+  CodecSpec spec;
+  std::shared_ptr<const Codec> codec;  // null while the number of channels is open
 };
 
 constexpr const char* kClassDoc =
@@ -100,9 +127,11 @@ Stateless and safe to use from several threads. The byte format is csrc/wire/FOR
 constexpr const char* kEncodeDoc = R"(Encodes a tensor.
 
 Args:
-    x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). Grid codecs take
-        float32, float16 and bfloat16, ``none`` takes every real dtype.
-    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither`` and ``lattice`` draw any.
+    x: CPU tensor of any shape, taken flattened in row-major order (made contiguous where it is not). ``none`` takes
+        every real dtype, the others float32, float16 and bfloat16. With ``axis=channel`` its last dimension holds the
+        channels, unless the codec's text has their number.
+    seed: Key of the random numbers, 64 bits. Only ``qsgd``, ``dither``, ``lattice`` and ``bf16:round=stochastic`` draw
+        any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
 
@@ -111,8 +140,8 @@ Returns:
 
 Raises:
     TypeError: The codec does not take the dtype.
-    ValueError: An element is NaN, infinite or 2**126 or more in magnitude under ``nonfinite=error`` (the first one's
-        position is named), a bucket's range is above what ``delta`` spans, or the
+    ValueError: An element is NaN, infinite or, but for casts, 2**126 or more in magnitude under ``nonfinite=error`` (the
+        first one's position is named), a bucket's range is above what ``delta`` spans, or the
         tensor is not a dense CPU tensor.)";
 
 constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.
@@ -120,6 +149,7 @@ constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.
 Args:
     payload: 1-D uint8 CPU tensor as :meth:`encode` returned it.
     numel: Elements of the encoded tensor.
+    channels: With ``axis=channel`` the size of the encoded tensor's last dimension, where the codec's text has none.
     dtype: Of the result; for ``none`` that of the encoded tensor.
 
 Returns:
@@ -139,10 +169,11 @@ constexpr const char* kBytesDoc = R"(Exact size of a payload in bytes.
 Args:
     numel: Elements; 0 gives 0.
     dtype: Of the elements. Only ``none`` depends on it.
+    channels: As in :meth:`decode`.
 
 Raises:
     TypeError: The codec does not take the dtype.
-    ValueError: numel is negative.)";
+    ValueError: numel is negative, or no whole number of rows of channels.)";
 
 }  // namespace
 
@@ -166,36 +197,38 @@ void bindCodec(py::module_& m) {
           kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
       .def(
           "decode",
-          [](const BoundCodec& self, const at::Tensor& payload, int64_t numel, at::ScalarType dtype) {
+          [](const BoundCodec& self, const at::Tensor& payload, int64_t numel, const Channels& channels,
+             at::ScalarType dtype) {
             py::gil_scoped_release released;
-            return asPythonErrors([&] { return self.decode(payload, numel, dtype); });
+            return asPythonErrors([&] { return self.decode(payload, numel, channels, dtype); });
           },
-          kDecodeDoc, py::arg("payload"), py::arg("numel"), py::kw_only(), py::arg("dtype") = at::kFloat)
+          kDecodeDoc, py::arg("payload"), py::arg("numel"), py::kw_only(), py::arg("channels") = py::none(),
+          py::arg("dtype") = at::kFloat)
       .def(
           "roundtrip",
           [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step) {
             py::gil_scoped_release released;
             return asPythonErrors([&] {
               const at::Tensor payload = self.encode(x, {seed, stream, static_cast<uint32_t>(step)});
-              return self.decode(payload, x.numel(), x.scalar_type()).view(x.sizes());
+              return self.decode(payload, x.numel(), self.channelsOf(x), x.scalar_type()).view(x.sizes());
             });
           },
           kRoundtripDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
       .def(
           "encoded_bytes",
-          [](const BoundCodec& self, int64_t numel, at::ScalarType dtype) {
-            return asPythonErrors([&] { return self.encodedBytes(numel, dtype); });
+          [](const BoundCodec& self, int64_t numel, at::ScalarType dtype, const Channels& channels) {
+            return asPythonErrors([&] { return BoundCodec::bytesOf(*self.codecFor(channels), numel, dtype); });
           },
-          kBytesDoc, py::arg("numel"), py::arg("dtype") = at::kFloat)
+          kBytesDoc, py::arg("numel"), py::arg("dtype") = at::kFloat, py::kw_only(), py::arg("channels") = py::none())
       .def_property_readonly(
-          "spec", [](const BoundCodec& self) { return self.codec->spec().str(); }, "Canonical text of the codec.")
+          "spec", [](const BoundCodec& self) { return self.spec.str(); }, "Canonical text of the codec.")
       .def_property_readonly(
-          "bits", [](const BoundCodec& self) { return static_cast<int>(self.codec->spec().bits); },
-          "Bits of a code; 0 for ``none``.")
+          "bits", [](const BoundCodec& self) { return static_cast<int>(self.spec.bits); },
+          "Bits of a code; 0 for codecs that are no grid.")
       .def_property_readonly(
-          "bucket", [](const BoundCodec& self) { return self.codec->spec().bucket; },
-          "Elements that share a scale; 0 for ``none``.")
-      .def("__repr__", [](const BoundCodec& self) { return "codec('" + self.codec->spec().str() + "')"; });
+          "bucket", [](const BoundCodec& self) { return self.spec.axis == Axis::flat ? self.spec.bucket : 0; },
+          "Elements that share a scale; 0 for codecs that are no grid, for ``bucket=tensor`` and ``axis=channel``.")
+      .def("__repr__", [](const BoundCodec& self) { return "codec('" + self.spec.str() + "')"; });
 }
 
 }  // namespace lowcomm

@@ -2,16 +2,28 @@
 
 #include <string>
 
+#include "codec/cast.h"
+#include "codec/channel.h"
 #include "codec/dispatch.h"
 #include "codec/error.h"
 #include "codec/grid.h"
 #include "codec/none.h"
+#include "codec/scalar.h"
+#include "codec/topk.h"
 
 namespace lowcomm {
 
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec) {
+  return makeCodec(spec, kernels());
+}
+
+std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable& table) {
   if (spec.id == CodecId::none) return std::make_shared<NoneCodec>(spec);
-  if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, kernels());
+  if (isGrid(spec.id) && spec.axis == Axis::channel) return std::make_shared<ChannelCodec>(spec, table);
+  if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, table);
+  if (isCast(spec.id)) return std::make_shared<CastCodec>(spec, table);
+  if (spec.id == CodecId::topk) return std::make_shared<TopkCodec>(spec, table);
+  if (spec.id == CodecId::logbyte || spec.id == CodecId::log9) return std::make_shared<ScalarCodec>(spec);
   throw ValueError("codec number: expected one of " + codecNames() + ", got " +
                    std::to_string(static_cast<int>(spec.id)));
 }
@@ -24,6 +36,8 @@ std::string codecNames() {
     if (family.named()) names += std::to_string(family.least_bits);
     if (family.least_bits != family.most_bits) names += "..." + name + std::to_string(family.most_bits);
   }
+  for (const PlainFamily& family : kPlainFamilies)
+    names += ", " + std::string(family.name);
   return names;
 }
 

@@ -8,6 +8,7 @@
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"
+#include "kernels/table.h"
 
 namespace lowcomm {
 
@@ -30,23 +31,28 @@ constexpr uint32_t streamOf(int rank, uint32_t slot) {
 // Turns a contiguous run of a flattened tensor into payload bytes and back. Stateless, thread-safe, deterministic.
 //
 // A run is [first, first + count) of the whole tensor; `first` is a multiple of granularity(), so bucket and block
-// numbers (and with them the random draws) are those of the whole tensor however it is cut. The caller allocates:
-// dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a WireError (decode:
-// the bytes came from a peer).
+// numbers (and with them the random draws) are those of the whole tensor however it is cut. Codecs whose every code
+// depends on all elements take the whole tensor only (kUncut): of their payload, bytes are cut (collective/plan.h). The
+// caller allocates: dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a
+// WireError (decode: the bytes came from a peer).
 class Codec {
  public:
+  // The granularity of codecs that cannot be cut: 0 is its only multiple that is an element's number.
+  static constexpr uint64_t kUncut = UINT64_MAX;
+
   explicit Codec(CodecSpec spec) : spec_(spec) {}
   virtual ~Codec() = default;
 
   const CodecSpec& spec() const { return spec_; }
 
-  // A tensor may be cut only at multiples of this many elements.
+  // A tensor may be cut only at multiples of this many elements; kUncut: not at all.
   virtual uint64_t granularity() const = 0;
 
-  // Whether encode and decode take this element type (grid codecs: float32, float16, bfloat16; none: all).
+  // Whether encode and decode take this element type (none: all; others: float32, float16, bfloat16).
   virtual bool supports(DType dtype) const = 0;
 
-  // Exact payload size of `count` elements; 0 for 0.
+  // Exact payload size of `count` elements; 0 for 0. ValueError where no tensor of the codec has so many: with
+  // axis=channel a count that is no multiple of C.
   virtual size_t encodedBytes(uint64_t count, DType dtype) const = 0;
 
   // Throws NonFiniteError under nonfinite=error (nothing useful is then in dst), TypeError.
@@ -61,12 +67,23 @@ class Codec {
   virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                          uint64_t count) const = 0;
 
+  // What becomes of elements that stay with their owner and are not encoded, so that they too obey the codec's
+  // nonfinite=. expectTaken throws the NonFiniteError that encode would, `of` ending its message; repair puts in place
+  // what nonfinite=saturate sends, where needsRepair. Nothing with codecs and policies that take every element.
+  virtual void expectTaken(const void*, DType, uint64_t /*first*/, uint64_t /*count*/,
+                           const std::string& /*of*/) const {}
+  virtual bool needsRepair(const void*, DType, uint64_t /*count*/) const { return false; }
+  virtual void repair(void*, DType, uint64_t /*count*/) const {}
+
  private:
   CodecSpec spec_;
 };
 
 // The registry: one line a codec in codec.cpp. Throws ValueError for CodecId::layout.
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec);
+
+// The same on other loops than this process's: for tests, which compare the forms. `table` outlives the codec.
+std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable& table);
 
 // Codec names this build knows, comma-separated with their bit ranges, for messages and `info`.
 std::string codecNames();

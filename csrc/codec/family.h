@@ -8,15 +8,21 @@ namespace lowcomm {
 // Codec numbers as they stand in byte 6 of a frame header (wire/FORMAT.md). The numbers are the format: never reuse
 // one.
 enum class CodecId : uint8_t {
-  none = 0,      // the elements themselves
-  minmax = 1,    // grid between a bucket's minimum and maximum, nearest rounding
-  qsgd = 2,      // the same grid, stochastic rounding
-  dither = 3,    // the same grid, rounded up or down by one random number a bucket
-  lattice = 4,   // dither's codes on a grid that is itself shifted by that number
-  sym = 5,       // grid around 0 with a level at 0, after the largest magnitude
-  mid = 6,       // grid around 0 with levels half a step from 0
-  sign1 = 7,     // the sign, and a bucket's mean magnitude
-  tern = 8,      // -s, 0 or s, the largest magnitude; in 2 bits
+  none = 0,     // the elements themselves
+  minmax = 1,   // grid between a bucket's minimum and maximum, nearest rounding
+  qsgd = 2,     // the same grid, stochastic rounding
+  dither = 3,   // the same grid, rounded up or down by one random number a bucket
+  lattice = 4,  // dither's codes on a grid that is itself shifted by that number
+  sym = 5,      // grid around 0 with a level at 0, after the largest magnitude
+  mid = 6,      // grid around 0 with levels half a step from 0
+  sign1 = 7,    // the sign, and a bucket's mean magnitude
+  tern = 8,     // -s, 0 or s, the largest magnitude; in 2 bits
+  fp16 = 11,    // casts: every element by itself in a narrower type
+  bf16 = 12,
+  fp8e4m3 = 13,
+  topk = 14,     // the largest magnitudes with their places, in a grid codec
+  logbyte = 15,  // scalars: sign and logarithm, 8 bits
+  log9 = 16,     // the same, 9 bits
   layout = 255,  // several segments with a codec each (wire/layout.h); never written by a user
 };
 
@@ -31,6 +37,10 @@ inline constexpr uint8_t kBf16Flag = 1 << 2;  // of a frame
 // cut off.
 enum class Range : uint8_t { absmax = 0, l2 = 1 };
 inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
+
+// Which elements share a scale: consecutive ones, or those with the same index in a tensor's last dimension.
+enum class Axis : uint8_t { flat = 0, channel = 1 };
+inline constexpr uint8_t kChannelFlag = 1 << 4;  // of a frame
 
 // What sets one grid codec apart from another: the only list of them. Parser, names, frame checks and kernels' forms
 // follow it.
@@ -60,7 +70,6 @@ inline constexpr GridFamily kGridFamilies[] = {
     {CodecId::sign1, "sign", 1, 1, Rounding::nearest, false, true, false},
     {CodecId::tern, "tern", 2, 2, Rounding::nearest, false, true, false},
 };
-inline constexpr CodecId kLastGridId = CodecId::tern;  // ids 1...this one are grid codecs
 
 // Null for a number that is no grid codec's.
 constexpr const GridFamily* gridFamily(CodecId id) {
@@ -79,6 +88,39 @@ constexpr const GridFamily* gridFamily(std::string_view name) {
 
 constexpr bool isGrid(CodecId id) {
   return gridFamily(id) != nullptr;
+}
+
+// The codecs that are no grid: their bits are in the name, where there is anything to choose.
+struct PlainFamily {
+  CodecId id;
+  std::string_view name;
+  bool stochastic;  // takes the option round=stochastic
+  bool nonfinite;   // takes the option nonfinite; else every element has a code
+};
+
+inline constexpr PlainFamily kPlainFamilies[] = {
+    {CodecId::fp16, "fp16", false, true},        {CodecId::bf16, "bf16", true, true},
+    {CodecId::fp8e4m3, "fp8e4m3", false, true},  {CodecId::topk, "topk", false, true},
+    {CodecId::logbyte, "logbyte", false, false}, {CodecId::log9, "log9", false, false},
+};
+
+// Null for a number that is none of theirs.
+constexpr const PlainFamily* plainFamily(CodecId id) {
+  for (const PlainFamily& family : kPlainFamilies) {
+    if (family.id == id) return &family;
+  }
+  return nullptr;
+}
+
+constexpr const PlainFamily* plainFamily(std::string_view name) {
+  for (const PlainFamily& family : kPlainFamilies) {
+    if (family.name == name) return &family;
+  }
+  return nullptr;
+}
+
+constexpr bool isCast(CodecId id) {
+  return id == CodecId::fp16 || id == CodecId::bf16 || id == CodecId::fp8e4m3;
 }
 
 }  // namespace lowcomm

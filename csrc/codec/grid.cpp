@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/repair.h"
@@ -25,11 +26,13 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 namespace {
 
 constexpr uint64_t kBlock = 512;
-constexpr uint64_t kLanes = 16;
 
 // 16-bit elements are converted this many at a time, or a bucket where that is more: it stays in the cache, and a
 // bucket's statistics see all of it, so the bytes are those of converting everything first.
 constexpr uint64_t kPiece = 2048;
+
+// One bucket for a whole tensor (bucket=tensor) is a bucket that no tensor is longer than.
+constexpr uint64_t kLongest = uint64_t{1} << 31;
 
 uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
@@ -37,75 +40,10 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
 
 }  // namespace
 
-GridRule gridRule(const GridFamily& family) {
-  if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
-  switch (family.rounding) {
-    case Rounding::nearest:
-      return GridRule::nearest;
-    case Rounding::stochastic:
-      return GridRule::stochastic;
-    case Rounding::dithered:
-      return GridRule::dithered;
-  }
-  return GridRule::nearest;
-}
-
-GridForm gridForm(const CodecSpec& spec) {
-  GridForm form;
-  form.bucket = spec.bucket;
-  form.bf16 = spec.meta == Meta::bf16;
-  form.shifted = spec.id == CodecId::lattice;
-  form.delta = spec.delta;
-  form.rms = spec.range == Range::l2;
-  const float half = static_cast<float>(1 << (spec.bits - 1));  // H
-  switch (spec.id) {
-    case CodecId::sym:
-      form.divisor = form.numerator = form.centre = half;
-      form.low = -half;
-      form.high = half - 1;
-      form.magic = 256.5f + half;
-      break;
-    case CodecId::mid:
-      form.divisor = half;
-      form.numerator = form.high = half - 0x1p-13f;  // a largest element just below the level that is none
-      form.low = -form.high;
-      form.magic = 256 + half;
-      form.centre = half - 0.5f;
-      break;
-    case CodecId::tern:
-      form.numerator = form.high = form.centre = 1;
-      form.low = -1;
-      form.magic = 257.5f;
-      break;
-    case CodecId::sign1:
-      form.centre = 0.5f;  // (0 or 1 - 1/2)·2·mean: both products exact
-      form.unit = 2;
-      break;
-    default:
-      break;
-  }
-  return form;
-}
-
-namespace {
-
-// Of the four codes that two bits have, 3 is none.
-void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
-  for (size_t at = 0; at < words.size(); at += 8) {
-    uint64_t pairs;
-    std::memcpy(&pairs, words.data() + at, 8);
-    if ((pairs & pairs >> 1 & 0x5555555555555555u) != 0) {
-      throw WireError(codec + ": codes in bytes " + std::to_string(at) + "..." + std::to_string(at + 7) +
-                      " of the blocks: expected 0, 1 or 2 each, got a 3");
-    }
-  }
-}
-
-}  // namespace
-
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
+  if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected a codec without one here");
   const GridFamily& family = *gridFamily(spec.id);
   encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(gridRule(family))];
   decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
@@ -114,7 +52,22 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
 }
 
 uint64_t GridCodec::granularity() const {
-  return std::max<uint64_t>(kBlock, spec().bucket);
+  return spec().bucket == kTensorBucket ? kUncut : std::max<uint64_t>(kBlock, spec().bucket);
+}
+
+uint32_t GridCodec::bucketOf(uint64_t count) const {
+  if (spec().bucket != kTensorBucket) return spec().bucket;
+  if (count > kLongest) {
+    throw ValueError(name_ + ": expected a tensor of at most " + std::to_string(kLongest) + " elements, got " +
+                     std::to_string(count));
+  }
+  return std::bit_ceil(std::max(static_cast<uint32_t>(count), 64u));
+}
+
+GridForm GridCodec::formOf(uint64_t count) const {
+  GridForm form = form_;
+  form.bucket = bucketOf(count);
+  return form;
 }
 
 bool GridCodec::supports(DType dtype) const {
@@ -122,12 +75,12 @@ bool GridCodec::supports(DType dtype) const {
 }
 
 size_t GridCodec::metaBytes(uint64_t count) const {
-  return scale_bytes_ * scales_ * ((count + spec().bucket - 1) / spec().bucket);
+  const uint64_t bucket = bucketOf(count);
+  return scale_bytes_ * scales_ * ((count + bucket - 1) / bucket);
 }
 
 size_t GridCodec::wordBytes(uint64_t count) const {
-  const uint64_t rows = (count % kBlock + kLanes - 1) / kLanes;
-  return 64 * (spec().bits * (count / kBlock) + (rows * spec().bits + 31) / 32);
+  return gridWordBytes(spec().bits, count);
 }
 
 size_t GridCodec::encodedBytes(uint64_t count, DType) const {
@@ -154,7 +107,7 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
   if (encodeTaken(dst.data(), src, dtype, first, count, key)) return;
   if (spec().nonfinite == Nonfinite::error) {
-    expectFinite(spec(), src, dtype, first, count);
+    expectTaken(src, dtype, first, count, "");
   } else if (encodeRepaired(dst.data(), src, dtype, first, count, key)) {
     return;
   }
@@ -171,7 +124,8 @@ bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64
                             const PhiloxKey& key) const {
   FloatEnv env;
   if (dtype != DType::float32) return encodePieces(dst, static_cast<const uint16_t*>(src), dtype, first, count, key);
-  return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, form_, first / kBlock, key);
+  return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, formOf(count),
+                 first / kBlock, key);
 }
 
 bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
@@ -181,9 +135,9 @@ bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uin
   std::memcpy(copy.get(), src, bytes);
   std::vector<uint64_t> poisoned;
   if (spec().nonfinite == Nonfinite::saturate) {
-    saturate(copy.get(), dtype, count, spec().bucket);
+    repair(copy.get(), dtype, count);
   } else {
-    poisoned = blank(copy.get(), dtype, count, spec().bucket);
+    poisoned = blank(copy.get(), dtype, count, bucketOf(count));
   }
   if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
   for (uint64_t bucket : poisoned)
@@ -191,29 +145,43 @@ bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uin
   return true;
 }
 
+void GridCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const {
+  if (spec().nonfinite == Nonfinite::error) expectFinite(spec(), src, dtype, first, count, of);
+}
+
+bool GridCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
+  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count) >= 0;
+}
+
+void GridCodec::repair(void* x, DType dtype, uint64_t count) const {
+  saturate(x, dtype, count, bucketOf(count));
+}
+
 // NaN for the base, or the step of a codec that sends no base; all else of the bucket 0.
 void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
-  const uint64_t from = bucket * spec().bucket, elements = std::min<uint64_t>(spec().bucket, count - from);
+  const uint64_t from = bucket * bucketOf(count), elements = std::min<uint64_t>(bucketOf(count), count - from);
   clearCodes({dst + up64(metaBytes(count)), wordBytes(count)}, spec().bits, from, elements);
-  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
+  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoisonBits), form_.bf16);
   if (scales_ == 2) putScale(to, 0, form_.bf16);
 }
 
 bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
-  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
+  return spec().nonfinite == Nonfinite::poison &&
+         floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoisonBits &&
          (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
                              const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
-  const uint64_t piece = pieceOf(spec().bucket, count);
+  const GridForm form = formOf(count);
+  const uint64_t piece = pieceOf(form.bucket, count);
   std::byte* words = dst + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
     convert(scratch.get(), src + at, n);
-    if (!encode_(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, form_, (first + at) / kBlock, key)) {
+    if (!encode_(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, form, (first + at) / kBlock, key)) {
       return false;
     }
   }
@@ -234,25 +202,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
 
   if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
-
-  // Only the last block can have unused bits: those of its lanes past their last row.
-  const uint64_t rest = count % kBlock;
-  if (rest == 0) return;
-  const std::byte* block = src.data() + words + wordBytes(count - rest);
-  const uint64_t words_a_lane = wordBytes(rest) / 64;
-  for (uint64_t lane = 0; lane < kLanes; ++lane) {
-    const uint64_t rows = (rest + kLanes - 1 - lane) / kLanes;
-    const uint64_t used = rows * spec().bits;
-    for (uint64_t word = used / 32; word < words_a_lane; ++word) {
-      uint32_t bits;
-      std::memcpy(&bits, block + (word * kLanes + lane) * 4, 4);
-      const uint32_t unused = word == used / 32 ? bits >> (used % 32) : bits;
-      if (unused != 0) {
-        throw WireError(name_ + ": unused code bits of lane " + std::to_string(lane) +
-                        " in the last block: expected 0, got " + std::to_string(unused));
-      }
-    }
-  }
+  expectUnusedZero(src.subspan(words), spec().bits, count, name_);
 }
 
 void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
@@ -261,7 +211,7 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   if (count == 0) return;
   FloatEnv env;
   if (dtype == DType::float32) {
-    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, form_);
+    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   } else {
     decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
   }
@@ -269,12 +219,13 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
 
 void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const {
   const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
-  const uint64_t piece = pieceOf(spec().bucket, count);
+  const GridForm form = formOf(count);
+  const uint64_t piece = pieceOf(form.bucket, count);
   const std::byte* words = src + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
-    decode_[0](scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form_);
+    decode_[0](scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form);
     convert(dst + at, scratch.get(), n);
   }
 }
@@ -285,7 +236,7 @@ void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, form_);
+  decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
 }
 
 }  // namespace lowcomm

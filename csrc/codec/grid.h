@@ -14,10 +14,6 @@
 
 namespace lowcomm {
 
-// How the loops encode a family, and what else they must know of a codec (which misfit() has nothing against).
-GridRule gridRule(const GridFamily& family);
-GridForm gridForm(const CodecSpec& spec);
-
 // The codecs of kGridFamilies (FORMAT.md, "Grid codecs"): a bucket's elements on 2^b evenly spaced values, which follow
 // its range. float16 and bfloat16 are converted to fp32 on the way in and rounded on the way out;
 // decodeAdd adds the fp32 value, not rounded to `dtype`.
@@ -35,7 +31,7 @@ class GridCodec final : public Codec {
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
   GridCodec(const CodecSpec& spec, const KernelTable& table);
 
-  uint64_t granularity() const override;
+  uint64_t granularity() const override;  // kUncut with bucket=tensor
   bool supports(DType dtype) const override;
   size_t encodedBytes(uint64_t count, DType dtype) const override;
   void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
@@ -44,7 +40,13 @@ class GridCodec final : public Codec {
   void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                  uint64_t count) const override;
 
+  void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
+  bool needsRepair(const void* src, DType dtype, uint64_t count) const override;
+  void repair(void* x, DType dtype, uint64_t count) const override;
+
  private:
+  uint32_t bucketOf(uint64_t count) const;
+  GridForm formOf(uint64_t count) const;
   size_t metaBytes(uint64_t count) const;  // without padding
   size_t wordBytes(uint64_t count) const;
   void checkRun(DType dtype, uint64_t first) const;

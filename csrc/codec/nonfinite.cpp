@@ -17,8 +17,10 @@ float valueAt(const void* x, DType dtype, int64_t i) {
 
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of) {
-  const int64_t bad = firstNonFinite(x, dtype, count);
-  if (bad >= 0) throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), of);
+  const bool of_any_size = isCast(codec.id);
+  const int64_t bad = firstNonFinite(x, dtype, count, of_any_size);
+  if (bad < 0) return;
+  throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), of, of_any_size);
 }
 
 }  // namespace lowcomm

@@ -71,6 +71,85 @@ std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucke
   return spoilt;
 }
 
+namespace {
+
+// Calls `f(channel's number, its elements, type)` for every channel with an element that is refused; what `f` makes of
+// the elements goes back to their places.
+template <typename Bits, typename F>
+void eachSpoiltChannel(Bits* x, uint64_t count, uint32_t channels, Type<Bits> type, F&& f) {
+  std::vector<bool> spoilt(channels, false);
+  for (uint64_t e = 0; e < count; ++e) {
+    if ((x[e] & kMagnitude<Bits>) >= type.limit) spoilt[e % channels] = true;
+  }
+  std::vector<Bits> of(count / channels);
+  for (uint64_t c = 0; c < channels; ++c) {
+    if (!spoilt[c]) continue;
+    for (uint64_t t = 0; t < of.size(); ++t)
+      of[t] = x[t * channels + c];
+    f(c, std::span<Bits>(of), type);
+    for (uint64_t t = 0; t < of.size(); ++t)
+      x[t * channels + c] = of[t];
+  }
+}
+
+template <typename F>
+void eachSpoiltChannel(void* x, DType dtype, uint64_t count, uint32_t channels, F&& f) {
+  if (dtype == DType::float32) return eachSpoiltChannel(static_cast<uint32_t*>(x), count, channels, kFloat32, f);
+  eachSpoiltChannel(static_cast<uint16_t*>(x), count, channels, dtype == DType::float16 ? kFloat16 : kBfloat16, f);
+}
+
+}  // namespace
+
+void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels) {
+  eachSpoiltChannel(x, dtype, count, channels, [](uint64_t, auto of, auto type) { saturateBucket(of, type); });
+}
+
+std::vector<uint64_t> blankChannels(void* x, DType dtype, uint64_t count, uint32_t channels) {
+  std::vector<uint64_t> spoilt;
+  eachSpoiltChannel(x, dtype, count, channels, [&](uint64_t number, auto of, auto) {
+    std::fill(of.begin(), of.end(), 0);
+    spoilt.push_back(number);
+  });
+  return spoilt;
+}
+
+namespace {
+
+// Calls `f(element's number, element, infinity's bits)` for every NaN and infinity.
+template <typename Bits, typename F>
+void eachSpecial(Bits* x, uint64_t count, Bits infinity, F&& f) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if ((x[i] & kMagnitude<Bits>) >= infinity) f(i, x[i], infinity);
+  }
+}
+
+template <typename F>
+void eachSpecial(void* x, DType dtype, uint64_t count, F&& f) {
+  if (dtype == DType::float32) return eachSpecial(static_cast<uint32_t*>(x), count, kFloat32.infinity, f);
+  const Type<uint16_t> type = dtype == DType::float16 ? kFloat16 : kBfloat16;
+  eachSpecial(static_cast<uint16_t*>(x), count, type.infinity, f);
+}
+
+}  // namespace
+
+void saturateEach(void* x, DType dtype, uint64_t count) {
+  eachSpecial(x, dtype, count, [](uint64_t, auto& bits, auto infinity) {
+    using Bits = decltype(infinity);
+    const Bits sign = bits & static_cast<Bits>(~kMagnitude<Bits>);
+    const bool nan = (bits & kMagnitude<Bits>) > infinity;
+    bits = nan ? Bits{0} : static_cast<Bits>(sign | (infinity - 1));
+  });
+}
+
+std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count) {
+  std::vector<uint64_t> found;
+  eachSpecial(x, dtype, count, [&](uint64_t i, auto& bits, auto) {
+    bits = 0;
+    found.push_back(i);
+  });
+  return found;
+}
+
 void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count) {
   const uint64_t width = static_cast<uint64_t>(bits);
   for (uint64_t e = from; e < from + count; ++e) {

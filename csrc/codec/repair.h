@@ -20,6 +20,15 @@ void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket);
 // Sets every element of a bucket with one that no codec takes to 0. Returns those buckets' numbers, ascending.
 std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket);
 
+// The same for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
+void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
+std::vector<uint64_t> blankChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
+
+// The same for codecs without buckets, which take any finite element: NaN becomes 0, an infinity the type's largest
+// finite number with its sign; blankEach sets them to 0 and returns their numbers, ascending.
+void saturateEach(void* x, DType dtype, uint64_t count);
+std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count);
+
 // Sets the codes of elements [from, from + count) to 0, in the blocks that hold them (FORMAT.md, "Payload").
 void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count);
 

@@ -15,13 +15,17 @@ namespace lowcomm {
 namespace {
 
 constexpr uint32_t kDefaultBucket = 1024;
+constexpr double kDefaultKeep = 0.2;
+constexpr std::string_view kDefaultValues = "sym8";
 
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
-constexpr std::string_view kLaterCodecs[] = {"topk", "logbyte", "log9", "fake", "fp16", "bf16", "fp8e4m3"};
+constexpr std::string_view kLaterCodecs[] = {"fake"};
 constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"axis", "rotate", "round", "gain", "keep", "values", "ratio"};
-constexpr const char* kOptions = "bucket, meta, range, delta, nonfinite";
+constexpr std::string_view kLaterOptions[] = {"rotate", "gain", "ratio"};
+constexpr std::string_view kPresentOptions[] = {"bucket", "axis",  "C",    "meta",   "range",
+                                                "delta",  "round", "keep", "values", "nonfinite"};
+constexpr const char* kOptions = "bucket, axis, C, meta, range, delta, round, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -42,8 +46,14 @@ bool isDelta(float delta) {
   return delta >= 1e-30f && delta <= 1e30f;
 }
 
+constexpr const char* kKeeps = "a share above 0 and at most 1";
+bool isKeep(double keep) {
+  return keep > 0 && keep <= 1;
+}
+
 // The fewest digits that parse to the same number: one number has one text.
-std::string shortest(float value) {
+template <typename Number>
+std::string shortest(Number value) {
   char digits[32];
   const auto written = std::to_chars(digits, digits + sizeof(digits), value);
   return {digits, written.ptr};
@@ -67,6 +77,11 @@ Name split(std::string_view name) {
 
 CodecSpec parseName(std::string_view text, std::string_view name) {
   if (name == "none") return {};
+  if (const PlainFamily* plain = plainFamily(name)) {
+    CodecSpec spec;
+    spec.id = plain->id;
+    return spec;
+  }
   const Name parts = split(name);
   const GridFamily* family = gridFamily(parts.family);
   if (family == nullptr || (!family->named() && !parts.digits.empty())) {
@@ -87,15 +102,43 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   return spec;
 }
 
+// 0 for what is no positive number. A leading zero would parse too, but one number would then have two spellings.
+uint32_t parseCount(std::string_view value) {
+  uint32_t count = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
+  return error == std::errc() && end == value.data() + value.size() && value[0] != '0' ? count : 0;
+}
+
 uint32_t parseBucket(std::string_view text, std::string_view value) {
-  if (value == "tensor") notYet(text, "bucket=tensor", kGridBuckets);
-  uint32_t bucket = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), bucket);
-  // A leading zero parses, but one bucket would then have two spellings.
-  if (error != std::errc() || end != value.data() + value.size() || value[0] == '0' || !isGridBucket(bucket)) {
+  if (value == "tensor") return kTensorBucket;
+  const uint32_t bucket = parseCount(value);
+  if (bucket == 0 || !isGridBucket(bucket)) {
     fail(text, std::string("bucket: expected ") + kGridBuckets + ", got '" + std::string(value) + "'");
   }
   return bucket;
+}
+
+double parseKeep(std::string_view text, std::string_view value) {
+  double keep = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), keep);
+  if (error != std::errc() || end != value.data() + value.size() || !isKeep(keep)) {
+    fail(text, std::string("keep: expected ") + kKeeps + ", got '" + std::string(value) + "'");
+  }
+  return keep;
+}
+
+void parseValues(std::string_view text, std::string_view value, CodecSpec& spec) {
+  CodecSpec values;
+  try {
+    values = CodecSpec::parse(value);
+  } catch (const ValueError& error) {
+    fail(text, std::string("values: ") + error.what());
+  }
+  if (value.find(':') != std::string_view::npos || !isGrid(values.id)) {
+    fail(text, "values: expected the name of a grid codec without options, got '" + std::string(value) + "'");
+  }
+  spec.values = values.id;
+  spec.value_bits = values.bits;
 }
 
 float parseDelta(std::string_view text, std::string_view value) {
@@ -115,8 +158,34 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   const std::string_view key = option.substr(0, equals), value = option.substr(equals + 1);
   if (spec.id == CodecId::none) fail(text, "option: expected none for this codec, got '" + std::string(key) + "'");
   if (!seen.insert(key).second) fail(text, std::string(key) + ": expected once, got it twice");
+  const PlainFamily* plain = plainFamily(spec.id);
+  const bool of_topk = key == "keep" || key == "values";
+  const bool fits = plain ? (key == "round" && plain->stochastic) || (key == "nonfinite" && plain->nonfinite) ||
+                                (of_topk && spec.id == CodecId::topk)
+                          : key != "round" && !of_topk;
+  if (!fits && contains(kPresentOptions, key)) {
+    fail(text, std::string(key) + ": expected it with another codec, got it with '" +
+                   std::string(text.substr(0, text.find(':'))) + "'");
+  }
   if (key == "bucket") {
     spec.bucket = parseBucket(text, value);
+  } else if (key == "axis") {
+    if (value != "channel") fail(text, "axis: expected channel, got '" + std::string(value) + "'");
+    spec.axis = Axis::channel;
+  } else if (key == "C") {
+    spec.bucket = parseCount(value);
+    if (!isGridChannels(spec.bucket)) {
+      fail(text, std::string("C: expected ") + kGridChannels + ", got '" + std::string(value) + "'");
+    }
+  } else if (key == "round") {
+    if (value != "nearest" && value != "stochastic") {
+      fail(text, "round: expected nearest or stochastic, got '" + std::string(value) + "'");
+    }
+    spec.stochastic = value == "stochastic";
+  } else if (key == "keep") {
+    spec.keep = parseKeep(text, value);
+  } else if (key == "values") {
+    parseValues(text, value, spec);
   } else if (key == "meta") {
     if (value != "fp32" && value != "bf16") fail(text, "meta: expected fp32 or bf16, got '" + std::string(value) + "'");
     spec.meta = value == "bf16" ? Meta::bf16 : Meta::fp32;
@@ -142,6 +211,38 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
   }
 }
 
+std::string plainText(const CodecSpec& spec) {
+  const PlainFamily* family = plainFamily(spec.id);
+  if (family == nullptr) return "layout";
+  std::string options;
+  if (spec.stochastic) options += ",round=stochastic";
+  if (spec.id == CodecId::topk) {
+    const GridFamily* values = gridFamily(spec.values);
+    options += ",keep=" + shortest(spec.keep) + ",values=" + (values ? std::string(values->name) : "none");
+    if (values && values->named()) options += std::to_string(spec.value_bits);
+  }
+  if (spec.nonfinite == Nonfinite::saturate) options += ",nonfinite=saturate";
+  if (spec.nonfinite == Nonfinite::poison) options += ",nonfinite=poison";
+  if (!options.empty()) options[0] = ':';
+  return std::string(family->name) + options;
+}
+
+std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily& family) {
+  const std::string name(family.name);
+  if (spec.bits != 0) return "bits: expected 0 with " + name + ", got " + std::to_string(spec.bits);
+  if (spec.bucket != 0) return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
+  if (spec.stochastic && !family.stochastic) return "round: expected nearest with " + name + ", got stochastic";
+  if (spec.nonfinite != Nonfinite::error && !family.nonfinite) return "nonfinite: expected none with " + name;
+  if (spec.id != CodecId::topk) return std::nullopt;
+  if (!isKeep(spec.keep)) return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep);
+  const GridFamily* values = gridFamily(spec.values);
+  if (values == nullptr || !isGridBits(*values, spec.value_bits)) {
+    return "values: expected a grid codec, got codec " + std::to_string(static_cast<int>(spec.values)) + " of " +
+           std::to_string(spec.value_bits) + " bits";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::string gridBits(const GridFamily& family) {
@@ -152,6 +253,10 @@ std::string gridBits(const GridFamily& family) {
 CodecSpec CodecSpec::parse(std::string_view text) {
   const size_t colon = text.find(':');
   CodecSpec spec = parseName(text, text.substr(0, colon));
+  if (spec.id == CodecId::topk) {
+    spec.keep = kDefaultKeep;
+    parseValues(text, kDefaultValues, spec);
+  }
   if (colon == std::string_view::npos) return spec;
   std::set<std::string_view> seen;
   std::string_view rest = text.substr(colon + 1);
@@ -161,6 +266,12 @@ CodecSpec CodecSpec::parse(std::string_view text) {
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  if (spec.axis == Axis::channel) {
+    if (seen.contains("bucket")) fail(text, "bucket: expected none with axis=channel, got one");
+    if (!seen.contains("C")) spec.bucket = 0;
+  } else if (seen.contains("C")) {
+    fail(text, "C: expected it with axis=channel, got it alone");
+  }
   if (const auto why = misfit(spec)) fail(text, *why);
   return spec;
 }
@@ -168,10 +279,14 @@ CodecSpec CodecSpec::parse(std::string_view text) {
 std::string CodecSpec::str() const {
   if (id == CodecId::none) return "none";
   const GridFamily* family = gridFamily(id);
-  if (family == nullptr) return "layout";
+  if (family == nullptr) return plainText(*this);
   std::string text(family->name);
   if (family->named()) text += std::to_string(bits);
-  text += ":bucket=" + std::to_string(bucket);
+  if (axis == Axis::channel) {
+    text += ":axis=channel" + (bucket == 0 ? "" : ",C=" + std::to_string(bucket));
+  } else {
+    text += ":bucket=" + (bucket == kTensorBucket ? "tensor" : std::to_string(bucket));
+  }
   if (meta == Meta::bf16) text += ",meta=bf16";
   if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
@@ -182,19 +297,49 @@ std::string CodecSpec::str() const {
 
 uint8_t frameFlags(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
-  if (family == nullptr) return 0;
+  if (family == nullptr) return static_cast<uint8_t>(spec.stochastic ? Rounding::stochastic : Rounding::nearest);
   return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
-                              (spec.meta == Meta::bf16 ? kBf16Flag : 0));
+                              (spec.meta == Meta::bf16 ? kBf16Flag : 0) |
+                              (spec.axis == Axis::channel ? kChannelFlag : 0));
+}
+
+CodecSpec CodecSpec::withChannels(uint64_t channels) const {
+  if (axis != Axis::channel) return *this;
+  if (bucket != 0 && bucket != channels) {
+    throw ValueError("codec '" + str() + "': channels: expected " + std::to_string(bucket) + ", got " +
+                     std::to_string(channels));
+  }
+  if (channels > UINT32_MAX || !isGridChannels(static_cast<uint32_t>(channels))) {
+    throw ValueError("codec '" + str() + "': channels: expected " + kGridChannels + ", got " +
+                     std::to_string(channels));
+  }
+  CodecSpec spec = *this;
+  spec.bucket = static_cast<uint32_t>(channels);
+  return spec;
+}
+
+CodecSpec valueSpec(const CodecSpec& topk) {
+  CodecSpec spec;
+  spec.id = topk.values;
+  spec.bits = topk.value_bits;
+  spec.bucket = kDefaultBucket;
+  spec.nonfinite = topk.nonfinite;
+  return spec;
 }
 
 std::optional<std::string> misfit(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
+  if (const PlainFamily* plain = plainFamily(spec.id)) return plainMisfit(spec, *plain);
   if (family == nullptr) return std::nullopt;
   const std::string name(family->name);
   if (!isGridBits(*family, spec.bits)) {
     return "bits: expected " + gridBits(*family) + ", got " + std::to_string(spec.bits);
   }
-  if (!isGridBucket(spec.bucket)) {
+  if (spec.axis == Axis::channel) {
+    if (!spec.open() && !isGridChannels(spec.bucket)) {
+      return std::string("C: expected ") + kGridChannels + ", got " + std::to_string(spec.bucket);
+    }
+  } else if (!isGridBucket(spec.bucket)) {
     return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
   }
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
@@ -213,11 +358,14 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   // Grids around 0 with a level at 0 or of one magnitude err less.
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
-  if (spec.bits > kCoarse || spec.bucket < kLarge || spec.delta != 0) return std::nullopt;
+  // How large a channel is, nobody knows before there is a tensor.
+  if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
+  const bool whole = spec.bucket == kTensorBucket;
+  if (spec.bucket < kLarge && !whole) return std::nullopt;
   return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
-         (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +
-         " is near 1 or above; use " + std::to_string(kCoarse + 1) + " bits or more, or a bucket below " +
-         std::to_string(kLarge);
+         (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " +
+         (whole ? "a whole tensor" : std::to_string(spec.bucket)) + " is near 1 or above; use " +
+         std::to_string(kCoarse + 1) + " bits or more, or a bucket below " + std::to_string(kLarge);
 }
 
 }  // namespace lowcomm

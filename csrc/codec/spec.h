@@ -18,12 +18,21 @@ std::string gridBits(const GridFamily& family);  // "1...8"
 
 // Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
 constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
-  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0);
+  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0) | kChannelFlag;
   return (flags & ~optional) == static_cast<uint8_t>(family.rounding);
 }
-inline constexpr const char* kGridBuckets = "a power of two in 64...65536";
+constexpr bool isPlainFlags(const PlainFamily& family, uint8_t flags) {
+  return flags == 0 || (family.stochastic && flags == static_cast<uint8_t>(Rounding::stochastic));
+}
+inline constexpr uint32_t kTensorBucket = 0;  // bucket=tensor: one bucket, whatever the tensor's size
+inline constexpr const char* kGridBuckets = "a power of two in 64...65536, or tensor (0)";
 constexpr bool isGridBucket(uint32_t bucket) {
-  return std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536;
+  return bucket == kTensorBucket || (std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536);
+}
+// Channels of axis=channel, which stand where a bucket does.
+inline constexpr const char* kGridChannels = "1...65536";
+constexpr bool isGridChannels(uint32_t channels) {
+  return channels >= 1 && channels <= 65536;
 }
 
 // What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
@@ -33,12 +42,19 @@ enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
 // A codec with its options, as users write it: `name<bits>:key=value,...`, for example "minmax8:bucket=1024".
 struct CodecSpec {
   CodecId id = CodecId::none;
-  uint8_t bits = 0;     // isGridBits for grid codecs, 0 for none
-  uint32_t bucket = 0;  // elements sharing one scale: isGridBucket for grid codecs, 0 for none
-  float delta = 0;      // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
+  uint8_t bits = 0;  // isGridBits for grid codecs, 0 for none
+  // Elements sharing one scale: isGridBucket for grid codecs, 0 for others. With axis=channel the number of channels C,
+  // or 0 where that is still to be taken from a tensor's last dimension (withChannels).
+  uint32_t bucket = 0;
+  float delta = 0;  // the grid's step, in the elements' unit, where it is not 0; else it follows a bucket's range
   Range range = Range::absmax;
   Meta meta = Meta::fp32;
   Nonfinite nonfinite = Nonfinite::error;
+  Axis axis = Axis::flat;
+  bool stochastic = false;         // bf16: round=stochastic
+  double keep = 0;                 // topk: the share of elements that is sent, above 0 and at most 1
+  CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with its default options
+  uint8_t value_bits = 0;          // its bits
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
   // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is
@@ -49,8 +65,18 @@ struct CodecSpec {
   // Canonical text: parse(str()) == *this, and equal specs have equal text.
   std::string str() const;
 
+  // Whether the number of channels is still open: such a spec is a user's wish, and no codec can be made of it.
+  bool open() const { return axis == Axis::channel && bucket == 0; }
+
+  // This spec for a tensor with that last dimension: itself unless it is open. Throws ValueError for a size that cannot
+  // be a number of channels, or for another than the spec names.
+  CodecSpec withChannels(uint64_t channels) const;
+
   bool operator==(const CodecSpec&) const = default;
 };
+
+// topk: what its values are encoded with. They are one tensor, in the order of the elements.
+CodecSpec valueSpec(const CodecSpec& topk);
 
 // Byte 8 of a frame of this codec.
 uint8_t frameFlags(const CodecSpec& spec);

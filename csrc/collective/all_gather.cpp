@@ -5,6 +5,7 @@
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/parts.h"
 
 namespace lowcomm {
 namespace {
@@ -30,12 +31,16 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   }
   exchange.description = describe(op.op, exchange.messages);
 
+  OutgoingParts outgoing;  // the same for all peers
+  IncomingParts incoming;
   exchange.encode = [&](size_t m, const Chunk& chunk, int, std::span<std::byte> payload) {
     const GatherMessage& message = messages[m];
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.encode(payload.subspan(at, run.bytes), advance(message.input, run.at, message.dtype), message.dtype,
-                 message.draws.slot(run.segment));
+      outgoing.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
+        run.encode(whole, advance(message.input, run.at, message.dtype), message.dtype,
+                   message.draws.slot(run.segment));
+      });
       at += run.bytes;
     }
   };
@@ -49,9 +54,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
           void* out = advance(message.outputs[rank], run.at, message.dtype);
           const bool in_place = rank == op.group.rank() && run.codec->spec().id == CodecId::none &&
                                 out == advance(message.input, run.at, message.dtype);
-          if (!in_place) {
-            run.codec->decode(out, message.dtype, payloads[rank].subspan(at, run.bytes), run.offset, run.count);
-          }
+          const auto whole = incoming.take(run, rank, payloads[rank].subspan(at, run.bytes));
+          if (run.last() && !in_place) run.codec->decode(out, message.dtype, whole, run.offset, run.count);
           at += run.bytes;
         }
       });

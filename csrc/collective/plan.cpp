@@ -13,6 +13,7 @@ namespace {
 // The largest granule of any codec: a bucket of 65,536 elements at 8 bits with its metadata, or 512 elements of 8
 // bytes.
 constexpr size_t kLargestGranule = 65536 + 64;
+constexpr size_t kPartUnit = 64;  // payloads are multiples of it, so that all parts are
 
 // The largest count whose encoding fits `room`, a multiple of the granularity unless it is all that is left.
 uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
@@ -30,6 +31,12 @@ uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
   return low * granule;
 }
 
+// Bytes of a payload that is cut as bytes, of which `left` are still to go, into a frame that already has `used`.
+size_t partFitting(size_t left, size_t chunk_bytes, size_t used) {
+  const size_t room = used < chunk_bytes ? (chunk_bytes - used) / kPartUnit * kPartUnit : 0;
+  return std::min(left, room);
+}
+
 }  // namespace
 
 void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
@@ -37,7 +44,7 @@ void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, con
   try {
     codec->encode(payload, src, dtype, offset, count, draws);
   } catch (const NonFiniteError& error) {
-    throw NonFiniteError(error.codec, error.value, error.position - offset + at, of);
+    throw NonFiniteError(error.codec, error.value, error.position - offset + at, of, error.of_any_size);
   }
 }
 
@@ -50,7 +57,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   const size_t most = frameCapacity(chunk_bytes) - kFrameHeaderBytes;
   Chunk chunk;
   auto close = [&](uint64_t next) {
-    if (chunk.elements > 0) plan.chunks.push_back(std::move(chunk));
+    if (!chunk.runs.empty()) plan.chunks.push_back(std::move(chunk));
     chunk = Chunk{};
     chunk.first = next;
   };
@@ -60,6 +67,22 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
     if (!codec->supports(dtype)) {
       throw TypeError("codec " + segment.codec.str() + " takes float32, float16 and bfloat16 elements, got " +
                       dtypeName(dtype));
+    }
+    if (codec->granularity() == Codec::kUncut) {
+      const size_t whole = codec->encodedBytes(segment.count, dtype);
+      for (size_t part = 0; part < whole;) {
+        const size_t bytes = partFitting(whole - part, chunk_bytes, chunk.payload_bytes);
+        if (bytes == 0) {
+          close(segment.first);
+          continue;
+        }
+        const Run run{codec, segment.first, 0, segment.count, bytes, number, part, whole};
+        chunk.runs.push_back(run);
+        if (run.last()) chunk.elements += segment.count;
+        chunk.payload_bytes += static_cast<uint32_t>(bytes);
+        part += bytes;
+      }
+      continue;
     }
     for (uint64_t offset = 0; offset < segment.count;) {
       const uint64_t at = segment.first + offset;
@@ -72,7 +95,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
         continue;
       }
       const size_t bytes = codec->encodedBytes(count, dtype);
-      chunk.runs.push_back({codec, at, offset, count, bytes, number});
+      chunk.runs.push_back({codec, at, offset, count, bytes, number, 0, bytes});
       chunk.elements += count;
       chunk.payload_bytes += static_cast<uint32_t>(bytes);
       offset += count;

@@ -20,11 +20,19 @@ struct Run {
   uint64_t at = 0;      // first element, counted in the message
   uint64_t offset = 0;  // the same element, counted in its segment: what bucket, block and draws are numbered by
   uint64_t count = 0;
-  size_t bytes = 0;      // its share of the payload
+  size_t bytes = 0;      // its share of the frame's payload
   uint32_t segment = 0;  // its segment's number: added to the message's slot, so that no two segments share a draw
 
-  // codec->encode of this run, whose first element is at `src`. A NonFiniteError counts in the message, not in the
-  // segment, and ends with `of`.
+  // A codec that cannot be cut: the run is the whole segment in each of its frames, and `bytes` are those from `part`
+  // on of its payload of `whole` bytes. Else part is 0 and whole == bytes.
+  size_t part = 0;
+  size_t whole = 0;
+
+  // Whether the payload is all there with this part: it is then decoded, and its elements count in this frame.
+  bool last() const { return part + bytes == whole; }
+
+  // codec->encode of this run's whole payload; its first element is at `src`. A NonFiniteError counts in the message,
+  // not in the segment, and ends with `of`.
   void encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
               const std::string& of = "") const;
 };

@@ -7,11 +7,9 @@
 #include <vector>
 
 #include "codec/none.h"
-#include "codec/nonfinite.h"
-#include "codec/repair.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "kernels/finite.h"
+#include "collective/parts.h"
 
 namespace lowcomm {
 namespace {
@@ -28,9 +26,8 @@ class Reducer {
     const int own = op_.group.rank();
     const std::string of = sliceFor(own);
     for (const Run& run : chunk.runs) {
-      const CodecSpec& codec = run.codec->spec();
-      if (codec.id == CodecId::none || codec.nonfinite != Nonfinite::error) continue;
-      expectFinite(run.codec->spec(), contribution(message, run, own), message.dtype, run.at, run.count, of);
+      if (run.part > 0) continue;  // looked at with the first one
+      run.codec->expectTaken(contribution(message, run, own), message.dtype, run.at, run.count, of);
     }
   }
 
@@ -40,8 +37,9 @@ class Reducer {
     const std::string of = sliceFor(peer);
     size_t at = 0;
     for (const Run& run : chunk.runs) {
-      run.encode(payload.subspan(at, run.bytes), contribution(message, run, peer), message.dtype,
-                 message.draws.slot(slice + run.segment), of);
+      outgoing_.write(payload.subspan(at, run.bytes), run, peer, [&](std::span<std::byte> whole) {
+        run.encode(whole, contribution(message, run, peer), message.dtype, message.draws.slot(slice + run.segment), of);
+      });
       at += run.bytes;
     }
   }
@@ -51,17 +49,23 @@ class Reducer {
     const DType wide = accumulatorType(message.dtype);
     size_t at = 0;
     for (const Run& run : chunk.runs) {
+      std::vector<std::span<const std::byte>> whole(payloads.size());
+      for (size_t rank = 0; rank < payloads.size(); ++rank) {
+        if (payloads[rank].empty()) continue;  // this rank's own
+        whole[rank] = incoming_.take(run, static_cast<int>(rank), payloads[rank].subspan(at, run.bytes));
+      }
+      at += run.bytes;
+      if (!run.last()) continue;
       std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(wide));
       for (int rank = 0; rank < op_.group.size(); ++rank) {
         if (rank == op_.group.rank()) {
           add(sum, ownContribution(message, run), message.dtype, run.count, rank == 0);
         } else {
-          addReceived(sum, run, payloads[rank].subspan(at, run.bytes), message.dtype, rank);
+          addReceived(sum, run, whole[rank], message.dtype, rank);
         }
       }
       reduceFinish(static_cast<std::byte*>(message.output) + run.at * itemBytes(message.dtype), sum, message.dtype,
                    run.count, reduction_.average ? op_.group.size() : 0);
-      at += run.bytes;
     }
   }
 
@@ -87,11 +91,10 @@ class Reducer {
   // NaN and infinities reach the sum as they are.
   const void* ownContribution(const ScatterMessage& message, const Run& run) {
     const void* x = contribution(message, run, op_.group.rank());
-    const CodecSpec& codec = run.codec->spec();
-    if (codec.nonfinite != Nonfinite::saturate || firstNonFinite(x, message.dtype, run.count) < 0) return x;
+    if (!run.codec->needsRepair(x, message.dtype, run.count)) return x;
     const auto* from = static_cast<const std::byte*>(x);
     repaired_.assign(from, from + run.count * itemBytes(message.dtype));
-    saturate(repaired_.data(), message.dtype, run.count, codec.bucket);
+    run.codec->repair(repaired_.data(), message.dtype, run.count);
     return repaired_.data();
   }
 
@@ -122,6 +125,8 @@ class Reducer {
   const std::vector<ScatterMessage>& messages_;
   const Reduction& reduction_;
   std::vector<std::byte> repaired_;
+  OutgoingParts outgoing_;
+  IncomingParts incoming_;
 };
 
 }  // namespace

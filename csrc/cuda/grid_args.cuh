@@ -8,7 +8,7 @@
 #include <string>
 
 #include "codec/error.h"
-#include "codec/grid.h"
+#include "codec/grid_payload.h"
 #include "codec/payload.h"
 #include "codec/spec.h"
 #include "cuda/grid.h"

@@ -34,13 +34,13 @@ int64_t firstFrom(const void* x, uint64_t n, Bits limit) {
 
 }  // namespace
 
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n) {
-  constexpr uint32_t kLimit = std::bit_cast<uint32_t>(kFiniteLimit);
+int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, bool of_any_size) {
+  const uint32_t limit = of_any_size ? 0x7f800000u : std::bit_cast<uint32_t>(kFiniteLimit);
   switch (dtype) {
     case DType::float32:
-      return firstFrom<uint32_t>(x, n, kLimit);
+      return firstFrom<uint32_t>(x, n, limit);
     case DType::bfloat16:
-      return firstFrom<uint16_t>(x, n, kLimit >> 16);
+      return firstFrom<uint16_t>(x, n, static_cast<uint16_t>(limit >> 16));
     case DType::float16:
       return firstFrom<uint16_t>(x, n, 0x7c00);  // infinity: its finite values are all below the limit
     default:

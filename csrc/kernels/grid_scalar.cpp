@@ -198,12 +198,6 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
   }
 }
 
-template <auto kConvert, typename To, typename From>
-void convertAll(To* y, const From* x, size_t count) {
-  for (size_t i = 0; i < count; ++i)
-    y[i] = kConvert(x[i]);
-}
-
 #define LOWCOMM_ENCODE(b)                                                                                    \
   {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
    encodeCentred<b, GridRule::centred>, b == 1 ? encodeCentred<1, GridRule::sign> : nullptr}
@@ -215,10 +209,13 @@ constexpr KernelTable kTable = {
     LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE),
     LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE),
     LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED),
-    convertAll<float16ToFloat>,
-    convertAll<floatToFloat16>,
-    convertAll<bfloat16ToFloat>,
-    convertAll<floatToBfloat16>,
+    scalar::halvesToFloats,
+    scalar::floatsToHalves,
+    scalar::brainsToFloats,
+    scalar::floatsToBrains,
+    &scalar::kCasts,
+    &scalar::kChannels,
+    &scalar::kSelect,
 };
 #undef LOWCOMM_ENCODE
 #undef LOWCOMM_DECODE

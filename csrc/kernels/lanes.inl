@@ -1,4 +1,4 @@
-// Vectors of one instruction set's width, for loops compiled once an instruction set. The including file has first
+// Vectors of 16 lanes or a part of them, what all loops of an instruction set are written with. The including file has
 // included lanes_<isa>.inl, which defines kLanes, the width of its registers in floats (never more: GCC splits wider
 // vectors into very slow code), their types, and what only intrinsics can say.
 //

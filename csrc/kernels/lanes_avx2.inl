@@ -25,5 +25,56 @@ LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
   return (Words)_mm256_blend_epi32((__m256i)even, _mm256_slli_epi64((__m256i)odd, 32), 0xAA);
 }
 
+// kLanes elements of 16 and of 8 bits, zero-extended.
+LOWCOMM_LANES Words loadHalves(const void* p) {
+  return (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+LOWCOMM_LANES Words loadBytes(const void* p) {
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+}
+
+// The low 16 or 8 bits of values that fit them.
+LOWCOMM_LANES void storeHalves(void* p, Words v) {
+  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+  _mm_storeu_si128((__m128i*)p, _mm_packus_epi32(low, high));
+}
+LOWCOMM_LANES void storeBytes(void* p, Words v) {
+  const __m128i low = _mm256_castsi256_si128((__m256i)v), high = _mm256_extracti128_si256((__m256i)v, 1);
+  const __m128i halves = _mm_packus_epi32(low, high);
+  _mm_storel_epi64((__m128i*)p, _mm_packus_epi16(halves, halves));
+}
+
+LOWCOMM_LANES Floats floatsOfHalves(const void* p) {
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+}
+LOWCOMM_LANES void storeAsHalves(void* p, Floats v) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// A bit a lane: whether it is all ones, not 0.
+LOWCOMM_LANES uint32_t maskOf(Words v) {
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)v));
+}
+
+// For every byte the numbers of its bits that are set, ascending, a byte each.
+struct BitsOfBytes {
+  uint64_t of[256];
+  constexpr BitsOfBytes() : of() {
+    for (uint64_t mask = 0; mask < 256; ++mask) {
+      int found = 0;
+      for (uint64_t bit = 0; bit < 8; ++bit) {
+        if (mask >> bit & 1) of[mask] |= bit << 8 * found++;
+      }
+    }
+  }
+};
+constexpr BitsOfBytes kBitsOfBytes;
+
+// The lanes of `mask`, ascending, to p; past them up to kLanes floats are overwritten.
+LOWCOMM_LANES void storeSelected(void* p, Floats v, uint32_t mask) {
+  const __m256i from = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(kBitsOfBytes.of[mask])));
+  _mm256_storeu_ps(static_cast<float*>(p), _mm256_permutevar8x32_ps((__m256)v, from));
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -25,5 +25,39 @@ LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
   return (Words)_mm512_mask_mov_epi32((__m512i)even, 0xAAAA, _mm512_slli_epi64((__m512i)odd, 32));
 }
 
+// kLanes elements of 16 and of 8 bits, zero-extended.
+LOWCOMM_LANES Words loadHalves(const void* p) {
+  return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+}
+LOWCOMM_LANES Words loadBytes(const void* p) {
+  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+}
+
+// The low 16 or 8 bits of values that fit them.
+LOWCOMM_LANES void storeHalves(void* p, Words v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)v));
+}
+LOWCOMM_LANES void storeBytes(void* p, Words v) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+}
+
+LOWCOMM_LANES Floats floatsOfHalves(const void* p) {
+  return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+LOWCOMM_LANES void storeAsHalves(void* p, Floats v) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+// A bit a lane: whether it is all ones, not 0.
+LOWCOMM_LANES uint32_t maskOf(Words v) {
+  return _mm512_movepi32_mask((__m512i)v);
+}
+
+// The lanes of `mask`, ascending, to p; past them up to kLanes floats are overwritten. (Compressing into memory by one
+// instruction is far slower on some machines.)
+LOWCOMM_LANES void storeSelected(void* p, Floats v, uint32_t mask) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), (__m512)v));
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -8,6 +8,10 @@
 
 namespace lowcomm {
 
+struct CastKernels;     // kernels/cast.h
+struct ChannelKernels;  // kernels/channel.h
+struct SelectKernels;   // kernels/select.h
+
 // The hot loops of one instruction set. Every form gives the same bytes and the same values; only speed differs.
 // Pointers need only the alignment of their element type (std::byte*: none). No function allocates or throws. All are
 // called under FloatEnv.
@@ -36,6 +40,10 @@ struct KernelTable {
   void (*float_to_float16)(uint16_t* y, const float* x, size_t count);
   void (*bfloat16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_bfloat16)(uint16_t* y, const float* x, size_t count);
+
+  const CastKernels* casts;
+  const ChannelKernels* channels;
+  const SelectKernels* select;
 };
 
 // The forms of this build that this machine runs, slowest first; scalar, the reference, is always there. `count` is set
@@ -44,6 +52,23 @@ const KernelTable* const* kernelForms(size_t* count);
 
 // The form of that name, or null when this build has none or this machine cannot run it.
 const KernelTable* findKernels(const char* name);
+
+// What a form's table is made of, each kind of loop in a translation unit of its own: a table compiles without the
+// others' loops.
+#define LOWCOMM_FORM(form)                                        \
+  namespace form {                                                \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count); \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count); \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count); \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count); \
+  extern const CastKernels kCasts;                                \
+  extern const ChannelKernels kChannels;                          \
+  extern const SelectKernels kSelect;                             \
+  }
+LOWCOMM_FORM(scalar)
+LOWCOMM_FORM(avx2)
+LOWCOMM_FORM(avx512)
+#undef LOWCOMM_FORM
 
 // One definition a form, each in a translation unit of its own; null where the build's target has no such instructions.
 const KernelTable* scalarKernels();

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "codec/codec.h"
 #include "codec/error.h"
 #include "kernels/crc32c.h"
 #include "wire/cursor.h"
@@ -32,24 +33,28 @@ void checkFields(const FrameHeader& h) {
   if (h.version != kWireVersion) fail<Error>("version", text(kWireVersion), text(h.version));
   if (h.kind > FrameKind::hello) fail<Error>("kind", "0...3", text(static_cast<uint8_t>(h.kind)));
   const GridFamily* grid = gridFamily(h.codec);
-  if (!grid && h.codec != CodecId::none && h.codec != CodecId::layout) {
-    fail<Error>("codec", "0..." + text(static_cast<uint8_t>(kLastGridId)) + " or 255",
+  const PlainFamily* plain = plainFamily(h.codec);
+  if (!grid && !plain && h.codec != CodecId::none && h.codec != CodecId::layout) {
+    fail<Error>("codec", "a number of this version's codecs (" + codecNames() + ")",
                 text(static_cast<uint8_t>(h.codec)));
   }
   if (grid ? !isGridBits(*grid, h.bits) : h.bits != 0) {
     fail<Error>("bits", grid ? gridBits(*grid) : "0 for this codec", text(h.bits));
   }
   // Flags that no codec has belong to later versions.
-  if (grid ? !isGridFlags(*grid, h.flags) : h.flags != 0) {
+  if (grid ? !isGridFlags(*grid, h.flags) : plain ? !isPlainFlags(*plain, h.flags) : h.flags != 0) {
     std::string optional;
+    if (plain && plain->stochastic) optional += " or " + text(static_cast<uint8_t>(Rounding::stochastic));
+    if (grid) optional += " or " + text(kChannelFlag) + " more";
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
     fail<Error>("flags", text(grid ? static_cast<uint8_t>(grid->rounding) : 0) + optional + " for this codec",
                 text(h.flags));
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
-  if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {
-    fail<Error>("bucket", grid ? kGridBuckets : "0 for this codec", text(h.bucket));
+  const bool channel = (h.flags & kChannelFlag) != 0;
+  if (grid ? !(channel ? isGridChannels(h.bucket) : isGridBucket(h.bucket)) : h.bucket != 0) {
+    fail<Error>("bucket", !grid ? "0 for this codec" : channel ? kGridChannels : kGridBuckets, text(h.bucket));
   }
 }
 

@@ -37,6 +37,16 @@ Layout::Layout(std::vector<Segment> segments) {
     if (segment.codec.id == CodecId::layout) {
       throw ValueError("layout: segment '" + line(segment) + "': expected a codec of elements");
     }
+    if (segment.codec.open()) {
+      throw ValueError(
+          "layout: segment '" + line(segment) +
+          "': expected a codec whose number of channels is in its text (C=...), got none: a segment has no "
+          "last dimension");
+    }
+    if (segment.codec.axis == Axis::channel && segment.count % segment.codec.bucket != 0) {
+      throw ValueError("layout: segment '" + line(segment) + "': expected a multiple of " +
+                       std::to_string(segment.codec.bucket) + " elements, got " + std::to_string(segment.count));
+    }
     if (segment.first != elements_) {
       throw ValueError("layout: segment '" + line(segment) + "': expected to start at element " +
                        std::to_string(elements_) + (segment.first < elements_ ? " (overlap)" : " (gap)"));

@@ -21,7 +21,8 @@ struct Segment {
 // Several tensors in one message: segments that cover [0, elements) in order, without gap or overlap.
 class Layout {
  public:
-  // Throws ValueError naming the first segment that leaves a gap or overlaps. Neighbouring `none` segments are merged,
+  // Throws ValueError naming the first segment that leaves a gap or overlaps, or whose codec cannot take it: one with
+  // axis=channel needs its number of channels, and whole rows of them. Neighbouring `none` segments are merged,
   // empty segments dropped.
   explicit Layout(std::vector<Segment> segments);
 

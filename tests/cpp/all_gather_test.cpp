@@ -91,7 +91,7 @@ std::vector<Tensor> edgeTensors(DType dtype) {
   std::vector<Tensor> tensors;
   for (const std::string& codec : test::kCodecs) {
     for (uint64_t n : {0, 1, 511, 512, 513})
-      tensors.push_back({single(n, codec), dtype});
+      tensors.push_back({single(test::wholeRows(n, codec), codec), dtype});
   }
   return tensors;
 }

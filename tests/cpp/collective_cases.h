@@ -26,7 +26,15 @@ inline const std::vector<std::string> kCodecs = {"none",
                                                  "qsgd4:bucket=512",
                                                  "qsgd8",
                                                  "lattice4:bucket=64",
-                                                 "sym4:bucket=128,meta=bf16"};
+                                                 "sym4:bucket=128,meta=bf16",
+                                                 "fp16",
+                                                 "bf16:round=stochastic",
+                                                 "fp8e4m3",
+                                                 "log9",
+                                                 "topk",
+                                                 "topk:keep=0.01,values=qsgd4",
+                                                 "qsgd8:bucket=tensor",
+                                                 "dither4:axis=channel,C=24"};
 
 inline float toFloat(DType dtype, const std::byte* element) {
   uint16_t half;
@@ -71,14 +79,22 @@ inline Layout single(uint64_t count, const std::string& codec) {
   return Layout::single(count, CodecSpec::parse(codec));
 }
 
+// The count below n that a codec with channels takes; n itself for others.
+inline uint64_t wholeRows(uint64_t n, const std::string& codec) {
+  const CodecSpec spec = CodecSpec::parse(codec);
+  return spec.axis == Axis::channel ? n - n % spec.bucket : n;
+}
+
 // Segments of all codecs, of none to a few buckets each: parameters of a model in one flat buffer.
 inline Layout mixedLayout(size_t segments, uint32_t seed, uint64_t most = 3000) {
   std::mt19937 generator(seed);
   std::vector<Segment> parts;
   uint64_t at = 0;
   for (size_t i = 0; i < segments; ++i) {
-    const uint64_t count = generator() % (most + 1);
-    parts.push_back({at, count, CodecSpec::parse(kCodecs[generator() % kCodecs.size()])});
+    const uint64_t any = generator() % (most + 1);
+    const std::string& codec = kCodecs[generator() % kCodecs.size()];
+    const uint64_t count = wholeRows(any, codec);
+    parts.push_back({at, count, CodecSpec::parse(codec)});
     at += count;
   }
   return Layout(parts);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "collective/plan.h"
 #include "collective_cases.h"
@@ -19,16 +20,43 @@ uint64_t roundedUp(uint64_t x, uint64_t unit) {
 
 uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
   if (n == 0) return 0;
-  if (segment.codec.id == CodecId::none) return roundedUp(n * itemsize, 64);
-  const uint64_t b = segment.codec.bits, buckets = roundedUp(n, segment.codec.bucket) / segment.codec.bucket;
+  switch (segment.codec.id) {
+    case CodecId::none:
+      return roundedUp(n * itemsize, 64);
+    case CodecId::fp16:
+    case CodecId::bf16:
+      return roundedUp(n * 2, 64);
+    case CodecId::fp8e4m3:
+    case CodecId::logbyte:
+      return roundedUp(n, 64);
+    case CodecId::log9:
+      return roundedUp(roundedUp(n * 9, 8) / 8, 64);
+    case CodecId::topk: {
+      const auto rounded = static_cast<uint64_t>(segment.codec.keep * static_cast<double>(n) + 0.5);
+      const uint64_t k = std::max<uint64_t>(1, rounded), blocks = roundedUp(n, 65536) / 65536;
+      const uint64_t places = std::min(roundedUp(n, 8) / 8, 4 * blocks + 2 * k);
+      CodecSpec values{segment.codec.values, segment.codec.value_bits, 1024};
+      return roundedUp(16 + places, 64) + bytesOf({0, k, values}, 4, k);
+    }
+    default:
+      break;
+  }
+  const uint64_t b = segment.codec.bits, bucket = segment.codec.bucket;
+  const uint64_t buckets = segment.codec.axis == Axis::channel ? bucket
+                           : bucket == 0                       ? 1
+                                                               : roundedUp(n, bucket) / bucket;
   const uint64_t rows = roundedUp(n % 512, 16) / 16;
   const bool step_only = segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern;
   const uint64_t m = (step_only ? 4 : 8) / (segment.codec.meta == Meta::bf16 ? 2 : 1);
   return roundedUp(m * buckets, 64) + 64 * (b * (n / 512) + roundedUp(rows * b, 32) / 32);
 }
 
+bool isUncut(const CodecSpec& codec) {
+  return codec.id == CodecId::topk || codec.axis == Axis::channel || (isGrid(codec.id) && codec.bucket == 0);
+}
+
 uint64_t granularityOf(const Segment& segment) {
-  return segment.codec.id == CodecId::none ? 512 : std::max<uint64_t>(512, segment.codec.bucket);
+  return std::max<uint64_t>(512, segment.codec.bucket);
 }
 
 uint64_t largest(const Segment& segment, uint64_t itemsize, uint64_t left, uint64_t room) {
@@ -56,6 +84,18 @@ std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t c) {
   for (size_t s = 0; s < layout.segments().size(); ++s) {
     const Segment& segment = layout.segments()[s];
     uint64_t left = segment.count;
+    // Of a segment that cannot be cut, bytes are: its elements count where its last ones are.
+    for (uint64_t bytes = isUncut(segment.codec) ? bytesOf(segment, itemsize, left) : 0; bytes > 0;) {
+      const uint64_t part = open.bytes < c ? std::min(bytes, (c - open.bytes) / 64 * 64) : 0;
+      if (part == 0) {
+        close();
+        continue;
+      }
+      open.runs.emplace_back(s, segment.count);
+      open.bytes += part;
+      bytes -= part;
+      if (bytes == 0) open.elements += std::exchange(left, 0);
+    }
     while (left > 0) {
       uint64_t n = 0;
       if (open.bytes < c) n = largest(segment, itemsize, left, c - open.bytes);
@@ -70,7 +110,7 @@ std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t c) {
       left -= n;
     }
   }
-  if (open.elements > 0) close();
+  if (!open.runs.empty()) close();
   return frames;
 }
 
@@ -95,9 +135,30 @@ void expectSameFrames(const Layout& layout, DType dtype, size_t chunk_bytes) {
 const size_t kChunkSizes[] = {65536, 65537, 65599, 65600, 65601, 100000, 262144, 1048575, 1048576};
 
 TEST(Filling, OneSegment) {
-  for (const char* codec : {"none", "minmax1:bucket=64", "minmax3:bucket=128", "qsgd4", "minmax5:bucket=16384",
-                            "qsgd7:bucket=512", "minmax8:bucket=64", "qsgd8:bucket=65536", "sym4:bucket=64", "sign1",
-                            "tern:bucket=128", "minmax4:bucket=64,meta=bf16", "sym2:bucket=64,meta=bf16"}) {
+  for (const char* codec : {"none",
+                            "minmax1:bucket=64",
+                            "minmax3:bucket=128",
+                            "qsgd4",
+                            "minmax5:bucket=16384",
+                            "qsgd7:bucket=512",
+                            "minmax8:bucket=64",
+                            "qsgd8:bucket=65536",
+                            "sym4:bucket=64",
+                            "sign1",
+                            "tern:bucket=128",
+                            "minmax4:bucket=64,meta=bf16",
+                            "sym2:bucket=64,meta=bf16",
+                            "fp16",
+                            "bf16:round=stochastic",
+                            "fp8e4m3",
+                            "logbyte",
+                            "log9",
+                            "topk:keep=0.01",
+                            "topk:values=qsgd4",
+                            "minmax8:bucket=tensor",
+                            "sign1:bucket=tensor,meta=bf16",
+                            "qsgd3:axis=channel,C=1",
+                            "sym4:axis=channel,C=7"}) {
     for (size_t chunk_bytes : kChunkSizes) {
       const uint64_t bits = std::max<uint64_t>(1, CodecSpec::parse(codec).bits);
       const uint64_t full = chunk_bytes * 8 / (codec[0] == 'n' ? 32 : bits);
@@ -106,7 +167,7 @@ TEST(Filling, OneSegment) {
       for (uint64_t near = full / 512 * 512 - 1536; near <= full + 1024; near += 512)
         counts.insert(counts.end(), {near - 1, near, near + 1});
       for (uint64_t n : counts)
-        expectSameFrames(single(n, codec), DType::float32, chunk_bytes);
+        expectSameFrames(single(test::wholeRows(n, codec), codec), DType::float32, chunk_bytes);
     }
   }
 }

@@ -61,6 +61,37 @@ TEST(Format, TheExampleOfADescription) {
   EXPECT_EQ(describe("all_gather", {plan(10), plan(20)}).text(), fenced("description"));
 }
 
+// A line is `codec | elements | bytes | offset:digits ...`; what is not listed is 0.
+TEST(Format, TheExamplesOfPayloads) {
+  std::istringstream lines(fenced("payloads"));
+  int examples = 0;
+  for (std::string line; std::getline(lines, line); ++examples) {
+    std::istringstream fields(line);
+    std::string codec_text, values, size, listed;
+    std::getline(fields, codec_text, '|');
+    std::getline(fields, values, '|');
+    std::getline(fields, size, '|');
+    std::getline(fields, listed);
+    codec_text.pop_back();
+    std::vector<float> x;
+    std::istringstream numbers(values);
+    for (float v; numbers >> v;)
+      x.push_back(v);
+    std::vector<std::byte> expected(std::stoul(size));
+    std::istringstream groups(listed);
+    for (std::string group; groups >> group;) {
+      size_t at = std::stoul(group);
+      for (size_t i = group.find(':') + 1; i < group.size(); i += 2)
+        expected[at++] = static_cast<std::byte>(std::stoul(group.substr(i, 2), nullptr, 16));
+    }
+    const auto codec = makeCodec(CodecSpec::parse(codec_text));
+    std::vector<std::byte> payload(codec->encodedBytes(x.size(), DType::float32));
+    codec->encode(payload, x.data(), DType::float32, 0, x.size(), {});
+    EXPECT_EQ(payload, expected) << line;
+  }
+  EXPECT_EQ(examples, 8);
+}
+
 TEST(Format, TheExampleOfAFrame) {
   std::vector<float> x;
   std::istringstream values(fenced("values"));

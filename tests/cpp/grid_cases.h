@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,6 +26,10 @@ inline std::vector<const KernelTable*> allForms() {
 
 inline GridCodec gridCodec(const std::string& text, const KernelTable& form) {
   return GridCodec(CodecSpec::parse(text), form);
+}
+
+inline std::shared_ptr<const Codec> codecOf(const std::string& text, const KernelTable& form) {
+  return makeCodec(CodecSpec::parse(text), form);
 }
 
 template <typename T>

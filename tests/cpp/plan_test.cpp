@@ -17,6 +17,7 @@ using test::single;
 // of the codec's granularity, sizes are the codec's, a frame fits the group's buffers, and no frame is left half empty.
 void expectLaws(const MessagePlan& plan, size_t chunk_bytes) {
   uint64_t at = 0;
+  size_t done = 0;  // of a payload in parts
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
     const Chunk& chunk = plan.chunks[c];
     ASSERT_EQ(chunk.first, at);
@@ -31,8 +32,17 @@ void expectLaws(const MessagePlan& plan, size_t chunk_bytes) {
       ASSERT_TRUE(run.codec->spec() == segment.codec);
       ASSERT_EQ(run.offset % run.codec->granularity(), 0u);
       if (run.offset + run.count < segment.count) ASSERT_EQ(run.count % run.codec->granularity(), 0u);
-      ASSERT_EQ(run.bytes, run.codec->encodedBytes(run.count, plan.dtype));
-      at += run.count;
+      ASSERT_EQ(run.whole, run.codec->encodedBytes(run.count, plan.dtype));
+      if (run.codec->granularity() == Codec::kUncut) {  // bytes are cut, in order
+        ASSERT_EQ(run.count, segment.count);
+        ASSERT_EQ(run.part, done);
+        ASSERT_GT(run.bytes, 0u);
+        ASSERT_LE(run.part + run.bytes, run.whole);
+        done = run.last() ? 0 : done + run.bytes;
+      } else {
+        ASSERT_EQ(run.bytes, run.whole);
+      }
+      if (run.last()) at += run.count;
       bytes += run.bytes;
     }
     ASSERT_EQ(chunk.elements, at - chunk.first);
@@ -41,6 +51,10 @@ void expectLaws(const MessagePlan& plan, size_t chunk_bytes) {
     if (chunk.runs.size() > 1) ASSERT_LE(bytes, chunk_bytes);
     if (c + 1 < plan.chunks.size()) {
       const Run& next = plan.chunks[c + 1].runs[0];
+      if (next.codec->granularity() == Codec::kUncut) {
+        ASSERT_LT(chunk_bytes - bytes, 64u);
+        continue;
+      }
       const uint64_t granule =
           std::min(next.codec->granularity(), plan.layout.segments()[next.segment].count - next.offset);
       ASSERT_GT(bytes + next.codec->encodedBytes(granule, plan.dtype), chunk_bytes);
@@ -77,6 +91,26 @@ TEST(Plan, GridCodecsAreCutAtBuckets) {
           SCOPED_TRACE(codec + " " + std::to_string(n) + " in chunks of " + std::to_string(chunk_bytes));
           for (DType dtype : test::kFloats)
             expectLaws(planMessage(single(n, codec), dtype, chunk_bytes), chunk_bytes);
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, PayloadsThatCannotBeCutTravelInParts) {
+  for (const char* codec : {"minmax8:bucket=tensor", "topk", "topk:keep=0.001", "sym4:axis=channel,C=256"}) {
+    for (size_t chunk_bytes : kChunkSizes) {
+      for (uint64_t n : {uint64_t{0}, uint64_t{256}, uint64_t{65536}, uint64_t{3000064}}) {
+        SCOPED_TRACE(std::string(codec) + " " + std::to_string(n) + " in chunks of " + std::to_string(chunk_bytes));
+        const MessagePlan plan = planMessage(single(n, codec), DType::bfloat16, chunk_bytes);
+        expectLaws(plan, chunk_bytes);
+        const size_t whole = makeCodec(CodecSpec::parse(codec))->encodedBytes(n, DType::bfloat16);
+        ASSERT_EQ(plan.chunks.size(), (whole + chunk_bytes - 1) / chunk_bytes);
+        for (size_t c = 0; c + 1 < plan.chunks.size(); ++c)
+          EXPECT_EQ(plan.chunks[c].elements, 0u);
+        if (n > 0) {
+          EXPECT_EQ(plan.chunks.back().elements, n);
+          EXPECT_EQ(plan.chunks.back().first, 0u);
         }
       }
     }

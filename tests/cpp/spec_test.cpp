@@ -37,6 +37,22 @@ TEST(Spec, CanonicalText) {
       {"lattice8:delta=0.10,bucket=64", "lattice8:bucket=64,delta=0.1"},
       {"qsgd4:delta=1e-3", "qsgd4:bucket=1024,delta=0.001"},
       {"qsgd4:delta=0.333333343", "qsgd4:bucket=1024,delta=0.33333334"},
+      {"minmax8:bucket=tensor", "minmax8:bucket=tensor"},
+      {"sym4:meta=bf16,bucket=tensor,range=l2", "sym4:bucket=tensor,meta=bf16,range=l2"},
+      {"sym4:axis=channel,C=16", "sym4:axis=channel,C=16"},
+      {"sym4:nonfinite=poison,C=65536,meta=bf16,axis=channel", "sym4:axis=channel,C=65536,meta=bf16,nonfinite=poison"},
+      {"qsgd2:delta=1,axis=channel,C=1", "qsgd2:axis=channel,C=1,delta=1"},
+      {"fp16", "fp16"},
+      {"fp16:nonfinite=saturate", "fp16:nonfinite=saturate"},
+      {"bf16:round=nearest", "bf16"},
+      {"bf16:nonfinite=poison,round=stochastic", "bf16:round=stochastic,nonfinite=poison"},
+      {"fp8e4m3:nonfinite=error", "fp8e4m3"},
+      {"topk", "topk:keep=0.2,values=sym8"},
+      {"topk:values=tern", "topk:keep=0.2,values=tern"},
+      {"topk:nonfinite=saturate,values=qsgd4,keep=1e-2", "topk:keep=0.01,values=qsgd4,nonfinite=saturate"},
+      {"topk:keep=1,values=sign1", "topk:keep=1,values=sign1"},
+      {"logbyte", "logbyte"},
+      {"log9", "log9"},
   };
   for (const auto& c : cases) {
     const CodecSpec spec = CodecSpec::parse(c.text);
@@ -100,6 +116,34 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"qsgd4:delta=1x", "delta", "1e-30...1e30"},
       {"minmax4:delta=1", "delta", "qsgd or lattice"},
       {"dither4:delta=1", "delta", "qsgd or lattice"},
+      {"minmax4:bucket=0", "bucket", "power of two"},
+      {"minmax4:axis=row", "axis", "channel"},
+      {"minmax4:axis=channel,C=0", "C", "1...65536"},
+      {"minmax4:axis=channel,C=65537", "C", "1...65536"},
+      {"minmax4:axis=channel,C=016", "C", "1...65536"},
+      {"minmax4:axis=channel,bucket=64", "bucket", "none with axis=channel"},
+      {"minmax4:C=64", "C", "with axis=channel"},
+      {"fp16:round=stochastic", "round", "another codec"},
+      {"bf16:round=up", "round", "nearest or stochastic"},
+      {"bf16:bucket=64", "bucket", "another codec"},
+      {"minmax8:round=nearest", "round", "another codec"},
+      {"minmax8:keep=0.2", "keep", "another codec"},
+      {"minmax8:values=sym8", "values", "another codec"},
+      {"fp8e5m2", "name", "fp8e4m3"},
+      {"fp8", "name", "fp8e4m3"},
+      {"bf16:meta=bf16", "meta", "another codec"},
+      {"topk:keep=0", "keep", "above 0"},
+      {"topk:keep=1.5", "keep", "at most 1"},
+      {"topk:keep=nan", "keep", "at most 1"},
+      {"topk:keep=1/5", "keep", "at most 1"},
+      {"topk:values=none", "values", "grid codec"},
+      {"topk:values=fp16", "values", "grid codec"},
+      {"topk:values=sym9", "values", "2...8 after 'sym'"},
+      {"topk:values=sym8:bucket=64", "values", "without options"},
+      {"topk:bucket=64", "bucket", "another codec"},
+      {"logbyte:nonfinite=poison", "nonfinite", "another codec"},
+      {"log9:bits=9", "option", "nonfinite"},
+      {"log8", "name", "log9"},
   };
   for (const auto& c : cases) {
     try {
@@ -114,22 +158,8 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"levels4",
-                               "gauss4:bucket=512",
-                               "fp16",
-                               "bf16:round=stochastic",
-                               "fp8e4m3",
-                               "topk:keep=0.2",
-                               "logbyte",
-                               "log9",
-                               "fake:ratio=8",
-                               "minmax8:axis=channel",
-                               "minmax8:rotate=1",
-                               "minmax8:round=stochastic",
-                               "minmax8:gain=1.1",
-                               "minmax8:keep=0.2",
-                               "minmax8:values=sym8",
-                               "minmax8:bucket=tensor"};
+  const char* const texts[] = {"levels4",          "gauss4:bucket=512", "fake:ratio=8",
+                               "minmax8:rotate=1", "minmax8:gain=1.1",  "minmax8:ratio=8"};
   for (const char* text : texts) {
     try {
       CodecSpec::parse(text);
@@ -143,15 +173,16 @@ TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
 }
 
 TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
-  for (const char* text :
-       {"minmax1", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536", "mid2", "dither1", "lattice2"}) {
+  for (const char* text : {"minmax1", "minmax2:bucket=tensor", "minmax2", "qsgd1:bucket=512", "qsgd2:bucket=65536",
+                           "mid2", "dither1", "lattice2"}) {
     const auto said = caution(CodecSpec::parse(text));
     ASSERT_TRUE(said) << text;
     EXPECT_NE(said->find(CodecSpec::parse(text).str()), std::string::npos) << *said;
     EXPECT_NE(said->find("near 1 or above"), std::string::npos) << *said;
   }
-  for (const char* text : {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64", "sym2",
-                           "sign1", "tern", "mid3", "qsgd2:delta=1"})
+  for (const char* text :
+       {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64", "sym2", "sign1", "tern",
+        "mid3", "qsgd2:delta=1", "minmax2:axis=channel", "minmax1:axis=channel,C=512", "fp16", "topk:values=minmax1"})
     EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
   EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
             "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "
@@ -186,6 +217,22 @@ TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
   }
 }
 
+TEST(Spec, ChannelsComeFromTheTextOrTheTensor) {
+  const CodecSpec open = CodecSpec::parse("sym4:axis=channel"), fixed = CodecSpec::parse("sym4:axis=channel,C=24");
+  EXPECT_TRUE(open.open());
+  EXPECT_FALSE(fixed.open());
+  EXPECT_EQ(open.str(), "sym4:axis=channel");
+  EXPECT_EQ(CodecSpec::parse(open.str()), open);
+  EXPECT_EQ(open.withChannels(24), fixed);
+  EXPECT_EQ(fixed.withChannels(24), fixed);
+  EXPECT_EQ(CodecSpec::parse("sym4").withChannels(24), CodecSpec::parse("sym4"));
+  EXPECT_THROW(fixed.withChannels(16), ValueError);
+  EXPECT_THROW(open.withChannels(0), ValueError);
+  EXPECT_THROW(open.withChannels(65537), ValueError);
+  EXPECT_THROW(open.withChannels(uint64_t{1} << 32), ValueError);
+  EXPECT_THROW(makeCodec(open), ValueError);
+}
+
 TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {
   EXPECT_THROW(makeCodec({CodecId::layout, 0, 0}), ValueError);
   EXPECT_THROW(makeCodec({static_cast<CodecId>(200), 0, 0}), ValueError);
@@ -193,7 +240,11 @@ TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {
   EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 100}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::minmax, 4, 64, 0.5f}), ValueError);
   EXPECT_THROW(makeCodec({CodecId::qsgd, 4, 64, -0.5f}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::fp16, 4, 0}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::fp16, 0, 64}), ValueError);
+  EXPECT_THROW(makeCodec({CodecId::topk, 0, 0}), ValueError);
   EXPECT_NE(codecNames().find("qsgd1...qsgd8"), std::string::npos);
+  EXPECT_NE(codecNames().find("fp16, bf16, fp8e4m3, topk, logbyte, log9"), std::string::npos);
 }
 
 }  // namespace

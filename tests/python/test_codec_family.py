@@ -1,4 +1,4 @@
-"""The grid codecs beyond minmax and qsgd, seen from Python."""
+"""The codecs beyond none, minmax and qsgd, seen from Python."""
 
 import pytest
 import torch
@@ -18,6 +18,12 @@ TEXTS = [
     "minmax4:bucket=128,meta=bf16",
     "sym4:bucket=128,meta=bf16",
     "mid2:bucket=64,meta=bf16,range=l2,nonfinite=poison",
+    "sym4:bucket=tensor",
+    "minmax4:axis=channel,C=401",
+    "fp8e4m3",
+    "topk:keep=0.2,values=sym8",
+    "logbyte",
+    "log9",
 ]
 
 
@@ -62,6 +68,113 @@ def test_policies_for_what_is_not_finite(family):
     assert poisoned[128:].isfinite().all()
 
 
+def test_channels_are_the_last_dimension():
+    c = lc.codec("sym8:axis=channel")
+    assert (c.spec, c.bucket) == ("sym8:axis=channel", 0)
+    scale = torch.tensor([1.0, 100.0, 0.01, 1e-6, 1e6])
+    x = torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(1)) * scale
+    payload = c.encode(x)
+    assert payload.numel() == c.encoded_bytes(x.numel(), channels=5)
+    assert torch.equal(payload, lc.codec("sym8:axis=channel,C=5").encode(x.flatten()))
+    y = c.decode(payload, x.numel(), channels=5).view_as(x)
+    assert torch.equal(y, c.roundtrip(x))
+    assert torch.all((y - x).abs().amax((0, 1)) <= scale * 4 / 128)
+    for text, call, words in [
+        ("sym8:axis=channel", lambda c: c.decode(payload, x.numel()), "channels: expected their number"),
+        ("sym8:axis=channel", lambda c: c.decode(payload, x.numel(), channels=-1), "1...65536"),
+        ("sym8:axis=channel", lambda c: c.encode(torch.zeros(2, 65537)), "1...65536"),
+        ("sym8:axis=channel", lambda c: c.encode(torch.tensor(1.0)), "last dimension"),
+        ("sym8:axis=channel", lambda c: c.encoded_bytes(7, channels=5), "multiple of 5"),
+        ("sym8:axis=channel,C=4", lambda c: c.encode(x), "multiple of 4"),
+        ("sym8:axis=channel,C=4", lambda c: c.decode(payload, 8, channels=5), "expected 4, got 5"),
+        ("sym8", lambda c: c.decode(payload, 8, channels=5), "without axis=channel"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call(lc.codec(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("fp8e4m3", torch.float8_e4m3fn)]
+)
+def test_casts_are_torchs(text, dtype):
+    c = lc.codec(text)
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(1)) * torch.logspace(-10, 2, 5000)
+    payload = c.encode(x)
+    cast = x.clamp(-448, 448).to(dtype)
+    assert x.abs().max() < 448
+    assert torch.equal(payload[: 5000 * dtype.itemsize], cast.view(torch.uint8))
+    assert torch.equal(c.roundtrip(x), cast.float())
+    largest = torch.finfo(dtype).max
+    assert c.roundtrip(torch.tensor([3e38 * 1.13, -3e38 * 1.13])).tolist() == [largest, -largest]
+    if dtype.itemsize == 2:
+        assert torch.equal(c.roundtrip(x.to(dtype)), x.to(dtype))
+
+
+def test_stochastic_rounding_to_bf16_has_no_bias():
+    c = lc.codec("bf16:round=stochastic")
+    x = torch.full((100_000,), 1.001)
+    y = c.roundtrip(x, seed=1)
+    assert set(y.tolist()) == {1.0, 1.0078125}
+    assert (y.double().mean() - 1.001).abs() < 4 * 0.0078125 / 2 / 100_000**0.5
+    assert not torch.equal(y, c.roundtrip(x, seed=2))
+    assert torch.equal(y, c.roundtrip(x, seed=1))
+
+
+def test_casts_refuse_or_replace_what_is_not_finite():
+    x = torch.tensor([1.0, torch.nan, -torch.inf])
+    for text, largest in [("fp16", 65504.0), ("bf16", torch.finfo(torch.bfloat16).max), ("fp8e4m3", 448.0)]:
+        with pytest.raises(ValueError, match="expected finite elements .*element 1"):
+            lc.codec(text).encode(x)
+        assert lc.codec(text + ":nonfinite=saturate").roundtrip(x).tolist() == [1.0, 0.0, -largest]
+        assert lc.codec(text + ":nonfinite=poison").roundtrip(x).isnan().tolist() == [False, True, True]
+        assert lc.codec(text).roundtrip(torch.tensor([2.0**126])).tolist() == [min(largest, 2.0**126)]
+
+
+@pytest.mark.parametrize("keep", [0.001, 0.05, 0.5])
+def test_topk_keeps_the_largest(keep):
+    x = torch.randn(101, 103, generator=torch.Generator().manual_seed(1))
+    c = lc.codec(f"topk:keep={keep},values=minmax8")
+    y = c.roundtrip(x)
+    k = int(keep * x.numel() + 0.5)
+    kept = torch.zeros(x.numel(), dtype=torch.bool)
+    kept[x.flatten().abs().topk(k).indices] = True
+    assert torch.equal(y.flatten() != 0, kept)
+    assert torch.all((y - x).flatten()[kept].abs() <= 8 / 255)
+    list_bytes, bitmap_bytes = 4 + 2 * k, (x.numel() + 7) // 8
+    places = (16 + min(list_bytes, bitmap_bytes) + 63) // 64 * 64
+    assert c.encoded_bytes(x.numel()) == places + lc.codec("minmax8").encoded_bytes(k)
+
+
+def test_scalars():
+    x = torch.tensor([1.0, -2.0, 0.0, 1e-30, -1e30, torch.nan, torch.inf])
+    y = lc.codec("logbyte").roundtrip(x)
+    assert y[:3].tolist() == [1.0, -torch.tensor(0.75).exp().item(), 0.0]
+    assert y[3:5].tolist() == pytest.approx([torch.tensor(-63 / 8).exp().item(), -torch.tensor(63 / 8).exp().item()])
+    assert y[5:].isnan().all()
+    assert lc.codec("logbyte").encode(x)[:7].tolist() == [0x40, 0xC6, 0, 1, 0xFF, 0x80, 0x80]
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(1))
+    x = x[x.abs() > 1e-3]
+    for text, bound in [("logbyte", 0.0645), ("log9", 0.0318)]:
+        assert torch.all((lc.codec(text).roundtrip(x) - x).abs() <= bound * x.abs())
+    assert lc.codec("log9").encoded_bytes(513) == 640
+
+
+def test_damaged_topk_is_refused():
+    c = lc.codec("topk:keep=0.1")
+    payload = c.encode(torch.randn(1000))
+    for at, words in [
+        (0, "k: expected 100"),
+        (8, "codec of the values"),
+        (10, "form"),
+        (12, "rest of the header"),
+        (20, "bitmap: elements: expected 100"),
+    ]:
+        damaged = payload.clone()
+        damaged[at] ^= 1
+        with pytest.raises(ValueError, match=words):
+            c.decode(damaged, 1000)
+
+
 def test_a_range_that_delta_does_not_span():
     with pytest.raises(ValueError, match="at most 3.0"):
         lc.codec("qsgd2:bucket=64,delta=1").encode(torch.tensor([0.0, 3.5]))
@@ -76,6 +189,10 @@ def test_a_range_that_delta_does_not_span():
         ("lattice4:meta=bf16", ["meta", "fp32"]),
         ("sym4:delta=1", ["delta", "qsgd or lattice"]),
         ("minmax4:nonfinite=ignore", ["nonfinite", "saturate"]),
+        ("fp16:round=stochastic", ["round", "another codec"]),
+        ("topk:values=fp16", ["values", "grid codec"]),
+        ("minmax4:axis=channel,bucket=64", ["bucket", "axis=channel"]),
+        ("fake:ratio=8", ["this version does not have fake yet"]),
     ],
 )
 def test_options_that_do_not_fit_are_named(text, words):

@@ -1,0 +1,104 @@
+#include "codec/grid_payload.h"
+
+#include <cstring>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint64_t kBlock = 512;
+constexpr uint64_t kLanes = 16;
+
+}  // namespace
+
+GridRule gridRule(const GridFamily& family) {
+  if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
+  switch (family.rounding) {
+    case Rounding::nearest:
+      return GridRule::nearest;
+    case Rounding::stochastic:
+      return GridRule::stochastic;
+    case Rounding::dithered:
+      return GridRule::dithered;
+  }
+  return GridRule::nearest;
+}
+
+GridForm gridForm(const CodecSpec& spec) {
+  GridForm form;
+  form.bucket = spec.bucket;
+  form.bf16 = spec.meta == Meta::bf16;
+  form.shifted = spec.id == CodecId::lattice;
+  form.delta = spec.delta;
+  form.rms = spec.range == Range::l2;
+  const float half = static_cast<float>(1 << (spec.bits - 1));  // H
+  switch (spec.id) {
+    case CodecId::sym:
+      form.divisor = form.numerator = form.centre = half;
+      form.low = -half;
+      form.high = half - 1;
+      form.magic = 256.5f + half;
+      break;
+    case CodecId::mid:
+      form.divisor = half;
+      form.numerator = form.high = half - 0x1p-13f;  // a largest element just below the level that is none
+      form.low = -form.high;
+      form.magic = 256 + half;
+      form.centre = half - 0.5f;
+      break;
+    case CodecId::tern:
+      form.numerator = form.high = form.centre = 1;
+      form.low = -1;
+      form.magic = 257.5f;
+      break;
+    case CodecId::sign1:
+      form.centre = 0.5f;  // (0 or 1 - 1/2)·2·mean: both products exact
+      form.unit = 2;
+      break;
+    default:
+      break;
+  }
+  return form;
+}
+
+size_t gridWordBytes(int bits, uint64_t count) {
+  const uint64_t width = static_cast<uint64_t>(bits), rows = (count % kBlock + kLanes - 1) / kLanes;
+  return 64 * (width * (count / kBlock) + (rows * width + 31) / 32);
+}
+
+// Of the four codes that two bits have, 3 is none.
+void expectThreeCodes(std::span<const std::byte> words, const std::string& codec) {
+  for (size_t at = 0; at < words.size(); at += 8) {
+    uint64_t pairs;
+    std::memcpy(&pairs, words.data() + at, 8);
+    if ((pairs & pairs >> 1 & 0x5555555555555555u) != 0) {
+      throw WireError(codec + ": codes in bytes " + std::to_string(at) + "..." + std::to_string(at + 7) +
+                      " of the blocks: expected 0, 1 or 2 each, got a 3");
+    }
+  }
+}
+
+void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec) {
+  const uint64_t width = static_cast<uint64_t>(bits);
+  // Only the last block can have unused bits: those of its lanes past their last row.
+  const uint64_t rest = count % kBlock;
+  if (rest == 0) return;
+  const std::byte* block = words.data() + gridWordBytes(bits, count - rest);
+  const uint64_t words_a_lane = gridWordBytes(bits, rest) / 64;
+  for (uint64_t lane = 0; lane < kLanes; ++lane) {
+    const uint64_t rows = (rest + kLanes - 1 - lane) / kLanes;
+    const uint64_t used = rows * width;
+    for (uint64_t word = used / 32; word < words_a_lane; ++word) {
+      uint32_t stored;
+      std::memcpy(&stored, block + (word * kLanes + lane) * 4, 4);
+      const uint32_t unused = word == used / 32 ? stored >> (used % 32) : stored;
+      if (unused != 0) {
+        throw WireError(codec + ": unused code bits of lane " + std::to_string(lane) +
+                        " in the last block: expected 0, got " + std::to_string(unused));
+      }
+    }
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,105 @@
+#include "codec/places.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint64_t kBlock = 65536;
+
+uint64_t blocksOf(uint64_t n) {
+  return (n + kBlock - 1) / kBlock;
+}
+
+size_t bitmapBytes(uint64_t n) {
+  return (n + 7) / 8;
+}
+
+size_t listBytes(uint64_t n, uint64_t k) {
+  return 4 * blocksOf(n) + 2 * k;
+}
+
+[[noreturn]] void fail(const std::string& codec, const std::string& what, uint64_t expected, uint64_t got) {
+  throw WireError(codec + ": " + what + std::to_string(expected) + ", got " + std::to_string(got));
+}
+
+void readBitmap(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, uint64_t k, const std::string& codec) {
+  bitmap[bitmapWords(n) - 1] = 0;  // of which not all bytes may be there
+  std::memcpy(bitmap, from.data(), from.size());
+  if (n % 64 != 0 && bitmap[n / 64] >> (n % 64) != 0) {
+    fail(codec, "bitmap: bits past the last element: expected ", 0, bitmap[n / 64] >> (n % 64));
+  }
+  uint64_t found = 0;
+  for (size_t word = 0; word < bitmapWords(n); ++word)
+    found += static_cast<uint64_t>(std::popcount(bitmap[word]));
+  if (found != k) fail(codec, "bitmap: elements: expected ", k, found);
+}
+
+void readList(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, uint64_t k, const std::string& codec) {
+  std::fill(bitmap, bitmap + bitmapWords(n), 0);
+  const std::byte* counts = from.data();
+  const std::byte* places = counts + 4 * blocksOf(n);
+  uint64_t left = k;
+  for (uint64_t block = 0; block < blocksOf(n); ++block) {
+    const std::string of_block = " of block " + std::to_string(block) + ": expected ";
+    const uint64_t size = std::min(kBlock, n - block * kBlock);
+    uint32_t count;
+    std::memcpy(&count, counts + 4 * block, 4);
+    if (count > left) fail(codec, "places: count" + of_block + "at most ", left, count);
+    left -= count;
+    uint64_t least = 0;  // that the next place may be
+    for (uint32_t i = 0; i < count; ++i, places += 2) {
+      uint16_t place;
+      std::memcpy(&place, places, 2);
+      if (place < least) fail(codec, "places" + of_block + "ascending ones, at least ", least, place);
+      if (place >= size) fail(codec, "places" + of_block + "below ", size, place);
+      least = uint64_t{place} + 1;
+      const uint64_t e = block * kBlock + place;
+      bitmap[e / 64] |= uint64_t{1} << e % 64;
+    }
+  }
+  if (left != 0) fail(codec, "places: elements: expected ", k, k - left);
+}
+
+}  // namespace
+
+bool placesListed(uint64_t n, uint64_t k) {
+  return listBytes(n, k) < bitmapBytes(n);
+}
+
+size_t placesBytes(uint64_t n, uint64_t k) {
+  return std::min(listBytes(n, k), bitmapBytes(n));
+}
+
+void writePlaces(std::span<std::byte> to, const uint64_t* bitmap, uint64_t n, uint64_t k) {
+  if (!placesListed(n, k)) {
+    std::memcpy(to.data(), bitmap, to.size());
+    return;
+  }
+  std::byte* places = to.data() + 4 * blocksOf(n);
+  for (uint64_t block = 0; block < blocksOf(n); ++block) {
+    uint32_t count = 0;
+    const uint64_t first = block * (kBlock / 64), end = std::min<uint64_t>(first + kBlock / 64, bitmapWords(n));
+    for (uint64_t word = first; word < end; ++word) {
+      for (uint64_t bits = bitmap[word]; bits != 0; bits &= bits - 1, ++count, places += 2) {
+        const auto place = static_cast<uint16_t>((word - first) * 64 + static_cast<uint64_t>(std::countr_zero(bits)));
+        std::memcpy(places, &place, 2);
+      }
+    }
+    std::memcpy(to.data() + 4 * block, &count, 4);
+  }
+}
+
+void readPlaces(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, uint64_t k, const std::string& codec) {
+  if (placesListed(n, k)) {
+    readList(bitmap, from, n, k, codec);
+  } else {
+    readBitmap(bitmap, from, n, k, codec);
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,125 @@
+#include "codec/scalar.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "codec/payload.h"
+#include "codec/scalar_tables.h"
+#include "kernels/float_env.h"
+#include "kernels/half.h"
+#include "kernels/reduce.h"
+
+namespace lowcomm {
+namespace {
+
+float elementAt(const void* x, DType dtype, uint64_t i) {
+  if (dtype == DType::float32) return static_cast<const float*>(x)[i];
+  const uint16_t half = static_cast<const uint16_t*>(x)[i];
+  return dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
+}
+
+}  // namespace
+
+ScalarCodec::ScalarCodec(const CodecSpec& spec) : Codec(spec), name_(spec.str()) {
+  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
+  const bool byte = spec.id == CodecId::logbyte;
+  bits_ = byte ? 8 : 9;
+  values_ = byte ? std::span<const float>(kLogByteValues) : kLog9Values;
+  bounds_ = byte ? std::span<const float>(kLogByteBounds) : kLog9Bounds;
+}
+
+bool ScalarCodec::supports(DType dtype) const {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+size_t ScalarCodec::encodedBytes(uint64_t count, DType) const {
+  return up64((count * bits_ + 7) / 8);
+}
+
+// The sign above a number that counts the bounds at or below |x|, or 0 for a zero; a sign and 0 is no number.
+uint32_t ScalarCodec::codeOf(float x) const {
+  const uint32_t magnitude = floatBits(x) & 0x7fffffffu, sign = 1u << (bits_ - 1);
+  if (magnitude >= 0x7f800000u) return sign;
+  if (magnitude == 0) return 0;
+  const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), floatOf(magnitude));
+  return static_cast<uint32_t>(above - bounds_.begin()) + 1 + (floatBits(x) >> 31 ? sign : 0);
+}
+
+float ScalarCodec::valueOf(uint32_t code) const {
+  const uint32_t sign = 1u << (bits_ - 1);
+  if (code == sign) return floatOf(0x7fc00000u);
+  const uint32_t number = code & (sign - 1);
+  if (number == 0) return 0;
+  return code & sign ? -values_[number - 1] : values_[number - 1];
+}
+
+void ScalarCodec::checkRun(DType dtype, uint64_t first) const {
+  if (!supports(dtype)) {
+    throw TypeError(name_ + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+  }
+  if (first % granularity() != 0) {
+    throw ValueError(name_ + ": first element: expected a multiple of " + std::to_string(granularity()) + ", got " +
+                     std::to_string(first));
+  }
+}
+
+void ScalarCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                         const Draws&) const {
+  checkRun(dtype, first);
+  expectBytes<ValueError>(name_, encodedBytes(count, dtype), dst.size());
+  if (count == 0) return;
+  std::memset(dst.data(), 0, dst.size());
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t bit = i * bits_;
+    const uint32_t placed = codeOf(elementAt(src, dtype, i)) << bit % 8;
+    dst[bit / 8] |= static_cast<std::byte>(placed);
+    if (bit % 8 + bits_ > 8) dst[bit / 8 + 1] |= static_cast<std::byte>(placed >> 8);
+  }
+}
+
+uint32_t ScalarCodec::codeAt(std::span<const std::byte> src, uint64_t i) const {
+  const uint64_t bit = i * bits_;
+  uint32_t word = std::to_integer<uint32_t>(src[bit / 8]);
+  if (bit % 8 + bits_ > 8) word |= std::to_integer<uint32_t>(src[bit / 8 + 1]) << 8;
+  return word >> bit % 8 & ((1u << bits_) - 1);
+}
+
+void ScalarCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {
+  expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
+  const uint64_t used = count * bits_, whole = (used + 7) / 8;
+  expectZero(src.subspan(whole), name_, "padding");
+  if (used % 8 != 0 && std::to_integer<uint32_t>(src[whole - 1]) >> used % 8 != 0) {
+    throw WireError(name_ + ": unused bits of the last code's byte: expected 0, got " +
+                    std::to_string(std::to_integer<uint32_t>(src[whole - 1]) >> used % 8));
+  }
+}
+
+void ScalarCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
+  checkRun(dtype, first);
+  checkPayload(src, count);
+  for (uint64_t i = 0; i < count; ++i) {
+    const float value = valueOf(codeAt(src, i));
+    if (dtype == DType::float32) {
+      static_cast<float*>(dst)[i] = value;
+    } else {
+      static_cast<uint16_t*>(dst)[i] = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
+    }
+  }
+}
+
+void ScalarCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                            uint64_t count) const {
+  checkRun(dtype, first);
+  checkPayload(src, count);
+  const FloatEnv env;
+  float piece[512];
+  for (uint64_t at = 0; at < count; at += std::size(piece)) {
+    const uint64_t n = std::min<uint64_t>(std::size(piece), count - at);
+    for (uint64_t i = 0; i < n; ++i)
+      piece[i] = valueOf(codeAt(src, at + i));
+    reduceInto(acc + at, piece, DType::float32, ReduceKind::sum, n);
+  }
+}
+
+}  // namespace lowcomm

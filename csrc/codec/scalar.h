@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "codec/codec.h"
+#include "codec/spec.h"
+#include "kernels/dtype.h"
+
+namespace lowcomm {
+
+// logbyte and log9 (FORMAT.md, "Scalars"): an element's sign and rounded logarithm in 8 or 9 bits, for the few numbers
+// of forward-only fine-tuning (Zelikman et al.: Just One Byte (per Gradient); 2023), of which only the order of
+// magnitude matters. Relative error at most 6.4 % within 4e-4...2.8e3, or 3.2 % within 4e-4...2.8e3; what is beyond
+// becomes the end of the range, and NaN or an infinity the code that decodes to NaN.
+class ScalarCodec final : public Codec {
+ public:
+  explicit ScalarCodec(const CodecSpec& spec);
+
+  uint64_t granularity() const override { return 512; }
+  bool supports(DType dtype) const override;
+  size_t encodedBytes(uint64_t count, DType dtype) const override;
+  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+              const Draws& draws) const override;
+  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
+  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                 uint64_t count) const override;
+
+ private:
+  void checkRun(DType dtype, uint64_t first) const;
+  void checkPayload(std::span<const std::byte> src, uint64_t count) const;
+  uint32_t codeOf(float x) const;
+  float valueOf(uint32_t code) const;
+  uint32_t codeAt(std::span<const std::byte> src, uint64_t i) const;
+
+  std::string name_;
+  uint32_t bits_;                  // of a code, its sign included
+  std::span<const float> values_;  // of codes 1 and up
+  std::span<const float> bounds_;  // where codes 2 and up begin
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,158 @@
+#include "codec/topk.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "codec/nonfinite.h"
+#include "codec/payload.h"
+#include "codec/places.h"
+#include "codec/repair.h"
+#include "kernels/finite.h"
+#include "kernels/float_env.h"
+#include "kernels/half.h"
+#include "kernels/select.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr size_t kHeader = 16;  // k (8 bytes), codec and bits of the values, form of the places, 5 zeros
+
+// Checked before memory of that size is asked for; far above any tensor, and exact in a double.
+constexpr uint64_t kMost = uint64_t{1} << 48;
+
+CodecSpec checked(const CodecSpec& spec) {
+  if (const auto why = misfit(spec)) throw ValueError(spec.str() + ": " + *why);
+  return valueSpec(spec);
+}
+
+}  // namespace
+
+TopkCodec::TopkCodec(const CodecSpec& spec, const KernelTable& table)
+    : Codec(spec), table_(table), name_(spec.str()), values_(checked(spec), table) {}
+
+TopkCodec::Parts TopkCodec::partsOf(uint64_t count) const {
+  if (count == 0) return {};
+  if (count > kMost) {
+    throw ValueError(name_ + ": expected a tensor of at most 2^48 elements, got " + std::to_string(count));
+  }
+  const double share = std::floor(spec().keep * static_cast<double>(count) + 0.5);
+  const uint64_t k = std::max<uint64_t>(1, std::min(count, static_cast<uint64_t>(share)));
+  const size_t values = up64(kHeader + placesBytes(count, k));
+  return {count, k, placesListed(count, k), values, values + values_.encodedBytes(k, DType::float32)};
+}
+
+size_t TopkCodec::encodedBytes(uint64_t count, DType) const {
+  return partsOf(count).bytes;
+}
+
+void TopkCodec::checkTensor(DType dtype, uint64_t first) const {
+  if (!supports(dtype)) {
+    throw TypeError(name_ + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+  }
+  if (first != 0) throw ValueError(name_ + ": first element: expected 0, a whole tensor, got " + std::to_string(first));
+}
+
+void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                       const Draws& draws) const {
+  checkTensor(dtype, first);
+  const Parts parts = partsOf(count);
+  expectBytes<ValueError>(name_, parts.bytes, dst.size());
+  if (count == 0) return;
+  const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
+  const auto values = std::make_unique_for_overwrite<float[]>(parts.k + kSlack);
+  {
+    FloatEnv env;
+    const float* x = static_cast<const float*>(src);
+    std::unique_ptr<float[]> converted;
+    if (dtype != DType::float32) {
+      converted = std::make_unique_for_overwrite<float[]>(count);
+      const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
+      convert(converted.get(), static_cast<const uint16_t*>(src), count);
+      x = converted.get();
+    }
+    selectLargest(bitmap.get(), values.get(), x, count, parts.k, *table_.select);
+  }
+  std::memset(dst.data(), 0, parts.values);
+  std::memcpy(dst.data(), &parts.k, 8);
+  dst[8] = static_cast<std::byte>(spec().values);
+  dst[9] = static_cast<std::byte>(spec().value_bits);
+  dst[10] = static_cast<std::byte>(parts.listed);
+  writePlaces(dst.subspan(kHeader, placesBytes(count, parts.k)), bitmap.get(), count, parts.k);
+  try {
+    values_.encode(dst.subspan(parts.values), values.get(), DType::float32, 0, parts.k, draws);
+  } catch (const NonFiniteError&) {
+    expectTaken(src, dtype, first, count, "");  // names the element's place among all
+    throw;
+  }
+}
+
+// What is refused is larger than what is not: some of it is among the values.
+void TopkCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const {
+  if (spec().nonfinite == Nonfinite::error) expectFinite(spec(), src, dtype, first, count, of);
+}
+
+bool TopkCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
+  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count) >= 0;
+}
+
+void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
+  saturate(x, dtype, count, values_.spec().bucket);
+}
+
+void TopkCodec::read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const {
+  uint64_t k;
+  std::memcpy(&k, src.data(), 8);
+  const auto expect = [&](const char* field, uint64_t expected, uint64_t got) {
+    if (expected == got) return;
+    throw WireError(name_ + ": " + field + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+  };
+  const auto byte = [&](size_t at) { return std::to_integer<uint64_t>(src[at]); };
+  expect("k", parts.k, k);
+  expect("codec of the values", static_cast<uint64_t>(spec().values), byte(8));
+  expect("bits of the values", spec().value_bits, byte(9));
+  expect("form", parts.listed, byte(10));
+  expectZero(src.subspan(11, kHeader - 11), name_, "rest of the header");
+  const size_t places = placesBytes(parts.n, parts.k);
+  expectZero(src.subspan(kHeader + places, parts.values - kHeader - places), name_, "padding of the places");
+  readPlaces(bitmap, src.subspan(kHeader, places), parts.n, parts.k, name_);
+  values_.decode(values, DType::float32, src.subspan(parts.values), 0, parts.k);
+}
+
+void TopkCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
+  checkTensor(dtype, first);
+  const Parts parts = partsOf(count);
+  expectBytes<WireError>(name_, parts.bytes, src.size());
+  if (count == 0) return;
+  const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
+  const auto values = std::make_unique_for_overwrite<float[]>(parts.k);
+  read(src, parts, bitmap.get(), values.get());
+  std::memset(dst, 0, count * itemBytes(dtype));
+  const float* value = values.get();
+  for (size_t word = 0; word < bitmapWords(count); ++word) {
+    for (uint64_t bits = bitmap[word]; bits != 0; bits &= bits - 1, ++value) {
+      const size_t e = word * 64 + static_cast<size_t>(std::countr_zero(bits));
+      if (dtype == DType::float32) {
+        static_cast<float*>(dst)[e] = *value;
+      } else {
+        static_cast<uint16_t*>(dst)[e] = dtype == DType::float16 ? floatToFloat16(*value) : floatToBfloat16(*value);
+      }
+    }
+  }
+}
+
+void TopkCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                          uint64_t count) const {
+  checkTensor(dtype, first);
+  const Parts parts = partsOf(count);
+  expectBytes<WireError>(name_, parts.bytes, src.size());
+  if (count == 0) return;
+  const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
+  const auto values = std::make_unique_for_overwrite<float[]>(parts.k);
+  read(src, parts, bitmap.get(), values.get());
+  FloatEnv env;
+  addSelected(acc, bitmap.get(), count, values.get());
+}
+
+}  // namespace lowcomm

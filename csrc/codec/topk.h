@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "codec/codec.h"
+#include "codec/grid.h"
+#include "codec/spec.h"
+#include "kernels/dtype.h"
+#include "kernels/table.h"
+
+namespace lowcomm {
+
+// topk (FORMAT.md, "topk"): the share `keep` of a tensor's elements that is largest in magnitude, their places as a
+// bitmap or a list, their values in a grid codec; the others decode to 0. Sparsification as in Aji and Heafield: Sparse
+// Communication for Distributed Gradient Descent; EMNLP 2017. A tensor is not cut: which elements are sent depends on
+// all of it.
+class TopkCodec final : public Codec {
+ public:
+  // `table` outlives the codec; other than kernels() only in tests.
+  TopkCodec(const CodecSpec& spec, const KernelTable& table);
+
+  uint64_t granularity() const override { return kUncut; }
+  bool supports(DType dtype) const override { return values_.supports(dtype); }
+  size_t encodedBytes(uint64_t count, DType dtype) const override;
+  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+              const Draws& draws) const override;
+  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
+  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                 uint64_t count) const override;
+
+  void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
+  bool needsRepair(const void* src, DType dtype, uint64_t count) const override;
+  void repair(void* x, DType dtype, uint64_t count) const override;
+
+ private:
+  // Where the parts of a payload are.
+  struct Parts {
+    uint64_t n, k;         // elements, and how many of them are sent
+    bool listed;           // places as a list, not as a bitmap
+    size_t values, bytes;  // where the values begin; all
+  };
+  Parts partsOf(uint64_t count) const;
+  void checkTensor(DType dtype, uint64_t first) const;
+  // Throws WireError for what is no payload; its places as a bitmap, its values.
+  void read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const;
+
+  const KernelTable& table_;
+  std::string name_;
+  GridCodec values_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/philox.h"
+
+namespace lowcomm {
+
+// The loops of the casts (FORMAT.md, "Casts"). Every form of them gives the same bytes; called under FloatEnv.
+//
+// to_*: y[i] = x[i] to the nearest value of the narrower type, ties to even; magnitudes above the type's largest finite
+// one become that. bfloat16_by_draw rounds up or down at random; `block` is the number of x's first block of 512
+// elements in the whole tensor. False when an element is NaN or infinite: y is then without meaning.
+//
+// from_*, add_*: y[i] = x[i], y[i] += x[i]. False when an element is NaN or infinite.
+struct CastKernels {
+  bool (*to_float16)(uint16_t* y, const float* x, size_t count);
+  bool (*to_bfloat16)(uint16_t* y, const float* x, size_t count);
+  bool (*to_float8)(uint8_t* y, const float* x, size_t count);
+  bool (*to_bfloat16_by_draw)(uint16_t* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key);
+
+  bool (*from_float16)(float* y, const uint16_t* x, size_t count);
+  bool (*from_bfloat16)(float* y, const uint16_t* x, size_t count);
+  bool (*from_float8)(float* y, const uint8_t* x, size_t count);
+  bool (*add_float16)(float* y, const uint16_t* x, size_t count);
+  bool (*add_bfloat16)(float* y, const uint16_t* x, size_t count);
+  bool (*add_float8)(float* y, const uint8_t* x, size_t count);
+};
+
+inline constexpr float kFloat16Largest = 65504;
+inline constexpr float kBfloat16Largest = 0x1.fep127f;
+
+}  // namespace lowcomm

@@ -1,0 +1,98 @@
+// The reference of the casts, to be read beside FORMAT.md "Casts"; a machine without a vector form runs it.
+#include "kernels/cast.h"
+#include "kernels/float8.h"
+#include "kernels/half.h"
+#include "kernels/table.h"
+
+namespace lowcomm {
+namespace {
+
+bool isFinite(float x) {
+  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+float held(float x, float largest) {
+  x = x < -largest ? -largest : x;
+  return largest < x ? largest : x;
+}
+
+template <auto kConvert, typename To, typename From>
+void convertAll(To* y, const From* x, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    y[i] = kConvert(x[i]);
+}
+
+template <auto kConvert, typename Code>
+bool narrowAll(Code* y, const float* x, size_t count, float largest) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    finite &= isFinite(x[i]);
+    y[i] = kConvert(held(x[i], largest));
+  }
+  return finite;
+}
+
+bool toFloat16(uint16_t* y, const float* x, size_t count) {
+  return narrowAll<floatToFloat16>(y, x, count, kFloat16Largest);
+}
+bool toBfloat16(uint16_t* y, const float* x, size_t count) {
+  return narrowAll<floatToBfloat16>(y, x, count, kBfloat16Largest);
+}
+bool toFloat8(uint8_t* y, const float* x, size_t count) {
+  return narrowAll<floatToFloat8>(y, x, count, kFloat8Largest);
+}
+
+bool toBfloat16ByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
+  bool finite = true;
+  PhiloxWords draws[16] = {};
+  for (size_t i = 0; i < count; ++i) {
+    const size_t lane = i % 16, row = i % 512 / 16, j = row % 8;
+    if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
+    const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
+    finite &= isFinite(x[i]);
+    y[i] = static_cast<uint16_t>((floatBits(held(x[i], kBfloat16Largest)) + draw) >> 16);
+  }
+  return finite;
+}
+
+template <auto kConvert, bool kAdd, typename Code>
+bool widenAll(float* y, const Code* x, size_t count) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = kConvert(x[i]);
+    finite &= isFinite(value);
+    y[i] = kAdd ? y[i] + value : value;
+  }
+  return finite;
+}
+
+}  // namespace
+
+namespace scalar {
+
+void halvesToFloats(float* y, const uint16_t* x, size_t count) {
+  convertAll<float16ToFloat>(y, x, count);
+}
+void floatsToHalves(uint16_t* y, const float* x, size_t count) {
+  convertAll<floatToFloat16>(y, x, count);
+}
+void brainsToFloats(float* y, const uint16_t* x, size_t count) {
+  convertAll<bfloat16ToFloat>(y, x, count);
+}
+void floatsToBrains(uint16_t* y, const float* x, size_t count) {
+  convertAll<floatToBfloat16>(y, x, count);
+}
+
+const CastKernels kCasts = {toFloat16,
+                            toBfloat16,
+                            toFloat8,
+                            toBfloat16ByDraw,
+                            widenAll<float16ToFloat, false>,
+                            widenAll<bfloat16ToFloat, false>,
+                            widenAll<float8ToFloat, false>,
+                            widenAll<float16ToFloat, true>,
+                            widenAll<bfloat16ToFloat, true>,
+                            widenAll<float8ToFloat, true>};
+
+}  // namespace scalar
+}  // namespace lowcomm

@@ -1,0 +1,15 @@
+// AVX-512 F, BW, DQ and VL. No STL or torch inline code here (lanes.inl says why).
+#include "kernels/select.h"
+
+#include "kernels/table.h"
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#include "kernels/lanes_avx512.inl"
+//
+#include "kernels/select_vector.inl"
+
+namespace lowcomm::avx512 {
+const SelectKernels kSelect = {count, gather, mark};
+}  // namespace lowcomm::avx512
+
+#endif

@@ -1,0 +1,280 @@
+// The casts, under every kernel form.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "grid_cases.h"
+#include "kernels/cast.h"
+#include "kernels/float8.h"
+#include "kernels/half.h"
+#include "kernels/philox.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
+
+class Cast : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  std::shared_ptr<const Codec> codec(const std::string& text) const { return test::codecOf(text, *GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Casts, Cast, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+struct Type {
+  const char* text;
+  uint32_t codes;  // how many there are
+  size_t item;
+  float largest;
+  float (*widen)(uint16_t);
+};
+
+float widenFloat8(uint16_t code) {
+  return float8ToFloat(static_cast<uint8_t>(code));
+}
+
+const Type kTypes[] = {{"fp16", 65536, 2, 65504.0f, float16ToFloat},
+                       {"bf16", 65536, 2, 0x1.fep127f, bfloat16ToFloat},
+                       {"fp8e4m3", 256, 1, 448.0f, widenFloat8}};
+
+uint16_t codeAt(const Bytes& payload, size_t item, size_t i) {
+  uint16_t code = 0;
+  std::memcpy(&code, payload.data() + i * item, item);
+  return code;
+}
+
+// All finite values of a type, ascending.
+std::vector<float> valuesOf(const Type& type) {
+  std::vector<float> values;
+  for (uint32_t code = 0; code < type.codes; ++code) {
+    const float value = type.widen(static_cast<uint16_t>(code));
+    if (std::isfinite(value)) values.push_back(value);
+  }
+  std::sort(values.begin(), values.end());
+  return values;
+}
+
+TEST_P(Cast, TheTypesAreWhatTheyAreCalled) {
+  EXPECT_EQ(float8ToFloat(0x7e), 448.0f);
+  EXPECT_EQ(float8ToFloat(0x01), 0x1p-9f);
+  EXPECT_EQ(float8ToFloat(0x08), 0x1p-6f);
+  EXPECT_EQ(float8ToFloat(0x38), 1.0f);
+  EXPECT_EQ(float8ToFloat(0xb9), -1.125f);
+  EXPECT_TRUE(std::isnan(float8ToFloat(0x7f)) && std::isnan(float8ToFloat(0xff)));
+  EXPECT_EQ(floatBits(float8ToFloat(0x80)), 0x80000000u);
+}
+
+// Every value comes back as itself, every midpoint goes to the even neighbour, and what is just beside it to the
+// nearer.
+TEST_P(Cast, NearestTiesToEven) {
+  for (const Type& type : kTypes) {
+    const auto c = codec(type.text);
+    const std::vector<float> values = valuesOf(type);
+    std::vector<float> x, expected;
+    for (size_t i = 0; i < values.size(); ++i) {
+      x.push_back(values[i]);
+      expected.push_back(values[i]);
+      if (i + 1 == values.size() || values[i] == values[i + 1]) continue;
+      const float middle = values[i] / 2 + values[i + 1] / 2;
+      if (values[i] / 2 * 2 != values[i] || middle == values[i] || middle == values[i + 1]) continue;  // fp32's own end
+      x.insert(x.end(), {std::nextafter(middle, -INFINITY), middle, std::nextafter(middle, INFINITY)});
+      const Bytes pair = encoded(*c, std::vector<float>{values[i]});
+      const bool even = codeAt(pair, type.item, 0) % 2 == 0;
+      expected.insert(expected.end(), {values[i], even ? values[i] : values[i + 1], values[i + 1]});
+    }
+    ASSERT_GT(x.size(), type.codes);
+    const std::vector<float> y = decoded(*c, encoded(*c, x), x.size());
+    for (size_t i = 0; i < x.size(); ++i)
+      ASSERT_EQ(y[i], expected[i]) << type.text << " of " << x[i];
+  }
+}
+
+TEST_P(Cast, FiniteOverflowSaturates) {
+  for (const Type& type : kTypes) {
+    const auto c = codec(type.text);
+    for (float x : {type.largest, std::nextafter(type.largest, INFINITY), 3.4028235e38f}) {
+      EXPECT_EQ(decoded(*c, encoded(*c, std::vector<float>{x, -x}), 2),
+                (std::vector<float>{type.largest, -type.largest}))
+          << type.text << " of " << x;
+    }
+  }
+  const auto c = codec("bf16:round=stochastic");
+  const std::vector<float> x(1000, 3.4028235e38f);
+  for (float y : decoded(*c, encoded(*c, x, {1, 2, 3}), x.size()))
+    ASSERT_EQ(y, 0x1.fep127f);
+}
+
+TEST_P(Cast, FormsAgreeAtEverySize) {
+  for (const char* text : {"fp16", "bf16", "fp8e4m3", "bf16:round=stochastic"}) {
+    const auto c = codec(text), reference = test::codecOf(text, *scalarKernels());
+    for (size_t n : {0, 1, 15, 16, 17, 63, 511, 512, 513, 2047, 2048, 2049, 70001}) {
+      std::vector<float> x = normal(n, static_cast<uint32_t>(n), n % 3 ? 1.0f : 1e-4f);
+      const Draws draws{1, 2, 3};
+      const uint64_t first = uint64_t{512} * (n % 5);
+      const Bytes payload = encoded(*c, x, draws, first);
+      const size_t item = c->spec().id == CodecId::fp8e4m3 ? 1 : 2;
+      ASSERT_EQ(payload.size(), (n * item + 63) / 64 * 64);
+      ASSERT_EQ(payload, encoded(*reference, x, draws, first)) << text << " " << n;
+      const std::vector<float> y = decoded(*c, payload, n);
+      ASSERT_EQ(y, decoded(*reference, payload, n)) << text << " " << n;
+      std::vector<float> sum = x;
+      c->decodeAdd(sum.data(), DType::float32, payload, 0, n);
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(sum[i], x[i] + y[i]);
+    }
+  }
+}
+
+TEST_P(Cast, SixteenRandomBitsByTheElementsPlace) {
+  const auto c = codec("bf16:round=stochastic");
+  const uint64_t first = (uint64_t{1} << 36) - 1024;  // counter word 1 becomes 1 on the way
+  const std::vector<float> x = normal(3000, 1);
+  const Bytes payload = encoded(*c, x, {7, 8, 9}, first);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const uint64_t e = first + i, row = e % 512 / 16;
+    const PhiloxWords out = philox((e / 512 * 4 + row / 8) * 16 + e % 16, {7, 8, 9});
+    const uint32_t draw = out.word[row % 8 / 2] >> (16 * (row % 2)) & 0xffffu;
+    ASSERT_EQ(codeAt(payload, 2, i), static_cast<uint16_t>((floatBits(x[i]) + draw) >> 16)) << i;
+  }
+  // Without bias: the mean over 10^6 draws, within four standard deviations of it.
+  const std::vector<float> same(1000000, 1.0f + 0.3f * 0x1p-7f);
+  double sum = 0;
+  for (float y : decoded(*c, encoded(*c, same, {1, 2, 3}), same.size()))
+    sum += y;
+  EXPECT_NEAR(sum / 1e6, double{same[0]}, 4 * 0x1p-7 * 0.46 / 1e3 + 0x1p-23);
+}
+
+TEST_P(Cast, ElementsOfTheTypeTravelAsTheyAre) {
+  for (const char* text : {"fp16", "bf16", "bf16:round=stochastic"}) {
+    const DType dtype = text[0] == 'f' ? DType::float16 : DType::bfloat16;
+    const auto c = codec(text);
+    std::vector<uint16_t> x;
+    for (uint32_t code = 0; code < 65536; ++code) {
+      const auto half = static_cast<uint16_t>(code);
+      if (std::isfinite(dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half))) x.push_back(half);
+    }
+    const Bytes payload = encoded(*c, x, {1, 2, 3}, 0, dtype);
+    EXPECT_EQ(std::memcmp(payload.data(), x.data(), x.size() * 2), 0) << text;
+    std::vector<uint16_t> y(x.size());
+    c->decode(y.data(), dtype, payload, 0, x.size());
+    EXPECT_EQ(x, y) << text;
+  }
+}
+
+TEST_P(Cast, OtherElementsAreConvertedByFp32) {
+  for (const char* text : {"fp16", "bf16", "fp8e4m3", "bf16:round=stochastic"}) {
+    const auto c = codec(text);
+    for (DType dtype : {DType::float16, DType::bfloat16}) {
+      for (size_t n : {1, 513, 5000}) {
+        std::vector<float> x = normal(n, 3, 30);
+        std::vector<uint16_t> narrow(n), back(n);
+        for (size_t i = 0; i < n; ++i) {
+          narrow[i] = dtype == DType::float16 ? floatToFloat16(x[i]) : floatToBfloat16(x[i]);
+          x[i] = dtype == DType::float16 ? float16ToFloat(narrow[i]) : bfloat16ToFloat(narrow[i]);
+        }
+        const Bytes payload = encoded(*c, narrow, {1, 2, 3}, 1024, dtype);
+        ASSERT_EQ(payload, encoded(*c, x, {1, 2, 3}, 1024)) << text;
+        const std::vector<float> y = decoded(*c, payload, n);
+        c->decode(back.data(), dtype, payload, 0, n);
+        for (size_t i = 0; i < n; ++i)
+          ASSERT_EQ(back[i], dtype == DType::float16 ? floatToFloat16(y[i]) : floatToBfloat16(y[i]));
+      }
+    }
+  }
+  // 65,504 is 65,536 in bfloat16, which float16 does not have: it stays finite.
+  const std::vector<uint16_t> top(5, 0x7bff);
+  const auto c = codec("bf16");
+  std::vector<uint16_t> back(5);
+  c->decode(back.data(), DType::float16, encoded(*c, top, {}, 0, DType::float16), 0, 5);
+  EXPECT_EQ(back, top);
+}
+
+TEST_P(Cast, PoliciesForWhatIsNotFinite) {
+  for (const Type& type : kTypes) {
+    const std::string text = type.text;
+    for (size_t at : {0, 17, 600, 4999}) {
+      for (float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+        std::vector<float> x = normal(5000, 1);
+        x[at] = bad;
+        x[4999] = bad;
+        try {
+          encoded(*codec(text), x, {}, 8192);
+          ADD_FAILURE() << text;
+        } catch (const NonFiniteError& error) {
+          EXPECT_EQ(error.position, 8192 + at);
+          EXPECT_EQ(std::string(error.what()).find("2^126"), std::string::npos) << error.what();
+        }
+        std::vector<float> repaired = x;
+        repaired[at] = repaired[4999] = std::isnan(bad) ? 0.0f : std::copysign(type.largest, bad);
+        EXPECT_EQ(encoded(*codec(text + ":nonfinite=saturate"), x), encoded(*codec(text), repaired)) << text << bad;
+
+        const auto poison = codec(text + ":nonfinite=poison");
+        const Bytes payload = encoded(*poison, x);
+        const std::vector<float> y = decoded(*poison, payload, x.size());
+        for (size_t i = 0; i < x.size(); ++i) {
+          if (i == at || i == 4999) {
+            ASSERT_EQ(floatBits(y[i]), 0x7fc00000u) << text;
+          } else {
+            ASSERT_EQ(y[i], decoded(*codec(text), encoded(*codec(text), std::vector<float>{x[i]}), 1)[0]);
+          }
+        }
+        std::vector<uint16_t> half(x.size());
+        poison->decode(half.data(), DType::float16, payload, 0, x.size());
+        EXPECT_EQ(half[at], 0x7e00);
+        EXPECT_THROW(decoded(*codec(text), payload, x.size()), WireError);
+        EXPECT_THROW(decoded(*codec(text + ":nonfinite=saturate"), payload, x.size()), WireError);
+        std::vector<float> sum(x.size());
+        EXPECT_THROW(codec(text)->decodeAdd(sum.data(), DType::float32, payload, 0, x.size()), WireError);
+      }
+    }
+    // A magnitude that grid codecs refuse is none to refuse here.
+    EXPECT_NO_THROW(encoded(*codec(text), std::vector<float>{0x1p126f, -3e38f}));
+  }
+  // An infinity of a narrower type is that type's largest number.
+  const std::vector<uint16_t> infinite(3, 0xfc00);
+  const auto c = codec("bf16:nonfinite=saturate");
+  EXPECT_EQ(decoded(*c, encoded(*c, infinite, {}, 0, DType::float16), 3), std::vector<float>(3, -65536.0f));
+}
+
+TEST_P(Cast, PayloadsThatAreNone) {
+  for (const Type& type : kTypes) {
+    for (const char* policy : {"", ":nonfinite=poison"}) {
+      const auto c = codec(type.text + std::string(policy));
+      for (uint32_t code = 0; code < type.codes; ++code) {
+        Bytes payload(64 * type.item);
+        std::memcpy(payload.data() + 5 * type.item, &code, type.item);
+        const float value = type.widen(static_cast<uint16_t>(code));
+        const uint32_t nan = type.item == 1 ? 0x7f : type.largest == 65504 ? 0x7e00 : 0x7fc0;
+        if (std::isfinite(value) || (*policy && code == nan)) {
+          EXPECT_EQ(floatBits(decoded(*c, payload, 64)[5]), floatBits(value));
+        } else {
+          EXPECT_THROW(decoded(*c, payload, 64), WireError) << type.text << " " << code;
+        }
+      }
+    }
+    const auto c = codec(type.text);
+    Bytes payload = encoded(*c, normal(10, 1));
+    EXPECT_THROW(decoded(*c, payload, 65), WireError);
+    payload.back() = std::byte{1};
+    EXPECT_THROW(decoded(*c, payload, 10), WireError);
+  }
+}
+
+TEST_P(Cast, CallersMistakes) {
+  const auto c = codec("fp16");
+  std::vector<float> x(10);
+  Bytes payload(64);
+  EXPECT_EQ(c->granularity(), 512u);
+  EXPECT_THROW(c->encode(payload, x.data(), DType::float64, 0, 10, {}), TypeError);
+  EXPECT_THROW(c->encode(payload, x.data(), DType::float32, 100, 10, {}), ValueError);
+  EXPECT_THROW(c->encode(std::span(payload).first(20), x.data(), DType::float32, 0, 10, {}), ValueError);
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,181 @@
+// Codecs that cannot be cut: one scale for a whole tensor, and their payloads in parts over the in-memory transport.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "collective/all_gather.h"
+#include "collective/reduce_scatter.h"
+#include "collective_cases.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
+using test::Ranks;
+using test::single;
+
+class TensorBucket : public testing::TestWithParam<const KernelTable*> {};
+
+INSTANTIATE_TEST_SUITE_P(Forms, TensorBucket, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+// A tensor no longer than a bucket has one anyway: the bytes are the same.
+TEST_P(TensorBucket, IsABucketThatIsLargeEnough) {
+  for (const char* name : {"minmax1", "minmax4", "qsgd8", "dither3", "lattice4", "sym5", "mid2", "sign1", "tern"}) {
+    for (const char* options : {"", ",meta=bf16"}) {
+      if (name[0] == 'l' && *options) continue;
+      const auto c = test::codecOf(std::string(name) + ":bucket=tensor" + options, *GetParam());
+      const auto large = test::codecOf(std::string(name) + ":bucket=65536" + options, *scalarKernels());
+      for (size_t n : {0, 1, 15, 63, 64, 65, 511, 512, 513, 1000, 4097, 65535, 65536}) {
+        const std::vector<float> x = normal(n, static_cast<uint32_t>(n));
+        const Bytes payload = encoded(*c, x, {1, 2, 3});
+        ASSERT_EQ(payload, encoded(*large, x, {1, 2, 3})) << name << " " << n;
+        ASSERT_EQ(decoded(*c, payload, n), decoded(*large, payload, n)) << name << " " << n;
+      }
+    }
+  }
+}
+
+TEST_P(TensorBucket, OneScaleForLongTensorsToo) {
+  const size_t n = 300001;
+  std::vector<float> x = normal(n, 1);
+  x[123456] = 50;
+  for (const char* name : {"minmax8", "qsgd4", "sym8", "sign1"}) {
+    const auto c = test::codecOf(std::string(name) + ":bucket=tensor", *GetParam());
+    const auto reference = test::codecOf(c->spec().str(), *scalarKernels());
+    const Bytes payload = encoded(*c, x, {1, 2, 3});
+    ASSERT_EQ(payload, encoded(*reference, x, {1, 2, 3})) << name;
+    const std::vector<float> y = decoded(*c, payload, n);
+    ASSERT_EQ(y, decoded(*reference, payload, n)) << name;
+    EXPECT_EQ(payload.size(), 64 + 64 * (c->spec().bits * (n / 512) + 1u * (c->spec().bits * 31 + 31) / 32));
+    float step = 0;
+    std::memcpy(&step, payload.data() + (name[0] == 'm' || name[0] == 'q' ? 4 : 0), 4);
+    for (size_t i = 0; i < n && name[1] != 'i'; ++i)
+      ASSERT_LE(std::fabs(y[i] - x[i]), 1.0002 * step) << name << " " << i;
+  }
+  std::vector<uint16_t> half(n), back(n);
+  for (size_t i = 0; i < n; ++i) {
+    half[i] = floatToBfloat16(x[i]);
+    x[i] = bfloat16ToFloat(half[i]);
+  }
+  const auto c = test::codecOf("minmax8:bucket=tensor", *GetParam());
+  EXPECT_EQ(encoded(*c, half, {}, 0, DType::bfloat16), encoded(*c, x));
+}
+
+TEST_P(TensorBucket, WhatIsNotFiniteAndMistakes) {
+  std::vector<float> x = normal(3000, 1);
+  x[2345] = INFINITY;
+  const auto make = [&](const std::string& text) { return test::codecOf(text, *GetParam()); };
+  try {
+    encoded(*make("minmax4:bucket=tensor"), x);
+    ADD_FAILURE();
+  } catch (const NonFiniteError& error) {
+    EXPECT_EQ(error.position, 2345u);
+  }
+  const auto poison = make("sym4:bucket=tensor,nonfinite=poison");
+  for (float y : decoded(*poison, encoded(*poison, x), x.size()))
+    ASSERT_TRUE(std::isnan(y));
+  const auto saturate = make("minmax8:bucket=tensor,nonfinite=saturate");
+  float largest = 0;
+  for (float v : x)
+    largest = std::isinf(v) ? largest : std::max(largest, std::fabs(v));
+  EXPECT_NEAR(decoded(*saturate, encoded(*saturate, x), x.size())[2345], largest, 1e-5);
+
+  const auto c = make("minmax4:bucket=tensor");
+  EXPECT_EQ(c->granularity(), Codec::kUncut);
+  Bytes payload(c->encodedBytes(100, DType::float32));
+  EXPECT_THROW(c->encode(payload, x.data(), DType::float32, 512, 100, {}), ValueError);
+  EXPECT_THROW(c->encodedBytes((uint64_t{1} << 31) + 1, DType::float32), ValueError);
+  EXPECT_NO_THROW(c->encodedBytes(uint64_t{1} << 31, DType::float32));
+}
+
+// Messages of many frames each, whose parts begin and end within other segments' frames.
+const char* const kUncut[] = {"minmax8:bucket=tensor", "topk:keep=0.3", "topk:keep=0.01,values=qsgd8",
+                              "qsgd8:axis=channel,C=50"};
+
+Layout between(const std::string& codec) {
+  const CodecSpec plain = CodecSpec::parse("minmax4:bucket=512"), uncut = CodecSpec::parse(codec);
+  return Layout({{0, 70001, plain},
+                 {70001, 250000, uncut},
+                 {320001, 100, uncut},
+                 {320101, 1000, plain},
+                 {321101, 100000, uncut}});
+}
+
+TEST(Uncut, GatheredInPartsAsInOnePiece) {
+  for (const char* codec : kUncut) {
+    for (const Layout& layout : {single(400000, codec), between(codec)}) {
+      for (int size : {1, 2, 3}) {
+        Ranks ranks(size);
+        std::vector<Bytes> inputs;
+        std::vector<std::vector<Bytes>> outputs(size);
+        for (int rank = 0; rank < size; ++rank) {
+          inputs.push_back(test::randomTensor(DType::float32, layout.elements(), static_cast<uint32_t>(rank)));
+          for (int owner = 0; owner < size; ++owner)
+            outputs[rank].emplace_back(inputs[0].size(), std::byte{0xdd});
+        }
+        const auto draws = [](int rank) { return Draws{5, streamOf(rank, 0), 6}; };
+        ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
+          GatherMessage message{layout, DType::float32, inputs[rank].data()};
+          for (Bytes& output : outputs[rank])
+            message.outputs.push_back(output.data());
+          message.draws = draws(rank);
+          allGather(op, {message});
+        });
+        for (int rank = 0; rank < size; ++rank) {
+          for (int owner = 0; owner < size; ++owner) {
+            ASSERT_TRUE(outputs[rank][owner] == test::asDecoded(layout, DType::float32, inputs[owner], draws(owner)))
+                << codec << ": rank " << rank << " has another tensor of rank " << owner;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Uncut, ScatteredInPartsAsInOnePiece) {
+  for (const char* codec : kUncut) {
+    for (const Layout& layout : {single(400000, codec), between(codec)}) {
+      const int size = 3;
+      Ranks ranks(size);
+      std::vector<std::vector<Bytes>> slices(size);
+      std::vector<Bytes> outputs;
+      for (int rank = 0; rank < size; ++rank) {
+        for (int owner = 0; owner < size; ++owner)
+          slices[rank].push_back(
+              test::randomTensor(DType::float32, layout.elements(), static_cast<uint32_t>(rank * 10 + owner)));
+        outputs.emplace_back(slices[0][0].size(), std::byte{0xdd});
+      }
+      ranks.expectRun("reduce_scatter", [&](int rank, OpContext& op) {
+        ScatterMessage message{layout, DType::float32};
+        for (const Bytes& slice : slices[rank])
+          message.inputs.push_back(slice.data());
+        message.output = outputs[rank].data();
+        message.draws = {5, streamOf(rank, 0), 6};
+        reduceScatter(op, {message}, {});
+      });
+      for (int owner = 0; owner < size; ++owner) {
+        std::vector<float> sum(layout.elements());
+        for (int rank = 0; rank < size; ++rank) {
+          Draws draws{5, streamOf(rank, 0), 6};
+          draws.stream += static_cast<uint32_t>(owner) * static_cast<uint32_t>(layout.segments().size());
+          std::vector<float> values(sum.size());
+          std::memcpy(values.data(), slices[rank][owner].data(), slices[rank][owner].size());
+          if (rank != owner) values = test::decodedFloats(layout, DType::float32, slices[rank][owner], draws);
+          for (size_t i = 0; i < sum.size(); ++i)
+            sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
+        }
+        ASSERT_EQ(std::memcmp(sum.data(), outputs[owner].data(), outputs[owner].size()), 0)
+            << codec << ": slice of rank " << owner;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm
