@@ -19,19 +19,23 @@ struct TypeError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// A NaN, an infinity or a magnitude of 2^126 and more met by a codec under nonfinite=error.
+// A NaN, an infinity or a magnitude of 2^126 and more (2^120 where the codec rotates: `limit` is the exponent) met by a
+// codec under nonfinite=error.
 // `position` is the element's index in the tensor that was cut into runs; a collective counts it in the whole message,
 // also where that has several segments. `of` ends the sentence: "of the slice for rank 2".
 struct NonFiniteError : ValueError {
-  NonFiniteError(const std::string& codec, float value, uint64_t position, const std::string& of = "")
-      : ValueError(codec + ": expected finite elements below 2^126 in magnitude (nonfinite=error), got " +
-                   std::to_string(value) + " at element " + std::to_string(position) + (of.empty() ? "" : " ") + of),
+  NonFiniteError(const std::string& codec, float value, uint64_t position, int limit, const std::string& of = "")
+      : ValueError(codec + ": expected finite elements below 2^" + std::to_string(limit) +
+                   " in magnitude (nonfinite=error), got " + std::to_string(value) + " at element " +
+                   std::to_string(position) + (of.empty() ? "" : " ") + of),
         codec(codec),
         value(value),
-        position(position) {}
+        position(position),
+        limit(limit) {}
   std::string codec;
   float value;
   uint64_t position;
+  int limit;
 };
 
 // Bytes from a peer that are not what the format or the op allows: field, expected, got.

@@ -1,5 +1,7 @@
 #include "codec/nonfinite.h"
 
+#include <cmath>
+
 #include "codec/error.h"
 #include "kernels/finite.h"
 #include "kernels/half.h"
@@ -17,8 +19,10 @@ float valueAt(const void* x, DType dtype, int64_t i) {
 
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of) {
-  const int64_t bad = firstNonFinite(x, dtype, count);
-  if (bad >= 0) throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), of);
+  const float limit = finiteLimit(codec);
+  const int64_t bad = firstNonFinite(x, dtype, count, limit);
+  if (bad < 0) return;
+  throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), std::ilogb(limit), of);
 }
 
 }  // namespace lowcomm

@@ -9,19 +9,17 @@
 
 #include "codec/codec.h"
 #include "codec/error.h"
+#include "kernels/finite.h"
 
 namespace lowcomm {
 
 namespace {
 
-constexpr uint32_t kDefaultBucket = 1024;
-
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
 constexpr std::string_view kLaterCodecs[] = {"topk", "logbyte", "log9", "fake", "fp16", "bf16", "fp8e4m3"};
-constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"axis", "rotate", "round", "gain", "keep", "values", "ratio"};
-constexpr const char* kOptions = "bucket, meta, range, delta, nonfinite";
+constexpr std::string_view kLaterOptions[] = {"axis", "round", "keep", "values", "ratio"};
+constexpr const char* kOptions = "bucket, meta, range, delta, rotate, gain, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -40,6 +38,11 @@ bool contains(const List& list, std::string_view name) {
 constexpr const char* kDeltas = "a step of 1e-30...1e30";
 bool isDelta(float delta) {
   return delta >= 1e-30f && delta <= 1e30f;
+}
+
+constexpr const char* kGains = "a factor of 0.001...1000";
+bool isGain(float gain) {
+  return gain >= 1e-3f && gain <= 1e3f;
 }
 
 // The fewest digits that parse to the same number: one number has one text.
@@ -70,9 +73,7 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   const Name parts = split(name);
   const GridFamily* family = gridFamily(parts.family);
   if (family == nullptr || (!family->named() && !parts.digits.empty())) {
-    if (contains(kLaterCodecs, name) || contains(kLaterFamilies, parts.family)) {
-      notYet(text, std::string(name), codecNames());
-    }
+    if (contains(kLaterCodecs, name)) notYet(text, std::string(name), codecNames());
     fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
   }
   CodecSpec spec;
@@ -83,7 +84,8 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
     fail(text, "bits: expected " + gridBits(*family) + " after '" + std::string(parts.family) + "', got '" +
                    std::string(parts.digits) + "'");
   }
-  spec.bucket = kDefaultBucket;
+  spec.bucket = family->default_bucket;
+  spec.meta = family->default_meta;
   return spec;
 }
 
@@ -98,13 +100,15 @@ uint32_t parseBucket(std::string_view text, std::string_view value) {
   return bucket;
 }
 
-float parseDelta(std::string_view text, std::string_view value) {
-  float delta = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), delta);
-  if (error != std::errc() || end != value.data() + value.size() || !isDelta(delta)) {
-    fail(text, std::string("delta: expected ") + kDeltas + ", got '" + std::string(value) + "'");
+// `of` is the option's name, `allowed` says in words what `isAllowed` takes.
+float parseNumber(std::string_view text, const char* of, std::string_view value, bool (*isAllowed)(float),
+                  const char* allowed) {
+  float number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size() || !isAllowed(number)) {
+    fail(text, std::string(of) + ": expected " + allowed + ", got '" + std::string(value) + "'");
   }
-  return delta;
+  return number;
 }
 
 void parseOption(std::string_view text, std::string_view option, CodecSpec& spec, std::set<std::string_view>& seen) {
@@ -126,7 +130,12 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
     }
     spec.range = value == "l2" ? Range::l2 : Range::absmax;
   } else if (key == "delta") {
-    spec.delta = parseDelta(text, value);
+    spec.delta = parseNumber(text, "delta", value, isDelta, kDeltas);
+  } else if (key == "rotate") {
+    if (value != "0" && value != "1") fail(text, "rotate: expected 0 or 1, got '" + std::string(value) + "'");
+    spec.rotate = value == "1";
+  } else if (key == "gain") {
+    spec.gain = parseNumber(text, "gain", value, isGain, kGains);
   } else if (key == "nonfinite") {
     if (value == "saturate") {
       spec.nonfinite = Nonfinite::saturate;
@@ -172,19 +181,33 @@ std::string CodecSpec::str() const {
   std::string text(family->name);
   if (family->named()) text += std::to_string(bits);
   text += ":bucket=" + std::to_string(bucket);
-  if (meta == Meta::bf16) text += ",meta=bf16";
+  if (meta != family->default_meta) text += meta == Meta::bf16 ? ",meta=bf16" : ",meta=fp32";
   if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
+  if (rotate) text += ",rotate=1";
+  if (gain != 1) text += ",gain=" + shortest(gain);
   if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
   if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
   return text;
+}
+
+bool isRotated(const CodecSpec& spec) {
+  return spec.rotate || spec.id == CodecId::gauss;
+}
+
+bool needsTable(const CodecSpec& spec) {
+  return spec.id == CodecId::levels;
+}
+
+float finiteLimit(const CodecSpec& spec) {
+  return isRotated(spec) ? kRotatedLimit : kFiniteLimit;
 }
 
 uint8_t frameFlags(const CodecSpec& spec) {
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr) return 0;
   return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
-                              (spec.meta == Meta::bf16 ? kBf16Flag : 0));
+                              (spec.meta == Meta::bf16 ? kBf16Flag : 0) | (isRotated(spec) ? kRotatedFlag : 0));
 }
 
 std::optional<std::string> misfit(const CodecSpec& spec) {
@@ -194,9 +217,16 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (!isGridBits(*family, spec.bits)) {
     return "bits: expected " + gridBits(*family) + ", got " + std::to_string(spec.bits);
   }
-  if (!isGridBucket(spec.bucket)) {
-    return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
+  if (spec.rotate && family->rotation != Rotation::option) {
+    return "rotate: expected none with " + name + (family->rotation == Rotation::always ? ", which always is" : "") +
+           ", got 1";
   }
+  if (!isGridBucket(spec.bucket, isRotated(spec))) {
+    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) + (isRotated(spec) ? " where rotated" : "") +
+           ", got " + std::to_string(spec.bucket);
+  }
+  if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
+  if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
   if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
@@ -213,6 +243,8 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   // Grids around 0 with a level at 0 or of one magnitude err less.
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
+  // So do levels that follow the elements' distribution, and elements that a rotation has made alike.
+  if (family->book || isRotated(spec)) return std::nullopt;
   if (spec.bits > kCoarse || spec.bucket < kLarge || spec.delta != 0) return std::nullopt;
   return "codec '" + spec.str() + "': the relative error of " + std::to_string(spec.bits) +
          (spec.bits == 1 ? " bit" : " bits") + " with a bucket of " + std::to_string(spec.bucket) +

@@ -18,12 +18,18 @@ std::string gridBits(const GridFamily& family);  // "1...8"
 
 // Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
 constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
-  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0);
-  return (flags & ~optional) == static_cast<uint8_t>(family.rounding);
+  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0) |
+                           (family.rotation == Rotation::option ? kRotatedFlag : 0);
+  const uint8_t always =
+      static_cast<uint8_t>(family.rounding) | (family.rotation == Rotation::always ? kRotatedFlag : 0);
+  return (flags & ~optional) == always;
 }
 inline constexpr const char* kGridBuckets = "a power of two in 64...65536";
-constexpr bool isGridBucket(uint32_t bucket) {
-  return std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536;
+constexpr const char* gridBuckets(bool rotated) {
+  return rotated ? "a power of two in 512...65536" : kGridBuckets;
+}
+constexpr bool isGridBucket(uint32_t bucket, bool rotated = false) {
+  return std::has_single_bit(bucket) && bucket >= (rotated ? kLeastRotatedBucket : 64) && bucket <= 65536;
 }
 
 // What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
@@ -39,6 +45,8 @@ struct CodecSpec {
   Range range = Range::absmax;
   Meta meta = Meta::fp32;
   Nonfinite nonfinite = Nonfinite::error;
+  bool rotate = false;  // the option; gauss is rotated without it (isRotated)
+  float gain = 1;       // gauss: decoded values are multiplied by it
 
   // Parses a user's text. Throws ValueError that names the offending part and what was expected: an unknown codec, bits
   // outside the codec's, an unknown option or value, a bucket that is no power of two in 64...65,536, an option that is
@@ -51,6 +59,14 @@ struct CodecSpec {
 
   bool operator==(const CodecSpec&) const = default;
 };
+
+bool isRotated(const CodecSpec& spec);
+
+// Whether the codec is nothing without a level table (codec/level_table.h), which a text cannot name.
+bool needsTable(const CodecSpec& spec);
+
+// The least magnitude that the codec refuses: kFiniteLimit or kRotatedLimit (kernels/finite.h).
+float finiteLimit(const CodecSpec& spec);
 
 // Byte 8 of a frame of this codec.
 uint8_t frameFlags(const CodecSpec& spec);

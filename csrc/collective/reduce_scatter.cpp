@@ -88,10 +88,11 @@ class Reducer {
   const void* ownContribution(const ScatterMessage& message, const Run& run) {
     const void* x = contribution(message, run, op_.group.rank());
     const CodecSpec& codec = run.codec->spec();
-    if (codec.nonfinite != Nonfinite::saturate || firstNonFinite(x, message.dtype, run.count) < 0) return x;
+    const float limit = finiteLimit(codec);
+    if (codec.nonfinite != Nonfinite::saturate || firstNonFinite(x, message.dtype, run.count, limit) < 0) return x;
     const auto* from = static_cast<const std::byte*>(x);
     repaired_.assign(from, from + run.count * itemBytes(message.dtype));
-    saturate(repaired_.data(), message.dtype, run.count, codec.bucket);
+    saturate(repaired_.data(), message.dtype, run.count, codec.bucket, limit);
     return repaired_.data();
   }
 

@@ -44,12 +44,15 @@ void checkFields(const FrameHeader& h) {
     std::string optional;
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
-    fail<Error>("flags", text(grid ? static_cast<uint8_t>(grid->rounding) : 0) + optional + " for this codec",
-                text(h.flags));
+    if (grid && grid->rotation == Rotation::option) optional += " or " + text(kRotatedFlag) + " more";
+    const int always =
+        grid ? static_cast<int>(grid->rounding) | (grid->rotation == Rotation::always ? kRotatedFlag : 0) : 0;
+    fail<Error>("flags", text(static_cast<uint64_t>(always)) + optional + " for this codec", text(h.flags));
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
-  if (grid ? !isGridBucket(h.bucket) : h.bucket != 0) {
-    fail<Error>("bucket", grid ? kGridBuckets : "0 for this codec", text(h.bucket));
+  const bool rotated = (h.flags & kRotatedFlag) != 0;
+  if (grid ? !isGridBucket(h.bucket, rotated) : h.bucket != 0) {
+    fail<Error>("bucket", grid ? gridBuckets(rotated) : "0 for this codec", text(h.bucket));
   }
 }
 
