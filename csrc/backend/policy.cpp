@@ -54,6 +54,10 @@ Policy Policy::parse(std::string_view text) {
     const std::string op(trimmed(part.substr(0, equals)));
     checkOp(op);
     const CodecSpec codec = codecOf(op, trimmed(part.substr(equals + 1)));
+    if (needsTable(codec)) {
+      throw ValueError("policy: " + op + ": expected a codec that needs no level table, got '" + codec.str() +
+                       "', for which a group has none");
+    }
     if (policy.codecs_.contains(op)) throw ValueError("policy: '" + op + "' is named twice");
     policy.codecs_.emplace(op, codec);
   }

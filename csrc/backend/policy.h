@@ -17,7 +17,7 @@ class Policy {
   Policy() = default;
 
   // Throws ValueError naming the part that is wrong: no such op, an op this version does not compress, an op named
-  // twice, a codec that CodecSpec::parse refuses.
+  // twice, a codec that CodecSpec::parse refuses or that needsTable.
   static Policy parse(std::string_view text);
 
   // Canonical text, ops in alphabetical order; parse(str()) is the same policy.

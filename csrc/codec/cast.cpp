@@ -91,7 +91,7 @@ void CastCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64
 }
 
 bool CastCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
-  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count, true) >= 0;
+  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0;
 }
 
 void CastCodec::repair(void* x, DType dtype, uint64_t count) const {
@@ -107,7 +107,7 @@ void CastCodec::poison(std::byte* dst, const std::vector<uint64_t>& elements) co
 bool CastCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   if (same(dtype)) {
-    if (firstNonFinite(src, dtype, count, true) >= 0) return false;
+    if (firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0) return false;
     std::memcpy(dst, src, count * item_);
     return true;
   }
@@ -163,7 +163,7 @@ void CastCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   checkPayload(src, count);
   if (count == 0) return;
   if (same(dtype)) {
-    if (firstNonFinite(src.data(), dtype, count, true) >= 0) expectCodes(src.data(), count);
+    if (firstNonFinite(src.data(), dtype, count, finiteLimit(spec())) >= 0) expectCodes(src.data(), count);
     std::memcpy(dst, src.data(), count * item_);
     return;
   }

@@ -113,13 +113,13 @@ void ChannelCodec::repair(void* x, DType dtype, uint64_t count) const {
 void ChannelCodec::poison(std::span<std::byte> dst, uint64_t count, uint64_t channel) const {
   for (uint64_t e = channel; e < count; e += channels())
     clearCodes(dst.subspan(up64(meta_)), spec().bits, e, 1);
-  std::byte* to = putScale(dst.data() + channel * scales_ * scale_bytes_, floatOf(kPoisonBits), form_.bf16);
+  std::byte* to = putScale(dst.data() + channel * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
   if (scales_ == 2) putScale(to, 0, form_.bf16);
 }
 
 bool ChannelCodec::isPoison(const std::byte* meta, uint64_t channel) const {
   return spec().nonfinite == Nonfinite::poison &&
-         floatBits(scaleAt(meta, channel * scales_, form_.bf16)) == kPoisonBits &&
+         floatBits(scaleAt(meta, channel * scales_, form_.bf16)) == kPoison &&
          (scales_ == 1 || floatBits(scaleAt(meta, channel * 2 + 1, form_.bf16)) == 0);
 }
 

@@ -28,6 +28,10 @@ std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable&
                    std::to_string(static_cast<int>(spec.id)));
 }
 
+std::shared_ptr<const Codec> Codec::with(const LevelTable&) const {
+  throw ValueError(spec_.str() + ": expected no level table, got one");
+}
+
 std::string codecNames() {
   std::string names = "none";
   for (const GridFamily& family : kGridFamilies) {

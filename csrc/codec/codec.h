@@ -12,6 +12,8 @@
 
 namespace lowcomm {
 
+class LevelTable;
+
 // What a stochastic codec's random numbers are a function of, beside the element's index: nothing else enters.
 // stream = phase·2^30 + rank·2^16 + slot (FORMAT.md, "Randomness").
 struct Draws {
@@ -74,6 +76,14 @@ class Codec {
                            const std::string& /*of*/) const {}
   virtual bool needsRepair(const void*, DType, uint64_t /*count*/) const { return false; }
   virtual void repair(void*, DType, uint64_t /*count*/) const {}
+
+  // This codec with `table`'s levels, a copy of them. Without one a codec that needsTable throws ValueError from encode
+  // and decode. Throws ValueError where the codec takes none, or one of another number of levels.
+  virtual std::shared_ptr<const Codec> with(const LevelTable& table) const;
+
+  // What the state_version of this codec's frames is: its table's version, 0 without one. A receiver whose version
+  // differs refuses the frame by that field.
+  virtual uint32_t stateVersion() const { return 0; }
 
  private:
   CodecSpec spec_;

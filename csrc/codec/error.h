@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -19,23 +20,24 @@ struct TypeError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// A NaN, an infinity or, unless `of_any_size`, a magnitude of 2^126 and more met by a codec under nonfinite=error.
+// A NaN, an infinity or a magnitude of `limit` and more met by a codec under nonfinite=error; `limit` is a power of two,
+// infinity where every finite element is taken.
 // `position` is the element's index in the tensor that was cut into runs; a collective counts it in the whole message,
 // also where that has several segments. `of` ends the sentence: "of the slice for rank 2".
 struct NonFiniteError : ValueError {
-  NonFiniteError(const std::string& codec, float value, uint64_t position, const std::string& of = "",
-                 bool of_any_size = false)
-      : ValueError(codec + ": expected finite elements" + (of_any_size ? "" : " below 2^126 in magnitude") +
+  NonFiniteError(const std::string& codec, float value, uint64_t position, float limit, const std::string& of = "")
+      : ValueError(codec + ": expected finite elements" +
+                   (std::isinf(limit) ? "" : " below 2^" + std::to_string(std::ilogb(limit)) + " in magnitude") +
                    " (nonfinite=error), got " + std::to_string(value) + " at element " + std::to_string(position) +
                    (of.empty() ? "" : " ") + of),
         codec(codec),
         value(value),
         position(position),
-        of_any_size(of_any_size) {}
+        limit(limit) {}
   std::string codec;
   float value;
   uint64_t position;
-  bool of_any_size;
+  float limit;
 };
 
 // Bytes from a peer that are not what the format or the op allows: field, expected, got.

@@ -17,6 +17,8 @@ enum class CodecId : uint8_t {
   mid = 6,      // grid around 0 with levels half a step from 0
   sign1 = 7,    // the sign, and a bucket's mean magnitude
   tern = 8,     // -s, 0 or s, the largest magnitude; in 2 bits
+  levels = 9,   // between a bucket's minimum and maximum, on the levels of a table that travels apart
+  gauss = 10,   // rotated, on the levels that suit a normal distribution best, times the root mean square
   fp16 = 11,    // casts: every element by itself in a narrower type
   bf16 = 12,
   fp8e4m3 = 13,
@@ -42,6 +44,11 @@ inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
 enum class Axis : uint8_t { flat = 0, channel = 1 };
 inline constexpr uint8_t kChannelFlag = 1 << 4;  // of a frame
 
+// Whether a codec's elements are rotated before all else (kernels/rotate.h).
+enum class Rotation : uint8_t { never, option, always };
+inline constexpr uint8_t kRotatedFlag = 1 << 5;  // of a frame
+inline constexpr uint32_t kLeastRotatedBucket = 512;
+
 // What sets one grid codec apart from another: the only list of them. Parser, names, frame checks and kernels' forms
 // follow it.
 struct GridFamily {
@@ -52,9 +59,16 @@ struct GridFamily {
   bool delta;    // takes the option delta
   bool centred;  // a grid around 0: a step is sent, no base
   bool l2;       // takes the option range=l2
+  Rotation rotation = Rotation::option;
+  bool book = false;  // levels from a codebook (kernels/codebook.h), not evenly spaced
+  uint32_t default_bucket = 1024;
+  Meta default_meta = Meta::fp32;
 
   // Whether metadata may be bfloat16. lattice's shift of the base would be lost in the rounding.
   constexpr bool bf16() const { return id != CodecId::lattice; }
+
+  // Whether it takes the option axis=channel.
+  constexpr bool channels() const { return !book; }
 
   // Whether the bits stand in the codec's name: all but tern's, which could have no others.
   constexpr bool named() const { return id != CodecId::tern; }
@@ -69,6 +83,8 @@ inline constexpr GridFamily kGridFamilies[] = {
     {CodecId::mid, "mid", 1, 8, Rounding::nearest, false, true, true},
     {CodecId::sign1, "sign", 1, 1, Rounding::nearest, false, true, false},
     {CodecId::tern, "tern", 2, 2, Rounding::nearest, false, true, false},
+    {CodecId::levels, "levels", 1, 8, Rounding::nearest, false, false, false, Rotation::never, true},
+    {CodecId::gauss, "gauss", 1, 8, Rounding::nearest, false, true, false, Rotation::always, true, 512, Meta::bf16},
 };
 
 // Null for a number that is no grid codec's.

@@ -26,9 +26,10 @@ static_assert(std::endian::native == std::endian::little, "payloads are little-e
 namespace {
 
 constexpr uint64_t kBlock = 512;
+constexpr uint64_t kLanes = 16;
 
-// 16-bit elements are converted this many at a time, or a bucket where that is more: it stays in the cache, and a
-// bucket's statistics see all of it, so the bytes are those of converting everything first.
+// 16-bit elements are converted, and any rotated, this many at a time, or a bucket where that is more: it stays in the
+// cache, and a bucket's statistics see all of it, so the bytes are those of converting everything first.
 constexpr uint64_t kPiece = 2048;
 
 // One bucket for a whole tensor (bucket=tensor) is a bucket that no tensor is longer than.
@@ -38,6 +39,22 @@ uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
 }
 
+constexpr uint64_t wholeBlocks(uint64_t count) {
+  return (count + kBlock - 1) / kBlock * kBlock;
+}
+
+// Lanes from `held` on of a rotated block held no element: the first one's values, for they must not count among a
+// bucket's smallest and largest. Their codes are cleared afterwards.
+void fillLanes(float* block, uint64_t held) {
+  for (uint64_t row = 0; row < kBlock; row += kLanes)
+    std::fill(block + row + held, block + row + kLanes, block[row]);
+}
+
+void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
+  for (uint64_t row = 0; row < bytes; row += 64)
+    std::memset(block + row + held * 4, 0, 64 - held * 4);
+}
+
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
@@ -45,10 +62,36 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected a codec without one here");
   const GridFamily& family = *gridFamily(spec.id);
-  encode_ = table.encode_grid[spec.bits - 1][static_cast<size_t>(gridRule(family))];
-  decode_ = (family.centred ? table.decode_centred : table.decode_grid)[spec.bits - 1];
+  const size_t width = spec.bits - 1;
+  if (family.book) {
+    const auto rule = static_cast<size_t>(spec.id == CodecId::gauss ? CodebookRule::gauss : CodebookRule::levels);
+    encode_ = table.codebooks->encode[width][rule];
+    decode_ = table.codebooks->decode[width][rule];
+  } else {
+    encode_ = table.encode_grid[width][static_cast<size_t>(gridRule(family))];
+    decode_ = (family.centred ? table.decode_centred : table.decode_grid)[width];
+  }
   scales_ = family.centred ? 1 : 2;
   scale_bytes_ = form_.bf16 ? 2 : 4;
+}
+
+GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels)
+    : GridCodec(spec, table) {
+  if (!needsTable(spec)) throw ValueError(name_ + ": expected no level table, got one");
+  if (levels.bits() != spec.bits) {
+    throw ValueError(name_ + ": level table: expected " + std::to_string(1 << spec.bits) + " values, got " +
+                     std::to_string(levels.values().size()));
+  }
+  const auto book = std::make_shared<Codebook>();
+  FloatEnv env;
+  makeLevels(*book, spec.bits, levels.values().data());
+  form_.book = book.get();
+  book_ = book;
+  version_ = levels.version();
+}
+
+std::shared_ptr<const Codec> GridCodec::with(const LevelTable& levels) const {
+  return std::make_shared<GridCodec>(spec(), table_, levels);
 }
 
 uint64_t GridCodec::granularity() const {
@@ -74,17 +117,21 @@ bool GridCodec::supports(DType dtype) const {
   return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
 }
 
+uint64_t GridCodec::codes(uint64_t count) const {
+  return isRotated(spec()) ? wholeBlocks(count) : count;
+}
+
 size_t GridCodec::metaBytes(uint64_t count) const {
   const uint64_t bucket = bucketOf(count);
   return scale_bytes_ * scales_ * ((count + bucket - 1) / bucket);
 }
 
-size_t GridCodec::wordBytes(uint64_t count) const {
-  return gridWordBytes(spec().bits, count);
+size_t GridCodec::wordBytes(uint64_t codes) const {
+  return gridWordBytes(spec().bits, codes);
 }
 
 size_t GridCodec::encodedBytes(uint64_t count, DType) const {
-  return up64(metaBytes(count)) + wordBytes(count);
+  return up64(metaBytes(count)) + wordBytes(codes(count));
 }
 
 void GridCodec::checkRun(DType dtype, uint64_t first) const {
@@ -95,6 +142,7 @@ void GridCodec::checkRun(DType dtype, uint64_t first) const {
     throw ValueError(name_ + ": first element: expected a multiple of " + std::to_string(granularity()) + ", got " +
                      std::to_string(first));
   }
+  if (needsTable(spec()) && !book_) throw ValueError(name_ + ": expected a level table, got none");
 }
 
 void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
@@ -123,7 +171,7 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
 bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   FloatEnv env;
-  if (dtype != DType::float32) return encodePieces(dst, static_cast<const uint16_t*>(src), dtype, first, count, key);
+  if (dtype != DType::float32 || isRotated(spec())) return encodePieces(dst, src, dtype, first, count, key);
   return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, formOf(count),
                  first / kBlock, key);
 }
@@ -137,7 +185,7 @@ bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uin
   if (spec().nonfinite == Nonfinite::saturate) {
     repair(copy.get(), dtype, count);
   } else {
-    poisoned = blank(copy.get(), dtype, count, bucketOf(count));
+    poisoned = blank(copy.get(), dtype, count, bucketOf(count), finiteLimit(spec()));
   }
   if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
   for (uint64_t bucket : poisoned)
@@ -150,41 +198,62 @@ void GridCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64
 }
 
 bool GridCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
-  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count) >= 0;
+  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0;
 }
 
 void GridCodec::repair(void* x, DType dtype, uint64_t count) const {
-  saturate(x, dtype, count, bucketOf(count));
+  saturate(x, dtype, count, bucketOf(count), finiteLimit(spec()));
 }
 
 // NaN for the base, or the step of a codec that sends no base; all else of the bucket 0.
 void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
-  const uint64_t from = bucket * bucketOf(count), elements = std::min<uint64_t>(bucketOf(count), count - from);
-  clearCodes({dst + up64(metaBytes(count)), wordBytes(count)}, spec().bits, from, elements);
-  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoisonBits), form_.bf16);
+  const uint64_t all = codes(count), size = bucketOf(count), from = bucket * size;
+  clearCodes({dst + up64(metaBytes(count)), wordBytes(all)}, spec().bits, from, std::min(size, all - from));
+  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
   if (scales_ == 2) putScale(to, 0, form_.bf16);
 }
 
 bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
   return spec().nonfinite == Nonfinite::poison &&
-         floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoisonBits &&
+         floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
          (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
 }
 
-bool GridCodec::encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
+bool GridCodec::encodePieces(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                              const PhiloxKey& key) const {
   const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
   const GridForm form = formOf(count);
-  const uint64_t piece = pieceOf(form.bucket, count);
+  const uint64_t piece = pieceOf(form.bucket, codes(count));
   std::byte* words = dst + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
-    const uint64_t n = std::min(piece, count - at);
-    convert(scratch.get(), src + at, n);
-    if (!encode_(dst + metaBytes(at), words + wordBytes(at), scratch.get(), n, form, (first + at) / kBlock, key)) {
+    const uint64_t n = std::min(piece, count - at), block = (first + at) / kBlock;
+    const float* x = static_cast<const float*>(src) + at;
+    if (dtype != DType::float32) {
+      convert(scratch.get(), static_cast<const uint16_t*>(src) + at, n);
+      x = scratch.get();
+    }
+    std::byte *to_meta = dst + metaBytes(at), *to_words = words + wordBytes(at);
+    if (isRotated(spec())) {
+      if (!table_.rotation->rotate(scratch.get(), x, n)) return false;
+      if (!encodeRotated(to_meta, to_words, scratch.get(), n, block, key)) return false;
+    } else if (!encode_(to_meta, to_words, x, n, form, block, key)) {
       return false;
     }
   }
+  return true;
+}
+
+// x: the rotated blocks of `count` elements, the last ones of the run where that is no multiple of a block.
+bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, uint64_t block,
+                              const PhiloxKey& key) const {
+  const uint64_t all = codes(count), held = count % kBlock;
+  if (held == 0 || held >= kLanes) return encode_(meta, words, x, all, form_, block, key);
+  GridForm form = form_;
+  form.absent = kBlock / kLanes * (kLanes - held);
+  if (scales_ == 2) fillLanes(x + all - kBlock, held);
+  if (!encode_(meta, words, x, all, form, block, key)) return false;
+  clearLanes(words + wordBytes(all - kBlock), wordBytes(kBlock), held);
   return true;
 }
 
@@ -202,7 +271,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
 
   if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
-  expectUnusedZero(src.subspan(words), spec().bits, count, name_);
+  expectUnusedZero(src.subspan(words), spec().bits, count, name_, isRotated(spec()));
 }
 
 void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
@@ -210,23 +279,35 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  if (dtype == DType::float32) {
-    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
+  const auto* unrotate = isRotated(spec()) ? table_.rotation->unrotate : nullptr;
+  if (dtype != DType::float32) {
+    const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
+    decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
+      if (unrotate) unrotate[0](values, values, n);
+      convert(static_cast<uint16_t*>(dst) + at, values, n);
+    });
+  } else if (unrotate) {
+    decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
+      unrotate[0](static_cast<float*>(dst) + at, values, n);
+    });
   } else {
-    decodePieces(static_cast<uint16_t*>(dst), dtype, src.data(), count);
+    decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
   }
 }
 
-void GridCodec::decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const {
-  const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
+// Calls take(values, at, n) for runs of n elements from element `at` on: the values of their codes.
+template <typename Take>
+void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& take) const {
   const GridForm form = formOf(count);
-  const uint64_t piece = pieceOf(form.bucket, count);
+  const uint64_t bucket = form.bucket, piece = std::min(kPiece, codes(count));
   const std::byte* words = src + up64(metaBytes(count));
   const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
-    decode_[0](scratch.get(), src + metaBytes(at), words + wordBytes(at), n, form);
-    convert(dst + at, scratch.get(), n);
+    // A piece is of whole buckets or within one, from whose scale its own values are then made.
+    const std::byte* meta = src + scale_bytes_ * scales_ * (at / bucket);
+    decode_[0](scratch.get(), meta, words + wordBytes(at), codes(n), form);
+    take(scratch.get(), at, n);
   }
 }
 
@@ -236,7 +317,13 @@ void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
+  if (isRotated(spec())) {
+    decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
+      table_.rotation->unrotate[1](acc + at, values, n);
+    });
+  } else {
+    decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));
+  }
 }
 
 }  // namespace lowcomm

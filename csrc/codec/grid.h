@@ -2,11 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "codec/codec.h"
+#include "codec/level_table.h"
 #include "codec/spec.h"
+#include "kernels/codebook.h"
 #include "kernels/dtype.h"
 #include "kernels/grid_form.h"
 #include "kernels/philox.h"
@@ -26,10 +29,16 @@ namespace lowcomm {
 // sym and mid are grids around 0, sym with a level at 0 (AQ-SGD, DiLoCoX) and mid without (AQ-SGD's text: Wang et al.,
 // Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees; NeurIPS 2022); sign1
 // has two levels and tern three. They send a step and no base.
+//
+// levels is a grid of unequal steps between a bucket's ends (QSDP's learned levels); gauss has the best levels for a
+// normal distribution, which the rotation before it makes of nearly any.
 class GridCodec final : public Codec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
   GridCodec(const CodecSpec& spec, const KernelTable& table);
+
+  // A levels codec with its table. Throws ValueError as Codec::with.
+  GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels);
 
   uint64_t granularity() const override;  // kUncut with bucket=tensor
   bool supports(DType dtype) const override;
@@ -39,6 +48,8 @@ class GridCodec final : public Codec {
   void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
   void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                  uint64_t count) const override;
+  std::shared_ptr<const Codec> with(const LevelTable& levels) const override;
+  uint32_t stateVersion() const override { return version_; }
 
   void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
   bool needsRepair(const void* src, DType dtype, uint64_t count) const override;
@@ -47,8 +58,9 @@ class GridCodec final : public Codec {
  private:
   uint32_t bucketOf(uint64_t count) const;
   GridForm formOf(uint64_t count) const;
+  uint64_t codes(uint64_t count) const;    // of `count` elements: whole blocks where they are rotated
   size_t metaBytes(uint64_t count) const;  // without padding
-  size_t wordBytes(uint64_t count) const;
+  size_t wordBytes(uint64_t codes) const;
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
   bool isPoison(const std::byte* meta, uint64_t bucket) const;
@@ -58,17 +70,22 @@ class GridCodec final : public Codec {
   bool encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const PhiloxKey& key) const;
   void poison(std::byte* dst, uint64_t count, uint64_t bucket) const;
-  bool encodePieces(std::byte* dst, const uint16_t* src, DType dtype, uint64_t first, uint64_t count,
+  bool encodePieces(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                     const PhiloxKey& key) const;
-  void decodePieces(uint16_t* dst, DType dtype, const std::byte* src, uint64_t count) const;
+  bool encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, uint64_t block,
+                     const PhiloxKey& key) const;
+  template <typename Take>
+  void decodePieces(const std::byte* src, uint64_t count, const Take& take) const;
 
   const KernelTable& table_;
   std::string name_;
   GridForm form_;
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]
-  size_t scales_;                          // numbers of metadata a bucket
-  size_t scale_bytes_;                     // of each
+  std::shared_ptr<const Codebook> book_;   // of levels, where it has a table
+  uint32_t version_ = 0;
+  size_t scales_;       // numbers of metadata a bucket
+  size_t scale_bytes_;  // of each
 };
 
 }  // namespace lowcomm

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "codec/error.h"
+#include "kernels/codebook.h"
 
 namespace lowcomm {
 namespace {
@@ -52,6 +53,12 @@ GridForm gridForm(const CodecSpec& spec) {
       form.low = -1;
       form.magic = 257.5f;
       break;
+    case CodecId::gauss:
+      form.rms = true;  // a range of 2·rms, of which half is sent and divided by
+      form.divisor = form.numerator = 2;
+      form.gain = spec.gain;
+      form.book = &gaussCodebook(spec.bits);
+      break;
     case CodecId::sign1:
       form.centre = 0.5f;  // (0 or 1 - 1/2)·2·mean: both products exact
       form.unit = 2;
@@ -79,15 +86,18 @@ void expectThreeCodes(std::span<const std::byte> words, const std::string& codec
   }
 }
 
-void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec) {
+void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count, const std::string& codec,
+                      bool rotated) {
   const uint64_t width = static_cast<uint64_t>(bits);
-  // Only the last block can have unused bits: those of its lanes past their last row.
+  // Only the last block can have unused bits: those of its lanes past their last row. A rotated lane has all its rows
+  // or holds no element.
   const uint64_t rest = count % kBlock;
   if (rest == 0) return;
   const std::byte* block = words.data() + gridWordBytes(bits, count - rest);
-  const uint64_t words_a_lane = gridWordBytes(bits, rest) / 64;
+  const uint64_t words_a_lane = gridWordBytes(bits, rotated ? kBlock : rest) / 64;
   for (uint64_t lane = 0; lane < kLanes; ++lane) {
-    const uint64_t rows = (rest + kLanes - 1 - lane) / kLanes;
+    const uint64_t filled = (rest + kLanes - 1 - lane) / kLanes;
+    const uint64_t rows = rotated && filled > 0 ? kBlock / kLanes : filled;
     const uint64_t used = rows * width;
     for (uint64_t word = used / 32; word < words_a_lane; ++word) {
       uint32_t stored;

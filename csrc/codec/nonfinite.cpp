@@ -1,5 +1,7 @@
 #include "codec/nonfinite.h"
 
+#include <cmath>
+
 #include "codec/error.h"
 #include "kernels/finite.h"
 #include "kernels/half.h"
@@ -17,10 +19,10 @@ float valueAt(const void* x, DType dtype, int64_t i) {
 
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of) {
-  const bool of_any_size = isCast(codec.id);
-  const int64_t bad = firstNonFinite(x, dtype, count, of_any_size);
+  const float limit = finiteLimit(codec);
+  const int64_t bad = firstNonFinite(x, dtype, count, limit);
   if (bad < 0) return;
-  throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), of, of_any_size);
+  throw NonFiniteError(codec.str(), valueAt(x, dtype, bad), first + static_cast<uint64_t>(bad), limit, of);
 }
 
 }  // namespace lowcomm

@@ -8,8 +8,8 @@
 
 namespace lowcomm {
 
-// Throws NonFiniteError for the first of `count` elements that the codec does not take (kernels/finite.h), counted from
-// `first`: a cast takes any finite one. `of` ends the message.
+// Throws NonFiniteError for the first of `count` elements that `codec` does not take (finiteLimit), counted from
+// `first`. `of` ends the message.
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of = "");
 

@@ -4,8 +4,6 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/finite.h"
-
 namespace lowcomm {
 namespace {
 
@@ -18,10 +16,7 @@ struct Type {
 template <typename Bits>
 constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
 
-constexpr uint32_t kLimit = std::bit_cast<uint32_t>(kFiniteLimit);
-constexpr Type<uint32_t> kFloat32{kLimit, 0x7f800000u};
-constexpr Type<uint16_t> kBfloat16{kLimit >> 16, 0x7f80};
-constexpr Type<uint16_t> kFloat16{0x7c00, 0x7c00};  // all its finite values are below the limit
+constexpr Type<uint16_t> kFloat16{0x7c00, 0x7c00};  // all its finite values are below every limit
 
 // Calls `f(bucket's number, its elements, type)` for every bucket with an element that is refused.
 template <typename Bits, typename F>
@@ -34,9 +29,12 @@ void eachSpoilt(Bits* x, uint64_t count, uint32_t bucket, Type<Bits> type, F&& f
 }
 
 template <typename F>
-void eachSpoilt(void* x, DType dtype, uint64_t count, uint32_t bucket, F&& f) {
-  if (dtype == DType::float32) return eachSpoilt(static_cast<uint32_t*>(x), count, bucket, kFloat32, f);
-  eachSpoilt(static_cast<uint16_t*>(x), count, bucket, dtype == DType::float16 ? kFloat16 : kBfloat16, f);
+void eachSpoilt(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit, F&& f) {
+  const uint32_t least = std::bit_cast<uint32_t>(limit);
+  const Type<uint32_t> float32{least, 0x7f800000u};
+  const Type<uint16_t> bfloat16{static_cast<uint16_t>(least >> 16), 0x7f80};
+  if (dtype == DType::float32) return eachSpoilt(static_cast<uint32_t*>(x), count, bucket, float32, f);
+  eachSpoilt(static_cast<uint16_t*>(x), count, bucket, dtype == DType::float16 ? kFloat16 : bfloat16, f);
 }
 
 template <typename Bits>
@@ -58,13 +56,13 @@ void saturateBucket(std::span<Bits> x, Type<Bits> type) {
 
 }  // namespace
 
-void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket) {
-  eachSpoilt(x, dtype, count, bucket, [](uint64_t, auto of, auto type) { saturateBucket(of, type); });
+void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit) {
+  eachSpoilt(x, dtype, count, bucket, limit, [](uint64_t, auto of, auto type) { saturateBucket(of, type); });
 }
 
-std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket) {
+std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit) {
   std::vector<uint64_t> spoilt;
-  eachSpoilt(x, dtype, count, bucket, [&](uint64_t number, auto of, auto) {
+  eachSpoilt(x, dtype, count, bucket, limit, [&](uint64_t number, auto of, auto) {
     std::fill(of.begin(), of.end(), 0);
     spoilt.push_back(number);
   });

@@ -9,16 +9,17 @@
 
 namespace lowcomm {
 
-// What `nonfinite=saturate` and `nonfinite=poison` do to elements that no codec takes (kernels/finite.h), before they
-// are encoded like any others. Rare, so it is a pass of its own over a copy, and the loops know nothing of it.
-// x: `count` elements of float32, float16 or bfloat16 from the start of a bucket, changed in place.
+// What `nonfinite=saturate` and `nonfinite=poison` do to elements that the codec does not take, those that are not
+// finite or `limit` (finiteLimit) or more in magnitude, before they are encoded like any others. Rare, so it is a pass
+// of its own over a copy, and the loops know nothing of it. x: `count` elements of float32, float16 or bfloat16 from
+// the start of a bucket, changed in place.
 
 // NaN becomes 0; what is too large the largest magnitude of its bucket that is not, with its own sign (0 where there is
 // none).
-void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket);
+void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
 
-// Sets every element of a bucket with one that no codec takes to 0. Returns those buckets' numbers, ascending.
-std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket);
+// Sets every element of a bucket with one that the codec does not take to 0. Returns those buckets' numbers, ascending.
+std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
 
 // The same for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
 void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels);

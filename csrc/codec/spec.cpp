@@ -4,28 +4,28 @@
 #include <charconv>
 #include <cstddef>
 #include <iterator>
+#include <limits>
 #include <set>
 #include <system_error>
 
 #include "codec/codec.h"
 #include "codec/error.h"
+#include "kernels/finite.h"
 
 namespace lowcomm {
 
 namespace {
 
-constexpr uint32_t kDefaultBucket = 1024;
 constexpr double kDefaultKeep = 0.2;
 constexpr std::string_view kDefaultValues = "sym8";
 
 // The published family beyond this version (FORMAT.md, "Numbers kept for later"): refused as not there yet, so that
 // nobody takes a typing error for a missing feature or the other way round.
 constexpr std::string_view kLaterCodecs[] = {"fake"};
-constexpr std::string_view kLaterFamilies[] = {"levels", "gauss"};
-constexpr std::string_view kLaterOptions[] = {"rotate", "gain", "ratio"};
-constexpr std::string_view kPresentOptions[] = {"bucket", "axis",  "C",    "meta",   "range",
-                                                "delta",  "round", "keep", "values", "nonfinite"};
-constexpr const char* kOptions = "bucket, axis, C, meta, range, delta, round, keep, values, nonfinite";
+constexpr std::string_view kLaterOptions[] = {"ratio"};
+constexpr std::string_view kPresentOptions[] = {"bucket", "axis", "C",     "meta", "range",  "delta",
+                                                "rotate", "gain", "round", "keep", "values", "nonfinite"};
+constexpr const char* kOptions = "bucket, axis, C, meta, range, delta, rotate, gain, round, keep, values, nonfinite";
 
 template <typename List>
 bool contains(const List& list, std::string_view name) {
@@ -49,6 +49,11 @@ bool isDelta(float delta) {
 constexpr const char* kKeeps = "a share above 0 and at most 1";
 bool isKeep(double keep) {
   return keep > 0 && keep <= 1;
+}
+
+constexpr const char* kGains = "a factor of 0.001...1000";
+bool isGain(float gain) {
+  return gain >= 1e-3f && gain <= 1e3f;
 }
 
 // The fewest digits that parse to the same number: one number has one text.
@@ -85,9 +90,7 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
   const Name parts = split(name);
   const GridFamily* family = gridFamily(parts.family);
   if (family == nullptr || (!family->named() && !parts.digits.empty())) {
-    if (contains(kLaterCodecs, name) || contains(kLaterFamilies, parts.family)) {
-      notYet(text, std::string(name), codecNames());
-    }
+    if (contains(kLaterCodecs, name)) notYet(text, std::string(name), codecNames());
     fail(text, "name: expected one of " + codecNames() + ", got '" + std::string(name) + "'");
   }
   CodecSpec spec;
@@ -98,7 +101,8 @@ CodecSpec parseName(std::string_view text, std::string_view name) {
     fail(text, "bits: expected " + gridBits(*family) + " after '" + std::string(parts.family) + "', got '" +
                    std::string(parts.digits) + "'");
   }
-  spec.bucket = kDefaultBucket;
+  spec.bucket = family->default_bucket;
+  spec.meta = family->default_meta;
   return spec;
 }
 
@@ -113,18 +117,26 @@ uint32_t parseBucket(std::string_view text, std::string_view value) {
   if (value == "tensor") return kTensorBucket;
   const uint32_t bucket = parseCount(value);
   if (bucket == 0 || !isGridBucket(bucket)) {
-    fail(text, std::string("bucket: expected ") + kGridBuckets + ", got '" + std::string(value) + "'");
+    fail(text, std::string("bucket: expected ") + gridBuckets(false) + ", got '" + std::string(value) + "'");
   }
   return bucket;
 }
 
-double parseKeep(std::string_view text, std::string_view value) {
-  double keep = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), keep);
-  if (error != std::errc() || end != value.data() + value.size() || !isKeep(keep)) {
-    fail(text, std::string("keep: expected ") + kKeeps + ", got '" + std::string(value) + "'");
+// `of` is the option's name, `allowed` says in words what `isAllowed` takes.
+template <typename Number>
+Number parseNumber(std::string_view text, const char* of, std::string_view value, bool (*isAllowed)(Number),
+                   const char* allowed) {
+  Number number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size() || !isAllowed(number)) {
+    fail(text, std::string(of) + ": expected " + allowed + ", got '" + std::string(value) + "'");
   }
-  return keep;
+  return number;
+}
+
+// Values of topk are one tensor of their own: on plain grids alone, for a rotation or a table serves a whole tensor.
+bool isValueFamily(const GridFamily* family) {
+  return family != nullptr && !family->book;
 }
 
 void parseValues(std::string_view text, std::string_view value, CodecSpec& spec) {
@@ -134,20 +146,14 @@ void parseValues(std::string_view text, std::string_view value, CodecSpec& spec)
   } catch (const ValueError& error) {
     fail(text, std::string("values: ") + error.what());
   }
-  if (value.find(':') != std::string_view::npos || !isGrid(values.id)) {
+  if (value.find(':') != std::string_view::npos || !isValueFamily(gridFamily(values.id))) {
     fail(text, "values: expected the name of a grid codec without options, got '" + std::string(value) + "'");
   }
   spec.values = values.id;
   spec.value_bits = values.bits;
 }
-
-float parseDelta(std::string_view text, std::string_view value) {
-  float delta = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), delta);
-  if (error != std::errc() || end != value.data() + value.size() || !isDelta(delta)) {
-    fail(text, std::string("delta: expected ") + kDeltas + ", got '" + std::string(value) + "'");
   }
-  return delta;
+  return number;
 }
 
 void parseOption(std::string_view text, std::string_view option, CodecSpec& spec, std::set<std::string_view>& seen) {
@@ -183,7 +189,7 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
     }
     spec.stochastic = value == "stochastic";
   } else if (key == "keep") {
-    spec.keep = parseKeep(text, value);
+    spec.keep = parseNumber(text, "keep", value, isKeep, kKeeps);
   } else if (key == "values") {
     parseValues(text, value, spec);
   } else if (key == "meta") {
@@ -195,7 +201,12 @@ void parseOption(std::string_view text, std::string_view option, CodecSpec& spec
     }
     spec.range = value == "l2" ? Range::l2 : Range::absmax;
   } else if (key == "delta") {
-    spec.delta = parseDelta(text, value);
+    spec.delta = parseNumber(text, "delta", value, isDelta, kDeltas);
+  } else if (key == "rotate") {
+    if (value != "0" && value != "1") fail(text, "rotate: expected 0 or 1, got '" + std::string(value) + "'");
+    spec.rotate = value == "1";
+  } else if (key == "gain") {
+    spec.gain = parseNumber(text, "gain", value, isGain, kGains);
   } else if (key == "nonfinite") {
     if (value == "saturate") {
       spec.nonfinite = Nonfinite::saturate;
@@ -236,7 +247,7 @@ std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily&
   if (spec.id != CodecId::topk) return std::nullopt;
   if (!isKeep(spec.keep)) return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep);
   const GridFamily* values = gridFamily(spec.values);
-  if (values == nullptr || !isGridBits(*values, spec.value_bits)) {
+  if (!isValueFamily(values) || !isGridBits(*values, spec.value_bits)) {
     return "values: expected a grid codec, got codec " + std::to_string(static_cast<int>(spec.values)) + " of " +
            std::to_string(spec.value_bits) + " bits";
   }
@@ -287,12 +298,27 @@ std::string CodecSpec::str() const {
   } else {
     text += ":bucket=" + (bucket == kTensorBucket ? "tensor" : std::to_string(bucket));
   }
-  if (meta == Meta::bf16) text += ",meta=bf16";
+  if (meta != family->default_meta) text += meta == Meta::bf16 ? ",meta=bf16" : ",meta=fp32";
   if (range == Range::l2) text += ",range=l2";
   if (delta != 0) text += ",delta=" + shortest(delta);
+  if (rotate) text += ",rotate=1";
+  if (gain != 1) text += ",gain=" + shortest(gain);
   if (nonfinite == Nonfinite::saturate) text += ",nonfinite=saturate";
   if (nonfinite == Nonfinite::poison) text += ",nonfinite=poison";
   return text;
+}
+
+bool isRotated(const CodecSpec& spec) {
+  return spec.rotate || spec.id == CodecId::gauss;
+}
+
+bool needsTable(const CodecSpec& spec) {
+  return spec.id == CodecId::levels;
+}
+
+float finiteLimit(const CodecSpec& spec) {
+  if (isCast(spec.id)) return std::numeric_limits<float>::infinity();
+  return isRotated(spec) ? kRotatedLimit : kFiniteLimit;
 }
 
 uint8_t frameFlags(const CodecSpec& spec) {
@@ -300,7 +326,7 @@ uint8_t frameFlags(const CodecSpec& spec) {
   if (family == nullptr) return static_cast<uint8_t>(spec.stochastic ? Rounding::stochastic : Rounding::nearest);
   return static_cast<uint8_t>(static_cast<uint8_t>(family->rounding) | (spec.range == Range::l2 ? kL2Flag : 0) |
                               (spec.meta == Meta::bf16 ? kBf16Flag : 0) |
-                              (spec.axis == Axis::channel ? kChannelFlag : 0));
+                              (spec.axis == Axis::channel ? kChannelFlag : 0) | (isRotated(spec) ? kRotatedFlag : 0));
 }
 
 CodecSpec CodecSpec::withChannels(uint64_t channels) const {
@@ -319,10 +345,11 @@ CodecSpec CodecSpec::withChannels(uint64_t channels) const {
 }
 
 CodecSpec valueSpec(const CodecSpec& topk) {
+  const GridFamily* family = gridFamily(topk.values);
   CodecSpec spec;
   spec.id = topk.values;
   spec.bits = topk.value_bits;
-  spec.bucket = kDefaultBucket;
+  if (family != nullptr) spec.bucket = family->default_bucket;
   spec.nonfinite = topk.nonfinite;
   return spec;
 }
@@ -335,13 +362,27 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (!isGridBits(*family, spec.bits)) {
     return "bits: expected " + gridBits(*family) + ", got " + std::to_string(spec.bits);
   }
+  if (spec.rotate && family->rotation != Rotation::option) {
+    return "rotate: expected none with " + name + (family->rotation == Rotation::always ? ", which always is" : "") +
+           ", got 1";
+  }
   if (spec.axis == Axis::channel) {
+    if (!family->channels()) return "axis: expected none with " + name + ", got channel";
+    if (spec.rotate) return "rotate: expected none with axis=channel, got 1";
     if (!spec.open() && !isGridChannels(spec.bucket)) {
       return std::string("C: expected ") + kGridChannels + ", got " + std::to_string(spec.bucket);
     }
-  } else if (!isGridBucket(spec.bucket)) {
-    return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
+  } else if (!isGridBucket(spec.bucket, isRotated(spec))) {
+    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) + (isRotated(spec) ? " where rotated" : "") +
+           ", got " + (spec.bucket == kTensorBucket ? "tensor" : std::to_string(spec.bucket));
   }
+  }
+  if (!isGridBucket(spec.bucket, isRotated(spec))) {
+    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) + (isRotated(spec) ? " where rotated" : "") +
+           ", got " + std::to_string(spec.bucket);
+  }
+  if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
+  if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
   if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
@@ -358,6 +399,8 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   // Grids around 0 with a level at 0 or of one magnitude err less.
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
+  // So do levels that follow the elements' distribution, and elements that a rotation has made alike.
+  if (family->book || isRotated(spec)) return std::nullopt;
   // How large a channel is, nobody knows before there is a tensor.
   if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
   const bool whole = spec.bucket == kTensorBucket;

@@ -18,16 +18,23 @@ std::string gridBits(const GridFamily& family);  // "1...8"
 
 // Whether byte 8 of a frame may be this. frameFlags of a spec always is one of them.
 constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
-  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0) | kChannelFlag;
-  return (flags & ~optional) == static_cast<uint8_t>(family.rounding);
+  const uint8_t optional = (family.l2 ? kL2Flag : 0) | (family.bf16() ? kBf16Flag : 0) |
+                           (family.channels() ? kChannelFlag : 0) |
+                           (family.rotation == Rotation::option ? kRotatedFlag : 0);
+  const uint8_t always =
+      static_cast<uint8_t>(family.rounding) | (family.rotation == Rotation::always ? kRotatedFlag : 0);
+  return (flags & ~optional) == always && (flags & (kChannelFlag | kRotatedFlag)) != (kChannelFlag | kRotatedFlag);
 }
 constexpr bool isPlainFlags(const PlainFamily& family, uint8_t flags) {
   return flags == 0 || (family.stochastic && flags == static_cast<uint8_t>(Rounding::stochastic));
 }
 inline constexpr uint32_t kTensorBucket = 0;  // bucket=tensor: one bucket, whatever the tensor's size
-inline constexpr const char* kGridBuckets = "a power of two in 64...65536, or tensor (0)";
-constexpr bool isGridBucket(uint32_t bucket) {
-  return bucket == kTensorBucket || (std::has_single_bit(bucket) && bucket >= 64 && bucket <= 65536);
+constexpr const char* gridBuckets(bool rotated) {
+  return rotated ? "a power of two in 512...65536" : "a power of two in 64...65536, or tensor (0)";
+}
+constexpr bool isGridBucket(uint32_t bucket, bool rotated = false) {
+  if (bucket == kTensorBucket) return !rotated;
+  return std::has_single_bit(bucket) && bucket >= (rotated ? kLeastRotatedBucket : 64) && bucket <= 65536;
 }
 // Channels of axis=channel, which stand where a bucket does.
 inline constexpr const char* kGridChannels = "1...65536";
@@ -51,6 +58,8 @@ struct CodecSpec {
   Meta meta = Meta::fp32;
   Nonfinite nonfinite = Nonfinite::error;
   Axis axis = Axis::flat;
+  bool rotate = false;             // the option; gauss is rotated without it (isRotated)
+  float gain = 1;                  // gauss: decoded values are multiplied by it
   bool stochastic = false;         // bf16: round=stochastic
   double keep = 0;                 // topk: the share of elements that is sent, above 0 and at most 1
   CodecId values = CodecId::none;  // topk: the grid codec of what is sent, with its default options
@@ -77,6 +86,14 @@ struct CodecSpec {
 
 // topk: what its values are encoded with. They are one tensor, in the order of the elements.
 CodecSpec valueSpec(const CodecSpec& topk);
+
+bool isRotated(const CodecSpec& spec);
+
+// Whether the codec is nothing without a level table (codec/level_table.h), which a text cannot name.
+bool needsTable(const CodecSpec& spec);
+
+// The least magnitude that the codec refuses: kFiniteLimit or kRotatedLimit (kernels/finite.h), infinity for a cast.
+float finiteLimit(const CodecSpec& spec);
 
 // Byte 8 of a frame of this codec.
 uint8_t frameFlags(const CodecSpec& spec);

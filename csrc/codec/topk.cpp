@@ -98,7 +98,7 @@ bool TopkCodec::needsRepair(const void* src, DType dtype, uint64_t count) const 
 }
 
 void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
-  saturate(x, dtype, count, values_.spec().bucket);
+  saturate(x, dtype, count, values_.spec().bucket, finiteLimit(spec()));
 }
 
 void TopkCodec::read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const {

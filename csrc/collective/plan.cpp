@@ -44,7 +44,7 @@ void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, con
   try {
     codec->encode(payload, src, dtype, offset, count, draws);
   } catch (const NonFiniteError& error) {
-    throw NonFiniteError(error.codec, error.value, error.position - offset + at, of, error.of_any_size);
+    throw NonFiniteError(error.codec, error.value, error.position - offset + at, error.limit, of);
   }
 }
 

@@ -34,15 +34,17 @@ int64_t firstFrom(const void* x, uint64_t n, Bits limit) {
 
 }  // namespace
 
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, bool of_any_size) {
-  const uint32_t limit = of_any_size ? 0x7f800000u : std::bit_cast<uint32_t>(kFiniteLimit);
+static_assert(std::bit_cast<uint32_t>(kRotatedLimit) == kRotatedLimitBits);
+
+int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit) {
+  const uint32_t least = std::bit_cast<uint32_t>(limit);
   switch (dtype) {
     case DType::float32:
-      return firstFrom<uint32_t>(x, n, limit);
+      return firstFrom<uint32_t>(x, n, least);
     case DType::bfloat16:
-      return firstFrom<uint16_t>(x, n, static_cast<uint16_t>(limit >> 16));
+      return firstFrom<uint16_t>(x, n, static_cast<uint16_t>(least >> 16));
     case DType::float16:
-      return firstFrom<uint16_t>(x, n, 0x7c00);  // infinity: its finite values are all below the limit
+      return firstFrom<uint16_t>(x, n, 0x7c00);  // infinity: its finite values are all below every limit
     default:
       return -1;
   }

@@ -10,11 +10,16 @@ namespace lowcomm {
 inline constexpr float kFiniteLimit = 0x1p126f;
 inline constexpr uint32_t kFiniteLimitBits = 0x7e800000u;
 
+// The same of codecs that rotate, before they do: a rotated element is up to 32^1/2 times, a sum on the way to it up to
+// 32 times as large.
+inline constexpr float kRotatedLimit = 0x1p120f;
+inline constexpr uint32_t kRotatedLimitBits = 0x7b800000u;
+
 // The NaN that a poisoned bucket has for a base, or for its step where it has no base, and decodes to.
 inline constexpr uint32_t kPoison = 0x7fc00000u;
 
-// The first element that is NaN, infinite or of magnitude kFiniteLimit or more, -1 when there is none: what a grid
-// codec refuses. float32, float16, bfloat16; of other types none is found. `of_any_size`: NaN and infinities only.
-int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, bool of_any_size = false);
+// The first element that is NaN, infinite or of magnitude `limit` or more (a power of two), -1 when there is none: what
+// a codec refuses. float32, float16, bfloat16; of other types none is found. A limit of infinity takes all finite ones.
+int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit = kFiniteLimit);
 
 }  // namespace lowcomm

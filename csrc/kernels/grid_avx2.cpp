@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid_scale.h"
 #include "kernels/table.h"
@@ -16,6 +17,8 @@ namespace {
 
 constexpr KernelTable kTable = {"avx2",
                                 LOWCOMM_GRID_LOOPS,
+                                &kAvx2Codebooks,
+                                &kAvx2Rotation,
                                 avx2::halvesToFloats,
                                 avx2::floatsToHalves,
                                 avx2::brainsToFloats,

@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid_scale.h"
 #include "kernels/table.h"
@@ -16,6 +17,8 @@ namespace {
 
 constexpr KernelTable kTable = {"avx512",
                                 LOWCOMM_GRID_LOOPS,
+                                &kAvx512Codebooks,
+                                &kAvx512Rotation,
                                 avx512::halvesToFloats,
                                 avx512::floatsToHalves,
                                 avx512::brainsToFloats,

@@ -55,32 +55,39 @@ LOWCOMM_INLINE float sumOf(const float* x, size_t count, uint32_t largest) {
     __builtin_memcpy(rest, x + whole, (count - whole) * sizeof(float));
     addTerms<kSquares>(partial, rest, down);
   }
-  float sums[64];
-  for (int j = 0; j < 64 / kLanes; ++j)
-    store(sums + j * kLanes, partial[j]);
-  for (int half = 32; half > 0; half /= 2) {
+  for (int half = 32 / kLanes; half > 0; half /= 2) {
+    for (int j = 0; j < half; ++j)
+      partial[j] += partial[j + half];
+  }
+  float sums[kLanes];
+  store(sums, partial[0]);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int k = 0; k < half; ++k)
       sums[k] += sums[k + half];
   }
   return sums[0];
 }
 
+// `counted` of the elements enter a mean.
 template <GridRule kRule>
-LOWCOMM_INLINE float centredRange(const float* x, size_t count, uint32_t largest, const GridForm& form) {
-  if (kRule == GridRule::sign) return meanOf(sumOf<false>(x, count, largest), count, largest);
-  return form.rms ? 2 * rmsOf(sumOf<true>(x, count, largest), count, largest) : floatFrom(largest);
+LOWCOMM_INLINE float centredRange(const float* x, size_t count, size_t counted, uint32_t largest,
+                                  const GridForm& form) {
+  if (kRule == GridRule::sign) return meanOf(sumOf<false>(x, count, largest), counted, largest);
+  return form.rms ? 2 * rmsOf(sumOf<true>(x, count, largest), counted, largest) : floatFrom(largest);
 }
 
 // Steps of a group's buckets to meta, which moves past them, their inverses to scales. False when an element is
-// refused.
+// refused. `absent` is form.absent where the last bucket is among them, else 0.
 template <GridRule kRule>
-LOWCOMM_ONCE bool measureCentred(std::byte*& meta, Scales& scales, const float* x, size_t count, const GridForm& form) {
+LOWCOMM_ONCE bool measureCentred(std::byte*& meta, Scales& scales, const float* x, size_t count, size_t absent,
+                                 const GridForm& form) {
   const uint32_t bucket = form.bucket;
   for (size_t from = 0, i = 0; from < count; from += bucket, ++i) {
     const size_t n = count - from < bucket ? count - from : bucket;
     const uint32_t largest = largestOf(x + from, n);
     if (largest >= kFiniteLimitBits) return false;
-    const CentredScale scale = centredScale(centredRange<kRule>(x + from, n, largest, form), form);
+    const size_t counted = from + n == count ? n - absent : n;
+    const CentredScale scale = centredScale(centredRange<kRule>(x + from, n, counted, largest, form), form);
     scales.inverse[i] = scale.inverse;
     meta = putScale(meta, scale.step, form.bf16);
   }

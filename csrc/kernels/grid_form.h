@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace lowcomm {
+
+struct Codebook;
 
 // How an element becomes a code: one loop each (FORMAT.md, "Codes").
 enum class GridRule : uint8_t {
@@ -11,8 +14,13 @@ enum class GridRule : uint8_t {
   dithered,    // dither, lattice: one random number a bucket
   centred,     // sym, mid, tern: nearest on a grid around 0
   sign,        // sign1: below 0 or not; at 1 bit only
+  levels,      // by the thresholds of a codebook between a bucket's ends: kernels/codebook.h has the loops
+  gauss,       // by those of one around 0; the loops there too
 };
-inline constexpr int kGridRules = 5;
+inline constexpr int kGridRules = 5;  // those of KernelTable::encode_grid
+
+// How a code becomes a value.
+enum class GridValue : uint8_t { affine, centred, levels, gauss };
 
 // What else a grid codec's loops need to know; read once a bucket or block, never an element.
 struct GridForm {
@@ -29,6 +37,10 @@ struct GridForm {
   float magic = 0;   // the code is fixed(t + magic) >> 15
   float centre = 0;  // decoded: (u - centre)·(unit·sent)
   float unit = 1;
+
+  const Codebook* book = nullptr;  // levels and gauss
+  float gain = 1;                  // gauss: every value is multiplied by it
+  size_t absent = 0;  // elements of the last bucket that its mean and rms do not count: zeros that fill a block up
 };
 
 }  // namespace lowcomm

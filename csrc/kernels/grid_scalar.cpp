@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid_rules.h"
 #include "kernels/grid_scale.h"
@@ -57,10 +58,17 @@ float sumOf(const float* x, size_t count, uint32_t largest, bool squares) {
   return partial[0];
 }
 
+// `counted` of the elements enter a mean.
 template <GridRule kRule>
-float centredRange(const float* x, size_t count, uint32_t largest, const GridForm& form) {
-  if (kRule == GridRule::sign) return meanOf(sumOf(x, count, largest, false), count, largest);
-  return form.rms ? 2 * rmsOf(sumOf(x, count, largest, true), count, largest) : floatOf(largest);
+float centredRange(const float* x, size_t count, size_t counted, uint32_t largest, const GridForm& form) {
+  if (kRule == GridRule::sign) return meanOf(sumOf(x, count, largest, false), counted, largest);
+  return form.rms ? 2 * rmsOf(sumOf(x, count, largest, true), counted, largest) : floatOf(largest);
+}
+
+// Thresholds strictly below t.
+uint32_t codeIn(const Codebook& book, float t) {
+  const float* end = book.threshold + (size_t{1} << book.bits) - 1;
+  return static_cast<uint32_t>(std::lower_bound(book.threshold, end, t) - book.threshold);
 }
 
 // The random number of a bucket, of which bucket 0 starts the tensor's block 0.
@@ -126,7 +134,7 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
         const size_t bucket = e / form.bucket;
         const Range range = rangeOf(x + e, std::min<size_t>(form.bucket, count - e));
         taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit;
-        scale = affineScale(range.low, range.high, static_cast<float>(kTop), form);
+        scale = affineScale(range.low, range.high, kRule == GridRule::levels ? 1 : static_cast<float>(kTop), form);
         taken &= scale.fits;
         float base = scale.base;
         if (kRule == GridRule::dithered) {
@@ -139,7 +147,10 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
       uint32_t fixed = gridFixed(x[e], scale.base, scale.inverse, magic);
       taken &= isFixed(fixed);
       if (kStochastic) fixed = withDraw(fixed, draws[i / kLanes][i % kLanes]);
-      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(gridCode(fixed, kTop));
+      const uint32_t code = kRule == GridRule::levels
+                                ? codeIn(*form.book, roundedProduct(x[e] - scale.base, scale.inverse))
+                                : gridCode(fixed, kTop);
+      codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(code);
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
   }
@@ -161,10 +172,13 @@ bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t cou
         const size_t size = std::min<size_t>(form.bucket, count - e);
         const uint32_t largest = largestOf(x + e, size);
         if (largest >= kFiniteLimitBits) return false;
-        scale = centredScale(centredRange<kRule>(x + e, size, largest, form), form);
+        const size_t counted = e + size == count ? size - form.absent : size;
+        scale = centredScale(centredRange<kRule>(x + e, size, counted, largest, form), form);
         meta = putScale(meta, scale.step, form.bf16);
       }
-      const uint32_t fixed = kRule == GridRule::sign ? signFixed(x[e]) : centredFixed(x[e], scale.inverse, form);
+      const uint32_t fixed = kRule == GridRule::gauss  ? codeIn(*form.book, x[e] * scale.inverse) << 15
+                             : kRule == GridRule::sign ? signFixed(x[e])
+                                                       : centredFixed(x[e], scale.inverse, form);
       codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(gridCode(fixed, kTop));
     }
     packBlock(words + start / 8 * kBits, codes, kBits, wordsALane(n, kBits));
@@ -172,16 +186,29 @@ bool encodeCentred(std::byte* meta, std::byte* words, const float* x, size_t cou
   return true;
 }
 
-template <int kBits, bool kAdd, bool kCentred>
+template <GridValue kValue>
+float valueOf(float base, float step, uint32_t code, const GridForm& form) {
+  switch (kValue) {
+    case GridValue::affine:
+      return gridValue(base, step, code);
+    case GridValue::centred:
+      return centredValue(form.centre, step, code);
+    case GridValue::levels:
+      return base + roundedProduct(step, form.book->level[code]);
+    case GridValue::gauss:
+      return form.book->level[code] * step * form.gain;
+  }
+}
+
+template <int kBits, bool kAdd, GridValue kValue>
 void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
+  constexpr bool kCentred = kValue == GridValue::centred || kValue == GridValue::gauss;
   float base = 0, step = 0;
   for (size_t e = 0; e < count; ++e) {
     if (e % form.bucket == 0) {
       if (kCentred) {
-        step = scaleAt(meta, e / form.bucket, form.bf16);
-        base = form.centre;
-        step *= form.unit;
+        step = scaleAt(meta, e / form.bucket, form.bf16) * form.unit;
       } else {
         base = scaleAt(meta, e / form.bucket * 2, form.bf16);
         step = scaleAt(meta, e / form.bucket * 2 + 1, form.bf16);
@@ -193,7 +220,7 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
     std::memcpy(&low, lane, 4);
     if (bit % 32 + kBits > 32) std::memcpy(&high, lane + kLanes * 4, 4);
     const uint32_t code = static_cast<uint32_t>(((uint64_t{high} << 32) | low) >> (bit % 32)) & kTop;
-    const float value = kCentred ? centredValue(base, step, code) : gridValue(base, step, code);
+    const float value = valueOf<kValue>(base, step, code, form);
     y[e] = kAdd ? y[e] + value : value;
   }
 }
@@ -201,14 +228,19 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
 #define LOWCOMM_ENCODE(b)                                                                                    \
   {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
    encodeCentred<b, GridRule::centred>, b == 1 ? encodeCentred<1, GridRule::sign> : nullptr}
-#define LOWCOMM_DECODE(b) {decodeGrid<b, false, false>, decodeGrid<b, true, false>}
-#define LOWCOMM_DECODE_CENTRED(b) {decodeGrid<b, false, true>, decodeGrid<b, true, true>}
+#define LOWCOMM_DECODE_AS(b, value) {decodeGrid<b, false, GridValue::value>, decodeGrid<b, true, GridValue::value>}
+#define LOWCOMM_DECODE(b) LOWCOMM_DECODE_AS(b, affine)
+#define LOWCOMM_DECODE_CENTRED(b) LOWCOMM_DECODE_AS(b, centred)
+#define LOWCOMM_ENCODE_BY_BOOK(b) {encodeGrid<b, GridRule::levels>, encodeCentred<b, GridRule::gauss>}
+#define LOWCOMM_DECODE_BY_BOOK(b) {LOWCOMM_DECODE_AS(b, levels), LOWCOMM_DECODE_AS(b, gauss)}
 #define LOWCOMM_EACH_WIDTH(loops) {loops(1), loops(2), loops(3), loops(4), loops(5), loops(6), loops(7), loops(8)}
 constexpr KernelTable kTable = {
     "scalar",
     LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE),
     LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE),
     LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED),
+    &kScalarCodebooks,
+    &kScalarRotation,
     scalar::halvesToFloats,
     scalar::floatsToHalves,
     scalar::brainsToFloats,
@@ -217,12 +249,10 @@ constexpr KernelTable kTable = {
     &scalar::kChannels,
     &scalar::kSelect,
 };
-#undef LOWCOMM_ENCODE
-#undef LOWCOMM_DECODE
-#undef LOWCOMM_DECODE_CENTRED
-#undef LOWCOMM_EACH_WIDTH
-
 }  // namespace
+
+constexpr CodebookLoops kScalarCodebooks = {LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK),
+                                            LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK)};
 
 const KernelTable* scalarKernels() {
   return &kTable;

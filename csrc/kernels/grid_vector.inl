@@ -185,11 +185,13 @@ LOWCOMM_ONCE void ditherScales(Scales& scales, float* bases, size_t buckets, uin
 
 #include "kernels/grid_centred.inl"
 
+#include "kernels/codebook.inl"
+
 namespace lowcomm {
 namespace {
 
 constexpr bool aroundZero(GridRule rule) {
-  return rule == GridRule::centred || rule == GridRule::sign;
+  return rule == GridRule::centred || rule == GridRule::sign || rule == GridRule::gauss;
 }
 
 // One whole block of 512 elements, with a scale for every kRows rows of it: 32 where a bucket is a block or more, else
@@ -198,10 +200,12 @@ constexpr bool aroundZero(GridRule rule) {
 // and infinity.
 template <int kBits, GridRule kRule, int kRows>
 LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales& scales, size_t first,
-                                 const GridForm& form, uint64_t block, const PhiloxKey& key, Words seen) {
+                                 const GridForm& form, const Search<kBits, kRule>& search, uint64_t block,
+                                 const PhiloxKey& key, Words seen) {
   constexpr bool kStochastic = kRule == GridRule::stochastic, kDithered = kRule == GridRule::dithered;
   const float *base = scales.base + first, *inverse = scales.inverse + first, *magic = scales.magic + first;
-  constexpr uint32_t kCode = ((1u << kBits) - 1) << 15;  // where the code stands in a fixed-point value
+  constexpr int kAt = inCodebook(kRule) ? 0 : 15;  // where the code stands in a fixed-point value
+  constexpr uint32_t kCode = ((1u << kBits) - 1) << kAt;
   // Half a random unit (64) rides on the constant: one addition saved, the same sum (both are multiples of 2^-15).
   const Floats same_magic = splat(kStochastic ? 256.001953125f : kRule == GridRule::centred ? form.magic : 256.5f);
   const Floats lowest_t = splat(form.low), highest_t = splat(form.high);
@@ -226,6 +230,12 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
         fixed = (Words)(element >= Floats{}) & (1u << 15);
       } else if constexpr (kRule == GridRule::centred) {
         fixed = (Words)(lesser(highest_t, greater(lowest_t, element * inverse_now)) + magic_now);
+      } else if constexpr (kRule == GridRule::gauss) {
+        fixed = search.code(element * inverse_now);
+      } else if constexpr (kRule == GridRule::levels) {
+        const Floats t = (element + minus_base) * inverse_now;
+        seen |= (Words)(t + 256.0f);
+        fixed = search.code(t);
       } else {
         fixed = (Words)((element + minus_base) * inverse_now + magic_now);
         seen |= fixed;
@@ -239,10 +249,11 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
       // The code goes to bits [at, at + kBits) of the lane's string; a shift to the left drops what the next word gets.
       const int at = row * kBits % 32, word = row * kBits / 32;
       const Words code = fixed & kCode;
-      const Words placed = at <= 15 ? code >> (15 - at) : code << (at - 15);
+      const Words placed = at <= kAt ? code >> (kAt - at) : code << (at - kAt);
       packed = at == 0 ? placed : packed | placed;
+      if constexpr (inCodebook(kRule)) keepOrder(packed);
       if (at + kBits >= 32) storeWords(words + (16 * word + lane) * 4, packed);
-      if (at + kBits > 32) packed = code >> (15 + 32 - at);
+      if (at + kBits > 32) packed = code >> (kAt + 32 - at);
     }
   }
   return seen;
@@ -251,7 +262,7 @@ LOWCOMM_INLINE Words encodeBlock(std::byte* words, const float* x, const Scales&
 template <int kBits, GridRule kRule, int kRows>
 bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form, uint64_t block,
                const PhiloxKey& key) {
-  constexpr float kLevels = (1u << kBits) - 1;
+  constexpr float kLevels = kRule == GridRule::levels ? 1 : (1u << kBits) - 1;  // steps in a bucket's range
   constexpr size_t kBlockBytes = 64 * kBits;
   constexpr bool kDithered = kRule == GridRule::dithered, kCentred = aroundZero(kRule);
   const uint32_t bucket = form.bucket;
@@ -260,12 +271,13 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
   Scales scales;
   Words seen{};
   bool within = true;
+  const auto search = searchOf<kBits, kRule>(form);
   for (size_t start = 0; start < count; start += group) {
     const size_t n = count - start < group ? count - start : group;
     const float* source = x + start;
     const size_t buckets = (n + bucket - 1) / bucket;
     if constexpr (kCentred) {
-      if (!measureCentred<kRule>(meta, scales, source, n, form)) return false;
+      if (!measureCentred<kRule>(meta, scales, source, n, start + n == count ? form.absent : 0, form)) return false;
     } else {
       for (size_t i = 0; i < buckets; ++i) {
         const size_t from = i * bucket;
@@ -286,7 +298,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
     const size_t span = kRows < 32 ? kRows * 16 : bucket;  // elements a scale stands for
     size_t at = 0;
     for (; at + kBlock <= n; at += kBlock, words += kBlockBytes, ++block) {
-      seen = encodeBlock<kBits, kRule, kRows>(words, source + at, scales, at / span, form, block, key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(words, source + at, scales, at / span, form, search, block, key, seen);
     }
     if (at < n) {
       // A short block is filled up with its buckets' bases, whose code is 0 for every draw, as unused bits must be.
@@ -296,7 +308,7 @@ bool encodeRun(std::byte* meta, std::byte* words, const float* x, size_t count, 
       __builtin_memcpy(padded, source + at, rest * sizeof(float));
       for (size_t i = rest; i < kBlock; ++i)
         padded[i] = scales.base[first + i / (kRows * 16)];
-      seen = encodeBlock<kBits, kRule, kRows>(whole, padded, scales, first, form, block, key, seen);
+      seen = encodeBlock<kBits, kRule, kRows>(whole, padded, scales, first, form, search, block, key, seen);
       if (kCentred) clearUnused<kBits>(whole, rest);  // whose code for a base, 0, is none
       __builtin_memcpy(words, whole, ((rest + 15) / 16 * kBits + 31) / 32 * 64);
     }
@@ -313,15 +325,20 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
                               : encodeRun<kBits, kRule, 32>(meta, words, x, count, form, block, key);
 }
 
-// Base and step of a bucket, or its code's centre and step.
-template <bool kCentred>
+// Base and step of a bucket; its code's centre, or gain, and step.
+template <GridValue kValue>
 LOWCOMM_INLINE void loadScale(float* scale, const std::byte* meta, size_t bucket, const GridForm& form) {
-  scale[0] = kCentred ? form.centre : scaleAt(meta, 2 * bucket, form.bf16);
-  scale[1] = kCentred ? scaleAt(meta, bucket, form.bf16) * form.unit : scaleAt(meta, 2 * bucket + 1, form.bf16);
+  if constexpr (kValue == GridValue::affine || kValue == GridValue::levels) {
+    scale[0] = scaleAt(meta, 2 * bucket, form.bf16);
+    scale[1] = scaleAt(meta, 2 * bucket + 1, form.bf16);
+  } else {
+    scale[0] = kValue == GridValue::gauss ? form.gain : form.centre;
+    scale[1] = scaleAt(meta, bucket, form.bf16) * form.unit;
+  }
 }
 
-template <int kBits, bool kAdd, bool kCentred, int kRows>
-LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* scales) {
+template <int kBits, bool kAdd, GridValue kValue, int kRows>
+LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* scales, const GridForm& form) {
   constexpr uint32_t kTop = (1u << kBits) - 1;
   for (int part = 0; part < kRegistersARow; ++part) {
     const size_t lane = static_cast<size_t>(part) * kLanes;
@@ -339,15 +356,17 @@ LOWCOMM_INLINE void decodeBlock(float* y, const std::byte* words, const float* s
       Words code = packed[word] >> at;
       if (at + kBits > 32) code |= packed[word + 1] << (32 - at);
       if (at + kBits != 32) code &= kTop;
-      const Floats number = __builtin_convertvector((Integers)code, Floats);
-      const Floats value = kCentred ? (number - base) * step : base + step * number;
+      const Floats number = numberOf<kBits, kValue>(code, form);
+      const Floats value = kValue == GridValue::centred ? (number - base) * step
+                           : kValue == GridValue::gauss ? number * step * base
+                                                        : base + step * number;
       float* to = y + 16 * row + lane;
       store(to, kAdd ? load(to) + value : value);
     }
   }
 }
 
-template <int kBits, bool kAdd, bool kCentred, int kRows>
+template <int kBits, bool kAdd, GridValue kValue, int kRows>
 void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
   constexpr size_t kBlockBytes = 64 * kBits;
   const uint32_t bucket = form.bucket;
@@ -355,43 +374,54 @@ void decodeRun(float* y, const std::byte* meta, const std::byte* words, size_t c
   for (size_t at = 0; at < count; at += kBlock, words += kBlockBytes) {
     const size_t n = count - at < kBlock ? count - at : kBlock;
     if (kRows == 32) {
-      loadScale<kCentred>(scales, meta, at / bucket, form);
+      loadScale<kValue>(scales, meta, at / bucket, form);
     } else {
       for (size_t i = 0; i < 8; ++i) {
         // Past the end the last bucket's again: what it makes is thrown away, but its metadata is there to read.
         const size_t of = at + 64 * i < count ? at + 64 * i : count - 1;
-        loadScale<kCentred>(scales + 2 * i, meta, of / bucket, form);
+        loadScale<kValue>(scales + 2 * i, meta, of / bucket, form);
       }
     }
     if (n == kBlock) {
       __builtin_prefetch(words + 4 * kBlockBytes);
-      decodeBlock<kBits, kAdd, kCentred, kRows>(y + at, words, scales);
+      decodeBlock<kBits, kAdd, kValue, kRows>(y + at, words, scales, form);
       continue;
     }
     std::byte whole[kBlockBytes] = {};
     float values[kBlock];
     __builtin_memcpy(whole, words, ((n + 15) / 16 * kBits + 31) / 32 * 64);
-    decodeBlock<kBits, false, kCentred, kRows>(values, whole, scales);
+    decodeBlock<kBits, false, kValue, kRows>(values, whole, scales, form);
     for (size_t i = 0; i < n; ++i)
       y[at + i] = kAdd ? y[at + i] + values[i] : values[i];
   }
 }
 
-template <int kBits, bool kAdd, bool kCentred>
+template <int kBits, bool kAdd, GridValue kValue>
 void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form) {
-  return form.bucket < kBlock ? decodeRun<kBits, kAdd, kCentred, 4>(y, meta, words, count, form)
-                              : decodeRun<kBits, kAdd, kCentred, 32>(y, meta, words, count, form);
+  return form.bucket < kBlock ? decodeRun<kBits, kAdd, kValue, 4>(y, meta, words, count, form)
+                              : decodeRun<kBits, kAdd, kValue, 32>(y, meta, words, count, form);
 }
 
 // A KernelTable's grid loops, in its order.
 #define LOWCOMM_ENCODE(b)                                                                                    \
   {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
    encodeGrid<b, GridRule::centred>, b == 1 ? encodeGrid<1, GridRule::sign> : nullptr}
-#define LOWCOMM_DECODE(b) {decodeGrid<b, false, false>, decodeGrid<b, true, false>}
-#define LOWCOMM_DECODE_CENTRED(b) {decodeGrid<b, false, true>, decodeGrid<b, true, true>}
+#define LOWCOMM_DECODE_AS(b, value) {decodeGrid<b, false, GridValue::value>, decodeGrid<b, true, GridValue::value>}
+#define LOWCOMM_DECODE(b) LOWCOMM_DECODE_AS(b, affine)
+#define LOWCOMM_DECODE_CENTRED(b) LOWCOMM_DECODE_AS(b, centred)
 #define LOWCOMM_EACH_WIDTH(loops) {loops(1), loops(2), loops(3), loops(4), loops(5), loops(6), loops(7), loops(8)}
 #define LOWCOMM_GRID_LOOPS \
   LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_CENTRED)
+
+// A CodebookLoops'. Rotated buckets are of whole blocks.
+#define LOWCOMM_ENCODE_BY_BOOK(b) {encodeGrid<b, GridRule::levels>, encodeRun<b, GridRule::gauss, 32>}
+#define LOWCOMM_DECODE_BY_BOOK(b)                                                         \
+  {                                                                                       \
+    LOWCOMM_DECODE_AS(b, levels), {                                                       \
+      decodeRun<b, false, GridValue::gauss, 32>, decodeRun<b, true, GridValue::gauss, 32> \
+    }                                                                                     \
+  }
+#define LOWCOMM_CODEBOOK_LOOPS {LOWCOMM_EACH_WIDTH(LOWCOMM_ENCODE_BY_BOOK), LOWCOMM_EACH_WIDTH(LOWCOMM_DECODE_BY_BOOK)}
 
 }  // namespace
 }  // namespace lowcomm

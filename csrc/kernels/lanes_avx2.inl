@@ -76,5 +76,24 @@ LOWCOMM_LANES void storeSelected(void* p, Floats v, uint32_t mask) {
   _mm256_storeu_ps(static_cast<float*>(p), _mm256_permutevar8x32_ps((__m256)v, from));
 }
 
+// table[index], for each lane.
+LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
+  return (Words)_mm256_i32gather_epi32((const int*)table, (__m256i)index, 4);
+}
+
+// The same of a table of 2^kBits floats.
+template <int kBits>
+LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
+  if constexpr (kBits <= 4) {
+    const __m256i place = (__m256i)index;  // of which a permutation takes three bits
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), place);
+    if constexpr (kBits <= 3) return (Floats)low;
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), place);
+    return (Floats)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(place, 28)));
+  } else {
+    return (Floats)_mm256_i32gather_ps(table, (__m256i)index, 4);
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -59,5 +59,20 @@ LOWCOMM_LANES void storeSelected(void* p, Floats v, uint32_t mask) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), (__m512)v));
 }
 
+// table[index], for each lane.
+LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
+  return (Words)_mm512_i32gather_epi32((__m512i)index, table, 4);
+}
+
+// The same of a table of 2^kBits floats.
+template <int kBits>
+LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
+  if constexpr (kBits <= 4) {
+    return (Floats)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+  } else {
+    return (Floats)_mm512_i32gather_ps((__m512i)index, table, 4);
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/codebook.h"
 #include "kernels/grid_form.h"
 #include "kernels/philox.h"
+#include "kernels/rotate.h"
 
 namespace lowcomm {
 
@@ -35,6 +37,9 @@ struct KernelTable {
   EncodeGrid encode_grid[8][kGridRules];  // null: sign at more than 1 bit
   DecodeGrid decode_grid[8][2];
   DecodeGrid decode_centred[8][2];
+
+  const CodebookLoops* codebooks;
+  const RotationLoops* rotation;
 
   void (*float16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_float16)(uint16_t* y, const float* x, size_t count);
@@ -74,5 +79,9 @@ LOWCOMM_FORM(avx512)
 const KernelTable* scalarKernels();
 const KernelTable* avx2Kernels();
 const KernelTable* avx512Kernels();
+
+// What those tables point to, in translation units beside theirs; defined where the tables are not null.
+extern const CodebookLoops kScalarCodebooks, kAvx2Codebooks, kAvx512Codebooks;
+extern const RotationLoops kAvx2Rotation, kAvx512Rotation;
 
 }  // namespace lowcomm

@@ -48,13 +48,15 @@ void checkFields(const FrameHeader& h) {
     if (grid) optional += " or " + text(kChannelFlag) + " more";
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
-    fail<Error>("flags", text(grid ? static_cast<uint8_t>(grid->rounding) : 0) + optional + " for this codec",
-                text(h.flags));
+    if (grid && grid->rotation == Rotation::option) optional += " or " + text(kRotatedFlag) + " more";
+    const int always =
+        grid ? static_cast<int>(grid->rounding) | (grid->rotation == Rotation::always ? kRotatedFlag : 0) : 0;
+    fail<Error>("flags", text(static_cast<uint64_t>(always)) + optional + " for this codec", text(h.flags));
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
-  const bool channel = (h.flags & kChannelFlag) != 0;
-  if (grid ? !(channel ? isGridChannels(h.bucket) : isGridBucket(h.bucket)) : h.bucket != 0) {
-    fail<Error>("bucket", !grid ? "0 for this codec" : channel ? kGridChannels : kGridBuckets, text(h.bucket));
+  const bool channel = (h.flags & kChannelFlag) != 0, rotated = (h.flags & kRotatedFlag) != 0;
+  if (grid ? !(channel ? isGridChannels(h.bucket) : isGridBucket(h.bucket, rotated)) : h.bucket != 0) {
+    fail<Error>("bucket", !grid ? "0 for this codec" : channel ? kGridChannels : gridBuckets(rotated), text(h.bucket));
   }
 }
 
