@@ -1,5 +1,5 @@
 // The crc32 instruction takes a new operand every cycle but needs three for its result: three streams side by side,
-// their results joined by moving a CRC over the bytes that follow it. No STL inline code here (grid_vector.inl says
+// their results joined by moving a CRC over the bytes that follow it. No STL inline code here (lanes.inl says
 // why).
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// AVX2 and F16C. No STL or torch inline code here (grid_vector.inl says why).
+// AVX2 and F16C. No STL or torch inline code here (lanes.inl says why).
 #include <cstddef>
 #include <cstdint>
 
@@ -7,28 +7,8 @@
 #include "kernels/table.h"
 
 #if defined(__AVX2__) && defined(__F16C__)
-#include <immintrin.h>
-
-namespace lowcomm {
-namespace {
-
-constexpr int kLanes = 8;
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
-typedef uint64_t Quads __attribute__((vector_size(kLanes * 4)));
-
-inline __attribute__((always_inline)) Quads multiplyEven(Quads a, Quads b) {
-  return (Quads)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-}
-
-inline __attribute__((always_inline)) Words evenOdd(Quads even, Quads odd) {
-  return (Words)_mm256_blend_epi32((__m256i)even, _mm256_slli_epi64((__m256i)odd, 32), 0xAA);
-}
-
-}  // namespace
-}  // namespace lowcomm
-
+#include "kernels/lanes_avx2.inl"
+//
 #include "kernels/grid_vector.inl"
 
 namespace lowcomm {

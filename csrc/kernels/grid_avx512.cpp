@@ -1,4 +1,4 @@
-// AVX-512 F, BW, DQ and VL. No STL or torch inline code here (grid_vector.inl says why).
+// AVX-512 F, BW, DQ and VL. No STL or torch inline code here (lanes.inl says why).
 #include <cstddef>
 #include <cstdint>
 
@@ -7,28 +7,8 @@
 #include "kernels/table.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
-#include <immintrin.h>
-
-namespace lowcomm {
-namespace {
-
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
-typedef uint64_t Quads __attribute__((vector_size(kLanes * 4)));
-
-inline __attribute__((always_inline)) Quads multiplyEven(Quads a, Quads b) {
-  return (Quads)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-}
-
-inline __attribute__((always_inline)) Words evenOdd(Quads even, Quads odd) {
-  return (Words)_mm512_mask_mov_epi32((__m512i)even, 0xAAAA, _mm512_slli_epi64((__m512i)odd, 32));
-}
-
-}  // namespace
-}  // namespace lowcomm
-
+#include "kernels/lanes_avx512.inl"
+//
 #include "kernels/grid_vector.inl"
 
 namespace lowcomm {

@@ -1,49 +1,21 @@
-// The loops of grid_scalar.cpp on GNU vectors, compiled once an instruction set. The including file, grid_<isa>.cpp,
-// has defined kLanes, the width of its registers in floats (never more: GCC splits wider vectors into very slow code),
-// and
-//   Quads multiplyEven(Quads a, Quads b)   the 64-bit products of the low halves
-//   Words evenOdd(Quads even, Quads odd)   low halves of `even` in even lanes, of `odd` in odd ones
-// Everything is in an unnamed namespace, and no inline function of another header is called: the linker could otherwise
-// keep this instruction set's copy of it for the whole program.
+// The loops of grid_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set.
 //
 // Shape of the encode: groups of 1024 elements (4 KiB; a bucket where that is larger) are read once for their
 // statistics, while what lies 8 KiB ahead is prefetched, and quantized from the first-level cache. Codes never leave
 // the vector lanes: the planar packing puts element e's code in lane e mod 16.
 
+#include "kernels/lanes.inl"
+
 namespace lowcomm {
 namespace {
 
-constexpr int kRegistersARow = 16 / kLanes;
 constexpr size_t kGroup = 1024;
 constexpr size_t kBlock = 512;
 constexpr int kMaxBuckets = 16;  // of 64 elements in a group
 constexpr size_t kPrefetch = 2048;
 
-typedef Floats FloatsInMemory __attribute__((aligned(1), may_alias));
-typedef Words WordsInMemory __attribute__((aligned(1), may_alias));
-
-#define LOWCOMM_INLINE static inline __attribute__((always_inline))
 // What runs once a group is not worth a copy in each of a hundred loops.
 #define LOWCOMM_ONCE static __attribute__((noinline))
-
-LOWCOMM_INLINE Floats load(const void* p) {
-  return *static_cast<const FloatsInMemory*>(p);
-}
-LOWCOMM_INLINE Words loadWords(const void* p) {
-  return *static_cast<const WordsInMemory*>(p);
-}
-LOWCOMM_INLINE void store(void* p, Floats v) {
-  *static_cast<FloatsInMemory*>(p) = v;
-}
-LOWCOMM_INLINE void storeWords(void* p, Words v) {
-  *static_cast<WordsInMemory*>(p) = v;
-}
-LOWCOMM_INLINE Floats splat(float x) {
-  return Floats{} + x;
-}
-LOWCOMM_INLINE Words splatWord(uint32_t x) {
-  return Words{} + x;
-}
 
 // -x in every lane. x - base and x + (-base) are the same number, but only the addition can take x from memory; the
 // empty statement keeps the compiler from making it a subtraction again.

@@ -1,4 +1,4 @@
-// Philox4x32-10 (philox.h) on the vectors of grid_vector.inl, which includes this file.
+// Philox4x32-10 (philox.h) on the vectors of lanes.inl, included before this file.
 //
 // Even and odd counters run side by side in 64-bit lanes, since only 32 x 32 -> 64 multiplies exist. Only the low
 // halves of those lanes matter: what stands above them is never multiplied and is dropped at the end.
