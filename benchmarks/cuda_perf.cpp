@@ -15,7 +15,9 @@
 
 #include "codec/grid.h"
 #include "cuda/grid.h"
+#include "cuda/noise.h"
 #include "kernels/half.h"
+#include "kernels/noise.h"
 #include "kernels/table.h"
 
 using namespace lowcomm;
@@ -160,6 +162,31 @@ void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, 
   add("decode-add", adding, 80, same && onHost(refused, 4) == std::vector<std::byte>(4));
 }
 
+// x += the sum of `terms` perturbations of a seed each.
+void measureNoise(std::vector<Row>& rows, Noise noise, size_t terms, double bound, const Options& options) {
+  size_t forms = 0;
+  const KernelTable* const* form = kernelForms(&forms);
+  const size_t count = (options.mib << 20) / 4, checked = std::min<size_t>(count, 1 << 20);
+  std::vector<NoiseTerm> of(terms);
+  for (size_t i = 0; i < terms; ++i)
+    of[i] = {{noiseSeed(1, 2, 3, i), 4, 0}, 0.1f * static_cast<float>(i + 1)};
+  std::vector<float> expected(checked);
+  addNoise(*form[forms - 1], noise, expected.data(), expected.data(), DType::float32, 0, checked, of);
+
+  const Memory x(count * 4), there(terms * sizeof(NoiseTerm)), from(count * 8), to(count * 8);
+  must(cudaMemcpy(there.get(), of.data(), terms * sizeof(NoiseTerm), cudaMemcpyDefault));
+  const auto add = [&] {
+    cuda::addNoise({}, noise, x.get(), x.get(), DType::float32, 0, count, static_cast<const NoiseTerm*>(there.get()),
+                   terms);
+  };
+  add();
+  const auto* bytes = reinterpret_cast<const std::byte*>(expected.data());
+  const bool same = onHost(x, checked * 4) == std::vector<std::byte>(bytes, bytes + checked * 4);
+  const char* name = noise == Noise::gaussian ? "gaussian" : "rademacher";
+  rows.push_back({std::string(name) + ", seeds " + std::to_string(terms), "float32", "add",
+                  measure(count * 8, options.repetitions, from, to, add), bound, same});
+}
+
 void print(const Row& row) {
   std::printf("%-32s %-9s %-11s %9.0f %7.1f %7.1f %7.1f %6.0f  %-5s %s\n", row.codec.c_str(), row.dtype.c_str(),
               row.loop.c_str(), row.measured.gigabytes_a_second, row.measured.least, row.measured.median,
@@ -215,12 +242,22 @@ int run(const Options& options) {
     measureCodec(rows, text, dtype, options);
     std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
   };
+  const auto measureSeeds = [&](Noise noise, size_t terms, double bound) {
+    const std::string name = noise == Noise::gaussian ? "gaussian" : "rademacher";
+    if (name.find(options.only) == std::string::npos) return;
+    measureNoise(rows, noise, terms, bound, options);
+    print(rows.back());
+  };
   for (const std::string& text : texts)
     measureRows(text, DType::float32);
   for (DType dtype : {DType::bfloat16, DType::float16}) {
     for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024"})
       measureRows(text, dtype);
   }
+  for (size_t terms : {1, 4, 16})
+    measureSeeds(Noise::rademacher, terms, 80);
+  for (size_t terms : {1, 16})
+    measureSeeds(Noise::gaussian, terms, 0);  // arithmetic alone takes longer than the copy
   if (!options.json.empty()) writeJson(options.json, rows, device.name, options);
   const bool pass = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.pass(); });
   std::printf("%s\n", pass ? "PASS" : "FAIL");
