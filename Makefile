@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(subst =,,$(TORCH))
 SOURCES := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: build demo test test-cpp test-python lint format bench bench-codec clean
+.PHONY: build demo test test-cpp test-python lint format bench bench-codec bench-cuda clean
 
 build: $(VENV)/.built
 
@@ -92,6 +92,12 @@ fuzz-seeds:
 	cmake --build build-codec --target fuzz_seeds --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/fuzz_seeds tests/fuzz/corpus
 .PHONY: fuzz fuzz-seeds
+
+# The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are.
+bench-cuda:
+	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=on >/dev/null
+	cmake --build build-codec --target cuda_perf --parallel $${MAX_JOBS:-$$(nproc)}
+	build-codec/cuda_perf --json benchmarks/results/cuda_perf.json
 
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

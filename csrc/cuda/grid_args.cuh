@@ -18,8 +18,6 @@
 
 namespace lowcomm::cuda {
 
-constexpr uint32_t kThreads = 128;  // of a thread block where warps work each for itself
-constexpr uint32_t kWarps = kThreads / kWarp;
 constexpr CodecId kLastFamily = CodecId::tern;  // of those that have kernels here
 
 // A run and its payload as kernels see them. Byte is std::byte, const where the payload is read.

@@ -18,6 +18,8 @@ namespace lowcomm::cuda {
 
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
+constexpr uint32_t kThreads = 128;  // of a thread block where warps work each for itself
+constexpr uint32_t kWarps = kThreads / kWarp;
 constexpr uint32_t kLanes = 16;
 constexpr uint32_t kBlock = 512;
 constexpr uint32_t kSmallestBucket = 64;

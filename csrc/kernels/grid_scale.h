@@ -5,6 +5,7 @@
 
 #include "kernels/grid_form.h"
 #include "kernels/host_device.h"
+#include "kernels/rounded.h"
 
 namespace lowcomm {
 
@@ -15,24 +16,6 @@ namespace lowcomm {
 // Always inlined and of internal linkage: files compiled for different instruction sets include this, and the linker
 // must not be able to keep one's copy for all.
 #define LOWCOMM_SCALE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
-
-// A product that is rounded by itself. In device code never half of a fused multiply-add, whatever the compiler is
-// told.
-LOWCOMM_SCALE float roundedProduct(float a, float b) {
-#ifdef __CUDA_ARCH__
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-LOWCOMM_SCALE float squareRoot(float x) {
-#ifdef __CUDA_ARCH__
-  return __fsqrt_rn(x);
-#else
-  return __builtin_sqrtf(x);
-#endif
-}
 
 // An infinite quotient becomes 0, after which the ordinary formula gives every element code 0.
 LOWCOMM_SCALE float finiteOrZero(float quotient) {

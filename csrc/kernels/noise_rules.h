@@ -6,6 +6,7 @@
 #include "kernels/half.h"
 #include "kernels/host_device.h"
 #include "kernels/philox.h"
+#include "kernels/rounded.h"
 
 namespace lowcomm {
 
@@ -51,7 +52,7 @@ LOWCOMM_HOST_DEVICE inline float gaussianRadius(uint32_t word) {
   const uint32_t bits = floatBits(u);
   const int32_t octave = static_cast<int32_t>(bits - kSqrtHalfBits) >> 23;
   const float f = floatOf(bits - (static_cast<uint32_t>(octave) << 23)) - 1.0f;
-  return __builtin_sqrtf(static_cast<float>(octave) * kMinusTwoLn2 + f * logP(f));
+  return squareRoot(static_cast<float>(octave) * kMinusTwoLn2 + f * logP(f));
 }
 
 // Cosine and sine of word div 2^8 · 2^-24 turns.

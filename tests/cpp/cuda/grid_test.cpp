@@ -2,6 +2,7 @@
 // <cuda_runtime.h>, and with CUDA's for a device; skipped where that has none.
 #include "cuda/grid.h"
 
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -167,8 +168,8 @@ TEST_F(CudaGrid, LargeBuckets) {
 }
 
 TEST_F(CudaGrid, MoreThanALaunchHoldsAtOnce) {
-  for (const char* text :
-       {"qsgd3:bucket=64", "lattice3:bucket=1024", "sign1:bucket=2048", "sym3:bucket=512,range=l2"}) {
+  for (const char* text : {"qsgd3:bucket=64", "lattice3:bucket=1024", "sign1:bucket=2048", "sym3:bucket=2048",
+                           "sym3:bucket=512,range=l2"}) {
     ASSERT_NO_FATAL_FAILURE(expectSame(text, elements(65 * 4 * 1024 + 777)));
   }
 }
@@ -368,6 +369,40 @@ TEST_F(CudaGrid, PoisonIsRefusedUnderOtherPolicies) {
     uint32_t refused = 0;
     decodedThere<float>(Case(text), poisoned, x.size(), DType::float32, refused);
     EXPECT_EQ(refused, 1u) << text;
+  }
+}
+
+// Calls of one stream follow each other without the host, on whatever device is named, and leave the caller's device.
+TEST_F(CudaGrid, OnAStreamOfEveryDevice) {
+  const std::vector<float> x = elements(100000);
+  for (int device = 0; device < cuda::deviceCount(); ++device) {
+    for (const char* text :
+         {"minmax8:bucket=64", "lattice4:bucket=1024", "sign1:bucket=512", "mid4:bucket=4096,range=l2"}) {
+      const Case c(text);
+      const Bytes expected = test::encoded(c.codec, x, kDraws);
+      std::vector<float> twice = test::decoded(c.codec, expected, x.size());
+      c.codec.decodeAdd(twice.data(), DType::float32, expected, 0, x.size());
+
+      test::must(cudaSetDevice(device));
+      cuda::Place place{device, nullptr};
+      test::must(cudaStreamCreateWithFlags(&place.stream, cudaStreamNonBlocking));
+      OnDevice<float> there{std::span<const float>(x)}, y(x.size(), 0.0f);
+      OnDevice<std::byte> payload(expected.size(), std::byte{0xff});
+      OnDevice<uint32_t> flag(1, 0);
+      test::must(cudaDeviceSynchronize());
+      test::must(cudaSetDevice(0));
+      cuda::encodeGrid(place, c.run(x.size()), payload.data(), there.data(), 0, kKey, flag.data());
+      cuda::decodeGrid(place, c.run(x.size()), y.data(), payload.data(), flag.data());
+      cuda::decodeAddGrid(place, c.run(x.size()), y.data(), payload.data(), flag.data());
+      int current = -1;
+      test::must(cudaGetDevice(&current));
+      EXPECT_EQ(current, 0);
+      test::must(cudaStreamSynchronize(place.stream));
+      EXPECT_TRUE(same(payload.host(), expected)) << text;
+      EXPECT_TRUE(same(y.host(), twice)) << text;
+      EXPECT_EQ(flag.host()[0], 0u);
+      test::must(cudaStreamDestroy(place.stream));
+    }
   }
 }
 

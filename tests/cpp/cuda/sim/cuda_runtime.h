@@ -143,6 +143,17 @@ inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = 0;  // none to spare: what needs gigabytes is for a device
   return cudaSuccess;
 }
+constexpr unsigned cudaStreamNonBlocking = 1;
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) {
+  return cudaSuccess;
+}
 inline cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }

@@ -5,3 +5,4 @@
 #include "cuda/grid_encode_bfloat16.cu"
 #include "cuda/grid_encode_float16.cu"
 #include "cuda/grid_encode_float32.cu"
+#include "cuda/noise.cu"

@@ -1,0 +1,293 @@
+// Speed of the CUDA kernels on one device, each row beside a copy of as many bytes. Definitions: README.md,
+// "cuda_perf".
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "codec/grid.h"
+#include "cuda/grid.h"
+#include "cuda/noise.h"
+#include "kernels/half.h"
+#include "kernels/noise.h"
+#include "kernels/table.h"
+
+using namespace lowcomm;
+
+namespace {
+
+void must(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+// Device memory, filled with zeros.
+class Memory {
+ public:
+  explicit Memory(size_t bytes) {
+    must(cudaMalloc(&at_, bytes));
+    must(cudaMemset(at_, 0, bytes));
+  }
+  ~Memory() { static_cast<void>(cudaFree(at_)); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  void* get() const { return at_; }
+
+ private:
+  void* at_ = nullptr;
+};
+
+// Milliseconds on the device of what `enqueue` puts on the default stream.
+float milliseconds(const std::function<void()>& enqueue) {
+  struct Event {
+    cudaEvent_t event;
+    Event() { must(cudaEventCreate(&event)); }
+    ~Event() { static_cast<void>(cudaEventDestroy(event)); }
+  };
+  const Event start, end;
+  must(cudaEventRecord(start.event));
+  enqueue();
+  must(cudaEventRecord(end.event));
+  must(cudaEventSynchronize(end.event));
+  float ms;
+  must(cudaEventElapsedTime(&ms, start.event, end.event));
+  return ms;
+}
+
+struct Measured {
+  double gigabytes_a_second;   // read and written, by the median time
+  double least, median, most;  // percent of the copy that ran just before
+};
+
+// A copy of half of `bytes` reads and writes as many as `enqueue` does.
+Measured measure(size_t bytes, int repetitions, const Memory& from, const Memory& to,
+                 const std::function<void()>& enqueue) {
+  const auto copy = [&] { must(cudaMemcpyAsync(to.get(), from.get(), bytes / 2, cudaMemcpyDeviceToDevice, nullptr)); };
+  milliseconds(copy);
+  milliseconds(enqueue);
+  std::vector<double> percents, times;
+  for (int i = 0; i < repetitions; ++i) {
+    const double copied = milliseconds(copy), own = milliseconds(enqueue);
+    percents.push_back(100 * copied / own);
+    times.push_back(own);
+  }
+  std::sort(percents.begin(), percents.end());
+  std::sort(times.begin(), times.end());
+  return {static_cast<double>(bytes) * 1e-6 / times[times.size() / 2], percents.front(), percents[percents.size() / 2],
+          percents.back()};
+}
+
+struct Row {
+  std::string codec, dtype, loop;
+  Measured measured;
+  double bound;  // percent
+  bool same;     // bytes or values as on the host
+
+  bool pass() const { return same && measured.median >= bound; }
+};
+
+struct Options {
+  size_t mib = 256;
+  int repetitions = 21;
+  std::string only, json;
+};
+
+std::vector<std::byte> onHost(const Memory& memory, size_t bytes) {
+  std::vector<std::byte> host(bytes);
+  must(cudaMemcpy(host.data(), memory.get(), bytes, cudaMemcpyDefault));
+  return host;
+}
+
+std::vector<std::byte> elements(size_t count, DType dtype) {
+  std::mt19937 generator(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> some(1 << 16);
+  for (float& x : some)
+    x = normal(generator);
+  std::vector<std::byte> all(count * itemBytes(dtype));
+  for (size_t i = 0; i < count; ++i) {
+    const float x = some[i % some.size()] * static_cast<float>(1 + i / some.size() % 7);
+    if (dtype == DType::float32) reinterpret_cast<float*>(all.data())[i] = x;
+    if (dtype == DType::bfloat16) reinterpret_cast<uint16_t*>(all.data())[i] = floatToBfloat16(x);
+    if (dtype == DType::float16) reinterpret_cast<uint16_t*>(all.data())[i] = floatToFloat16(x);
+  }
+  return all;
+}
+
+void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, const Options& options) {
+  size_t forms = 0;
+  const KernelTable* const* form = kernelForms(&forms);
+  const GridCodec codec(CodecSpec::parse(text), *form[forms - 1]);
+  const size_t count = (options.mib << 20) / 4;
+  const size_t raw = count * itemBytes(dtype), sent = codec.encodedBytes(count, dtype);
+  const std::vector<std::byte> source = elements(count, dtype);
+  std::vector<std::byte> expected(sent), values(raw);
+  codec.encode(expected, source.data(), dtype, 0, count, {1, 2, 3});
+  codec.decode(values.data(), dtype, expected, 0, count);
+
+  const cuda::GridRun run{codec.spec(), dtype, count};
+  const Memory x(raw), payload(sent), refused(4);
+  const Memory from(count * 8), to(count * 8);  // as much as any row moves
+  auto* flag = static_cast<uint32_t*>(refused.get());
+  must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
+  const bool stochastic = gridFamily(codec.spec().id)->rounding == Rounding::stochastic;
+  const auto add = [&](const char* loop, Measured measured, double bound, bool same) {
+    rows.push_back({text, dtypeName(dtype), loop, measured, bound, same});
+  };
+
+  const Measured encode = measure(raw + sent, options.repetitions, from, to,
+                                  [&] { cuda::encodeGrid({}, run, payload.get(), x.get(), 0, {1, 2, 3}, flag); });
+  add("encode", encode, stochastic ? 70 : 80, onHost(payload, sent) == expected);
+  const Measured decode = measure(raw + sent, options.repetitions, from, to,
+                                  [&] { cuda::decodeGrid({}, run, x.get(), payload.get(), flag); });
+  add("decode", decode, 80, onHost(x, raw) == values);
+
+  // Into zeros: once for the sum to be that of one payload, then for the time.
+  const Memory acc(count * 4);
+  cuda::decodeAddGrid({}, run, static_cast<float*>(acc.get()), payload.get(), flag);
+  std::vector<float> sum(count);
+  codec.decodeAdd(sum.data(), dtype, expected, 0, count);
+  const auto* bytes = reinterpret_cast<const std::byte*>(sum.data());
+  const bool same = onHost(acc, count * 4) == std::vector<std::byte>(bytes, bytes + count * 4);
+  const Measured adding = measure(count * 8 + sent, options.repetitions, from, to, [&] {
+    cuda::decodeAddGrid({}, run, static_cast<float*>(acc.get()), payload.get(), flag);
+  });
+  add("decode-add", adding, 80, same && onHost(refused, 4) == std::vector<std::byte>(4));
+}
+
+// x += the sum of `terms` perturbations of a seed each.
+void measureNoise(std::vector<Row>& rows, Noise noise, size_t terms, double bound, const Options& options) {
+  size_t forms = 0;
+  const KernelTable* const* form = kernelForms(&forms);
+  const size_t count = (options.mib << 20) / 4, checked = std::min<size_t>(count, 1 << 20);
+  std::vector<NoiseTerm> of(terms);
+  for (size_t i = 0; i < terms; ++i)
+    of[i] = {{noiseSeed(1, 2, 3, i), 4, 0}, 0.1f * static_cast<float>(i + 1)};
+  std::vector<float> expected(checked);
+  addNoise(*form[forms - 1], noise, expected.data(), expected.data(), DType::float32, 0, checked, of);
+
+  const Memory x(count * 4), there(terms * sizeof(NoiseTerm)), from(count * 8), to(count * 8);
+  must(cudaMemcpy(there.get(), of.data(), terms * sizeof(NoiseTerm), cudaMemcpyDefault));
+  const auto add = [&] {
+    cuda::addNoise({}, noise, x.get(), x.get(), DType::float32, 0, count, static_cast<const NoiseTerm*>(there.get()),
+                   terms);
+  };
+  add();
+  const auto* bytes = reinterpret_cast<const std::byte*>(expected.data());
+  const bool same = onHost(x, checked * 4) == std::vector<std::byte>(bytes, bytes + checked * 4);
+  const char* name = noise == Noise::gaussian ? "gaussian" : "rademacher";
+  rows.push_back({std::string(name) + ", seeds " + std::to_string(terms), "float32", "add",
+                  measure(count * 8, options.repetitions, from, to, add), bound, same});
+}
+
+void print(const Row& row) {
+  std::printf("%-32s %-9s %-11s %9.0f %7.1f %7.1f %7.1f %6.0f  %-5s %s\n", row.codec.c_str(), row.dtype.c_str(),
+              row.loop.c_str(), row.measured.gigabytes_a_second, row.measured.least, row.measured.median,
+              row.measured.most, row.bound, row.same ? "same" : "OTHER", row.pass() ? "PASS" : "FAIL");
+}
+
+void writeJson(const std::string& path, const std::vector<Row>& rows, const std::string& device,
+               const Options& options) {
+  std::ofstream out(path);
+  out << "{\"device\": \"" << device << "\", \"cuda_runtime\": " << CUDART_VERSION << ", \"mib\": " << options.mib
+      << ", \"repetitions\": " << options.repetitions << ", \"rows\": [";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
+    out << (i ? ",\n" : "\n") << "  {\"codec\": \"" << row.codec << "\", \"dtype\": \"" << row.dtype
+        << "\", \"loop\": \"" << row.loop << "\", \"gb_a_second\": " << row.measured.gigabytes_a_second
+        << ", \"percent_of_copy\": " << row.measured.median << ", \"least\": " << row.measured.least
+        << ", \"most\": " << row.measured.most << ", \"bound\": " << row.bound
+        << ", \"same_as_host\": " << (row.same ? "true" : "false") << ", \"pass\": " << (row.pass() ? "true" : "false")
+        << "}";
+  }
+  out << "\n]}\n";
+  out.close();
+  if (!out) throw std::runtime_error(path + ": expected a file that can be written, got an error");
+}
+
+int run(const Options& options) {
+  if (cuda::deviceCount() == 0) {
+    std::printf("cuda_perf: nothing was measured, for this machine has no GPU that CUDA can use.\n");
+    return 0;
+  }
+  cudaDeviceProp device;
+  must(cudaGetDeviceProperties(&device, 0));
+  std::printf("cuda_perf on %s, CUDA runtime %d, %zu MiB as fp32, %d repetitions\n", device.name, CUDART_VERSION,
+              options.mib, options.repetitions);
+  std::printf("%-32s %-9s %-11s %9s %7s %7s %7s %6s\n", "codec", "elements", "loop", "GB/s", "least", "% copy", "most",
+              "bound");
+  std::vector<std::string> texts;
+  for (const char* bits : {"2", "4", "8"}) {
+    for (const char* bucket : {"128", "512", "1024"}) {
+      for (const char* name : {"minmax", "qsgd"})
+        texts.push_back(std::string(name) + bits + ":bucket=" + bucket);
+    }
+  }
+  for (const char* text :
+       {"minmax3:bucket=1024", "minmax4:bucket=65536", "minmax4:bucket=128,meta=bf16", "dither4:bucket=1024",
+        "lattice4:bucket=1024", "sym4:bucket=1024", "mid4:bucket=1024", "sym4:bucket=1024,range=l2",
+        "sym4:bucket=65536,range=l2", "sign1:bucket=1024", "tern:bucket=128"})
+    texts.push_back(text);
+  std::vector<Row> rows;
+  const auto measureRows = [&](const std::string& text, DType dtype) {
+    if (text.find(options.only) == std::string::npos) return;
+    const size_t before = rows.size();
+    measureCodec(rows, text, dtype, options);
+    std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
+  };
+  const auto measureSeeds = [&](Noise noise, size_t terms, double bound) {
+    const std::string name = noise == Noise::gaussian ? "gaussian" : "rademacher";
+    if (name.find(options.only) == std::string::npos) return;
+    measureNoise(rows, noise, terms, bound, options);
+    print(rows.back());
+  };
+  for (const std::string& text : texts)
+    measureRows(text, DType::float32);
+  for (DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024"})
+      measureRows(text, dtype);
+  }
+  for (size_t terms : {1, 4, 16})
+    measureSeeds(Noise::rademacher, terms, 80);
+  for (size_t terms : {1, 16})
+    measureSeeds(Noise::gaussian, terms, 0);  // arithmetic alone takes longer than the copy
+  if (!options.json.empty()) writeJson(options.json, rows, device.name, options);
+  const bool pass = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.pass(); });
+  std::printf("%s\n", pass ? "PASS" : "FAIL");
+  return pass ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string name = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (name == "--mib" && std::atoi(value.c_str()) > 0) {
+      options.mib = static_cast<size_t>(std::atoi(value.c_str()));
+    } else if (name == "--repetitions" && std::atoi(value.c_str()) > 0) {
+      options.repetitions = std::atoi(value.c_str());
+    } else if (name == "--only" && !value.empty()) {
+      options.only = value;
+    } else if (name == "--json" && !value.empty()) {
+      options.json = value;
+    } else {
+      std::fprintf(stderr,
+                   "usage: cuda_perf [--mib 256] [--repetitions 21] [--only <part of a codec>] [--json <file>]\n");
+      return 2;
+    }
+  }
+  try {
+    return run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "cuda_perf: %s\n", error.what());
+    return 2;
+  }
+}

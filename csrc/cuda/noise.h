@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/device.h"
+#include "kernels/dtype.h"
+#include "kernels/noise.h"
+
+namespace lowcomm::cuda {
+
+// lowcomm::addNoise for elements that lie on a CUDA device, with the same bits: out[i] = x[i] + sum over the terms of
+// factor·z(key)[first + i], or the sum alone where x is null, in one pass. FORMAT.md, "Perturbations".
+//
+// dtype: float32; float16 and bfloat16, with an x. out may be x, and else does not overlap it. All pointers, `terms`
+// too (term_count of them, 1 or more), are to memory that `place.device` can reach, and stay the caller's until the
+// stream has passed the call. Wide loads and stores need out and x - first aligned to 16 bytes (the others: 8).
+//
+// Throws ValueError, TypeError, and CudaError where the runtime refuses the launch; nothing is enqueued then. Executed
+// by the tests' simulator only so far, as all that is here (cuda/grid.h).
+void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
+              const NoiseTerm* terms, size_t term_count);
+
+}  // namespace lowcomm::cuda
