@@ -67,11 +67,12 @@ bench: build
 	$(BIN)/python benchmarks/convergence.py qsdp
 	$(BIN)/python benchmarks/exit_aborts.py
 
-# The codecs' kernels against the bounds that memory sets; torch-free, a minute.
-bench-codec:
+# The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.
+bench-codec: $(VENV)/.built
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
-	cmake --build build-codec --target codec_perf --parallel $${MAX_JOBS:-$$(nproc)}
-	build-codec/codec_perf --json benchmarks/results/codec_perf.json
+	cmake --build build-codec --target codec_perf noise_peers --parallel $${MAX_JOBS:-$$(nproc)}
+	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
+	  $(BIN)/python benchmarks/noise_peers.py build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
 
 # Makes up frames, payloads and texts under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
 # (Debian: clang libclang-rt-14-dev). What crashes is written to build-fuzz/; add it to tests/fuzz/corpus with the fix.

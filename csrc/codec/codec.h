@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -56,6 +57,11 @@ class Codec {
   // Exact payload size of `count` elements; 0 for 0. ValueError where no tensor of the codec has so many: with
   // axis=channel a count that is no multiple of C.
   virtual size_t encodedBytes(uint64_t count, DType dtype) const = 0;
+
+  // Where a run's payload is that of its pieces (codec/pieces.h), cut at multiples of granularity(): the bytes of
+  // metadata that it begins with, without their padding to a multiple of 64; the pieces' are joined end to end, and so
+  // is what follows the padding. Nothing where a payload cannot be put together so.
+  virtual std::optional<size_t> headBytes(uint64_t /*count*/, DType /*dtype*/) const { return std::nullopt; }
 
   // Throws NonFiniteError under nonfinite=error (nothing useful is then in dst), TypeError.
   virtual void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,

@@ -6,6 +6,8 @@
 #include "kernels/noise_rules.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+// GCC 12 warns of its own header's _mm512_undefined_epi32.
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #include "kernels/lanes_avx512.inl"
 
 namespace lowcomm {

@@ -63,42 +63,60 @@ LOWCOMM_INLINE void gaussianTerm(float* to, const float* before, uint64_t piece,
   }
 }
 
-// to = before + the sum of up to four terms, or that sum alone, for one piece.
+// to = before + the sum of up to four terms, or that sum alone, for `pieces` pieces from number `piece` on.
 template <bool kAdd>
-void gaussianPiece(float* to, const float* before, uint64_t piece, const NoiseTerm* terms, size_t term_count) {
-  if (term_count == 1) return gaussianTerm<kAdd>(to, before, piece, terms[0]);
-  float sums[kPiece];
-  gaussianTerm<false>(sums, nullptr, piece, terms[0]);
-  for (size_t term = 1; term < term_count; ++term)
-    gaussianTerm<true>(sums, sums, piece, terms[term]);
-  for (size_t i = 0; i < kPiece; i += kLanes)
-    store(to + i, kAdd ? load(before + i) + load(sums + i) : load(sums + i));
+void gaussianPieces(float* to, const float* before, uint64_t piece, size_t pieces, const NoiseTerm* terms,
+                    size_t term_count) {
+  for (size_t i = 0; i < pieces; ++i, ++piece, to += kPiece, before += kAdd ? kPiece : 0) {
+    if (term_count == 1) {
+      gaussianTerm<kAdd>(to, before, piece, terms[0]);
+      continue;
+    }
+    float sums[kPiece];
+    gaussianTerm<false>(sums, nullptr, piece, terms[0]);
+    for (size_t term = 1; term < term_count; ++term)
+      gaussianTerm<true>(sums, sums, piece, terms[term]);
+    for (size_t j = 0; j < kPiece; j += kLanes)
+      store(to + j, kAdd ? load(before + j) + load(sums + j) : load(sums + j));
+  }
 }
 
-// The piece's draws of a term: word w of the lanes from kLanes·part on.
-LOWCOMM_INLINE void drawSigns(Words (&draws)[kRegistersARow][4], uint64_t piece, const PhiloxKey& key) {
+// A piece's draws of a term: [part] has those of the lanes from kLanes·part on.
+using Signs = Words[kRegistersARow][4];
+
+LOWCOMM_INLINE void drawSigns(Signs& signs, uint64_t piece, const PhiloxKey& key) {
   const PhiloxConstants constants = philoxConstants(piece * kNoiseLanes, key);
   for (size_t part = 0; part < kRegistersARow; ++part)
-    philoxOfBlock(draws[part], constants, piece * kNoiseLanes + part * kLanes);
+    philoxOfBlock(signs[part], constants, piece * kNoiseLanes + part * kLanes);
 }
 
-// One term: the sign of a factor is the drawn bit, negated.
+// One term: the sign of a factor is the drawn bit, negated. The next piece is drawn in the midst of this one, a
+// register at a time: memory has always enough to bring while nothing is loaded.
 template <bool kAdd>
-void rademacherTerm(float* to, const float* before, uint64_t piece, const NoiseTerm& term) {
+void rademacherTerm(float* to, const float* before, uint64_t piece, size_t pieces, const NoiseTerm& term) {
   const Words factor = (Words)splat(term.factor);
-  Words draws[kRegistersARow][4];
-  drawSigns(draws, piece, term.key);
-  for (size_t word = 0; word < 4; ++word, to += 32 * kNoiseLanes, before += kAdd ? 32 * kNoiseLanes : 0) {
-    Words minus[kRegistersARow];
-    for (int part = 0; part < kRegistersARow; ++part)
-      minus[part] = ~draws[part][word];
+  Signs now, next;
+  drawSigns(next, piece, term.key);
+  for (size_t i = 0; i < pieces; ++i) {
+    __builtin_memcpy(now, next, sizeof(now));
+    const uint64_t counter = ++piece * kNoiseLanes;
+    const PhiloxConstants constants = philoxConstants(counter, term.key);
+    for (size_t word = 0; word < 4; ++word, to += 32 * kNoiseLanes, before += kAdd ? 32 * kNoiseLanes : 0) {
+      Words minus[kRegistersARow];
+      for (int part = 0; part < kRegistersARow; ++part)
+        minus[part] = ~now[part][word];
 #pragma GCC unroll 32
-    for (int row = 0; row < 32; ++row) {
-      if (kAdd) __builtin_prefetch(before + row * kNoiseLanes + kPrefetch);
-      for (int part = 0; part < kRegistersARow; ++part) {
-        const size_t i = row * kNoiseLanes + static_cast<size_t>(part) * kLanes;
-        const Floats value = (Floats)((minus[part] << (31 - row) & 0x80000000u) ^ factor);
-        store(to + i, kAdd ? load(before + i) + value : value);
+      for (int row = 0; row < 32; ++row) {
+        if (kAdd) __builtin_prefetch(before + row * kNoiseLanes + kPrefetch);
+        for (int part = 0; part < kRegistersARow; ++part) {
+          const size_t at = row * kNoiseLanes + static_cast<size_t>(part) * kLanes;
+          const Floats value = (Floats)((minus[part] << (31 - row) & 0x80000000u) ^ factor);
+          store(to + at, kAdd ? load(before + at) + value : value);
+        }
+      }
+      if (word % (4 / kRegistersARow) == 0) {
+        const size_t part = word / (4 / kRegistersARow);
+        philoxOfBlock(next[part], constants, counter + part * kLanes);
       }
     }
   }
@@ -107,8 +125,8 @@ void rademacherTerm(float* to, const float* before, uint64_t piece, const NoiseT
 // Up to four terms: their bits are an index into the sums that there can be. Half of these are the others negated, so
 // the index has the first three bits as they are with the fourth one set, and the fourth's complement: the sign.
 template <bool kAdd>
-void rademacherPiece(float* to, const float* before, uint64_t piece, const NoiseTerm* terms, size_t term_count) {
-  if (term_count == 1) return rademacherTerm<kAdd>(to, before, piece, terms[0]);
+LOWCOMM_INLINE void rademacherPiece(float* to, const float* before, uint64_t piece, const NoiseTerm* terms,
+                                    size_t term_count) {
   alignas(64) float sums[16] = {};
   for (uint32_t index = 0; index < 8; ++index) {
     for (size_t term = 0; term < term_count; ++term) {
@@ -118,7 +136,7 @@ void rademacherPiece(float* to, const float* before, uint64_t piece, const Noise
     sums[index + 8] = -sums[index];
   }
   const SumTable table = sumTable(sums);
-  Words draws[kNoiseGroup][kRegistersARow][4];
+  Signs draws[kNoiseGroup];
   for (size_t term = 0; term < term_count; ++term)
     drawSigns(draws[term], piece, terms[term].key);
   for (size_t word = 0; word < 4; ++word, to += 32 * kNoiseLanes, before += kAdd ? 32 * kNoiseLanes : 0) {
@@ -144,43 +162,55 @@ void rademacherPiece(float* to, const float* before, uint64_t piece, const Noise
   }
 }
 
-using Piece = void (*)(float* to, const float* before, uint64_t piece, const NoiseTerm* terms, size_t term_count);
+// As gaussianPieces.
+template <bool kAdd>
+void rademacherPieces(float* to, const float* before, uint64_t piece, size_t pieces, const NoiseTerm* terms,
+                      size_t term_count) {
+  if (term_count == 1) return rademacherTerm<kAdd>(to, before, piece, pieces, terms[0]);
+  for (size_t i = 0; i < pieces; ++i, to += kPiece, before += kAdd ? kPiece : 0)
+    rademacherPiece<kAdd>(to, before, piece + i, terms, term_count);
+}
 
-// kPlain and kAdding: a kind's two pieces.
-template <Piece kPlain, Piece kAdding>
+using Pieces = void (*)(float* to, const float* before, uint64_t piece, size_t pieces, const NoiseTerm* terms,
+                        size_t term_count);
+
+// kPlain and kAdding: a kind's pieces without and with what they are added to.
+template <Pieces kPlain, Pieces kAdding>
 void addTerms(float* out, const float* x, uint64_t first, size_t count, const NoiseTerm* terms, size_t term_count) {
   float sums[kPiece];
   for (size_t at = 0; at < count;) {
     const uint64_t piece = (first + at) / kPiece;
     const size_t from = (first + at) % kPiece;
-    const size_t n = kPiece - from < count - at ? kPiece - from : count - at;
-    if (n == kPiece && term_count <= kNoiseGroup) {
+    if (from == 0 && count - at >= kPiece && term_count <= kNoiseGroup) {
+      const size_t pieces = (count - at) / kPiece;
       if (x) {
-        kAdding(out + at, x + at, piece, terms, term_count);
+        kAdding(out + at, x + at, piece, pieces, terms, term_count);
       } else {
-        kPlain(out + at, nullptr, piece, terms, term_count);
+        kPlain(out + at, nullptr, piece, pieces, terms, term_count);
       }
-    } else {
-      for (size_t term = 0; term < term_count; term += kNoiseGroup) {
-        const size_t group = term_count - term < kNoiseGroup ? term_count - term : kNoiseGroup;
-        // The elements are on their way while their sum is made.
-        for (size_t i = n * term / term_count; x && i < n * (term + group) / term_count; i += 16)
-          __builtin_prefetch(x + at + i);
-        if (term == 0) {
-          kPlain(sums, nullptr, piece, terms, group);
-        } else {
-          kAdding(sums, sums, piece, terms + term, group);
-        }
-      }
-      for (size_t i = 0; i < n; ++i)
-        out[at + i] = x ? x[at + i] + sums[from + i] : sums[from + i];
+      at += pieces * kPiece;
+      continue;
     }
+    const size_t n = kPiece - from < count - at ? kPiece - from : count - at;
+    for (size_t term = 0; term < term_count; term += kNoiseGroup) {
+      const size_t group = term_count - term < kNoiseGroup ? term_count - term : kNoiseGroup;
+      // The elements are on their way while their sum is made.
+      for (size_t i = n * term / term_count; x && i < n * (term + group) / term_count; i += 16)
+        __builtin_prefetch(x + at + i);
+      if (term == 0) {
+        kPlain(sums, nullptr, piece, 1, terms, group);
+      } else {
+        kAdding(sums, sums, piece, 1, terms + term, group);
+      }
+    }
+    for (size_t i = 0; i < n; ++i)
+      out[at + i] = x ? x[at + i] + sums[from + i] : sums[from + i];
     at += n;
   }
 }
 
-constexpr NoiseKernels kNoise = {addTerms<gaussianPiece<false>, gaussianPiece<true>>,
-                                 addTerms<rademacherPiece<false>, rademacherPiece<true>>};
+constexpr NoiseKernels kNoise = {addTerms<gaussianPieces<false>, gaussianPieces<true>>,
+                                 addTerms<rademacherPieces<false>, rademacherPieces<true>>};
 
 }  // namespace
 }  // namespace lowcomm

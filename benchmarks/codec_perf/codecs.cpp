@@ -1,106 +1,21 @@
-// Speed of the codecs on one core, each row beside the bound that memory sets it. Definitions: README.md, "codec_perf".
+#include "codecs.h"
+
 #include <algorithm>
-#include <chrono>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
-#include <memory>
-#include <new>
 #include <random>
-#include <string>
-#include <vector>
 
 #include "codec/grid.h"
 #include "kernels/half.h"
-#include "kernels/table.h"
 #include "streams.h"
 
-using namespace lowcomm;
-
+namespace lowcomm {
 namespace {
 
-struct Options {
-  size_t mib = 256;
-  int repetitions = 9;
-  std::string form, only, json;
-};
-
-enum class Loop { encode, decode, add };
-constexpr const char* kLoopNames[] = {"encode", "decode", "decode-add"};
-
-struct Row {
-  const KernelTable* form;
-  Loop loop;
-  std::string codec;
-  int bits;
-  uint32_t bucket;
-  DType dtype = DType::float32;
-  bool in_cache = false;
-
-  // Measured.
-  double seconds = INFINITY;        // of one pass over `elements`
-  double bound_seconds = INFINITY;  // that memory alone would take; not set for rows in cache
-  size_t elements = 0;
-  double error = 0;  // relative, L2
-
-  double rate() const { return static_cast<double>(elements) * 4 / seconds * 1e-9; }
-  double percent() const { return 100 * bound_seconds / seconds; }
-  std::string spec() const { return codec + std::to_string(bits) + ":bucket=" + std::to_string(bucket); }
-};
-
-struct Gate {
-  std::string name;
-  double value, bound;
-  bool pass() const { return value >= bound; }
-};
-
-constexpr size_t kPiece = size_t{1} << 22;     // elements of one timed call: 16 MiB of fp32
 constexpr size_t kResident = size_t{1} << 15;  // 128 KiB of fp32 and its codes: within a second-level cache
 constexpr int kResidentCalls = 64;
 
 volatile uint32_t sink;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-template <class T>
-std::unique_ptr<T[], decltype(&std::free)> allocate(size_t count) {
-  void* p = std::aligned_alloc(4096, (count * sizeof(T) + 4095) / 4096 * 4096);
-  if (!p) throw std::bad_alloc();
-  std::memset(p, 0, count * sizeof(T));  // no page faults while the clock runs
-  return {static_cast<T*>(p), &std::free};
-}
-
-// The smallest time of every piece over all passes: a shared machine interrupts a long pass nearly always, a piece
-// seldom.
-class Fastest {
- public:
-  explicit Fastest(size_t pieces) : best_(pieces, INFINITY) {}
-
-  template <class F>
-  void pass(F&& piece) {
-    for (size_t i = 0; i < best_.size(); ++i) {
-      const double start = now();
-      piece(i);
-      best_[i] = std::min(best_[i], now() - start);
-    }
-  }
-
-  double seconds() const {
-    double sum = 0;
-    for (double s : best_)
-      sum += s;
-    return sum;
-  }
-
- private:
-  std::vector<double> best_;
-};
 
 class Bench {
  public:
@@ -217,6 +132,16 @@ class Bench {
   DType narrowed_ = DType::float32;
 };
 
+}  // namespace
+
+void measureRows(const Options& options, std::vector<Row>& rows, const std::function<void(const Row&)>& done) {
+  Bench bench(options);
+  for (Row& row : rows) {
+    bench.measure(row);
+    done(row);
+  }
+}
+
 std::vector<Row> rowsOf(const KernelTable* form) {
   std::vector<Row> rows;
   for (int bits = 1; bits <= 8; ++bits)
@@ -239,7 +164,7 @@ std::vector<Row> rowsOf(const KernelTable* form) {
   return rows;
 }
 
-const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
+static const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
   for (const Row& r : rows) {
     if (r.form == like.form && r.loop == like.loop && r.codec == like.codec && r.bits == bits &&
         r.bucket == like.bucket && r.dtype == like.dtype && !r.in_cache)
@@ -248,6 +173,8 @@ const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
   return nullptr;
 }
 
+namespace {
+
 // The targets of one instruction set, as fractions of the bound.
 struct Targets {
   const char* form;
@@ -255,6 +182,8 @@ struct Targets {
 };
 constexpr Targets kTargets[] = {{"avx2", .85, .78, .52, .85, .65, .72, 1.7},
                                 {"avx512", .90, .82, .66, .85, .70, .83, 2}};
+
+}  // namespace
 
 std::vector<Gate> judge(const std::vector<Row>& rows) {
   std::vector<Gate> gates;
@@ -284,107 +213,4 @@ std::vector<Gate> judge(const std::vector<Row>& rows) {
   return gates;
 }
 
-std::string cpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
-void writeJson(const Options& options, const std::vector<Row>& rows, const std::vector<Gate>& gates) {
-  std::ofstream out(options.json);
-  out << "{\n  \"machine\": {\"cpu\": \"" << cpuName() << "\", \"compiler\": \"" << __VERSION__ << "\"},\n"
-      << "  \"configuration\": {\"mib\": " << options.mib << ", \"repetitions\": " << options.repetitions << "},\n"
-      << "  \"rows\": [";
-  const char* comma = "\n";
-  for (const Row& r : rows) {
-    out << comma << "    {\"form\": \"" << r.form->name << "\", \"loop\": \"" << kLoopNames[static_cast<int>(r.loop)]
-        << "\", \"codec\": \"" << r.codec << "\", \"bits\": " << r.bits << ", \"bucket\": " << r.bucket
-        << ", \"dtype\": \"" << dtypeName(r.dtype) << "\", \"in_cache\": " << (r.in_cache ? "true" : "false")
-        << ", \"gb_per_s\": " << r.rate() << ", \"percent_of_bound\": ";
-    if (r.in_cache) {
-      out << "null";
-    } else {
-      out << r.percent();
-    }
-    out << ", \"relative_error\": " << r.error << "}";
-    comma = ",\n";
-  }
-  out << "\n  ],\n  \"gates\": [";
-  comma = "\n";
-  for (const Gate& g : gates) {
-    out << comma << "    {\"name\": \"" << g.name << "\", \"value\": " << g.value
-        << ", \"op\": \">=\", \"bound\": " << g.bound << ", \"pass\": " << (g.pass() ? "true" : "false") << "}";
-    comma = ",\n";
-  }
-  out << "\n  ]\n}\n";
-}
-
-Options parse(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string key = argv[i];
-    const bool known =
-        key == "--mib" || key == "--repetitions" || key == "--form" || key == "--only" || key == "--json";
-    if (!known || i + 1 == argc) {
-      std::fprintf(stderr, "codec_perf [--mib N] [--repetitions N] [--form NAME|all] [--only TEXT] [--json FILE]\n");
-      std::exit(2);
-    }
-    const char* value = argv[++i];
-    if (key == "--mib") options.mib = std::strtoul(value, nullptr, 10);
-    if (key == "--repetitions") options.repetitions = std::atoi(value);
-    if (key == "--form") options.form = value;
-    if (key == "--only") options.only = value;
-    if (key == "--json") options.json = value;
-  }
-  return options;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  const Options options = parse(argc, argv);
-  size_t count = 0;
-  const KernelTable* const* forms = kernelForms(&count);
-  std::vector<Row> rows;
-  for (size_t f = 0; f < count; ++f) {
-    // All but the reference, which nobody waits for unless it is asked for.
-    const bool wanted = options.form.empty() ? f > 0 : options.form == "all" || options.form == forms[f]->name;
-    for (Row& row : wanted ? rowsOf(forms[f]) : std::vector<Row>()) {
-      const std::string name = std::string(kLoopNames[static_cast<int>(row.loop)]) + " " + row.spec();
-      if (name.find(options.only) != std::string::npos) rows.push_back(row);
-    }
-  }
-
-  std::printf("# codec_perf\n# cpu=%s  compiler=%s\n# mib=%zu  repetitions=%d  threads=1\n", cpuName().c_str(),
-              __VERSION__, options.mib, options.repetitions);
-  std::printf("# %-6s %-10s %-6s %4s %6s %-8s %-6s %10s %8s %10s\n", "form", "loop", "codec", "bits", "bucket", "dtype",
-              "memory", "GB/s fp32", "% bound", "error");
-  Bench bench(options);
-  for (Row& row : rows) {
-    bench.measure(row);
-    char percent[16] = "-";
-    if (!row.in_cache) std::snprintf(percent, sizeof(percent), "%.1f", row.percent());
-    std::printf("  %-6s %-10s %-6s %4d %6u %-8s %-6s %10.2f %8s %10.2e\n", row.form->name,
-                kLoopNames[static_cast<int>(row.loop)], row.codec.c_str(), row.bits, row.bucket, dtypeName(row.dtype),
-                row.in_cache ? "L2" : "DRAM", row.rate(), percent, row.error);
-    std::fflush(stdout);
-  }
-
-  const std::vector<Gate> gates = judge(rows);
-  bool all = true;
-  for (const Gate& gate : gates) {
-    std::printf("%s  %-72s %10.4f >= %.4f\n", gate.pass() ? "PASS" : "FAIL", gate.name.c_str(), gate.value, gate.bound);
-    all &= gate.pass();
-  }
-  for (const Targets& targets : kTargets) {
-    bool have = false;
-    for (size_t f = 0; f < count; ++f)
-      have |= !std::strcmp(forms[f]->name, targets.form);
-    if (!have)
-      std::printf("%s rows cannot be judged: this build or this machine has no such instructions\n", targets.form);
-  }
-  if (!options.json.empty()) writeJson(options, rows, gates);
-  return all ? 0 : 1;
-}
+}  // namespace lowcomm

@@ -1,0 +1,185 @@
+#include "codec/fused.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "codec/dispatch.h"
+#include "codec/error.h"
+#include "codec/payload.h"
+#include "codec/pieces.h"
+#include "kernels/float_env.h"
+
+namespace lowcomm {
+namespace {
+
+const void* elementsAt(Elements x, uint64_t at) {
+  return static_cast<const std::byte*>(x.data) + at * itemBytes(x.dtype);
+}
+
+// Not inlined: the control register must be set before the first addition (kernels/float_env.h).
+__attribute__((noinline)) void add(float* out, const float* a, const float* b, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i)
+    out[i] = a[i] + b[i];
+}
+
+__attribute__((noinline)) void subtract(float* out, const float* a, const float* b, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i)
+    out[i] = a[i] - b[i];
+}
+
+__attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i)
+    x[i] = x[i] / divisor;
+}
+
+}  // namespace
+
+FusedCodec::FusedCodec(std::shared_ptr<const Codec> codec) : codec_(std::move(codec)) {
+  if (codec_->spec().id == CodecId::none) {
+    throw TypeError("fused codec: expected one that rounds its elements, got none");
+  }
+}
+
+void FusedCodec::check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const {
+  for (DType dtype : dtypes) {
+    if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
+      throw TypeError(codec_->spec().str() + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+    }
+  }
+  expectBytes<ValueError>(codec_->spec().str(), codec_->encodedBytes(count, DType::float32), bytes);
+}
+
+float* FusedCodec::room(std::vector<float>& memory, uint64_t count) {
+  if (memory.size() < count) memory.resize(count);
+  return memory.data();
+}
+
+// Elements [at, at + count) as floats, where they stand or in `memory`.
+const float* FusedCodec::widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory) {
+  const void* from = elementsAt(x, at);
+  if (x.dtype == DType::float32) return static_cast<const float*>(from);
+  const auto widen = x.dtype == DType::float16 ? kernels().float16_to_float : kernels().bfloat16_to_float;
+  widen(room(memory, count), static_cast<const uint16_t*>(from), count);
+  return memory.data();
+}
+
+void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
+  const auto narrow = to.dtype == DType::float16 ? kernels().float_to_float16 : kernels().float_to_bfloat16;
+  narrow(static_cast<uint16_t*>(to.data) + at, x, count);
+}
+
+template <typename Make>
+void FusedCodec::encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const Draws& draws,
+                              Make&& make) {
+  for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
+    const float* x = make(piece);
+    const std::span<std::byte> own = piece.room(dst, payload_);
+    codec_->encode(own, x, DType::float32, first + piece.at(), piece.size(), draws);
+    piece.put(dst, own);
+  }
+}
+
+void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count,
+                             const Draws& draws) {
+  check({x.dtype, m.dtype}, dst.size(), count);
+  FloatEnv env;
+  const Elements before{m.data, m.dtype};
+  encodePieces(dst, first, count, draws, [&](const Pieces& piece) {
+    float* work = room(work_, piece.size());
+    const float* from = widened(x, piece.at(), piece.size(), work_);
+    subtract(work, from, widened(before, piece.at(), piece.size(), other_), piece.size());
+    return work;
+  });
+  if (m.dtype == DType::float32) {
+    return codec_->decodeAdd(static_cast<float*>(m.data), DType::float32, dst, first, count);
+  }
+  for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
+    widened(before, piece.at(), piece.size(), work_);
+    codec_->decodeAdd(work_.data(), DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
+    write(m, work_.data(), piece.at(), piece.size());
+  }
+}
+
+void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, uint64_t first, uint64_t count,
+                                const Draws& draws) {
+  check({g.dtype, e.dtype}, dst.size(), count);
+  FloatEnv env;
+  const auto sum = [&](const Pieces& piece) {
+    float* work = room(work_, piece.size());
+    const float* from = widened(g, piece.at(), piece.size(), work_);
+    add(work, from, widened({e.data, e.dtype}, piece.at(), piece.size(), other_), piece.size());
+    return work;
+  };
+  encodePieces(dst, first, count, draws, sum);
+  // The sum a second time: it was not kept, and the state is still what it was made of.
+  for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
+    const float* y = sum(piece);
+    float* decoded = room(decoded_, piece.size());
+    codec_->decode(decoded, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
+    const bool wide = e.dtype == DType::float32;
+    subtract(wide ? static_cast<float*>(e.data) + piece.at() : decoded, y, decoded, piece.size());
+    if (!wide) write(e, decoded, piece.at(), piece.size());
+  }
+}
+
+// Of a whole payload, what its pieces do not show: its size and the padding of its metadata.
+void FusedCodec::checkPayload(std::span<const std::byte> payload, uint64_t count) const {
+  const std::string name = codec_->spec().str();
+  expectBytes<WireError>(name, codec_->encodedBytes(count, DType::float32), payload.size());
+  if (const auto head = codec_->headBytes(count, DType::float32)) {
+    expectZero(payload.subspan(*head, up64(*head) - *head), name, "metadata padding");
+  }
+}
+
+void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
+                           std::span<const Contribution> contributions, int average_over, uint64_t first,
+                           uint64_t count, const Draws& draws) {
+  check({dtype}, dst.size(), count);
+  if (contributions.empty()) {
+    throw ValueError(codec_->spec().str() + ": contributions to a sum: expected 1 or more, got 0");
+  }
+  for (const Contribution& c : contributions) {
+    if (!c.own) checkPayload(c.payload, count);
+  }
+  FloatEnv env;
+  const auto addContribution = [&](const Contribution& c, const Pieces& piece, float* sum, bool starts) {
+    if (c.own) {
+      const float* own = widened({c.own, dtype}, piece.at(), piece.size(), other_);
+      if (starts) {
+        std::copy_n(own, piece.size(), sum);
+      } else {
+        add(sum, sum, own, piece.size());
+      }
+      return;
+    }
+    const auto payload = piece.get(c.payload, payload_);
+    try {
+      if (starts) {
+        codec_->decode(sum, DType::float32, payload, first + piece.at(), piece.size());
+      } else {
+        codec_->decodeAdd(sum, DType::float32, payload, first + piece.at(), piece.size());
+      }
+    } catch (const WireError&) {  // whose message counts in the piece: the whole payload's says where it is
+      codec_->decode(std::vector<float>(count).data(), DType::float32, c.payload, first, count);
+      throw;
+    }
+  };
+  for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
+    float* sum = room(work_, piece.size());
+    for (const Contribution& c : contributions)
+      addContribution(c, piece, sum, &c == contributions.data());
+    if (average_over > 0) divide(sum, static_cast<float>(average_over), piece.size());
+
+    const std::span<std::byte> own = piece.room(dst, payload_);
+    codec_->encode(own, sum, DType::float32, first + piece.at(), piece.size(), draws);
+    piece.put(dst, own);
+    const bool wide = dtype == DType::float32;
+    float* decoded = wide ? static_cast<float*>(out) + piece.at() : room(decoded_, piece.size());
+    codec_->decode(decoded, DType::float32, own, first + piece.at(), piece.size());
+    if (!wide) write({out, dtype}, decoded, piece.at(), piece.size());
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "codec/codec.h"
+#include "kernels/dtype.h"
+
+namespace lowcomm {
+
+// Elements that are read, and elements that are read and written: float32, float16 or bfloat16.
+struct Elements {
+  const void* data;
+  DType dtype;
+};
+struct State {
+  void* data;
+  DType dtype;
+};
+
+// One contribution to a sum: a payload from a peer, or this rank's own elements where `own` is not null.
+struct Contribution {
+  std::span<const std::byte> payload;
+  const void* own = nullptr;
+};
+
+// A codec together with the arithmetic around it, piece by piece in the cache: what takes encode, decode and passes
+// over whole tensors otherwise, and no tensor is copied. Every result has the bits of those passes, made in fp32, each
+// operation rounded; a state in a 16-bit type is widened, and rounded once when it is written.
+//
+// A failed call leaves the state as it was: it is written only when the last element has been encoded, and is read a
+// second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
+//
+// A codec whose payload cannot be put together of pieces (Codec::headBytes) is used on all elements at once: the same
+// result, at the price of passes over memory. `none` is refused: it loses nothing, and there would be no state.
+//
+// Holds memory that calls reuse; one thread at a time. dst (of encodedBytes(count, float32) bytes), first, count and
+// draws are those of Codec::encode. Throws what encode and decode throw, and TypeError for `none` and for other element
+// types than those three.
+class FusedCodec {
+ public:
+  explicit FusedCodec(std::shared_ptr<const Codec> codec);
+
+  const Codec& codec() const { return *codec_; }
+
+  // The change of x against what the receiver knows of it: dst = encode(x - m), then m += decode(dst), which the
+  // receiver does too (AQ-SGD: Wang et al., Fine-tuning Language Models over Slow Networks; NeurIPS 2022).
+  void encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count, const Draws& draws);
+
+  // Error feedback: y = g + e, dst = encode(y), e = y - decode(dst) (Seide et al., 1-Bit Stochastic Gradient Descent;
+  // Interspeech 2014).
+  void encodeFeedback(std::span<std::byte> dst, Elements g, State e, uint64_t first, uint64_t count,
+                      const Draws& draws);
+
+  // What the owner of a slice makes of all ranks' contributions: their sum in fp32 in the order given, which is that of
+  // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst), the value that
+  // the owner too goes on with. Own elements and out are of `dtype`, out may be an own contribution. Throws ValueError
+  // without contributions, WireError for a payload that is none; dst and out are then unspecified.
+  void encodeSum(std::span<std::byte> dst, void* out, DType dtype, std::span<const Contribution> contributions,
+                 int average_over, uint64_t first, uint64_t count, const Draws& draws);
+
+ private:
+  void check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const;
+  void checkPayload(std::span<const std::byte> payload, uint64_t count) const;
+  float* room(std::vector<float>& memory, uint64_t count);
+  const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
+  void write(State to, const float* x, uint64_t at, uint64_t count);
+
+  // dst = encode(make(at, count)) over all pieces.
+  template <typename Make>
+  void encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const Draws& draws, Make&& make);
+
+  std::shared_ptr<const Codec> codec_;
+  std::vector<float> work_, other_, decoded_;
+  std::vector<std::byte> payload_;
+};
+
+}  // namespace lowcomm

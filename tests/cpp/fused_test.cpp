@@ -1,0 +1,361 @@
+// Fused operations are the bits of what they fuse.
+#include "codec/fused.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "grid_cases.h"
+#include "kernels/float_env.h"
+#include "kernels/half.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::normal;
+
+constexpr DType kTypes[] = {DType::float32, DType::float16, DType::bfloat16};
+const Draws kDraws{0x0123456789abcdef, 3u << 16 | 5, 7};
+
+const char* const kTexts[] = {"minmax4:bucket=64",        "minmax8:bucket=1024,meta=bf16",
+                              "minmax4:bucket=4096",      "qsgd3:bucket=512",
+                              "dither5:bucket=128",       "lattice4:bucket=1024",
+                              "sym4:bucket=1024",         "sym7:bucket=64,meta=bf16,range=l2",
+                              "mid2:bucket=256",          "sign1:bucket=64",
+                              "tern:bucket=128,meta=bf16"};
+
+// Elements of one of the three types, and as the floats that they are.
+struct Tensor {
+  Tensor(const std::vector<float>& values, DType type) : dtype(type), bytes(values.size() * itemBytes(type)) {
+    for (size_t i = 0; i < values.size(); ++i)
+      set(i, values[i]);
+  }
+
+  void set(size_t i, float value) {
+    const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
+    const void* from = dtype == DType::float32 ? static_cast<const void*>(&value) : &half;
+    std::memcpy(bytes.data() + i * itemBytes(dtype), from, itemBytes(dtype));
+  }
+
+  std::vector<float> floats() const {
+    std::vector<float> out(bytes.size() / itemBytes(dtype));
+    for (size_t i = 0; i < out.size(); ++i) {
+      uint16_t half = 0;
+      if (dtype == DType::float32) {
+        std::memcpy(&out[i], bytes.data() + 4 * i, 4);
+      } else {
+        std::memcpy(&half, bytes.data() + 2 * i, 2);
+        out[i] = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
+      }
+    }
+    return out;
+  }
+
+  Elements elements() const { return {bytes.data(), dtype}; }
+  State state() { return {bytes.data(), dtype}; }
+
+  DType dtype;
+  Bytes bytes;
+};
+
+// A codec of which nothing is known but what it does.
+class Opaque final : public Codec {
+ public:
+  explicit Opaque(std::shared_ptr<const Codec> inner) : Codec(inner->spec()), inner_(std::move(inner)) {}
+  uint64_t granularity() const override { return inner_->granularity(); }
+  bool supports(DType dtype) const override { return inner_->supports(dtype); }
+  size_t encodedBytes(uint64_t count, DType dtype) const override { return inner_->encodedBytes(count, dtype); }
+  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+              const Draws& draws) const override {
+    inner_->encode(dst, src, dtype, first, count, draws);
+  }
+  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override {
+    inner_->decode(dst, dtype, src, first, count);
+  }
+  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
+                 uint64_t count) const override {
+    inner_->decodeAdd(acc, dtype, src, first, count);
+  }
+
+ private:
+  std::shared_ptr<const Codec> inner_;
+};
+
+std::shared_ptr<const Codec> codecOf(const std::string& text) {
+  return makeCodec(CodecSpec::parse(text));
+}
+
+struct Outcome {
+  Bytes payload, state;
+  bool operator==(const Outcome&) const = default;
+};
+
+Outcome deltaByHand(const Codec& codec, const Tensor& x, Tensor m, uint64_t first) {
+  std::vector<float> difference = x.floats(), before = m.floats();
+  for (size_t i = 0; i < difference.size(); ++i)
+    difference[i] -= before[i];
+  const Bytes payload = test::encoded(codec, difference, kDraws, first);
+  codec.decodeAdd(before.data(), DType::float32, payload, first, before.size());
+  return {payload, Tensor(before, m.dtype).bytes};
+}
+
+Outcome feedbackByHand(const Codec& codec, const Tensor& g, Tensor e, uint64_t first) {
+  std::vector<float> y = g.floats();
+  const std::vector<float> before = e.floats();
+  for (size_t i = 0; i < y.size(); ++i)
+    y[i] += before[i];
+  const Bytes payload = test::encoded(codec, y, kDraws, first);
+  const std::vector<float> decoded = test::decoded(codec, payload, y.size(), first);
+  for (size_t i = 0; i < y.size(); ++i)
+    y[i] -= decoded[i];
+  return {payload, Tensor(y, e.dtype).bytes};
+}
+
+Outcome delta(FusedCodec& fused, const Tensor& x, Tensor m, uint64_t first, size_t n) {
+  Bytes payload(fused.codec().encodedBytes(n, DType::float32), std::byte{0xff});
+  fused.encodeDelta(payload, x.elements(), m.state(), first, n, kDraws);
+  return {payload, m.bytes};
+}
+
+Outcome feedback(FusedCodec& fused, const Tensor& g, Tensor e, uint64_t first, size_t n) {
+  Bytes payload(fused.codec().encodedBytes(n, DType::float32), std::byte{0xff});
+  fused.encodeFeedback(payload, g.elements(), e.state(), first, n, kDraws);
+  return {payload, e.bytes};
+}
+
+TEST(Fused, DeltaAndFeedbackAreWhatTheyFuse) {
+  for (const std::string text : kTexts) {
+    FusedCodec fused(codecOf(text)), whole(std::make_shared<Opaque>(codecOf(text)));
+    const Codec& codec = fused.codec();
+    const size_t bucket = codec.spec().bucket;
+    std::vector<size_t> sizes = test::edgeSizes(bucket);
+    sizes.insert(sizes.end(), {1023, 1024, 1025, 2048, 5000, 3 * 4096 + 17});
+    for (size_t n : sizes) {
+      for (uint64_t first : {uint64_t{0}, 3 * codec.granularity(), uint64_t{1} << 37}) {
+        const size_t turn = n + first % 7;
+        const Tensor x(normal(n, 1), kTypes[turn % 3]), state(normal(n, 2, 0.3f), kTypes[turn / 3 % 3]);
+        SCOPED_TRACE(text + " " + std::to_string(n) + " from " + std::to_string(first) + " " + dtypeName(x.dtype) +
+                     " " + dtypeName(state.dtype));
+        const Outcome changed = deltaByHand(codec, x, state, first), fed = feedbackByHand(codec, x, state, first);
+        ASSERT_EQ(delta(fused, x, state, first, n), changed);
+        ASSERT_EQ(feedback(fused, x, state, first, n), fed);
+        ASSERT_EQ(delta(whole, x, state, first, n), changed);
+        ASSERT_EQ(feedback(whole, x, state, first, n), fed);
+      }
+    }
+  }
+}
+
+TEST(Fused, EveryPairOfTypes) {
+  for (const char* text : {"minmax4:bucket=512", "sym4:bucket=1024"}) {
+    FusedCodec fused(codecOf(text));
+    for (DType of_x : kTypes) {
+      for (DType of_state : kTypes) {
+        const Tensor x(normal(7777, 1), of_x), state(normal(7777, 2, 0.3f), of_state);
+        EXPECT_EQ(delta(fused, x, state, 0, 7777), deltaByHand(fused.codec(), x, state, 0));
+        EXPECT_EQ(feedback(fused, x, state, 0, 7777), feedbackByHand(fused.codec(), x, state, 0));
+      }
+    }
+  }
+}
+
+// What was sent and what is left are together what there was.
+TEST(Fused, FeedbackLosesNothing) {
+  FusedCodec fused(codecOf("sym4:bucket=1024"));
+  constexpr size_t kCount = 9000;
+  Tensor e(std::vector<float>(kCount, 0.0f), DType::float32);
+  std::vector<float> sent(kCount, 0.0f), given(kCount, 0.0f);
+  Bytes payload(fused.codec().encodedBytes(kCount, DType::float32));
+  for (uint32_t step = 0; step < 20; ++step) {
+    const std::vector<float> values = normal(kCount, step);
+    const Tensor g(values, DType::float32);
+    fused.encodeFeedback(payload, g.elements(), e.state(), 0, kCount, kDraws);
+    fused.codec().decodeAdd(sent.data(), DType::float32, payload, 0, kCount);
+    for (size_t i = 0; i < kCount; ++i)
+      given[i] += values[i];
+  }
+  const std::vector<float> rest = e.floats();
+  for (size_t i = 0; i < kCount; ++i)
+    ASSERT_NEAR(sent[i] + rest[i], given[i], 2e-4) << i;
+}
+
+TEST(Fused, AFailedCallLeavesTheState) {
+  for (const char* text : {"minmax4:bucket=512", "sym4:bucket=64", "qsgd4:bucket=64,delta=0.5"}) {
+    FusedCodec fused(codecOf(text));
+    const bool spans = std::strstr(text, "delta") != nullptr;
+    for (size_t at : {0, 1023, 1024, 4000, 4999}) {
+      for (DType dtype : kTypes) {
+        Tensor x(normal(5000, 1, 0.5f), dtype);
+        x.set(at, spans ? 100.0f : NAN);
+        Tensor state(normal(5000, 2, 0.3f), dtype);
+        const Bytes before = state.bytes;
+        Bytes payload(fused.codec().encodedBytes(5000, DType::float32));
+        const auto run = [&](bool deltas) {
+          if (deltas) return fused.encodeDelta(payload, x.elements(), state.state(), 1 << 20, 5000, kDraws);
+          fused.encodeFeedback(payload, x.elements(), state.state(), 1 << 20, 5000, kDraws);
+        };
+        for (bool deltas : {true, false}) {
+          try {
+            run(deltas);
+            ADD_FAILURE() << text << ": no error";
+          } catch (const NonFiniteError& error) {
+            EXPECT_EQ(error.position, (1 << 20) + at) << error.what();
+            EXPECT_FALSE(spans);
+          } catch (const ValueError&) {
+            EXPECT_TRUE(spans);
+          }
+          EXPECT_EQ(state.bytes, before) << text << " " << at;
+        }
+      }
+    }
+  }
+}
+
+TEST(Fused, ThePoliciesOfNonFiniteElements) {
+  for (const char* text : {"minmax4:bucket=64,nonfinite=poison", "sym4:bucket=512,nonfinite=saturate"}) {
+    FusedCodec fused(codecOf(text));
+    std::vector<float> values = normal(3000, 1);
+    values[1500] = INFINITY;
+    const Tensor x(values, DType::float32), state(normal(3000, 2), DType::float32);
+    EXPECT_EQ(delta(fused, x, state, 0, 3000), deltaByHand(fused.codec(), x, state, 0)) << text;
+    EXPECT_EQ(feedback(fused, x, state, 0, 3000), feedbackByHand(fused.codec(), x, state, 0)) << text;
+  }
+}
+
+struct SumCase {
+  std::vector<Bytes> payloads;
+  std::vector<Contribution> contributions;
+};
+
+SumCase contributions(const Codec& codec, int ranks, int own, const Tensor& x, uint64_t first) {
+  SumCase c;
+  const size_t n = x.bytes.size() / itemBytes(x.dtype);
+  for (int rank = 0; rank < ranks; ++rank)
+    c.payloads.push_back(test::encoded(codec, normal(n, static_cast<uint32_t>(rank)), kDraws, first));
+  for (int rank = 0; rank < ranks; ++rank)
+    c.contributions.push_back({c.payloads[static_cast<size_t>(rank)], rank == own ? x.bytes.data() : nullptr});
+  return c;
+}
+
+TEST(Fused, SumsAreWhatTheyFuse) {
+  for (const std::string text : kTexts) {
+    FusedCodec fused(codecOf(text)), whole(std::make_shared<Opaque>(codecOf(text)));
+    const Codec& codec = fused.codec();
+    for (size_t n : {size_t{0}, size_t{1}, size_t{17}, size_t{513}, size_t{1024}, size_t{1025}, size_t{9001}}) {
+      for (int ranks : {1, 2, 5}) {
+        for (int own : {-1, 0, ranks - 1}) {
+          const uint64_t first = 2 * codec.granularity();
+          const DType dtype = kTypes[(n + static_cast<size_t>(ranks)) % 3];
+          const int divisor = own == 0 ? 0 : ranks;
+          SCOPED_TRACE(text + " " + std::to_string(n) + " ranks " + std::to_string(ranks) + " own " +
+                       std::to_string(own) + " " + dtypeName(dtype));
+          const Tensor x(normal(n, 99), dtype);
+          const SumCase c = contributions(codec, ranks, own, x, first);
+          std::vector<float> sum(n, 0.0f);
+          for (int rank = 0; rank < ranks; ++rank) {
+            const std::vector<float> values =
+                rank == own ? x.floats() : test::decoded(codec, c.payloads[static_cast<size_t>(rank)], n, first);
+            for (size_t i = 0; i < n; ++i)
+              sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
+          }
+          for (float& v : sum)
+            v = divisor > 0 ? v / static_cast<float>(divisor) : v;
+          const Bytes payload = test::encoded(codec, sum, kDraws, first);
+          const Bytes value = Tensor(test::decoded(codec, payload, n, first), dtype).bytes;
+          for (FusedCodec* f : {&fused, &whole}) {
+            Bytes dst(payload.size(), std::byte{0xff}), out(value.size());
+            f->encodeSum(dst, out.data(), dtype, c.contributions, divisor, first, n, kDraws);
+            ASSERT_EQ(dst, payload);
+            ASSERT_EQ(out, value);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Fused, SumsIntoTheOwnElements) {
+  FusedCodec fused(codecOf("minmax4:bucket=512"));
+  Tensor x(normal(5000, 9), DType::bfloat16);
+  const SumCase c = contributions(fused.codec(), 3, 1, x, 0);
+  Bytes dst(c.payloads[0].size()), again(dst.size()), out(x.bytes.size());
+  fused.encodeSum(dst, out.data(), x.dtype, c.contributions, 3, 0, 5000, kDraws);
+  fused.encodeSum(again, x.bytes.data(), x.dtype, c.contributions, 3, 0, 5000, kDraws);
+  EXPECT_EQ(again, dst);
+  EXPECT_EQ(x.bytes, out);
+}
+
+std::string refusal(FusedCodec& fused, const std::vector<Contribution>& contributions, size_t n) {
+  Bytes dst(fused.codec().encodedBytes(n, DType::float32)), out(4 * n);
+  try {
+    fused.encodeSum(dst, out.data(), DType::float32, contributions, 0, 0, n, kDraws);
+  } catch (const WireError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// As the codec says it of the whole payload.
+TEST(Fused, PayloadsThatAreNone) {
+  FusedCodec fused(codecOf("minmax4:bucket=512"));
+  const Codec& codec = fused.codec();
+  constexpr size_t kCount = 5000;
+  const Bytes good = test::encoded(codec, normal(kCount, 1), kDraws);
+  const auto wholeSays = [&](const Bytes& payload) -> std::string {
+    try {
+      test::decoded(codec, payload, kCount);
+    } catch (const WireError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  std::vector<Bytes> bad(4, good);
+  bad[0].pop_back();
+  bad[1][83] = std::byte{1};  // of the padding after ten buckets
+  const uint32_t infinity = 0x7f800000u;
+  std::memcpy(bad[2].data() + 8 * 7 + 4, &infinity, 4);  // the step of bucket 7
+  bad[3].back() = std::byte{0x10};                       // a code of no element
+  for (const Bytes& payload : bad) {
+    EXPECT_NE(wholeSays(payload), "");
+    EXPECT_EQ(refusal(fused, {{payload}}, kCount), wholeSays(payload));
+    EXPECT_EQ(refusal(fused, {{good}, {payload}}, kCount), wholeSays(payload));
+  }
+}
+
+TEST(Fused, CallersMistakes) {
+  EXPECT_THROW(FusedCodec(codecOf("none")), TypeError);
+  FusedCodec fused(codecOf("minmax4:bucket=512"));
+  Tensor x(normal(512, 1), DType::float32), m = x;
+  Bytes dst(fused.codec().encodedBytes(512, DType::float32)), shorter(dst.size() - 1);
+  EXPECT_THROW(fused.encodeDelta(dst, {x.bytes.data(), DType::int32}, m.state(), 0, 512, {}), TypeError);
+  EXPECT_THROW(fused.encodeFeedback(dst, x.elements(), {m.bytes.data(), DType::float64}, 0, 512, {}), TypeError);
+  EXPECT_THROW(fused.encodeDelta(shorter, x.elements(), m.state(), 0, 512, {}), ValueError);
+  EXPECT_THROW(fused.encodeDelta(dst, x.elements(), m.state(), 100, 512, {}), ValueError);
+  EXPECT_THROW(fused.encodeSum(dst, x.bytes.data(), DType::float32, {}, 0, 0, 512, {}), ValueError);
+  EXPECT_EQ(m.bytes, x.bytes);
+}
+
+#if defined(__x86_64__)
+TEST(Fused, TheControlRegisterIsIgnored) {
+  FusedCodec fused(codecOf("minmax4:bucket=512"));
+  const Tensor x(normal(3000, 1, 1e-38f), DType::float32), state(normal(3000, 2, 1e-38f), DType::float32);
+  const Outcome expected = delta(fused, x, state, 0, 3000), fed = feedback(fused, x, state, 0, 3000);
+  const SumCase c = contributions(fused.codec(), 3, 1, x, 0);
+  Bytes dst(c.payloads[0].size()), out(x.bytes.size()), dst2(dst), out2(out);
+  fused.encodeSum(dst, out.data(), x.dtype, c.contributions, 3, 0, 3000, kDraws);
+  const unsigned saved = _mm_getcsr();
+  _mm_setcsr(0x1f80 | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round toward zero
+  const Outcome got = delta(fused, x, state, 0, 3000), got_fed = feedback(fused, x, state, 0, 3000);
+  fused.encodeSum(dst2, out2.data(), x.dtype, c.contributions, 3, 0, 3000, kDraws);
+  _mm_setcsr(saved);
+  EXPECT_EQ(got, expected);
+  EXPECT_EQ(got_fed, fed);
+  EXPECT_EQ(dst2, dst);
+  EXPECT_EQ(out2, out);
+}
+#endif
+
+}  // namespace
+}  // namespace lowcomm
