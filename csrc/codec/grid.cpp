@@ -29,7 +29,7 @@ constexpr uint64_t kBlock = 512;
 
 // 16-bit elements are converted this many at a time, or a bucket where that is more: it stays in the cache, and a
 // bucket's statistics see all of it, so the bytes are those of converting everything first.
-constexpr uint64_t kPiece = 2048;
+constexpr uint64_t kPiece = 1024;
 
 // One bucket for a whole tensor (bucket=tensor) is a bucket that no tensor is longer than.
 constexpr uint64_t kLongest = uint64_t{1} << 31;

@@ -112,8 +112,8 @@ uint32_t parseCount(std::string_view value) {
 uint32_t parseBucket(std::string_view text, std::string_view value) {
   if (value == "tensor") return kTensorBucket;
   const uint32_t bucket = parseCount(value);
-  if (bucket == 0 || !isGridBucket(bucket)) {
-    fail(text, std::string("bucket: expected ") + kGridBuckets + ", got '" + std::string(value) + "'");
+  if (!isGridBucket(bucket)) {
+    fail(text, std::string("bucket: expected ") + kGridBuckets + " or tensor, got '" + std::string(value) + "'");
   }
   return bucket;
 }
@@ -339,8 +339,8 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
     if (!spec.open() && !isGridChannels(spec.bucket)) {
       return std::string("C: expected ") + kGridChannels + ", got " + std::to_string(spec.bucket);
     }
-  } else if (!isGridBucket(spec.bucket)) {
-    return std::string("bucket: expected ") + kGridBuckets + ", got " + std::to_string(spec.bucket);
+  } else if (spec.bucket != kTensorBucket && !isGridBucket(spec.bucket)) {
+    return std::string("bucket: expected ") + kGridBuckets + " or tensor, got " + std::to_string(spec.bucket);
   }
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
   if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";

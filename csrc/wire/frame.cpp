@@ -53,8 +53,10 @@ void checkFields(const FrameHeader& h) {
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   const bool channel = (h.flags & kChannelFlag) != 0;
-  if (grid ? !(channel ? isGridChannels(h.bucket) : isGridBucket(h.bucket)) : h.bucket != 0) {
-    fail<Error>("bucket", !grid ? "0 for this codec" : channel ? kGridChannels : kGridBuckets, text(h.bucket));
+  if (!grid && h.bucket != 0) fail<Error>("bucket", "0 for this codec", text(h.bucket));
+  if (channel && !isGridChannels(h.bucket)) fail<Error>("bucket", kGridChannels, text(h.bucket));
+  if (grid && !channel && h.bucket != kTensorBucket && !isGridBucket(h.bucket)) {
+    fail<Error>("bucket", std::string(kGridBuckets) + " or 0", text(h.bucket));
   }
 }
 
