@@ -29,11 +29,15 @@ uint16_t nanOf(DType type) {
   return type == DType::float16 ? 0x7e00 : type == DType::bfloat16 ? 0x7fc0 : kFloat8Nan;
 }
 
+// Of a 16-bit type.
+uint16_t infinityOf(DType type) {
+  return type == DType::float16 ? 0x7c00 : 0x7f80;
+}
+
 // Whether a code is NaN or infinite.
 bool isSpecial(DType type, uint16_t code) {
-  if (type == DType::float16) return (code & 0x7c00u) == 0x7c00u;
-  if (type == DType::bfloat16) return (code & 0x7f80u) == 0x7f80u;
-  return (code & 0x7fu) == kFloat8Nan;
+  if (type == DType::opaque) return (code & 0x7fu) == kFloat8Nan;
+  return (code & infinityOf(type)) == infinityOf(type);
 }
 
 }  // namespace
@@ -107,9 +111,8 @@ void CastCodec::poison(std::byte* dst, const std::vector<uint64_t>& elements) co
 bool CastCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   if (same(dtype)) {
-    if (firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0) return false;
-    std::memcpy(dst, src, count * item_);
-    return true;
+    return table_.casts->copy(reinterpret_cast<uint16_t*>(dst), static_cast<const uint16_t*>(src), count,
+                              infinityOf(type_));
   }
   FloatEnv env;
   if (dtype == DType::float32) return narrow(dst, static_cast<const float*>(src), count, first / kBlock, key);
@@ -163,8 +166,10 @@ void CastCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   checkPayload(src, count);
   if (count == 0) return;
   if (same(dtype)) {
-    if (firstNonFinite(src.data(), dtype, count, finiteLimit(spec())) >= 0) expectCodes(src.data(), count);
-    std::memcpy(dst, src.data(), count * item_);
+    const auto* codes = reinterpret_cast<const uint16_t*>(src.data());
+    if (!table_.casts->copy(static_cast<uint16_t*>(dst), codes, count, infinityOf(type_))) {
+      expectCodes(src.data(), count);
+    }
     return;
   }
   FloatEnv env;

@@ -30,7 +30,7 @@ constexpr uint64_t kLanes = 16;
 
 // 16-bit elements are converted, and any rotated, this many at a time, or a bucket where that is more: it stays in the
 // cache, and a bucket's statistics see all of it, so the bytes are those of converting everything first.
-constexpr uint64_t kPiece = 2048;
+constexpr uint64_t kPiece = 1024;
 
 // One bucket for a whole tensor (bucket=tensor) is a bucket that no tensor is longer than.
 constexpr uint64_t kLongest = uint64_t{1} << 31;
@@ -128,6 +128,10 @@ size_t GridCodec::metaBytes(uint64_t count) const {
 
 size_t GridCodec::wordBytes(uint64_t codes) const {
   return gridWordBytes(spec().bits, codes);
+}
+
+std::optional<size_t> GridCodec::headBytes(uint64_t count, DType) const {
+  return spec().bucket == kTensorBucket ? std::nullopt : std::optional(metaBytes(count));
 }
 
 size_t GridCodec::encodedBytes(uint64_t count, DType) const {

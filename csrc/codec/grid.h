@@ -44,7 +44,7 @@ class GridCodec final : public Codec {
   uint64_t granularity() const override;  // kUncut with bucket=tensor
   bool supports(DType dtype) const override;
   size_t encodedBytes(uint64_t count, DType dtype) const override;
-  std::optional<size_t> headBytes(uint64_t count, DType) const override { return metaBytes(count); }
+  std::optional<size_t> headBytes(uint64_t count, DType) const override;  // none with bucket=tensor
   void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
               const Draws& draws) const override;
   void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;

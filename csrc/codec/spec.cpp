@@ -116,8 +116,8 @@ uint32_t parseCount(std::string_view value) {
 uint32_t parseBucket(std::string_view text, std::string_view value) {
   if (value == "tensor") return kTensorBucket;
   const uint32_t bucket = parseCount(value);
-  if (bucket == 0 || !isGridBucket(bucket)) {
-    fail(text, std::string("bucket: expected ") + gridBuckets(false) + ", got '" + std::string(value) + "'");
+  if (!isGridBucket(bucket)) {
+    fail(text, std::string("bucket: expected ") + gridBuckets(false) + " or tensor, got '" + std::string(value) + "'");
   }
   return bucket;
 }
@@ -372,14 +372,10 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
     if (!spec.open() && !isGridChannels(spec.bucket)) {
       return std::string("C: expected ") + kGridChannels + ", got " + std::to_string(spec.bucket);
     }
-  } else if (!isGridBucket(spec.bucket, isRotated(spec))) {
-    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) + (isRotated(spec) ? " where rotated" : "") +
-           ", got " + (spec.bucket == kTensorBucket ? "tensor" : std::to_string(spec.bucket));
-  }
-  }
-  if (!isGridBucket(spec.bucket, isRotated(spec))) {
-    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) + (isRotated(spec) ? " where rotated" : "") +
-           ", got " + std::to_string(spec.bucket);
+  } else if (!isGridBucket(spec.bucket, isRotated(spec)) && (isRotated(spec) || spec.bucket != kTensorBucket)) {
+    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) +
+           (isRotated(spec) ? " where rotated" : " or tensor") + ", got " +
+           (spec.bucket == kTensorBucket ? "tensor" : std::to_string(spec.bucket));
   }
   if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
   if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);

@@ -28,14 +28,13 @@ constexpr bool isGridFlags(const GridFamily& family, uint8_t flags) {
 constexpr bool isPlainFlags(const PlainFamily& family, uint8_t flags) {
   return flags == 0 || (family.stochastic && flags == static_cast<uint8_t>(Rounding::stochastic));
 }
-inline constexpr uint32_t kTensorBucket = 0;  // bucket=tensor: one bucket, whatever the tensor's size
 constexpr const char* gridBuckets(bool rotated) {
-  return rotated ? "a power of two in 512...65536" : "a power of two in 64...65536, or tensor (0)";
+  return rotated ? "a power of two in 512...65536" : "a power of two in 64...65536";
 }
 constexpr bool isGridBucket(uint32_t bucket, bool rotated = false) {
-  if (bucket == kTensorBucket) return !rotated;
   return std::has_single_bit(bucket) && bucket >= (rotated ? kLeastRotatedBucket : 64) && bucket <= 65536;
 }
+inline constexpr uint32_t kTensorBucket = 0;  // bucket=tensor: one for a whole tensor, in place of a size
 // Channels of axis=channel, which stand where a bucket does.
 inline constexpr const char* kGridChannels = "1...65536";
 constexpr bool isGridChannels(uint32_t channels) {

@@ -14,6 +14,8 @@ namespace lowcomm {
 // elements in the whole tensor. False when an element is NaN or infinite: y is then without meaning.
 //
 // from_*, add_*: y[i] = x[i], y[i] += x[i]. False when an element is NaN or infinite.
+//
+// copy: y[i] = x[i] of a 16-bit type whose infinity has the bits `infinity`. False when an element is that, or NaN.
 struct CastKernels {
   bool (*to_float16)(uint16_t* y, const float* x, size_t count);
   bool (*to_bfloat16)(uint16_t* y, const float* x, size_t count);
@@ -26,6 +28,8 @@ struct CastKernels {
   bool (*add_float16)(float* y, const uint16_t* x, size_t count);
   bool (*add_bfloat16)(float* y, const uint16_t* x, size_t count);
   bool (*add_float8)(float* y, const uint8_t* x, size_t count);
+
+  bool (*copy)(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity);
 };
 
 inline constexpr float kFloat16Largest = 65504;

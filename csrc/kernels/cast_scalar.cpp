@@ -66,6 +66,15 @@ bool widenAll(float* y, const Code* x, size_t count) {
   return finite;
 }
 
+bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    finite &= (x[i] & infinity) != infinity;
+    y[i] = x[i];
+  }
+  return finite;
+}
+
 }  // namespace
 
 namespace scalar {
@@ -92,7 +101,8 @@ const CastKernels kCasts = {toFloat16,
                             widenAll<float8ToFloat, false>,
                             widenAll<float16ToFloat, true>,
                             widenAll<bfloat16ToFloat, true>,
-                            widenAll<float8ToFloat, true>};
+                            widenAll<float8ToFloat, true>,
+                            copy};
 
 }  // namespace scalar
 }  // namespace lowcomm

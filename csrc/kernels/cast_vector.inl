@@ -34,8 +34,7 @@ struct Brain {
   LOWCOMM_INLINE void rounded(Code* p, Floats x) { storeHalves(p, nearest((Words)x)); }
   LOWCOMM_INLINE void put(Code* p, Floats x) {
     const Words bits = (Words)x, quiet = bits >> 16 | 0x40u;
-    const Integers nan = (Integers)(bits & kMagnitude) > (Integers)splatWord(kInfinity);
-    storeHalves(p, nan ? quiet : nearest(bits));
+    storeHalves(p, x != x ? quiet : nearest(bits));
   }
 };
 
@@ -165,10 +164,42 @@ bool narrowByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, con
   return seen.finite();
 }
 
+typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
+typedef Shorts ShortsInMemory __attribute__((aligned(1), may_alias));
+
+bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
+  constexpr size_t kShorts = 2 * kLanes;
+  Shorts special{};  // all ones where there was one
+  size_t i = 0;
+  for (; i + kShorts <= count; i += kShorts) {
+    __builtin_prefetch(reinterpret_cast<const char*>(x + i) + kAhead);
+    const Shorts v = *reinterpret_cast<const ShortsInMemory*>(x + i);
+    special |= (Shorts)((v & infinity) == infinity);
+    *reinterpret_cast<ShortsInMemory*>(y + i) = v;
+  }
+  bool finite = true;
+  for (; i < count; ++i) {
+    finite &= (x[i] & infinity) != infinity;
+    y[i] = x[i];
+  }
+  for (size_t lane = 0; lane < kShorts; ++lane)
+    finite &= special[lane] == 0;
+  return finite;
+}
+
 // A CastKernels, in its order.
-#define LOWCOMM_CAST_LOOPS                                                                              \
-  {narrow<Half>,        narrow<Brain>,       narrow<Eight>,     narrowByDraw,       widen<Half, false>, \
-   widen<Brain, false>, widen<Eight, false>, widen<Half, true>, widen<Brain, true>, widen<Eight, true>}
+#define LOWCOMM_CAST_LOOPS \
+  {narrow<Half>,           \
+   narrow<Brain>,          \
+   narrow<Eight>,          \
+   narrowByDraw,           \
+   widen<Half, false>,     \
+   widen<Brain, false>,    \
+   widen<Eight, false>,    \
+   widen<Half, true>,      \
+   widen<Brain, true>,     \
+   widen<Eight, true>,     \
+   copy}
 
 }  // namespace
 }  // namespace lowcomm

@@ -45,7 +45,7 @@ void checkFields(const FrameHeader& h) {
   if (grid ? !isGridFlags(*grid, h.flags) : plain ? !isPlainFlags(*plain, h.flags) : h.flags != 0) {
     std::string optional;
     if (plain && plain->stochastic) optional += " or " + text(static_cast<uint8_t>(Rounding::stochastic));
-    if (grid) optional += " or " + text(kChannelFlag) + " more";
+    if (grid && grid->channels()) optional += " or " + text(kChannelFlag) + " more";
     if (grid && grid->bf16()) optional += " or " + text(kBf16Flag) + " more";
     if (grid && grid->l2) optional += " or " + text(kL2Flag) + " more";
     if (grid && grid->rotation == Rotation::option) optional += " or " + text(kRotatedFlag) + " more";
@@ -55,8 +55,10 @@ void checkFields(const FrameHeader& h) {
   }
   if (itemBytes(h.dtype) == 0) fail<Error>("dtype", "0...10", text(static_cast<uint8_t>(h.dtype)));
   const bool channel = (h.flags & kChannelFlag) != 0, rotated = (h.flags & kRotatedFlag) != 0;
-  if (grid ? !(channel ? isGridChannels(h.bucket) : isGridBucket(h.bucket, rotated)) : h.bucket != 0) {
-    fail<Error>("bucket", !grid ? "0 for this codec" : channel ? kGridChannels : gridBuckets(rotated), text(h.bucket));
+  if (!grid && h.bucket != 0) fail<Error>("bucket", "0 for this codec", text(h.bucket));
+  if (channel && !isGridChannels(h.bucket)) fail<Error>("bucket", kGridChannels, text(h.bucket));
+  if (grid && !channel && !isGridBucket(h.bucket, rotated) && (rotated || h.bucket != kTensorBucket)) {
+    fail<Error>("bucket", std::string(gridBuckets(rotated)) + (rotated ? "" : " or 0"), text(h.bucket));
   }
 }
 

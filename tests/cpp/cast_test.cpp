@@ -164,6 +164,28 @@ TEST_P(Cast, ElementsOfTheTypeTravelAsTheyAre) {
     std::vector<uint16_t> y(x.size());
     c->decode(y.data(), dtype, payload, 0, x.size());
     EXPECT_EQ(x, y) << text;
+
+    const uint16_t infinity = dtype == DType::float16 ? 0x7c00 : 0x7f80,
+                   nan = dtype == DType::float16 ? 0x7e00 : 0x7fc0;
+    const auto with = [&](const char* policy) {
+      return codec(text + std::string(std::strchr(text, ':') ? "," : ":") + "nonfinite=" + policy);
+    };
+    for (size_t at : {size_t{0}, size_t{33}, x.size() - 1}) {
+      for (uint16_t bad : {infinity, static_cast<uint16_t>(infinity | 0x8001)}) {
+        std::vector<uint16_t> spoilt = x;
+        spoilt[at] = bad;
+        EXPECT_THROW(encoded(*c, spoilt, {}, 0, dtype), NonFiniteError);
+        const auto poison = with("poison"), saturate = with("saturate");
+        const Bytes poisoned = encoded(*poison, spoilt, {}, 0, dtype);
+        EXPECT_THROW(c->decode(y.data(), dtype, poisoned, 0, x.size()), WireError);
+        poison->decode(y.data(), dtype, poisoned, 0, x.size());
+        EXPECT_EQ(y[at], nan);
+        saturate->decode(y.data(), dtype, encoded(*saturate, spoilt, {}, 0, dtype), 0, x.size());
+        EXPECT_EQ(y[at], bad == infinity ? infinity - 1 : 0);
+        y[at] = x[at];
+        EXPECT_EQ(x, y);
+      }
+    }
   }
 }
 

@@ -19,7 +19,7 @@ TEXTS = [
     "sym4:bucket=128,meta=bf16",
     "mid2:bucket=64,meta=bf16,range=l2,nonfinite=poison",
     "sym4:bucket=tensor",
-    "minmax4:axis=channel,C=401",
+    "minmax4:axis=channel,C=5",
     "fp8e4m3",
     "topk:keep=0.2,values=sym8",
     "logbyte",

@@ -13,6 +13,7 @@ from collective_cases import Case, bits
 from compressed_by_hand import check_gathered, differs, gathered_by_hand, last_step, options, scattered_by_hand
 
 SPECS = ("minmax8:bucket=1024", "minmax4:bucket=64", "qsgd8:bucket=512", "qsgd2:bucket=128")
+OTHERS = ("bf16:round=stochastic", "topk:keep=0.3,values=qsgd8", "qsgd4:bucket=tensor")
 SIZES = (0, 1, 63, 1024, 1025, 70_001)
 GATHERS = (
     cases.all_gather,
@@ -68,7 +69,7 @@ def _gathers(r, spec):
     return crc
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + OTHERS)
 def test_every_all_gather_gives_the_codecs_bits(pair, quad, spec):
     for pool in (pair, quad) if spec == SPECS[2] else (pair,):
         crcs = pool(_gathers, spec, timeout=120)
@@ -103,7 +104,7 @@ def _scatters(r, spec):
     assert not wrong, "\n".join(wrong[:20])
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + OTHERS)
 def test_every_reduce_scatter_is_the_sum_in_rank_order(pair, quad, spec):
     pair(_scatters, spec, timeout=120)
     if spec == SPECS[2]:

@@ -69,6 +69,52 @@ def _allow_list(r):
         assert (after - before == 0) == coded, n
 
 
+def _channels_are_each_tensors(r):
+    """axis=channel: the last dimension of each tensor; what has none goes exact and is counted; ranks compare it."""
+    import torch_lowcomm as lc
+
+    spec = "sym8:axis=channel"
+    r.init("lowcomm", pg_options=options(f"all_gather={spec}; reduce_scatter={spec}"))
+    codec = lc.codec(spec)
+    lc.reset_stats()
+    for shape in ((64, 100), (3, 5, 7), (1000, 48), (10, 1)):
+        check_gathered(r, torch.randn(shape), "coded", codec)
+    check_gathered(r, torch.randn(2, 64, 16).bfloat16(), "coded", codec)
+    for shape in ((), (1000,), (2, 65537), (0, 5)):
+        check_gathered(r, torch.randn(shape), "exact")
+    group = dist.group.WORLD.group_name
+    because = lc.stats()[group]["all_gather"]["exact_because"]
+    assert sum(because.values()) == 3, because
+    assert sum(n for why, n in because.items() if why.startswith("axis=channel")) == 3, because
+
+    x = torch.stack([torch.randn(30, 24, generator=torch.Generator().manual_seed(q)) for q in range(r.size * r.size)])
+    x = x.view(r.size, r.size, 30, 24)  # [contributor][owner]
+    out = torch.empty(30, 24)
+    dist.reduce_scatter_tensor(out, x[r.rank].reshape(-1, 24).clone())
+    total = torch.zeros(30, 24)
+    for q in range(r.size):
+        own = x[q, r.rank]
+        sent = codec.roundtrip(own, seed=draw_key(), stream=(q << 16) + r.rank, step=last_step())
+        total += own if q == r.rank else sent
+    assert torch.equal(out, total)
+
+    lc.set_policy(dist.group.WORLD, f"all_gather={spec},C=100")
+    check_gathered(r, torch.randn(64, 100), "coded", codec)
+    check_gathered(r, torch.randn(100, 64), "exact")
+
+    lc.set_policy(dist.group.WORLD, f"all_gather={spec}")
+    mine = torch.randn((64, 100) if r.rank == 0 else (100, 64))
+    with pytest.raises(dist.DistBackendError, match="codec differs.*C=") as failure:
+        dist.all_gather_into_tensor(torch.empty(6400 * r.size), mine)
+    assert "C=100" in str(failure.value)
+    assert "C=64" in str(failure.value)
+    dist.destroy_process_group()
+
+
+def test_channels_under_a_policy(pair):
+    pair(_channels_are_each_tensors, timeout=60)
+
+
 def _exact_is_the_threads(r):
     """A scope holds for the thread that opened it."""
     import torch_lowcomm as lc
