@@ -49,5 +49,6 @@ const KernelTable* findKernels(const char* name);
 const KernelTable* scalarKernels();
 const KernelTable* avx2Kernels();
 const KernelTable* avx512Kernels();
+const KernelTable* neonKernels();
 
 }  // namespace lowcomm
