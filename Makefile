@@ -44,6 +44,24 @@ test-cpp: build gtest
 	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
 	ctest --test-dir build --output-on-failure --parallel 2
 
+# The kernels' tests on processors that this machine is not.
+EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off
+
+# NEON: cross-compiled, run by qemu. Two minutes on two cores.
+test-neon:
+	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -e /usr/src/googletest; then \
+	  set -ex; cmake -S . -B build-neon $(EMULATED) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake >/dev/null; \
+	  cmake --build build-neon --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}; \
+	  qemu-aarch64 -L /usr/aarch64-linux-gnu build-neon/kernel_tests --gtest_brief=1; \
+	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
+
+# AVX-512: a whole machine emulated by Bochs, some minutes.
+test-avx512: gtest
+	cmake -S . -B build-static $(EMULATED) -DCMAKE_EXE_LINKER_FLAGS=-static >/dev/null
+	cmake --build build-static --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}
+	tests/emulated/avx512.sh build-static/kernel_tests build-static/machine
+.PHONY: test-neon test-avx512
+
 test-python: build
 	$(BIN)/python -m pytest
 

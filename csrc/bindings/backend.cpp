@@ -79,8 +79,9 @@ void bindBackend(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
   m.def(
       "kernels", [] { return translated([] { return std::string(kernelsName()); }); },
-      "Name of the kernel form in use: scalar, avx2 or avx512. ValueError when LOWCOMM_KERNELS asks for one there is "
-      "not.");
+      "Name of the kernel form in use: scalar, avx2, avx512 or neon. ValueError when LOWCOMM_KERNELS asks for one "
+      "there "
+      "is not.");
   m.def("in_exact", &ExactScope::active);
   py::class_<ExactScope>(m, "ExactScope")
       .def(py::init<>())

@@ -5,8 +5,8 @@
 namespace lowcomm {
 
 // The kernels this process uses: the fastest form this machine runs, or the one that the environment variable
-// LOWCOMM_KERNELS names (scalar, avx2, avx512). Read once. Throws ValueError for a name that is none, or that this
-// build or machine lacks: a benchmark that asked for one form must not measure another.
+// LOWCOMM_KERNELS names (scalar, avx2, avx512, neon). Read once. Throws ValueError for a name that is none, or that
+// this build or machine lacks: a benchmark that asked for one form must not measure another.
 const KernelTable& kernels();
 
 // Its name, for `info` and the benchmarks.

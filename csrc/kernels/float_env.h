@@ -29,11 +29,16 @@ class FloatEnv {
 #elif defined(__aarch64__)
   FloatEnv() {
     asm volatile("mrs %0, fpcr" : "=r"(saved_));
-    asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
+    asm volatile("mrs %0, fpsr" : "=r"(flags_));
+    if (saved_ != 0) asm volatile("msr fpcr, %0" ::"r"(uint64_t{0}));
   }
-  ~FloatEnv() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+  ~FloatEnv() {
+    if (saved_ != 0) asm volatile("msr fpcr, %0" ::"r"(saved_));
+    asm volatile("msr fpsr, %0" ::"r"(flags_));  // sticky, and not the caller's: as above
+  }
 
  private:
+  uint64_t flags_ = 0;
 #else
   FloatEnv() = default;
   ~FloatEnv() = default;

@@ -19,10 +19,11 @@ constexpr size_t kPrefetch = 2048;
 
 // -x in every lane. x - base and x + (-base) are the same number, but only the addition can take x from memory; the
 // empty statement keeps the compiler from making it a subtraction again.
-LOWCOMM_INLINE Floats negated(float x) {
-  Floats v = splat(-x);
+template <class V = Floats>
+LOWCOMM_INLINE V negated(float x) {
+  V v = splat(-x);
 #if defined(__x86_64__)
-  asm("" : "+x"(v));
+  if constexpr (sizeof(V) <= __BIGGEST_ALIGNMENT__) asm("" : "+x"(v));  // a vector of one register
 #endif
   return v;
 }

@@ -27,7 +27,7 @@ bool machineHasAvx512() {
 }
 
 struct Forms {
-  const KernelTable* list[3] = {};
+  const KernelTable* list[4] = {};
   size_t count = 0;
 
   Forms() {
@@ -35,6 +35,7 @@ struct Forms {
     // Asked first: avx2Kernels() lives in code compiled for AVX2, which this machine may not even enter.
     if (machineHasAvx2() && avx2Kernels()) list[count++] = avx2Kernels();
     if (machineHasAvx512() && avx512Kernels()) list[count++] = avx512Kernels();
+    if (neonKernels()) list[count++] = neonKernels();
   }
 };
 

@@ -79,6 +79,7 @@ LOWCOMM_FORM(avx512)
 const KernelTable* scalarKernels();
 const KernelTable* avx2Kernels();
 const KernelTable* avx512Kernels();
+const KernelTable* neonKernels();
 
 // What those tables point to, in translation units beside theirs; defined where the tables are not null.
 extern const CodebookLoops kScalarCodebooks, kAvx2Codebooks, kAvx512Codebooks;

@@ -6,29 +6,67 @@
 
 #include "grid_cases.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 
 namespace lowcomm {
 namespace {
 
-constexpr unsigned kHostile = 0x1f80 | 0x8040 | 0x6000;  // flush to zero, denormals are zero, round toward zero
+#if defined(__x86_64__)
+constexpr uint64_t kHostile = 0x1f80 | 0x8040 | 0x6000;  // flush to zero, denormals are zero, round toward zero
+constexpr uint64_t kDefault = 0x1f80;
+constexpr uint64_t kFlags = 0x3f;  // sticky, of the same register
+uint64_t control() {
+  return _mm_getcsr() & ~kFlags;
+}
+void setControl(uint64_t value) {
+  _mm_setcsr(static_cast<unsigned>(value));
+}
+uint64_t flags() {
+  return _mm_getcsr() & kFlags;
+}
+void setFlags(uint64_t value) {
+  _mm_setcsr(static_cast<unsigned>(control() | value));
+}
+#else
+constexpr uint64_t kHostile = 1u << 25 | 1u << 24 | 3u << 22;  // default NaN, flush to zero, round toward zero
+constexpr uint64_t kDefault = 0;
+uint64_t control() {
+  uint64_t value;
+  asm volatile("mrs %0, fpcr" : "=r"(value));
+  return value;
+}
+void setControl(uint64_t value) {
+  asm volatile("msr fpcr, %0" ::"r"(value));
+}
+uint64_t flags() {
+  uint64_t value;
+  asm volatile("mrs %0, fpsr" : "=r"(value));
+  return value & 0x1f;
+}
+void setFlags(uint64_t value) {
+  asm volatile("msr fpsr, %0" ::"r"(value));
+}
+#endif
 
 class Hostile {
  public:
-  Hostile() { _mm_setcsr(kHostile); }
-  ~Hostile() { _mm_setcsr(saved_); }
+  Hostile() { setControl(kHostile); }
+  ~Hostile() { setControl(saved_); }
 
  private:
-  unsigned saved_ = _mm_getcsr();
+  uint64_t saved_ = control();
 };
 
 TEST(FloatEnv, RestoresTheCallersRegister) {
   Hostile hostile;
+  setFlags(2);
   {
     FloatEnv env;
-    EXPECT_EQ(_mm_getcsr() & 0xffc0u, 0x1f80u);
+    EXPECT_EQ(control(), kDefault);
+    setFlags(4);
   }
-  EXPECT_EQ(_mm_getcsr() & 0xffc0u, kHostile & 0xffc0u);
+  EXPECT_EQ(control(), kHostile);
+  EXPECT_EQ(flags(), 2u);
 }
 
 TEST(FloatEnv, CodecsIgnoreTheCallersRegister) {

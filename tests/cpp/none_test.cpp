@@ -59,6 +59,9 @@ TEST(Dispatch, ChoiceByName) {
   EXPECT_EQ(&chooseKernels(""), test::allForms().back());
   for (const KernelTable* form : test::allForms())
     EXPECT_EQ(&chooseKernels(form->name), form);
+#if defined(__aarch64__)
+  EXPECT_STREQ(chooseKernels(nullptr).name, "neon");  // every one has it
+#endif
   for (const char* name : {"avx1024", "AVX2", "fast"}) {
     try {
       chooseKernels(name);
