@@ -118,8 +118,7 @@ void ChannelCodec::poison(std::span<std::byte> dst, uint64_t count, uint64_t cha
 }
 
 bool ChannelCodec::isPoison(const std::byte* meta, uint64_t channel) const {
-  return spec().nonfinite == Nonfinite::poison &&
-         floatBits(scaleAt(meta, channel * scales_, form_.bf16)) == kPoison &&
+  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, channel * scales_, form_.bf16)) == kPoison &&
          (scales_ == 1 || floatBits(scaleAt(meta, channel * 2 + 1, form_.bf16)) == 0);
 }
 

@@ -20,10 +20,10 @@ struct TypeError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// A NaN, an infinity or a magnitude of `limit` and more met by a codec under nonfinite=error; `limit` is a power of two,
-// infinity where every finite element is taken.
-// `position` is the element's index in the tensor that was cut into runs; a collective counts it in the whole message,
-// also where that has several segments. `of` ends the sentence: "of the slice for rank 2".
+// A NaN, an infinity or a magnitude of `limit` and more met by a codec under nonfinite=error; `limit` is a power of
+// two, infinity where every finite element is taken. `position` is the element's index in the tensor that was cut into
+// runs; a collective counts it in the whole message, also where that has several segments. `of` ends the sentence: "of
+// the slice for rank 2".
 struct NonFiniteError : ValueError {
   NonFiniteError(const std::string& codec, float value, uint64_t position, float limit, const std::string& of = "")
       : ValueError(codec + ": expected finite elements" +

@@ -218,8 +218,7 @@ void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
 }
 
 bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
-  return spec().nonfinite == Nonfinite::poison &&
-         floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
+  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
          (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
 }
 

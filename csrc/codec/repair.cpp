@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/finite.h"
+
 namespace lowcomm {
 namespace {
 
@@ -16,7 +18,14 @@ struct Type {
 template <typename Bits>
 constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
 
-constexpr Type<uint16_t> kFloat16{0x7c00, 0x7c00};  // all its finite values are below every limit
+// Types whose elements of `limit` and more are refused. All finite values of float16 are below every limit.
+Type<uint32_t> wideType(float limit) {
+  return {std::bit_cast<uint32_t>(limit), 0x7f800000u};
+}
+Type<uint16_t> halfType(DType dtype, float limit) {
+  if (dtype == DType::float16) return {0x7c00, 0x7c00};
+  return {static_cast<uint16_t>(std::bit_cast<uint32_t>(limit) >> 16), 0x7f80};
+}
 
 // Calls `f(bucket's number, its elements, type)` for every bucket with an element that is refused.
 template <typename Bits, typename F>
@@ -30,11 +39,8 @@ void eachSpoilt(Bits* x, uint64_t count, uint32_t bucket, Type<Bits> type, F&& f
 
 template <typename F>
 void eachSpoilt(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit, F&& f) {
-  const uint32_t least = std::bit_cast<uint32_t>(limit);
-  const Type<uint32_t> float32{least, 0x7f800000u};
-  const Type<uint16_t> bfloat16{static_cast<uint16_t>(least >> 16), 0x7f80};
-  if (dtype == DType::float32) return eachSpoilt(static_cast<uint32_t*>(x), count, bucket, float32, f);
-  eachSpoilt(static_cast<uint16_t*>(x), count, bucket, dtype == DType::float16 ? kFloat16 : bfloat16, f);
+  if (dtype == DType::float32) return eachSpoilt(static_cast<uint32_t*>(x), count, bucket, wideType(limit), f);
+  eachSpoilt(static_cast<uint16_t*>(x), count, bucket, halfType(dtype, limit), f);
 }
 
 template <typename Bits>
@@ -92,8 +98,9 @@ void eachSpoiltChannel(Bits* x, uint64_t count, uint32_t channels, Type<Bits> ty
 
 template <typename F>
 void eachSpoiltChannel(void* x, DType dtype, uint64_t count, uint32_t channels, F&& f) {
-  if (dtype == DType::float32) return eachSpoiltChannel(static_cast<uint32_t*>(x), count, channels, kFloat32, f);
-  eachSpoiltChannel(static_cast<uint16_t*>(x), count, channels, dtype == DType::float16 ? kFloat16 : kBfloat16, f);
+  if (dtype == DType::float32)
+    return eachSpoiltChannel(static_cast<uint32_t*>(x), count, channels, wideType(kFiniteLimit), f);
+  eachSpoiltChannel(static_cast<uint16_t*>(x), count, channels, halfType(dtype, kFiniteLimit), f);
 }
 
 }  // namespace
@@ -123,9 +130,8 @@ void eachSpecial(Bits* x, uint64_t count, Bits infinity, F&& f) {
 
 template <typename F>
 void eachSpecial(void* x, DType dtype, uint64_t count, F&& f) {
-  if (dtype == DType::float32) return eachSpecial(static_cast<uint32_t*>(x), count, kFloat32.infinity, f);
-  const Type<uint16_t> type = dtype == DType::float16 ? kFloat16 : kBfloat16;
-  eachSpecial(static_cast<uint16_t*>(x), count, type.infinity, f);
+  if (dtype == DType::float32) return eachSpecial(static_cast<uint32_t*>(x), count, wideType(kFiniteLimit).infinity, f);
+  eachSpecial(static_cast<uint16_t*>(x), count, halfType(dtype, kFiniteLimit).infinity, f);
 }
 
 }  // namespace

@@ -68,5 +68,23 @@ TEST(Layout, RefusesTextThatIsNone) {
   }
 }
 
+TEST(Layout, ChannelsNeedTheirNumberAndWholeRows) {
+  const auto refusal = [](uint64_t count, const char* codec) -> std::string {
+    try {
+      Layout::single(count, CodecSpec::parse(codec));
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal(100, "sym4:axis=channel").find("'0 100 sym4:axis=channel': expected a codec whose number"),
+            std::string::npos);
+  EXPECT_NE(refusal(100, "sym4:axis=channel,C=16").find("expected a multiple of 16 elements, got 100"),
+            std::string::npos);
+  EXPECT_EQ(refusal(96, "sym4:axis=channel,C=16"), "");
+  const Layout layout = Layout::single(96, CodecSpec::parse("sym4:axis=channel,C=16"));
+  EXPECT_EQ(Layout::parse(layout.text()).segments(), layout.segments());
+}
+
 }  // namespace
 }  // namespace lowcomm

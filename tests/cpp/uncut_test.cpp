@@ -138,6 +138,35 @@ TEST(Uncut, GatheredInPartsAsInOnePiece) {
   }
 }
 
+// What is refused is found with the first part, whoever keeps it: every rank hears of it, and the group goes on.
+TEST(Uncut, WhatIsNotFiniteIsNamedOnEveryRank) {
+  for (const char* codec : kUncut) {
+    for (int bad_slice : {0, 1}) {
+      Ranks ranks(2);
+      const uint64_t n = 400000;
+      for (bool spoilt : {true, false}) {
+        std::vector<std::vector<float>> slices(4, std::vector<float>(n, 1.0f));
+        if (spoilt) slices[static_cast<size_t>(bad_slice)][n - 3] = NAN;  // of rank 0
+        std::vector<std::vector<float>> outputs(2, std::vector<float>(n));
+        const auto outcomes = ranks.run("reduce_scatter", [&](int rank, OpContext& op) {
+          ScatterMessage message{single(n, codec), DType::float32};
+          for (int owner = 0; owner < 2; ++owner)
+            message.inputs.push_back(slices[static_cast<size_t>(2 * rank + owner)].data());
+          message.output = outputs[static_cast<size_t>(rank)].data();
+          reduceScatter(op, {message}, {});
+        });
+        EXPECT_EQ(outcomes[0].is<NonFiniteError>(), spoilt) << codec;
+        EXPECT_EQ(outcomes[1].is<PeerRefused>(), spoilt) << codec;
+        for (const auto& outcome : outcomes) {
+          if (spoilt)
+            EXPECT_TRUE(
+                test::holds(outcome.what(), {"element 399997 of the slice for rank " + std::to_string(bad_slice)}));
+        }
+      }
+    }
+  }
+}
+
 TEST(Uncut, ScatteredInPartsAsInOnePiece) {
   for (const char* codec : kUncut) {
     for (const Layout& layout : {single(400000, codec), between(codec)}) {
