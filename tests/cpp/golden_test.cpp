@@ -89,7 +89,7 @@ TEST(Golden, PayloadsAndValues) {
       }
       ++lines;
     }
-    EXPECT_EQ(lines, 259);
+    EXPECT_EQ(lines, 329);
   }
 }
 
