@@ -44,6 +44,8 @@ def codec(spec: str) -> Codec:
     * ``mid<b>``: the same with levels half a step away from 0.
     * ``tern``: minus the largest magnitude, 0, or the largest magnitude, in 2 bits.
     * ``sign1``: plus or minus the mean magnitude, in 1 bit.
+    * ``gauss<b>``: rotated, then on the 2**b values that err least on a normal distribution, times the root mean square.
+    * ``levels<b>``: between each bucket's minimum and maximum on levels of your own, given as ``table=`` to each call.
     * ``fp16``, ``bf16``, ``fp8e4m3``: every element by itself as the nearest number of that type; what is too large
       becomes its largest. ``bf16:round=stochastic``: one of the two neighbours, at random without bias.
     * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements that is largest in magnitude, in the named codec,
@@ -52,21 +54,24 @@ def codec(spec: str) -> Codec:
       (relative error 6.4 % or 3.2 % within 4e-4 to 2.6e3, the end of that range beyond; NaN and infinities decode to
       NaN).
 
-    Options of the codecs with buckets: ``bucket``, a power of two from 64 to 65,536 elements (default 1024), or
-    ``bucket=tensor``, one for all of a tensor; ``axis=channel`` in its place: a scale for each index in the last
-    dimension, of which there may be 1 to 65,536; for ``qsgd`` and ``lattice`` ``delta``, a
-    step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for ``sym`` and ``mid``
-    ``range=l2``, up to twice the root mean square instead of the largest magnitude.
+    Options of the codecs with buckets: ``bucket``, a power of two from 64 to 65,536 elements (default 1024, of ``gauss``
+    512), or ``bucket=tensor``, one for all of a tensor; ``axis=channel`` in its place: a scale for each index in the last
+    dimension, of which there may be 1 to 65,536 (neither where it rotates, nor ``axis`` with ``levels``); for ``qsgd`` and
+    ``lattice`` ``delta``, a step of your own, with which a bucket of a range above (2**b - 1) * delta is an error; for
+    ``sym`` and ``mid`` ``range=l2``, up to twice the root mean square instead of the largest magnitude.
     ``meta=bf16`` (not for ``lattice``, nor with ``delta``) rounds a bucket's metadata to bfloat16: half their bytes, and a
-    step that is up to 1/128 larger, or more where the values are all far from 0.
-    ``nonfinite=error`` (default) refuses NaN, infinities and magnitudes of 2**126 and more; ``saturate`` sends 0 for a NaN
-    and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes to NaN. Casts and ``topk``
-    have it too: a cast takes any finite element, an infinity saturates to the largest number of the element's type, and
-    poison sends a NaN for the one element.
+    step that is up to 1/128 larger, or more where the values are all far from 0. ``gauss`` does so unless ``meta=fp32``.
+    ``rotate=1`` (bucket 512 or more; not for ``levels``; ``gauss`` always does) rotates blocks of 512 elements before all
+    else and back after it, by which the elements of any tensor become nearly normal: outliers no longer set a bucket's
+    step. ``gain`` multiplies what ``gauss`` decodes, which is shorter than what went in (1.13 undoes it at 2 bits).
+    ``nonfinite=error`` (default) refuses NaN, infinities and magnitudes of 2**126 and more, 2**120 where it rotates;
+    ``saturate`` sends 0 for a NaN and the bucket's largest magnitude for the others; ``poison`` sends a bucket that decodes
+    to NaN. Casts and ``topk`` have it too: a cast takes any finite element, an infinity saturates to the largest number of
+    the element's type, and poison sends a NaN for the one element.
 
     A bucket's step is (max - min) / (2**b - 1), its largest magnitude / 2**(b - 1) for ``sym`` and ``mid``. An element's
     error is at most half a step, or a step with ``qsgd``, ``dither`` and for the largest elements with ``sym``. A payload
-    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0, half of it
+    has b bits an element and 8 bytes a bucket, 4 for the codecs around 0 and ``gauss``, half of it
     with ``meta=bf16``.
 
     The method is that of QSDP, which sends weights by the nearest value and gradients by the stochastic one: Markov,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/spec.h"
 #include "kernels/dtype.h"
 #include "kernels/table.h"
 #include "timing.h"
@@ -25,6 +26,7 @@ struct Row {
   uint32_t bucket;
   DType dtype = DType::float32;
   bool in_cache = false;
+  std::string options = "";  // beside the bucket, as in a codec's text
 
   // Measured.
   double seconds = INFINITY;        // of one pass over `elements`
@@ -34,7 +36,8 @@ struct Row {
 
   double rate() const { return static_cast<double>(elements) * 4 / seconds * 1e-9; }
   double percent() const { return 100 * bound_seconds / seconds; }
-  std::string spec() const { return codec + std::to_string(bits) + ":bucket=" + std::to_string(bucket); }
+  std::string spec() const { return codec + std::to_string(bits) + ":bucket=" + std::to_string(bucket) + options; }
+  bool rotated() const { return isRotated(CodecSpec::parse(spec())); }
 };
 
 std::vector<Row> rowsOf(const KernelTable* form);

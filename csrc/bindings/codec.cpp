@@ -6,6 +6,8 @@
 #include "bindings/bindings.h"
 #include "codec/codec.h"
 #include "codec/error.h"
+#include "codec/level_table.h"
+#include "codec/level_table.h"
 
 namespace py = pybind11;
 
@@ -54,10 +56,26 @@ uint64_t checkedCount(int64_t numel) {
 }
 
 using Channels = std::optional<int64_t>;
+using Table = std::optional<at::Tensor>;
 
 struct BoundCodec {
   explicit BoundCodec(const std::string& text) : spec(CodecSpec::parse(text)) {
     if (!spec.open()) codec = makeCodec(spec);
+  }
+
+  // This codec with a caller's level table, or as it is.
+  BoundCodec with(const Table& table) const {
+    if (!table) return *this;
+    if (!codec) throw ValueError(spec.str() + ": expected no level table, got one");
+    const at::Tensor values = hostTensor(*table, "table");
+    if (values.scalar_type() != at::kFloat || values.dim() != 1) {
+      throw TypeError(std::string("table: expected a 1-D float32 tensor, got ") + std::to_string(values.dim()) + "-D " +
+                      c10::toString(values.scalar_type()));
+    }
+    const float* first = values.const_data_ptr<float>();
+    BoundCodec bound = *this;
+    bound.codec = codec->with(LevelTable({first, first + values.numel()}));
+    return bound;
   }
 
   // The codec of a call: with axis=channel and no C in the text it is the call's.
@@ -134,15 +152,17 @@ Args:
         any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
+    table: For ``levels<b>``, its 2**b levels: a 1-D float32 CPU tensor from 0 to 1, strictly increasing.
 
 Returns:
     1-D uint8 CPU tensor of ``encoded_bytes(x.numel(), x.dtype)`` bytes.
 
 Raises:
-    TypeError: The codec does not take the dtype.
-    ValueError: An element is NaN, infinite or, but for casts, 2**126 or more in magnitude under ``nonfinite=error`` (the
-        first one's position is named), a bucket's range is above what ``delta`` spans, or the
-        tensor is not a dense CPU tensor.)";
+    TypeError: The codec does not take the dtype, or ``table`` is not 1-D float32.
+    ValueError: An element is NaN, infinite or, but for casts, 2**126 or more in magnitude (2**120 where the codec rotates)
+        under ``nonfinite=error`` (the first one's position is named), a bucket's range is above what ``delta`` spans, the
+        tensor is not a dense CPU tensor, or ``table`` is missing, of another size, no table of levels, or of a codec
+        that takes none.)";
 
 constexpr const char* kDecodeDoc = R"(Decodes a payload. Needs no seed.
 
@@ -151,13 +171,15 @@ Args:
     numel: Elements of the encoded tensor.
     channels: With ``axis=channel`` the size of the encoded tensor's last dimension, where the codec's text has none.
     dtype: Of the result; for ``none`` that of the encoded tensor.
+    table: For ``levels<b>``, the one that :meth:`encode` was given.
 
 Returns:
     1-D CPU tensor of ``numel`` elements.
 
 Raises:
-    TypeError: The payload is not 1-D uint8, or the codec does not take ``dtype``.
-    ValueError: The payload has the wrong size, or is none: a bit that must be 0 is not, a scale is not finite.)";
+    TypeError: The payload is not 1-D uint8, the codec does not take ``dtype``, or ``table`` is not 1-D float32.
+    ValueError: The payload has the wrong size, or is none: a bit that must be 0 is not, a scale is not finite. Or
+        ``table`` is not what the codec needs.)";
 
 constexpr const char* kRoundtripDoc =
     R"(What the receivers of ``x`` would see: decode(encode(x)), in x's shape and dtype.
@@ -190,30 +212,36 @@ void bindCodec(py::module_& m) {
            py::arg("spec"))
       .def(
           "encode",
-          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step) {
+          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
+             const Table& table) {
             py::gil_scoped_release released;
-            return asPythonErrors([&] { return self.encode(x, {seed, stream, static_cast<uint32_t>(step)}); });
+            return asPythonErrors(
+                [&] { return self.with(table).encode(x, {seed, stream, static_cast<uint32_t>(step)}); });
           },
-          kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
+          kEncodeDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0,
+          py::arg("table") = py::none())
       .def(
           "decode",
           [](const BoundCodec& self, const at::Tensor& payload, int64_t numel, const Channels& channels,
-             at::ScalarType dtype) {
+             at::ScalarType dtype, const Table& table) {
             py::gil_scoped_release released;
-            return asPythonErrors([&] { return self.decode(payload, numel, channels, dtype); });
+            return asPythonErrors([&] { return self.with(table).decode(payload, numel, channels, dtype); });
           },
           kDecodeDoc, py::arg("payload"), py::arg("numel"), py::kw_only(), py::arg("channels") = py::none(),
-          py::arg("dtype") = at::kFloat)
+          py::arg("dtype") = at::kFloat, py::arg("table") = py::none())
       .def(
           "roundtrip",
-          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step) {
+          [](const BoundCodec& self, const at::Tensor& x, uint64_t seed, uint32_t stream, uint64_t step,
+             const Table& table) {
             py::gil_scoped_release released;
             return asPythonErrors([&] {
-              const at::Tensor payload = self.encode(x, {seed, stream, static_cast<uint32_t>(step)});
-              return self.decode(payload, x.numel(), self.channelsOf(x), x.scalar_type()).view(x.sizes());
+              const BoundCodec codec = self.with(table);
+              const at::Tensor payload = codec.encode(x, {seed, stream, static_cast<uint32_t>(step)});
+              return codec.decode(payload, x.numel(), codec.channelsOf(x), x.scalar_type()).view(x.sizes());
             });
           },
-          kRoundtripDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0)
+          kRoundtripDoc, py::arg("x"), py::kw_only(), py::arg("seed") = 0, py::arg("stream") = 0, py::arg("step") = 0,
+          py::arg("table") = py::none())
       .def(
           "encoded_bytes",
           [](const BoundCodec& self, int64_t numel, at::ScalarType dtype, const Channels& channels) {

@@ -380,9 +380,9 @@ std::optional<std::string> misfit(const CodecSpec& spec) {
   if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
   if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);
   if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
+  if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
   if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
   if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
-  if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
   if (spec.delta != 0 && !isDelta(spec.delta)) {
     return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
   }

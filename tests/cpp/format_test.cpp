@@ -92,6 +92,22 @@ TEST(Format, TheExamplesOfPayloads) {
   EXPECT_EQ(examples, 8);
 }
 
+TEST(Format, TheExampleOfGauss) {
+  const auto codec = makeCodec(CodecSpec::parse("gauss2:meta=fp32"));
+  const float x = 8;
+  std::vector<std::byte> payload(192, std::byte{1}), expected(192);
+  expected[0] = std::byte{0xf3};
+  expected[1] = std::byte{0x04};
+  expected[2] = std::byte{0xb5};
+  expected[3] = std::byte{0x3f};
+  ASSERT_EQ(codec->encodedBytes(1, DType::float32), payload.size());
+  codec->encode(payload, &x, DType::float32, 0, 1, {});
+  EXPECT_EQ(payload, expected);
+  float y = 0;
+  codec->decode(&y, DType::float32, payload, 0, 1);
+  EXPECT_EQ(y, 12.0833406f);
+}
+
 TEST(Format, TheExampleOfAFrame) {
   std::vector<float> x;
   std::istringstream values(fenced("values"));

@@ -10,6 +10,7 @@
 
 #include "codec/codec.h"
 #include "codec/error.h"
+#include "codec/level_table.h"
 #include "kernels/crc32c.h"
 
 namespace lowcomm {
@@ -52,6 +53,13 @@ void reseal(Bytes& frame) {
   uint32_t crc = crc32c(frame.data(), 60);
   crc = crc32c(frame.data() + 64, frame.size() - 64, crc);
   std::memcpy(frame.data() + 60, &crc, 4);
+}
+
+LevelTable evenTable(int bits) {
+  std::vector<float> values(size_t{1} << bits);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
+  return LevelTable(values);
 }
 
 std::string refusal(const std::function<void()>& call) {
@@ -141,14 +149,16 @@ TEST(Frame, FlagsAreThoseOfTheCodec) {
   const struct {
     const char* codec;
     std::vector<uint8_t> flags;
-  } cases[] = {{"minmax4", {0, 4, 16, 20}},
-               {"qsgd4", {1, 5, 17, 21}},
-               {"dither4", {2, 6, 18, 22}},
-               {"lattice4", {2, 18}},
-               {"sym4", {0, 4, 8, 12, 16, 20, 24, 28}},
-               {"mid4:range=l2,meta=bf16", {0, 4, 8, 12, 16, 20, 24, 28}},
-               {"sign1:axis=channel,C=1000", {0, 4, 16, 20}},
-               {"tern", {0, 4, 16, 20}},
+  } cases[] = {{"minmax4", {0, 4, 16, 20, 32, 36}},
+               {"qsgd4:rotate=1", {1, 5, 17, 21, 33, 37}},
+               {"dither4", {2, 6, 18, 22, 34, 38}},
+               {"lattice4", {2, 18, 34}},
+               {"sym4", {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44}},
+               {"mid4:range=l2,meta=bf16", {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44}},
+               {"sign1:axis=channel,C=1024", {0, 4, 16, 20, 32, 36}},
+               {"tern", {0, 4, 16, 20, 32, 36}},
+               {"levels4", {0, 4}},
+               {"gauss4", {32, 36}},
                {"fp16", {0}},
                {"bf16:round=stochastic", {0, 1}},
                {"fp8e4m3", {0}},
@@ -247,9 +257,11 @@ TEST(Frame, FuzzedFramesAreRefusedOrValid) {
       if (h.elements > 100000) continue;
       CodecSpec spec{h.codec, h.bits, h.bucket};
       if (h.flags & kChannelFlag) spec.axis = Axis::channel;
+      spec.rotate = (h.flags & kRotatedFlag) != 0 && h.codec != CodecId::gauss;
       if (h.codec == CodecId::topk) spec = CodecSpec::parse("topk");  // what a frame does not say of it
-      const auto codec = makeCodec(spec);
+      auto codec = makeCodec(spec);
       if (!codec->supports(h.dtype) || (spec.axis == Axis::channel && h.elements % h.bucket != 0)) continue;
+      if (h.codec == CodecId::levels) codec = codec->with(evenTable(h.bits));
       std::vector<std::byte> y(h.elements * itemBytes(h.dtype));
       codec->decode(y.data(), h.dtype, framePayload(frame, h), 0, h.elements);
       ++decoded;

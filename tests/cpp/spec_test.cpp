@@ -34,6 +34,18 @@ TEST(Spec, CanonicalText) {
       {"tern", "tern:bucket=1024"},
       {"tern:bucket=128", "tern:bucket=128"},
       {"lattice8:bucket=64", "lattice8:bucket=64"},
+      {"minmax4:rotate=1", "minmax4:bucket=1024,rotate=1"},
+      {"minmax4:rotate=0", "minmax4:bucket=1024"},
+      {"qsgd4:rotate=1,meta=bf16,bucket=512", "qsgd4:bucket=512,meta=bf16,rotate=1"},
+      {"lattice4:rotate=1,nonfinite=poison,delta=2", "lattice4:bucket=1024,delta=2,rotate=1,nonfinite=poison"},
+      {"tern:rotate=1", "tern:bucket=1024,rotate=1"},
+      {"gauss4", "gauss4:bucket=512"},
+      {"gauss1:meta=bf16,gain=1", "gauss1:bucket=512"},
+      {"gauss2:gain=1.13", "gauss2:bucket=512,gain=1.13"},
+      {"gauss8:nonfinite=saturate,gain=2e0,meta=fp32,bucket=65536",
+       "gauss8:bucket=65536,meta=fp32,gain=2,nonfinite=saturate"},
+      {"levels4", "levels4:bucket=1024"},
+      {"levels1:meta=bf16,bucket=64", "levels1:bucket=64,meta=bf16"},
       {"lattice8:delta=0.10,bucket=64", "lattice8:bucket=64,delta=0.1"},
       {"qsgd4:delta=1e-3", "qsgd4:bucket=1024,delta=0.001"},
       {"qsgd4:delta=0.333333343", "qsgd4:bucket=1024,delta=0.33333334"},
@@ -144,6 +156,26 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
       {"logbyte:nonfinite=poison", "nonfinite", "another codec"},
       {"log9:bits=9", "option", "nonfinite"},
       {"log8", "name", "log9"},
+      {"topk:values=gauss4", "values", "grid codec"},
+      {"topk:values=levels4", "values", "grid codec"},
+      {"gauss4:bucket=tensor", "bucket", "512...65536"},
+      {"minmax8:bucket=tensor,rotate=1", "bucket", "512...65536 where rotated"},
+      {"minmax8:axis=channel,rotate=1", "rotate", "none with axis=channel"},
+      {"gauss4:axis=channel", "axis", "none with gauss"},
+      {"levels4:axis=channel", "axis", "none with levels"},
+      {"minmax8:rotate=2", "rotate", "0 or 1"},
+      {"minmax8:bucket=256,rotate=1", "bucket", "512...65536 where rotated"},
+      {"gauss4:bucket=256", "bucket", "512...65536"},
+      {"gauss4:rotate=1", "rotate", "none with gauss, which always is"},
+      {"levels4:rotate=1", "rotate", "none with levels, got 1"},
+      {"gauss9", "bits", "1...8 after 'gauss'"},
+      {"gauss", "bits", "1...8 after 'gauss'"},
+      {"gauss4:range=l2", "range", "sym or mid"},
+      {"gauss4:delta=1", "delta", "qsgd or lattice"},
+      {"gauss4:gain=0", "gain", "0.001...1000"},
+      {"gauss4:gain=nan", "gain", "0.001...1000"},
+      {"minmax8:gain=1.1", "gain", "it with gauss"},
+      {"levels0", "bits", "1...8 after 'levels'"},
   };
   for (const auto& c : cases) {
     try {
@@ -158,8 +190,7 @@ TEST(Spec, RefusalsSayWhatAndWhy) {
 }
 
 TEST(Spec, WhatThisVersionLacksIsRefusedByName) {
-  const char* const texts[] = {"levels4",          "gauss4:bucket=512", "fake:ratio=8",
-                               "minmax8:rotate=1", "minmax8:gain=1.1",  "minmax8:ratio=8"};
+  const char* const texts[] = {"fake:ratio=8", "minmax8:ratio=8"};
   for (const char* text : texts) {
     try {
       CodecSpec::parse(text);
@@ -182,7 +213,8 @@ TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
   }
   for (const char* text :
        {"none", "minmax3", "qsgd8:bucket=65536", "minmax2:bucket=256", "qsgd1:bucket=64", "sym2", "sign1", "tern",
-        "mid3", "qsgd2:delta=1", "minmax2:axis=channel", "minmax1:axis=channel,C=512", "fp16", "topk:values=minmax1"})
+        "mid3", "qsgd2:delta=1", "minmax2:rotate=1", "gauss1", "gauss2:bucket=4096", "levels2", "minmax2:axis=channel",
+        "minmax1:axis=channel,C=512", "fp16", "topk:values=minmax1"})
     EXPECT_FALSE(caution(CodecSpec::parse(text))) << text;
   EXPECT_EQ(caution(CodecSpec::parse("qsgd2")),
             "codec 'qsgd2:bucket=1024': the relative error of 2 bits with a bucket of 1024 is near 1 or above; use 3 "
@@ -232,6 +264,31 @@ TEST(Spec, ChannelsComeFromTheTextOrTheTensor) {
   EXPECT_THROW(open.withChannels(65537), ValueError);
   EXPECT_THROW(open.withChannels(uint64_t{1} << 32), ValueError);
   EXPECT_THROW(makeCodec(open), ValueError);
+}
+
+TEST(Spec, FramesOfRotatedCodecs) {
+  const auto seals = [](const char* text, uint8_t change = 0) {
+    const CodecSpec spec = CodecSpec::parse(text);
+    FrameHeader header;
+    header.codec = spec.id;
+    header.bits = spec.bits;
+    header.bucket = spec.bucket;
+    header.flags = frameFlags(spec) ^ change;
+    std::vector<std::byte> frame(kFrameHeaderBytes);
+    try {
+      sealFrame(frame, header);
+      return std::string();
+    } catch (const ValueError& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(frameFlags(CodecSpec::parse("gauss4")), 0x24);
+  EXPECT_EQ(frameFlags(CodecSpec::parse("qsgd4:rotate=1")), 0x21);
+  for (const char* text : {"gauss4", "gauss4:meta=fp32", "levels3", "qsgd4:rotate=1", "sym4:rotate=1,range=l2"})
+    EXPECT_EQ(seals(text), "") << text;
+  EXPECT_EQ(seals("gauss4", kRotatedFlag), "frame: flags: expected 32 or 4 more for this codec, got 4");
+  EXPECT_EQ(seals("levels4", kRotatedFlag), "frame: flags: expected 0 or 4 more for this codec, got 32");
+  EXPECT_EQ(seals("minmax4:bucket=64", kRotatedFlag), "frame: bucket: expected a power of two in 512...65536, got 64");
 }
 
 TEST(Spec, RegistryRefusesWhatIsNoCodecOfElements) {

@@ -24,6 +24,10 @@ TEXTS = [
     "topk:keep=0.2,values=sym8",
     "logbyte",
     "log9",
+    "qsgd4:bucket=512,meta=bf16,rotate=1",
+    "sym4:bucket=1024,rotate=1",
+    "gauss2:bucket=512",
+    "gauss4:bucket=1024,meta=fp32,gain=1.011",
 ]
 
 
@@ -52,6 +56,38 @@ def test_bf16_metadata_is_half():
     assert lc.codec("minmax4:bucket=64").encoded_bytes(4096) == 512 + 2048
     assert lc.codec("minmax4:bucket=64,meta=bf16").encoded_bytes(4096) == 256 + 2048
     assert lc.codec("sym4:bucket=64,meta=bf16").encoded_bytes(4096) == 128 + 2048
+
+
+@pytest.mark.parametrize(("text", "error"), [("gauss2", 0.341), ("gauss4", 0.098), ("minmax4:bucket=512", 0.117)])
+def test_a_rotation_makes_outliers_harmless(text, error):
+    x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
+    plain = lc.codec(text)
+    assert (plain.roundtrip(x) - x).norm() / x.norm() == pytest.approx(error, rel=0.03)
+    x[::4096] = 20.0
+    rotated = plain if text.startswith("gauss") else lc.codec(text + ",rotate=1")
+    assert (rotated.roundtrip(x) - x).norm() / x.norm() < 1.2 * error
+
+
+def test_levels_of_a_table():
+    c = lc.codec("levels2:bucket=64")
+    table = torch.tensor([0.0, 0.125, 0.5, 1.0])
+    x = torch.tensor([0.0, 0.5, 0.6, 1.2, 2.4, 2.6, 5.9, 6.1, 8.0])
+    expected = [0.0, 0.0, 1.0, 1.0, 1.0, 4.0, 4.0, 8.0, 8.0]
+    payload = c.encode(x, table=table)
+    assert payload.numel() == c.encoded_bytes(9)
+    assert c.decode(payload, 9, table=table).tolist() == expected
+    assert c.roundtrip(x, table=table).tolist() == expected
+    for call in (lambda: c.encode(x), lambda: c.decode(payload, 9), lambda: c.roundtrip(x)):
+        with pytest.raises(ValueError, match="levels2:bucket=64: expected a level table, got none"):
+            call()
+    with pytest.raises(ValueError, match="expected 4 values, got 2"):
+        c.encode(x, table=torch.tensor([0.0, 1.0]))
+    with pytest.raises(ValueError, match="value 2: expected one above 0.5"):
+        c.encode(x, table=torch.tensor([0.0, 0.5, 0.5, 1.0]))
+    with pytest.raises(ValueError, match="expected no level table, got one"):
+        lc.codec("minmax2").encode(x, table=table)
+    with pytest.raises(TypeError, match="expected a 1-D float32 tensor, got 1-D Double"):
+        c.encode(x, table=table.double())
 
 
 @pytest.mark.parametrize("family", ["minmax4", "qsgd8", "lattice4", "sym4", "sign1"])

@@ -205,9 +205,9 @@ def test_run_names_a_missing_script():
         ("all_gather=minmax9", "1...8"),
         ("all_gather=minmax8:bucket=100", "power of two"),
         ("all_gather=minmax8:bucket=131072", "65536"),
-        ("all_gather=minmax8:rotate=1", "rotate"),
+        ("all_gather=minmax8:rotate=2", "rotate"),
         ("all_gather=minmax8:nonfinite=ignore", "nonfinite"),
-        ("all_gather=gauss4", "gauss"),
+        ("all_gather=levels4", "no level table, got 'levels4"),
         ("all_gather=minmax8; all_gather=minmax4", "twice"),
     ],
 )

@@ -1,0 +1,340 @@
+// The rotation and the codecs that take it, under every kernel form.
+#include "kernels/rotate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "grid_cases.h"
+#include "kernels/finite.h"
+#include "kernels/half.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
+
+const std::string kTexts[] = {"minmax4:rotate=1",
+                              "minmax8:bucket=512,meta=bf16,rotate=1",
+                              "qsgd4:bucket=512,meta=bf16,rotate=1",
+                              "qsgd3:bucket=4096,rotate=1",
+                              "dither5:bucket=512,rotate=1",
+                              "lattice4:rotate=1",
+                              "sym4:bucket=512,rotate=1",
+                              "sym2:bucket=2048,range=l2,rotate=1",
+                              "mid3:bucket=512,meta=bf16,rotate=1",
+                              "sign1:rotate=1",
+                              "tern:bucket=512,rotate=1",
+                              "gauss1",
+                              "gauss2",
+                              "gauss3:bucket=1024",
+                              "gauss4:meta=fp32",
+                              "gauss5",
+                              "gauss6:bucket=4096",
+                              "gauss7:meta=fp32",
+                              "gauss8:bucket=65536",
+                              "gauss8:gain=1.25"};
+
+class Rotated : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Grid, Rotated, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+std::vector<size_t> sizes(size_t bucket) {
+  std::vector<size_t> all = test::edgeSizes(bucket);
+  for (size_t n : {2, 14, 31, 32, 520, 527, 528, 1023, 2047, 2048, 2049, 5000})
+    all.push_back(n);
+  return all;
+}
+
+TEST(Rotation, SignsAreThoseOfTheGenerator) {
+  for (uint32_t lane = 0; lane < 16; ++lane)
+    EXPECT_EQ(kRotationSigns[lane], philox(lane / 4, {}).word[lane % 4]);
+  EXPECT_EQ(floatBits(kRotationScale), 0x3e3504f3u);
+}
+
+// By the definition: a row of the transform is a row of the Hadamard matrix.
+TEST_P(Rotated, IsASignedHadamardTransformOfEveryLane) {
+  const std::vector<float> x = normal(512, 4);
+  std::vector<float> y(512);
+  ASSERT_TRUE(GetParam()->rotation->rotate(y.data(), x.data(), 512));
+  for (size_t e = 0; e < 512; ++e) {
+    double sum = 0;
+    for (size_t row = 0; row < 32; ++row) {
+      const bool minus =
+          (__builtin_popcount(static_cast<unsigned>(row & e / 16)) + (kRotationSigns[e % 16] >> row)) & 1;
+      sum += (minus ? -1.0 : 1.0) * x[row * 16 + e % 16];
+    }
+    EXPECT_NEAR(y[e], sum / std::sqrt(32.0), 4e-6) << e;
+  }
+}
+
+TEST_P(Rotated, ThereAndBackAndEqualToTheReference) {
+  for (size_t n : sizes(512)) {
+    const size_t all = (n + 511) / 512 * 512;
+    const std::vector<float> x = normal(n, static_cast<uint32_t>(n) + 1);
+    std::vector<float> there(all, -1.0f), expected(all, -2.0f), back(n), reference(n), sum = x, in_place = x;
+    ASSERT_TRUE(GetParam()->rotation->rotate(there.data(), x.data(), n));
+    ASSERT_TRUE(kScalarRotation.rotate(expected.data(), x.data(), n));
+    ASSERT_EQ(there, expected) << n;
+    in_place.resize(all, 7.0f);
+    ASSERT_TRUE(GetParam()->rotation->rotate(in_place.data(), in_place.data(), n));
+    ASSERT_EQ(in_place, expected) << n;
+
+    GetParam()->rotation->unrotate[0](back.data(), there.data(), n);
+    kScalarRotation.unrotate[0](reference.data(), there.data(), n);
+    ASSERT_EQ(back, reference) << n;
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_NEAR(back[i], x[i], 1e-6 * 4) << i << " of " << n;  // elements up to 4: 1e-6 of the largest
+    GetParam()->rotation->unrotate[1](sum.data(), there.data(), n);
+    for (size_t i = 0; i < n; ++i)
+      ASSERT_EQ(sum[i], x[i] + back[i]) << i << " of " << n;
+    in_place.resize(all);
+    GetParam()->rotation->unrotate[0](in_place.data(), in_place.data(), n);
+    ASSERT_TRUE(std::equal(back.begin(), back.end(), in_place.begin())) << n;
+  }
+}
+
+TEST_P(Rotated, RefusesAboveItsLimitAlone) {
+  std::vector<float> x(1200, 1.0f), y(1536);
+  for (size_t at : {size_t{0}, size_t{8}, size_t{511}, size_t{512}, size_t{1199}}) {
+    for (float bad : {NAN, -NAN, INFINITY, -INFINITY, kRotatedLimit, -kRotatedLimit, 0x1p126f}) {
+      x[at] = bad;
+      EXPECT_FALSE(GetParam()->rotation->rotate(y.data(), x.data(), x.size())) << bad << " at " << at;
+    }
+    x[at] = -0x1.fffffep119f;
+    EXPECT_TRUE(GetParam()->rotation->rotate(y.data(), x.data(), x.size())) << at;
+    x[at] = 1;
+  }
+}
+
+// Every size, also with few elements in the last block: the same bytes and values as the reference, whose payload the
+// decoders of all forms take.
+TEST_P(Rotated, EqualToReference) {
+  const Draws draws{5, streamOf(3, 2), 9};
+  for (const std::string& text : kTexts) {
+    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
+    for (size_t n : sizes(c.spec().bucket)) {
+      if (n > 20000 && text.find("gauss8") == std::string::npos) continue;
+      const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.25f);
+      const uint64_t first = (uint64_t{1} << 37) + c.granularity();
+      const Bytes payload = encoded(c, x, draws, first);
+      ASSERT_EQ(payload, encoded(reference, x, draws, first)) << text << " " << n;
+      const std::vector<float> y = decoded(c, payload, n, first), expected = decoded(reference, payload, n, first);
+      ASSERT_TRUE(n == 0 || std::memcmp(y.data(), expected.data(), n * 4) == 0) << text << " " << n;
+      std::vector<float> sum = x;
+      c.decodeAdd(sum.data(), DType::float32, payload, first, n);
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(sum[i], x[i] + y[i]) << text << " " << i << " of " << n;
+    }
+  }
+}
+
+// What a rotated codec loses is what its plain form loses of the rotated elements: the law of every grid codec, since
+// lengths stay as they are.
+TEST_P(Rotated, ErrsAsThePlainCodecDoesOfRotatedElements) {
+  for (const char* text : {"minmax4", "qsgd4", "sym3", "mid2", "sign1", "tern", "minmax4:meta=bf16"}) {
+    const std::string plain = std::string(text) + (std::strchr(text, ':') ? "," : ":") + "bucket=512";
+    const GridCodec grid = codec(plain), c = codec(plain + ",rotate=1");
+    for (size_t n : {size_t{512}, size_t{4096}}) {
+      std::vector<float> x = normal(n, 6), rotated(n);
+      x[100] = 40;  // a rotation spreads it over 32 rows
+      ASSERT_TRUE(GetParam()->rotation->rotate(rotated.data(), x.data(), n));
+      const Bytes payload = encoded(c, x, {1, 2, 3});
+      ASSERT_EQ(payload, encoded(grid, rotated, {1, 2, 3})) << plain << " " << n;
+      std::vector<float> expected(n);
+      GetParam()->rotation->unrotate[0](expected.data(), decoded(grid, payload, n).data(), n);
+      EXPECT_EQ(decoded(c, payload, n), expected) << plain << " " << n;
+    }
+  }
+}
+
+// A block with fewer elements than lanes: the others neither count in its statistics nor have codes.
+TEST_P(Rotated, LanesWithoutAnElement) {
+  for (const std::string& text : kTexts) {
+    const GridCodec c = codec(text);
+    for (size_t held : {1, 3, 15}) {
+      const size_t n = 512 + held;
+      std::vector<float> x(n, 0.5f);
+      for (size_t i = 512; i < n; ++i)
+        x[i] = 100.0f + static_cast<float>(i);
+      const Bytes payload = encoded(c, x, {1, 2, 3});
+      ASSERT_EQ(payload.size(), c.encodedBytes(1024, DType::float32)) << text;
+      const std::byte* words = payload.data() + payload.size() - 64 * c.spec().bits;
+      for (size_t byte = 0; byte < size_t{64} * c.spec().bits; ++byte) {
+        if (byte % 64 / 4 >= held) ASSERT_EQ(words[byte], std::byte{0}) << text << " byte " << byte;
+      }
+      Bytes changed = payload;
+      changed[payload.size() - 1] = std::byte{1};
+      EXPECT_THROW(decoded(c, changed, n), WireError) << text;
+
+      // Bucket 512 alone sees the last block alone: its scale is that of the lanes which hold an element.
+      if (c.spec().bucket != 512) continue;
+      std::vector<float> rotated(512);
+      ASSERT_TRUE(GetParam()->rotation->rotate(rotated.data(), x.data() + 512, held));
+      std::vector<float> own;
+      for (size_t e = 0; e < 512; ++e) {
+        if (e % 16 < held) own.push_back(rotated[e]);
+      }
+      const size_t numbers = gridFamily(c.spec().id)->centred ? 1 : 2;
+      const size_t bytes = c.spec().meta == Meta::bf16 ? 2 : 4;
+      uint32_t bits = 0;
+      std::memcpy(reinterpret_cast<char*>(&bits) + 4 - bytes, payload.data() + numbers * bytes, bytes);
+      const float scale = floatOf(bits);
+      const auto [low, high] = std::minmax_element(own.begin(), own.end());
+      const double squares = std::inner_product(own.begin(), own.end(), own.begin(), 0.0);
+      const double rms = std::sqrt(squares / static_cast<double>(own.size()));
+      if (numbers == 2 && c.spec().id != CodecId::lattice) {
+        EXPECT_NEAR(scale, *low, std::fabs(*low) / 100) << text;
+      } else if (c.spec().id == CodecId::gauss) {
+        EXPECT_NEAR(scale, rms, rms / 250) << text;
+      } else if (c.spec().id == CodecId::tern) {
+        EXPECT_EQ(scale, std::max(-*low, *high)) << text;
+      }
+    }
+  }
+}
+
+TEST_P(Rotated, CuttingChangesNothing) {
+  const Draws draws{11, streamOf(1, 1), 4};
+  for (const std::string& text : kTexts) {
+    const GridCodec c = codec(text);
+    const uint64_t granule = c.granularity(), n = (granule > 8192 ? 1 : 5) * granule + 333;
+    const std::vector<float> x = normal(n, 2), whole = decoded(c, encoded(c, x, draws), n);
+    std::vector<float> pieces;
+    for (uint64_t first = 0; first < n; first += granule) {
+      const std::vector<float> piece(x.begin() + first, x.begin() + std::min(n, first + granule));
+      const std::vector<float> y = decoded(c, encoded(c, piece, draws, first), piece.size(), first);
+      pieces.insert(pieces.end(), y.begin(), y.end());
+    }
+    EXPECT_EQ(whole, pieces) << text;
+  }
+}
+
+TEST_P(Rotated, HalfInputIsConvertedFirst) {
+  for (const char* text : {"gauss4", "qsgd4:bucket=4096,rotate=1", "sign1:bucket=65536,rotate=1"}) {
+    const GridCodec c = codec(text);
+    for (size_t n : {1, 513, 5000, 70000}) {
+      std::vector<float> x = normal(n, 5);
+      std::vector<uint16_t> brain(n), back(n);
+      for (size_t i = 0; i < n; ++i) {
+        brain[i] = floatToBfloat16(x[i]);
+        x[i] = bfloat16ToFloat(brain[i]);
+      }
+      const Bytes payload = encoded(c, brain, {}, 0, DType::bfloat16);
+      ASSERT_EQ(payload, encoded(c, x)) << text << " " << n;
+      const std::vector<float> y = decoded(c, payload, n);
+      c.decode(back.data(), DType::bfloat16, payload, 0, n);
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(back[i], floatToBfloat16(y[i])) << text << " " << i;
+      std::vector<float> sum = x;
+      c.decodeAdd(sum.data(), DType::bfloat16, payload, 0, n);
+      for (size_t i = 0; i < n; ++i)
+        ASSERT_EQ(sum[i], x[i] + y[i]) << text << " " << i;
+    }
+  }
+}
+
+TEST_P(Rotated, NonFiniteIsRefusedWithItsPosition) {
+  for (const char* text : {"gauss2", "minmax4:bucket=4096,rotate=1"}) {
+    const GridCodec c = codec(text);
+    for (size_t at : {0, 511, 2100}) {
+      for (float bad : {NAN, -INFINITY, 0x1p120f, -0x1p126f}) {
+        std::vector<float> x = normal(5000, 1);
+        x[at] = bad;
+        try {
+          encoded(c, x, {}, 8192);
+          ADD_FAILURE() << text << " took " << bad << " at " << at;
+        } catch (const NonFiniteError& error) {
+          EXPECT_EQ(error.position, 8192 + at);
+          EXPECT_NE(std::string(error.what()).find("below 2^120"), std::string::npos) << error.what();
+        }
+      }
+      std::vector<float> x = normal(5000, 1);
+      x[at] = 0x1.fffffep119f;
+      const std::vector<float> y = decoded(c, encoded(c, x), x.size());
+      EXPECT_TRUE(std::all_of(y.begin(), y.end(), [](float v) { return std::isfinite(v); })) << text;
+    }
+  }
+}
+
+TEST_P(Rotated, SaturateReplacesBeforeTheRotation) {
+  for (const std::string& text : kTexts) {
+    if (text.find("65536") != std::string::npos) continue;
+    const GridCodec plain = codec(text),
+                    c = codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "nonfinite=saturate");
+    const size_t bucket = c.spec().bucket, n = bucket + 20;
+    for (size_t at : {size_t{0}, bucket - 1, n - 1}) {
+      for (float bad : {NAN, -INFINITY, 0x1p120f}) {
+        std::vector<float> x = normal(n, 2), repaired = x;
+        x[at] = bad;
+        const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
+        float largest = 0;
+        for (size_t i = from; i < to; ++i)
+          largest = i == at ? largest : std::max(largest, std::fabs(x[i]));
+        repaired[at] = std::isnan(bad) ? 0.0f : std::copysign(largest, bad);
+        ASSERT_EQ(encoded(c, x, {1, 2, 3}), encoded(plain, repaired, {1, 2, 3})) << text << " " << bad << " at " << at;
+      }
+    }
+  }
+}
+
+TEST_P(Rotated, PoisonSpoilsItsBucketAlone) {
+  for (const std::string& text : kTexts) {
+    if (text.find("65536") != std::string::npos) continue;
+    const GridCodec plain = codec(text),
+                    c = codec(text + (text.find(':') == std::string::npos ? ":" : ",") + "nonfinite=poison");
+    const size_t bucket = c.spec().bucket, n = bucket + 20;
+    for (size_t at : {size_t{0}, bucket - 1, n - 1}) {
+      std::vector<float> x = normal(n, 2);
+      x[at] = at == 0 ? NAN : 0x1p121f;
+      const Bytes payload = encoded(c, x, {1, 2, 3});
+      const size_t from = at / bucket * bucket, to = std::min(n, from + bucket);
+      std::fill(x.begin() + from, x.begin() + to, 0.0f);
+      const std::vector<float> expected = decoded(plain, encoded(plain, x, {1, 2, 3}), n), y = decoded(c, payload, n);
+      for (size_t i = 0; i < n; ++i) {
+        if (i >= from && i < to) {
+          ASSERT_TRUE(std::isnan(y[i])) << text << " " << i;
+        } else {
+          ASSERT_EQ(floatBits(y[i]), floatBits(expected[i])) << text << " " << i;
+        }
+      }
+      EXPECT_THROW(decoded(plain, payload, n), WireError) << text;
+    }
+  }
+}
+
+// Zeros, tiny and huge magnitudes.
+TEST_P(Rotated, DifficultRanges) {
+  for (const std::string& text : kTexts) {
+    const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
+    const auto check = [&](const std::vector<float>& x) {
+      const Bytes payload = encoded(c, x, {1, 2, 3});
+      ASSERT_EQ(payload, encoded(reference, x, {1, 2, 3})) << text << " " << x[0];
+      const std::vector<float> y = decoded(c, payload, x.size()), expected = decoded(reference, payload, x.size());
+      ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << text << " " << x[0];
+      for (float v : y)
+        ASSERT_TRUE(std::isfinite(v)) << text << " " << x[0];
+    };
+    check(normal(700, 1, 1, 1e8f));
+    check(normal(700, 1, 1e-30f));
+    check(normal(700, 1, 0x1p115f));
+    check(normal(700, 1, 0x1p-140f));
+    check(std::vector<float>(700, 0x1.fffffep119f));
+    check(std::vector<float>(700, 0x1p-149f));
+    for (float v : decoded(c, encoded(c, std::vector<float>(530, -0.0f)), 530))
+      ASSERT_EQ(v, 0.0f) << text;
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm
