@@ -1,12 +1,12 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
+
 #include <optional>
 
 #include "backend/wire_type.h"
 #include "bindings/bindings.h"
 #include "codec/codec.h"
 #include "codec/error.h"
-#include "codec/level_table.h"
 #include "codec/level_table.h"
 
 namespace py = pybind11;

@@ -152,9 +152,6 @@ void parseValues(std::string_view text, std::string_view value, CodecSpec& spec)
   spec.values = values.id;
   spec.value_bits = values.bits;
 }
-}
-return number;
-}
 
 void parseOption(std::string_view text, std::string_view option, CodecSpec& spec, std::set<std::string_view>& seen) {
   const size_t equals = option.find('=');
