@@ -55,7 +55,7 @@ test-neon:
 	  qemu-aarch64 -L /usr/aarch64-linux-gnu build-neon/kernel_tests --gtest_brief=1; \
 	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
 
-# AVX-512: a whole machine emulated by Bochs, some minutes.
+# AVX-512: a whole machine emulated by Bochs, five minutes of one core.
 test-avx512: gtest
 	cmake -S . -B build-static $(EMULATED) -DCMAKE_EXE_LINKER_FLAGS=-static >/dev/null
 	cmake --build build-static --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}
