@@ -47,7 +47,7 @@ test-cpp: build gtest
 # The kernels' tests on processors that this machine is not.
 EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off
 
-# NEON: cross-compiled, run by qemu. Two minutes on two cores.
+# NEON: cross-compiled, run by qemu. About three minutes on two cores.
 test-neon:
 	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -e /usr/src/googletest; then \
 	  set -ex; cmake -S . -B build-neon $(EMULATED) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake >/dev/null; \
