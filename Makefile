@@ -47,7 +47,7 @@ test-cpp: build gtest
 # The kernels' tests on processors that this machine is not.
 EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off
 
-# NEON: cross-compiled, run by qemu. Two minutes on two cores.
+# NEON: cross-compiled, run by qemu. About three minutes on two cores.
 test-neon:
 	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -e /usr/src/googletest; then \
 	  set -ex; cmake -S . -B build-neon $(EMULATED) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake >/dev/null; \
@@ -55,7 +55,7 @@ test-neon:
 	  qemu-aarch64 -L /usr/aarch64-linux-gnu build-neon/kernel_tests --gtest_brief=1; \
 	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
 
-# AVX-512: a whole machine emulated by Bochs, some minutes.
+# AVX-512: a whole machine emulated by Bochs, five minutes of one core.
 test-avx512: gtest
 	cmake -S . -B build-static $(EMULATED) -DCMAKE_EXE_LINKER_FLAGS=-static >/dev/null
 	cmake --build build-static --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}
