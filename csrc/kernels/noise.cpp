@@ -25,6 +25,7 @@ uint64_t splitmix64(uint64_t z) {
 const NoiseKernels& noiseKernels(const KernelTable& form) {
   if (&form == avx512Kernels()) return *avx512Noise();
   if (&form == avx2Kernels()) return *avx2Noise();
+  if (&form == neonKernels()) return *neonNoise();
   return *scalarNoise();
 }
 

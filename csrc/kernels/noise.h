@@ -52,5 +52,6 @@ uint64_t noiseSeed(uint64_t run_seed, uint64_t machine, uint64_t iteration, uint
 const NoiseKernels* scalarNoise();
 const NoiseKernels* avx2Noise();
 const NoiseKernels* avx512Noise();
+const NoiseKernels* neonNoise();
 
 }  // namespace lowcomm

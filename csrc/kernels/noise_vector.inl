@@ -17,23 +17,29 @@ namespace {
 constexpr size_t kPiece = 2048;
 constexpr size_t kPrefetch = 2048;  // elements ahead
 
-// gaussianRadius and cosineSine of noise_rules.h.
-LOWCOMM_INLINE void boxMuller(Floats& cosine, Floats& sine, Words of_radius, Words of_angle) {
-  Floats u = __builtin_convertvector((Integers)(of_radius >> 8), Floats) + 0.5f;
-  u = (u < kLargestU ? u : splat(kLargestU)) * 0x1p-24f;
-  const Words bits = (Words)u;
-  const Integers octave = (Integers)(bits - kSqrtHalfBits) >> 23;
-  const Floats f = (Floats)(bits - ((Words)octave << 23)) - 1.0f;
-  const Floats log = __builtin_convertvector(octave, Floats) * kMinusTwoLn2 + f * logP(f);
-  const Floats radius = (Floats)((Words)squareRoot(log) ^ (of_angle & 0x80000000u));
-  const Floats x = (Floats)((of_angle >> 8 & 0x7fffffu) | 0x3f800000u) - 1.5f;
+// gaussianRadius of noise_rules.h.
+LOWCOMM_INLINE Floats radiusOf(Words words) {
+  // u·2^24, which has the octave and the fraction of u: only the octaves are counted from another one.
+  const Integers largest = (Integers)splat(kLargestU);
+  Integers bits = (Integers)(__builtin_convertvector((Integers)(words >> 8), Floats) + 0.5f);
+  bits = bits < largest ? bits : largest;
+  const Words above = (Words)bits - (kSqrtHalfBits + (24u << 23));
+  const Integers octave = (Integers)above >> 23;
+  const Floats f = (Floats)((above & 0x7fffffu) + kSqrtHalfBits) - 1.0f;
+  return squareRoot(__builtin_convertvector(octave, Floats) * kMinusTwoLn2 + f * logP(f));
+}
+
+// radius times cosineSine of noise_rules.h.
+LOWCOMM_INLINE void turn(Floats& cosine, Floats& sine, Floats radius, Words words) {
+  radius = (Floats)((Words)radius ^ (words & 0x80000000u));
+  const Floats x = (Floats)((words >> 8 & 0x7fffffu) | 0x3f800000u) - 1.5f;
   const Floats square = x * x;
   cosine = radius * (sineS(square) * x);
   sine = radius * cosineC(square);
 }
 
-// The words of a piece, each where its element stands. Philox and what follows it are loops of their own: both are long
-// chains of dependent operations, and only neighbouring short iterations of one loop fill a processor.
+// The words of a piece, each where its element stands. Philox and the two halves of what follows it are loops of their
+// own: all are chains of dependent operations, and only several short iterations at a time fill a processor.
 LOWCOMM_INLINE void drawWords(uint32_t* words, uint64_t piece, const PhiloxKey& key) {
   const PhiloxConstants constants = philoxConstants(piece * (kPiece / 4), key);
   for (size_t at = 0; at < kPiece; at += kGaussianBlock) {
@@ -52,9 +58,17 @@ LOWCOMM_INLINE void gaussianTerm(float* to, const float* before, uint64_t piece,
   uint32_t words[kPiece];
   drawWords(words, piece, term.key);
   for (size_t at = 0; at < kPiece; at += 2 * kNoiseLanes) {
+    if (kAdd) {  // ahead of the only loop that is quick enough to wait for memory
+      __builtin_prefetch(before + at);
+      __builtin_prefetch(before + at + kNoiseLanes);
+    }
+    for (size_t i = at; i < at + kNoiseLanes; i += kLanes)
+      storeWords(words + i, (Words)radiusOf(loadWords(words + i)));
+  }
+  for (size_t at = 0; at < kPiece; at += 2 * kNoiseLanes) {
     for (size_t i = at; i < at + kNoiseLanes; i += kLanes) {
       Floats z0, z1;
-      boxMuller(z0, z1, loadWords(words + i), loadWords(words + i + kNoiseLanes));
+      turn(z0, z1, load(words + i), loadWords(words + i + kNoiseLanes));
       z0 *= term.factor;
       z1 *= term.factor;
       store(to + i, kAdd ? load(before + i) + z0 : z0);

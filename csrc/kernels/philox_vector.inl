@@ -36,30 +36,32 @@ LOWCOMM_INLINE PhiloxConstants philoxConstants(uint64_t counter, const PhiloxKey
 // that c was made for.
 LOWCOMM_INLINE void philoxOfBlock(Words (&out)[4], const PhiloxConstants& c, uint64_t counter) {
   const Quads mul0 = Quads{} + uint64_t{kPhiloxMul0}, mul1 = Quads{} + uint64_t{kPhiloxMul1};
+  // Round by round, so that the two chains of dependent products stand side by side.
   Quads word[2][4];
   for (uint32_t odd = 0; odd < 2; ++odd) {
-    Quads low = Quads{} + (counter & 0xffffffffu);
+    Quads place{};
     for (uint32_t i = 0; i < kLanes / 2; ++i)
-      low[i] += 2 * i + odd;
-    Quads w0, w1, w2, w3;
-    const Quads first = multiplyEven(low, mul0);
-    w2 = (first >> 32) ^ c.round0;
-    const Quads second = multiplyEven(w2, mul1);
-    w0 = (second >> 32) ^ c.round1_low;
-    w1 = second;
-    w2 = first ^ c.round1_high;
-    w3 = Quads{};
-    for (int round = 2; round < kPhiloxRounds; ++round) {
-      const Quads p0 = multiplyEven(w0, mul0), p1 = multiplyEven(w2, mul1);
-      w0 = (p1 >> 32) ^ w1 ^ c.key0[round];
-      w2 = round == 2 ? (p0 >> 32) ^ c.round2 : (p0 >> 32) ^ w3 ^ c.key1[round];
-      w1 = p1;
-      w3 = p0;
+      place[i] = 2 * i + odd;
+    const Quads first = multiplyEven(place + (counter & 0xffffffffu), mul0);
+    word[odd][2] = (first >> 32) ^ c.round0;
+    word[odd][3] = first ^ c.round1_high;
+  }
+  for (uint32_t odd = 0; odd < 2; ++odd) {
+    const Quads second = multiplyEven(word[odd][2], mul1);
+    word[odd][0] = (second >> 32) ^ c.round1_low;
+    word[odd][1] = second;
+    word[odd][2] = word[odd][3];
+    word[odd][3] = Quads{};
+  }
+  for (int round = 2; round < kPhiloxRounds; ++round) {
+    for (uint32_t odd = 0; odd < 2; ++odd) {
+      Quads(&w)[4] = word[odd];
+      const Quads p0 = multiplyEven(w[0], mul0), p1 = multiplyEven(w[2], mul1);
+      w[0] = (p1 >> 32) ^ w[1] ^ c.key0[round];
+      w[2] = round == 2 ? (p0 >> 32) ^ c.round2 : (p0 >> 32) ^ w[3] ^ c.key1[round];
+      w[1] = p1;
+      w[3] = p0;
     }
-    word[odd][0] = w0;
-    word[odd][1] = w1;
-    word[odd][2] = w2;
-    word[odd][3] = w3;
   }
   for (int i = 0; i < 4; ++i)
     out[i] = evenOdd(word[0][i], word[1][i]);

@@ -73,6 +73,7 @@ const KernelTable* findKernels(const char* name);
 LOWCOMM_FORM(scalar)
 LOWCOMM_FORM(avx2)
 LOWCOMM_FORM(avx512)
+LOWCOMM_FORM(neon)
 #undef LOWCOMM_FORM
 
 // One definition a form, each in a translation unit of its own; null where the build's target has no such instructions.
@@ -82,7 +83,7 @@ const KernelTable* avx512Kernels();
 const KernelTable* neonKernels();
 
 // What those tables point to, in translation units beside theirs; defined where the tables are not null.
-extern const CodebookLoops kScalarCodebooks, kAvx2Codebooks, kAvx512Codebooks;
-extern const RotationLoops kAvx2Rotation, kAvx512Rotation;
+extern const CodebookLoops kScalarCodebooks, kAvx2Codebooks, kAvx512Codebooks, kNeonCodebooks;
+extern const RotationLoops kAvx2Rotation, kAvx512Rotation, kNeonRotation;
 
 }  // namespace lowcomm

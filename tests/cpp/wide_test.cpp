@@ -17,11 +17,19 @@ typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
 typedef uint64_t Quads __attribute__((vector_size(kLanes * 4)));
 
-inline __attribute__((always_inline)) Quads multiplyEven(Quads a, Quads b) {
+}  // namespace
+}  // namespace lowcomm
+
+#include "kernels/lanes_plain.inl"
+
+namespace lowcomm {
+namespace {
+
+LOWCOMM_LANES Quads multiplyEven(Quads a, Quads b) {
   return (a & 0xffffffffu) * (b & 0xffffffffu);
 }
 
-inline __attribute__((always_inline)) Words evenOdd(Quads even, Quads odd) {
+LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
   return (Words)((even & 0xffffffffu) | odd << 32);
 }
 
@@ -67,7 +75,8 @@ void expectScalars(GridForm form) {
     form.centre = kTop / 2;
   }
   const KernelTable& scalar = *scalarKernels();
-  const KernelTable::DecodeGrid wide[] = {decodeGrid<kBits, false, kCentred>, decodeGrid<kBits, true, kCentred>};
+  constexpr GridValue kValue = kCentred ? GridValue::centred : GridValue::affine;
+  const KernelTable::DecodeGrid wide[] = {decodeGrid<kBits, false, kValue>, decodeGrid<kBits, true, kValue>};
   for (size_t n : test::edgeSizes(form.bucket)) {
     if (n == 0) continue;
     const std::vector<float> x = test::normal(n, static_cast<uint32_t>(n), 3, 0.5f);
