@@ -26,7 +26,9 @@ inline const std::vector<std::string> kCodecs = {"none",
                                                  "qsgd4:bucket=512",
                                                  "qsgd8",
                                                  "lattice4:bucket=64",
-                                                 "sym4:bucket=128,meta=bf16"};
+                                                 "sym4:bucket=128,meta=bf16",
+                                                 "qsgd4:bucket=512,meta=bf16,rotate=1",
+                                                 "gauss4"};
 
 inline float toFloat(DType dtype, const std::byte* element) {
   uint16_t half;

@@ -21,8 +21,10 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
   if (n == 0) return 0;
   if (segment.codec.id == CodecId::none) return roundedUp(n * itemsize, 64);
   const uint64_t b = segment.codec.bits, buckets = roundedUp(n, segment.codec.bucket) / segment.codec.bucket;
+  if (segment.codec.rotate || segment.codec.id == CodecId::gauss) n = roundedUp(n, 512);
   const uint64_t rows = roundedUp(n % 512, 16) / 16;
-  const bool step_only = segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern;
+  const bool step_only =
+      (segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern) || segment.codec.id == CodecId::gauss;
   const uint64_t m = (step_only ? 4 : 8) / (segment.codec.meta == Meta::bf16 ? 2 : 1);
   return roundedUp(m * buckets, 64) + 64 * (b * (n / 512) + roundedUp(rows * b, 32) / 32);
 }
@@ -97,7 +99,8 @@ const size_t kChunkSizes[] = {65536, 65537, 65599, 65600, 65601, 100000, 262144,
 TEST(Filling, OneSegment) {
   for (const char* codec : {"none", "minmax1:bucket=64", "minmax3:bucket=128", "qsgd4", "minmax5:bucket=16384",
                             "qsgd7:bucket=512", "minmax8:bucket=64", "qsgd8:bucket=65536", "sym4:bucket=64", "sign1",
-                            "tern:bucket=128", "minmax4:bucket=64,meta=bf16", "sym2:bucket=64,meta=bf16"}) {
+                            "tern:bucket=128", "minmax4:bucket=64,meta=bf16", "sym2:bucket=64,meta=bf16", "gauss3",
+                            "mid4:bucket=512,rotate=1", "gauss8:bucket=65536,meta=fp32"}) {
     for (size_t chunk_bytes : kChunkSizes) {
       const uint64_t bits = std::max<uint64_t>(1, CodecSpec::parse(codec).bits);
       const uint64_t full = chunk_bytes * 8 / (codec[0] == 'n' ? 32 : bits);
