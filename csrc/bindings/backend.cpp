@@ -46,8 +46,14 @@ MakeInner wrapMaker(py::object maker) {
 
 Layout layoutOf(const LayoutEntries& entries) {
   std::vector<Segment> segments;
-  for (const auto& [first, count, codec] : entries)
-    segments.push_back({first, count, CodecSpec::parse(codec)});
+  for (const auto& [first, count, codec] : entries) {
+    const CodecSpec spec = CodecSpec::parse(codec);
+    if (needsTable(spec)) {
+      throw ValueError("layout: expected codecs that need no level table, got '" + spec.str() +
+                       "', for which a group has none");
+    }
+    segments.push_back({first, count, spec});
+  }
   return Layout(std::move(segments));
 }
 

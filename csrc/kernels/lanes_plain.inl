@@ -1,6 +1,6 @@
 // What lanes_<isa>.inl must offer beside its types, in plain vector operations and loops over the lanes: for an
-// instruction set that has no instruction for it, and for tests at a width that this machine has not. The including file
-// has defined kLanes, Floats, Words, Integers and Quads.
+// instruction set that has no instruction for it, and for tests at a width that this machine has not. The including
+// file has defined kLanes, Floats, Words, Integers and Quads.
 #include <cstddef>
 #include <cstdint>
 

@@ -45,8 +45,10 @@ uint64_t bytesOf(const Segment& segment, uint64_t itemsize, uint64_t n) {
   const uint64_t buckets = segment.codec.axis == Axis::channel ? bucket
                            : bucket == 0                       ? 1
                                                                : roundedUp(n, bucket) / bucket;
+  if (segment.codec.rotate || segment.codec.id == CodecId::gauss) n = roundedUp(n, 512);
   const uint64_t rows = roundedUp(n % 512, 16) / 16;
-  const bool step_only = segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern;
+  const bool step_only =
+      (segment.codec.id >= CodecId::sym && segment.codec.id <= CodecId::tern) || segment.codec.id == CodecId::gauss;
   const uint64_t m = (step_only ? 4 : 8) / (segment.codec.meta == Meta::bf16 ? 2 : 1);
   return roundedUp(m * buckets, 64) + 64 * (b * (n / 512) + roundedUp(rows * b, 32) / 32);
 }
@@ -158,7 +160,10 @@ TEST(Filling, OneSegment) {
                             "minmax8:bucket=tensor",
                             "sign1:bucket=tensor,meta=bf16",
                             "qsgd3:axis=channel,C=1",
-                            "sym4:axis=channel,C=7"}) {
+                            "sym4:axis=channel,C=7",
+                            "gauss3",
+                            "mid4:bucket=512,rotate=1",
+                            "gauss8:bucket=65536,meta=fp32"}) {
     for (size_t chunk_bytes : kChunkSizes) {
       const uint64_t bits = std::max<uint64_t>(1, CodecSpec::parse(codec).bits);
       const uint64_t full = chunk_bytes * 8 / (codec[0] == 'n' ? 32 : bits);

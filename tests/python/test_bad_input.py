@@ -26,7 +26,7 @@ BAD_POLICIES = {
     "all_gather=minmax8:rotate=2": "rotate.*0 or 1",
     "all_gather=minmax8:bucket=256,rotate=1": "bucket.*512.*256",
     "all_gather=minmax8:nonfinite=ignore": "nonfinite",
-    "all_gather=levels4": "no level table.*levels4",
+    "reduce_scatter=levels4": "no level table.*levels4",
     "all_gather=gauss4:gain=0": "gain",
     "all_gather=topk:keep=0.2": "topk",
     "all_gathr=minmax8": "all_gathr.*all_gather",

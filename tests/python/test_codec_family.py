@@ -88,6 +88,8 @@ def test_levels_of_a_table():
         lc.codec("minmax2").encode(x, table=table)
     with pytest.raises(TypeError, match="expected a 1-D float32 tensor, got 1-D Double"):
         c.encode(x, table=table.double())
+    with pytest.raises(ValueError, match="layout: expected codecs that need no level table, got 'levels2:bucket=64'"):
+        lc._C.Layout([(0, 9, c.spec)])
 
 
 @pytest.mark.parametrize("family", ["minmax4", "qsgd8", "lattice4", "sym4", "sign1"])
