@@ -10,7 +10,8 @@
 
 namespace lowcomm::cuda {
 
-// The grid codecs (minmax, qsgd, dither, lattice, sym, mid, sign1, tern, with all their options) for tensors that lie
+// The grid codecs (minmax, qsgd, dither, lattice, sym, mid, sign1, tern, with all their options but rotate=1,
+// bucket=tensor and axis=channel) for tensors that lie
 // on a CUDA device: the bytes and values of GridCodec (codec/grid.h), made where the tensor is. FORMAT.md, "Grid
 // codecs".
 //

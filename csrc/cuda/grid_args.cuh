@@ -43,6 +43,9 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   const CodecSpec& codec = run.codec;
   const GridFamily* family = gridFamily(codec.id);
   if (family == nullptr || codec.id > kLastFamily) throw ValueError(fail("codec", "a grid codec", codec.str()));
+  if (isRotated(codec)) throw ValueError(fail("rotate", "0", "1"));
+  if (codec.axis != Axis::flat) throw ValueError(fail("axis", "none", "channel"));
+  if (codec.bucket == kTensorBucket) throw ValueError(fail("bucket", gridBuckets(false), "tensor"));
   if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
   if (run.dtype != DType::float32 && run.dtype != DType::float16 && run.dtype != DType::bfloat16) {
     throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));

@@ -38,13 +38,23 @@ TEST(CudaErrors, RunsThatAreNoGridCodecs) {
   EXPECT_EQ(refusal<ValueError>({minmax(9, 64), DType::float32, 1}), "decode grid: bits: expected 1...8, got 9");
   EXPECT_EQ(refusal<ValueError>({minmax(0, 64), DType::float32, 1}), "decode grid: bits: expected 1...8, got 0");
   EXPECT_EQ(refusal<ValueError>({minmax(4, 96), DType::float32, 1}),
-            "decode grid: bucket: expected a power of two in 64...65536, got 96");
+            "decode grid: bucket: expected a power of two in 64...65536 or tensor, got 96");
   EXPECT_EQ(refusal<ValueError>({CodecSpec::parse("none"), DType::float32, 1}),
             "decode grid: codec: expected a grid codec, got none");
   EXPECT_EQ(refusal<TypeError>({minmax(4, 64), DType::float64, 1}),
             "decode grid: elements: expected float32, float16 or bfloat16, got float64");
   EXPECT_EQ(refusal<ValueError>({minmax(4, 64), DType::float32, 1}, payload + 8),
             "decode grid: payload: expected an address that is a multiple of 16, got 8 more");
+}
+
+// Codecs and options that have no kernels here: none is coded as if it had not been asked for.
+TEST(CudaErrors, WhatThereAreNoKernelsFor) {
+  const auto of = [](const char* text) { return refusal<ValueError>({CodecSpec::parse(text), DType::float32, 1}); };
+  EXPECT_EQ(of("minmax4:rotate=1"), "decode grid: rotate: expected 0, got 1");
+  EXPECT_EQ(of("sym4:axis=channel,C=64"), "decode grid: axis: expected none, got channel");
+  EXPECT_EQ(of("minmax4:bucket=tensor"), "decode grid: bucket: expected a power of two in 64...65536, got tensor");
+  for (const char* text : {"gauss4", "levels4", "fp16", "topk", "logbyte"})
+    EXPECT_TRUE(of(text).starts_with("decode grid: codec: expected a grid codec, got ")) << text << of(text);
 }
 
 TEST(CudaErrors, NothingIsDoneForNoElements) {
