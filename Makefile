@@ -97,7 +97,7 @@ bench-codec: $(VENV)/.built
 FUZZ_SECONDS ?= 60
 FUZZ_CXX ?= $(firstword $(foreach c,clang++ clang++-19 clang++-16 clang++-14,$(if $(shell command -v $(c)),$(c))) clang++)
 fuzz:
-	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DLOWCOMM_FUZZ=ON \
+	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS_RELEASE="-O1 -g" -DLOWCOMM_FUZZ=ON \
 	  -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DLOWCOMM_SANITIZE=address,undefined >/dev/null
 	cmake --build build-fuzz --parallel $${MAX_JOBS:-$$(nproc)}
 	for target in frame decode text; do \

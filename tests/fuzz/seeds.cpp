@@ -34,6 +34,18 @@ constexpr const char* kCodecs[] = {
     "mid1:bucket=64",
     "sign1:bucket=64",
     "tern:bucket=128,meta=bf16",
+    "minmax8:bucket=tensor",
+    "sym4:axis=channel,C=5",
+    "qsgd4:bucket=512,meta=bf16,rotate=1",
+    "gauss2",
+    "gauss5:meta=fp32,gain=1.5",
+    "fp16",
+    "bf16:round=stochastic",
+    "fp8e4m3",
+    "topk",
+    "topk:keep=0.01,values=qsgd4",
+    "logbyte",
+    "log9",
 };
 constexpr uint64_t kCounts[] = {0, 17, 530};
 
@@ -62,6 +74,7 @@ int main(int argc, char** argv) {
   for (const char* text : kCodecs) {
     const auto codec = makeCodec(CodecSpec::parse(text));
     for (const uint64_t count : kCounts) {
+      if (codec->spec().axis == Axis::channel && count % codec->spec().bucket != 0) continue;
       std::vector<float> x(count);
       for (float& v : x)
         v = normal(generator);
