@@ -28,7 +28,7 @@ BAD_POLICIES = {
     "all_gather=minmax8:nonfinite=ignore": "nonfinite",
     "reduce_scatter=levels4": "no level table.*levels4",
     "all_gather=gauss4:gain=0": "gain",
-    "all_gather=topk:keep=0.2": "topk",
+    "all_gather=topk:keep=0": "keep",
     "all_gathr=minmax8": "all_gathr.*all_gather",
     "all_reduce=qsgd8": "all_reduce",
     "all_gather": "op=codec.*all_gather",
