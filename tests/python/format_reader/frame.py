@@ -113,13 +113,14 @@ def codec_of(header: Header) -> Spec:
 
 
 def read_frame(frame: bytes) -> tuple[Header, bytes]:
-    """A frame's header and payload, or a refusal."""
+    """A frame's header and payload, or a refusal; what lies past the payload is not looked at."""
     insist(len(frame) >= HEADER.size, f"{len(frame)} bytes are no header")
     header = Header(*HEADER.unpack_from(frame))
-    payload = frame[HEADER.size :]
+    at_hand = len(frame) - HEADER.size
     insist(header.magic == b"LCMF", f"magic {header.magic!r}")
     insist(header.version == 1, f"version {header.version}")
-    insist(header.payload_bytes == len(payload), f"{len(payload)} bytes of {header.payload_bytes}")
+    insist(header.payload_bytes <= at_hand, f"{at_hand} bytes of {header.payload_bytes}")
+    payload = frame[HEADER.size :][: header.payload_bytes]
     insist(header.crc == crc32c(frame[:60] + payload), "the CRC")
     insist(header.reserved == 0, f"reserved {header.reserved}")
     insist(header.kind <= 3, f"kind {header.kind}")
