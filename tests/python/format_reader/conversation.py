@@ -1,0 +1,67 @@
+"""One rank's side of an all_gather, spoken from the page: hello, epoch, lanes, description, rounds."""
+
+from datetime import timedelta
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+from torch.distributed import PrefixStore
+
+from format_reader.filling import Frame
+from format_reader.frame import HEADER, Header, read_frame, write_frame
+from format_reader.refusal import insist
+
+LARGEST = 65600  # with chunks of 65,536
+
+
+def lanes(store: Store, timeout: timedelta) -> tuple[ProcessGroupGloo, ProcessGroupGloo]:
+    """Connect as rank 1 of 2: the host's backend first, then the lanes `control` and `bulk`."""
+    made = []
+    for prefix in ("host", "lowcomm/lane/control/lane", "lowcomm/lane/bulk/lane"):
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_default_device()]
+        options._timeout = timeout
+        made.append(ProcessGroupGloo(PrefixStore(prefix, store), 1, 2, options))
+    return made[0], made[2]
+
+
+class Peer:
+    """Rank 1 of a group of two, whose rank 0 is the library."""
+
+    def __init__(self, store: Store, timeout: timedelta) -> None:
+        hello = store.get("lowcomm/hello/0")
+        store.set("lowcomm/hello/1", hello)
+        self.hello = hello.decode()
+        self.epoch = int(store.get("lowcomm/epoch"))
+        self.host, self.bulk = lanes(store, timeout)
+        self.pending: list[Work] = []
+
+    def receive(self) -> tuple[Header, bytes]:
+        """The next frame of the bulk lane."""
+        buffer = torch.zeros(HEADER.size + LARGEST, dtype=torch.uint8)
+        self.bulk.recv([buffer], 0, 0).wait()
+        header, payload = read_frame(buffer.numpy().tobytes())
+        insist(header.epoch == self.epoch, "the epoch")
+        return header, payload
+
+    def send(self, header: Header, payload: bytes) -> None:
+        """A frame, which is kept until it is sent."""
+        frame = torch.from_numpy(np.frombuffer(write_frame(header, payload), np.uint8).copy())
+        self.pending.append(self.bulk.send([frame], 0, 0))
+
+    def gather(self, frames: list[Frame]) -> tuple[str, list[tuple[Header, bytes]]]:
+        """An op in which this rank says what rank 0 says: its description, and the frames of its message."""
+        head, description = self.receive()
+        self.send(head, description)
+        rounds = []
+        for expected in frames:
+            header, payload = self.receive()
+            insist(header.sequence == head.sequence, "the sequence")
+            got = Frame(header.first, header.elements, header.payload_bytes)
+            insist(got == expected, f"a frame of {got}: expected {expected}")
+            rounds.append((header, payload))
+            self.send(header, payload)
+        for work in self.pending:
+            work.wait()
+        self.pending.clear()
+        return description.decode(), rounds

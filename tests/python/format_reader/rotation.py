@@ -1,0 +1,30 @@
+"""The rotation of blocks of 512, undone: transform, factor, signs."""
+
+import numpy as np
+
+from format_reader.document import sign_words
+from format_reader.refusal import F32, U32, bits_of, float_of
+
+FACTOR = np.uint32(0x3E3504F3)
+SIGN = np.uint32(0x80000000)
+
+
+def transform(rows: F32) -> F32:
+    """Sums and differences of rows in [block, row, lane], five times."""
+    for h in (1, 2, 4, 8, 16):
+        pairs = rows.reshape(len(rows), 16 // h, 2, h, 16)
+        a, b = pairs[:, :, 0], pairs[:, :, 1]
+        rows = np.stack([a + b, a - b], axis=2).reshape(-1, 32, 16)
+    return rows
+
+
+def flips() -> U32:
+    """The sign bit for each row and lane whose bit in the lane's word of signs is set."""
+    rows = np.arange(32, dtype=np.uint32)[:, None]
+    return ((sign_words()[None, :] >> rows) & np.uint32(1)) * SIGN
+
+
+def undo(rotated: F32) -> F32:
+    """The elements of whole blocks, from what was decoded."""
+    rows = transform(rotated.reshape(-1, 32, 16)) * float_of(FACTOR[None])
+    return float_of(bits_of(rows) ^ flips()).reshape(-1)

@@ -1,0 +1,70 @@
+"""A rank that the page's reader plays, in a group with a rank of the library: both gather the same numbers."""
+
+import threading
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+from format_reader import codec_of, decode, parse
+from format_reader.conversation import Peer
+from format_reader.filling import Segment, cannot_be_cut, plan
+from format_reader.spec import IDS
+from torch.distributed import HashStore
+
+from torch_lowcomm import _C
+from torch_lowcomm._create import make_inner
+
+TIMEOUT = timedelta(seconds=30)
+
+
+def no_device(role, *args):
+    """The inner backends of a machine without a GPU."""
+    return None if role == "device" else make_inner(role, *args)
+
+
+def gather(store, policy, x, into):
+    """Rank 0: the library."""
+    try:
+        options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
+        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_device)
+        y = torch.empty(2 * x.numel())
+        backend._allgather_base(y, x).wait()
+        into.update(y=y, backend=backend)
+    except Exception as error:
+        into["error"] = error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "minmax4:bucket=1024",
+        "qsgd2:bucket=512,meta=bf16,rotate=1",
+        "gauss3:bucket=512",
+        "minmax4:bucket=tensor",
+        "topk:keep=0.3,values=sym8",
+        "fp8e4m3",
+        "log9",
+    ],
+)
+def test_an_all_gather_with_a_rank_that_follows_the_page(text):
+    n = 300001
+    x = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    store, spec, result = HashStore(), parse(text), {}
+    rank0 = threading.Thread(target=gather, args=(store, f"all_gather={text}", x, result), daemon=True)
+    rank0.start()
+    peer = Peer(store, TIMEOUT)
+    assert peer.hello.split("\n")[:2] == ["wire_version=1", f"policy=all_gather={text}"]
+    assert "chunk_bytes=65536\n" in peer.hello
+    description, rounds = peer.gather(plan([Segment(0, n, spec)], 65536))
+    rank0.join(30)
+    assert "error" not in result and not rank0.is_alive(), result
+    assert description == f"op=all_gather\ntensors=1\ndtype=float32\nelements a rank={n}\ncodec={text}\n"
+    assert {header.codec for header, _ in rounds} == {IDS[spec.name]}
+    if cannot_be_cut(spec):
+        mine = decode(spec, b"".join(payload for _, payload in rounds), n)
+    else:
+        runs = [decode(codec_of(header), payload, header.elements) for header, payload in rounds]
+        mine = np.concatenate(runs)
+    for theirs in result["y"].view(2, n).numpy():
+        assert mine.tobytes() == theirs.tobytes()
