@@ -51,7 +51,7 @@ def codec(spec: str) -> Codec:
     * ``topk:keep=0.2,values=sym8``: the share ``keep`` of the elements that is largest in magnitude, in the named codec,
       with their places; the others decode to 0.
     * ``logbyte``, ``log9``: sign and logarithm in 8 or 9 bits, for numbers of which the order of magnitude matters
-      (relative error 6.4 % or 3.2 % within 4e-4 to 2.6e3, the end of that range beyond; NaN and infinities decode to
+      (relative error 6.5 % or 3.2 % within 4e-4 to 2.6e3, the end of that range beyond; NaN and infinities decode to
       NaN).
 
     Options of the codecs with buckets: ``bucket``, a power of two from 64 to 65,536 elements (default 1024, of ``gauss``

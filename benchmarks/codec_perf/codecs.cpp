@@ -164,6 +164,10 @@ std::vector<Row> rowsOf(const KernelTable* form) {
     for (int bits : {2, 4, 8})
       rows.push_back({form, Loop::encode, "minmax", bits, bucket});
   }
+  for (const char* codec : {"dither", "lattice"}) {
+    for (int bits : {2, 4, 8})
+      rows.push_back({form, Loop::encode, codec, bits, 512});
+  }
   for (int bits : {4, 8})
     rows.push_back({form, Loop::encode, "qsgd", bits, 1024});
   for (Loop loop : {Loop::decode, Loop::add}) {

@@ -151,8 +151,8 @@ void CastCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
 }
 
 // Codes among which a kernel met one that is not finite: only the NaN of a poisoned element may be it.
-void CastCodec::expectCodes(const std::byte* src, uint64_t count) const {
-  for (uint64_t i = 0; i < count; ++i) {
+void CastCodec::expectCodes(const std::byte* src, uint64_t from, uint64_t count) const {
+  for (uint64_t i = from; i < from + count; ++i) {
     uint16_t code = 0;
     std::memcpy(&code, src + i * item_, item_);
     if (!isSpecial(type_, code) || (spec().nonfinite == Nonfinite::poison && code == nanOf(type_))) continue;
@@ -168,19 +168,19 @@ void CastCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   if (same(dtype)) {
     const auto* codes = reinterpret_cast<const uint16_t*>(src.data());
     if (!table_.casts->copy(static_cast<uint16_t*>(dst), codes, count, infinityOf(type_))) {
-      expectCodes(src.data(), count);
+      expectCodes(src.data(), 0, count);
     }
     return;
   }
   FloatEnv env;
   if (dtype == DType::float32) {
-    if (!widen(static_cast<float*>(dst), src.data(), count, false)) expectCodes(src.data(), count);
+    if (!widen(static_cast<float*>(dst), src.data(), count, false)) expectCodes(src.data(), 0, count);
     return;
   }
   alignas(64) float piece[kPiece];
   for (uint64_t at = 0; at < count; at += kPiece) {
     const uint64_t n = std::min(kPiece, count - at);
-    if (!widen(piece, src.data() + at * item_, n, false)) expectCodes(src.data() + at * item_, n);
+    if (!widen(piece, src.data() + at * item_, n, false)) expectCodes(src.data(), at, n);
     roundTo(static_cast<uint16_t*>(dst) + at, dtype, piece, n);
   }
 }
@@ -203,7 +203,7 @@ void CastCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> sr
   checkPayload(src, count);
   if (count == 0) return;
   FloatEnv env;
-  if (!widen(acc, src.data(), count, true)) expectCodes(src.data(), count);
+  if (!widen(acc, src.data(), count, true)) expectCodes(src.data(), 0, count);
 }
 
 }  // namespace lowcomm

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ class CastCodec final : public Codec {
   uint64_t granularity() const override { return 512; }
   bool supports(DType dtype) const override;
   size_t encodedBytes(uint64_t count, DType dtype) const override;
+  std::optional<size_t> headBytes(uint64_t, DType) const override { return 0; }
   void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
               const Draws& draws) const override;
   void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
@@ -45,7 +47,7 @@ class CastCodec final : public Codec {
   bool narrow(std::byte* dst, const float* x, uint64_t count, uint64_t block, const PhiloxKey& key) const;
   bool widen(float* y, const std::byte* src, uint64_t count, bool add) const;
   void roundTo(uint16_t* dst, DType dtype, const float* x, uint64_t count) const;
-  void expectCodes(const std::byte* src, uint64_t count) const;
+  void expectCodes(const std::byte* src, uint64_t from, uint64_t count) const;
   void poison(std::byte* dst, const std::vector<uint64_t>& elements) const;
 
   const KernelTable& table_;

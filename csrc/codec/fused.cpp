@@ -10,6 +10,7 @@
 #include "codec/payload.h"
 #include "codec/pieces.h"
 #include "kernels/float_env.h"
+#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {
@@ -32,6 +33,19 @@ __attribute__((noinline)) void subtract(float* out, const float* a, const float*
 __attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i)
     x[i] = x[i] / divisor;
+}
+
+// Whether all that the codec encodes is finite, and so is what it decodes to.
+bool staysFinite(const CodecSpec& codec) {
+  const PlainFamily* plain = plainFamily(codec.id);
+  return codec.nonfinite == Nonfinite::error && (plain == nullptr || plain->nonfinite);
+}
+
+// x where it is finite, else what stands at `otherwise`, or 0 without.
+void keepFinite(float* x, const float* otherwise, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    if ((floatBits(x[i]) & 0x7f800000u) == 0x7f800000u) x[i] = otherwise ? otherwise[i] : 0;
+  }
 }
 
 }  // namespace
@@ -66,6 +80,10 @@ const float* FusedCodec::widened(Elements x, uint64_t at, uint64_t count, std::v
 }
 
 void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
+  if (to.dtype == DType::float32) {
+    std::copy_n(x, count, static_cast<float*>(to.data) + at);
+    return;
+  }
   const auto narrow = to.dtype == DType::float16 ? kernels().float_to_float16 : kernels().float_to_bfloat16;
   narrow(static_cast<uint16_t*>(to.data) + at, x, count);
 }
@@ -92,13 +110,17 @@ void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint
     subtract(work, from, widened(before, piece.at(), piece.size(), other_), piece.size());
     return work;
   });
-  if (m.dtype == DType::float32) {
+  const bool finite = staysFinite(codec_->spec());
+  if (m.dtype == DType::float32 && finite) {
     return codec_->decodeAdd(static_cast<float*>(m.data), DType::float32, dst, first, count);
   }
   for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
-    widened(before, piece.at(), piece.size(), work_);
-    codec_->decodeAdd(work_.data(), DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
-    write(m, work_.data(), piece.at(), piece.size());
+    const float* was = widened(before, piece.at(), piece.size(), other_);
+    float* work = room(work_, piece.size());
+    std::copy_n(was, piece.size(), work);
+    codec_->decodeAdd(work, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
+    if (!finite) keepFinite(work, was, piece.size());
+    write(m, work, piece.at(), piece.size());
   }
 }
 
@@ -113,13 +135,16 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
     return work;
   };
   encodePieces(dst, first, count, draws, sum);
+  const bool finite = staysFinite(codec_->spec());
   // The sum a second time: it was not kept, and the state is still what it was made of.
   for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
     const float* y = sum(piece);
     float* decoded = room(decoded_, piece.size());
     codec_->decode(decoded, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
     const bool wide = e.dtype == DType::float32;
-    subtract(wide ? static_cast<float*>(e.data) + piece.at() : decoded, y, decoded, piece.size());
+    float* left = wide ? static_cast<float*>(e.data) + piece.at() : decoded;
+    subtract(left, y, decoded, piece.size());
+    if (!finite) keepFinite(left, nullptr, piece.size());
     if (!wide) write(e, decoded, piece.at(), piece.size());
   }
 }

@@ -35,6 +35,9 @@ struct Contribution {
 // A failed call leaves the state as it was: it is written only when the last element has been encoded, and is read a
 // second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
 //
+// No state ever holds a NaN or an infinity that came with the elements: where the codec takes them (nonfinite=saturate,
+// poison), a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones.
+//
 // A codec whose payload cannot be put together of pieces (Codec::headBytes) is used on all elements at once: the same
 // result, at the price of passes over memory. `none` is refused: it loses nothing, and there would be no state.
 //

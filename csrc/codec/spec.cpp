@@ -140,13 +140,10 @@ bool isValueFamily(const GridFamily* family) {
 }
 
 void parseValues(std::string_view text, std::string_view value, CodecSpec& spec) {
-  CodecSpec values;
-  try {
-    values = CodecSpec::parse(value);
-  } catch (const ValueError& error) {
-    fail(text, std::string("values: ") + error.what());
-  }
-  if (value.find(':') != std::string_view::npos || !isValueFamily(gridFamily(values.id))) {
+  // Looked for first: a name alone is parsed, so that a text of such options in each other nests no calls.
+  const bool named = value.find(':') == std::string_view::npos;
+  const CodecSpec values = named ? parseName(text, value) : CodecSpec{};
+  if (!isValueFamily(gridFamily(values.id))) {
     fail(text, "values: expected the name of a grid codec without options, got '" + std::string(value) + "'");
   }
   spec.values = values.id;
@@ -240,7 +237,8 @@ std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily&
   if (spec.bits != 0) return "bits: expected 0 with " + name + ", got " + std::to_string(spec.bits);
   if (spec.bucket != 0) return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
   if (spec.stochastic && !family.stochastic) return "round: expected nearest with " + name + ", got stochastic";
-  if (spec.nonfinite != Nonfinite::error && !family.nonfinite) return "nonfinite: expected none with " + name;
+  if (spec.nonfinite != Nonfinite::error && !family.nonfinite)
+    return "nonfinite: expected none with " + name + ", got one";
   if (spec.id != CodecId::topk) return std::nullopt;
   if (!isKeep(spec.keep)) return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep);
   const GridFamily* values = gridFamily(spec.values);

@@ -27,6 +27,12 @@ CodecSpec checked(const CodecSpec& spec) {
   return valueSpec(spec);
 }
 
+// keep·n rounded. Not inlined: the control register must be set before (kernels/float_env.h), for the size of a payload
+// follows from it.
+__attribute__((noinline)) uint64_t shareOf(double keep, uint64_t count) {
+  return static_cast<uint64_t>(std::floor(keep * static_cast<double>(count) + 0.5));
+}
+
 }  // namespace
 
 TopkCodec::TopkCodec(const CodecSpec& spec, const KernelTable& table)
@@ -37,8 +43,8 @@ TopkCodec::Parts TopkCodec::partsOf(uint64_t count) const {
   if (count > kMost) {
     throw ValueError(name_ + ": expected a tensor of at most 2^48 elements, got " + std::to_string(count));
   }
-  const double share = std::floor(spec().keep * static_cast<double>(count) + 0.5);
-  const uint64_t k = std::max<uint64_t>(1, std::min(count, static_cast<uint64_t>(share)));
+  FloatEnv env;
+  const uint64_t k = std::max<uint64_t>(1, std::min(count, shareOf(spec().keep, count)));
   const size_t values = up64(kHeader + placesBytes(count, k));
   return {count, k, placesListed(count, k), values, values + values_.encodedBytes(k, DType::float32)};
 }

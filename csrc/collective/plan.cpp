@@ -114,6 +114,7 @@ FrameHeader MessagePlan::header(const Chunk& chunk) const {
     header.bits = codec.bits;
     header.bucket = codec.bucket;
     header.flags = frameFlags(codec);
+    if (!chunk.runs.empty()) header.state_version = chunk.runs.front().codec->stateVersion();
   } else {
     header.codec = CodecId::layout;
     header.key_hash = layout.hash();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/float_env.h"
 #include "kernels/gauss_levels.h"
 
 namespace lowcomm {
@@ -47,7 +48,8 @@ void setGaussCells(Codebook& book) {
   }
 }
 
-std::array<Codebook, 8> gaussCodebooks() {
+// Not inlined: the control register must be set before the first sum (float_env.h).
+__attribute__((noinline)) std::array<Codebook, 8> gaussCodebooks() {
   std::array<Codebook, 8> books{};
   for (int bits = 1; bits <= 8; ++bits) {
     Codebook& book = books[bits - 1];
@@ -81,7 +83,10 @@ void makeLevels(Codebook& book, int bits, const float* levels) {
 }
 
 const Codebook& gaussCodebook(int bits) {
-  static const std::array<Codebook, 8> kBooks = gaussCodebooks();
+  static const std::array<Codebook, 8> kBooks = [] {
+    FloatEnv env;  // whoever asks first: the books are everybody's
+    return gaussCodebooks();
+  }();
   return kBooks[bits - 1];
 }
 

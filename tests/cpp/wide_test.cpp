@@ -1,5 +1,5 @@
 // The vector loops with AVX-512's 16 lanes on a machine without it: plain vector operations, which the compiler cuts
-// into the registers there are. What AVX-512 adds to this is grid_avx512.cpp's two functions and its conversions.
+// into the registers there are. What AVX-512 adds to this stands in lanes_avx512.inl.
 #include <gtest/gtest.h>
 
 #include <cstring>
