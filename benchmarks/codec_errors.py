@@ -155,6 +155,7 @@ def draw(rows: list[Row], path: Path) -> None:
         family: {"color": plt.get_cmap("tab20")(i % 20), "marker": "osv^D<>Pp*"[i % 10]}
         for i, family in enumerate(families)
     }
+    styles["gauss"]["color"] = "black"
     for axis, kind in zip(axes.flat, KINDS, strict=False):
         for family in families:
             points = [(row.bits, row.error[kind]) for row in rows if row.family == family]

@@ -69,7 +69,10 @@ CORRUPTIONS = {
     "zeros": (lambda f: torch.zeros_like(f), MAGIC + "0"),
     "noise": (_noise, MAGIC + r"\d+"),
     "unknown kind": (lambda f: _sealed(_flip(f, 5)), r"kind: expected 0\.\.\.3, got 16"),
-    "unknown codec": (lambda f: _sealed(_flip(f, 6, 0x80)), r"codec: expected a number of this version's codecs .*, got 1(28|29|30)"),
+    "unknown codec": (
+        lambda f: _sealed(_flip(f, 6, 0x80)),
+        r"codec: expected a number of this version's codecs .*, got 1(28|29|30)",
+    ),
     "reserved byte": (lambda f: _sealed(_flip(f, 10)), r"reserved: expected 0, got 16"),
     "another dtype": (lambda f: _sealed(_flip(f, 9, 0x02)), r"dtype: expected 1, got 3"),
     "fewer elements": (lambda f: _sealed(_flip(f, ELEMENTS_AT)), r"elements: expected 20000, got 20016"),
