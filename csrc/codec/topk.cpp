@@ -68,18 +68,7 @@ void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   if (count == 0) return;
   const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
   const auto values = std::make_unique_for_overwrite<float[]>(parts.k + kSlack);
-  {
-    FloatEnv env;
-    const float* x = static_cast<const float*>(src);
-    std::unique_ptr<float[]> converted;
-    if (dtype != DType::float32) {
-      converted = std::make_unique_for_overwrite<float[]>(count);
-      const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
-      convert(converted.get(), static_cast<const uint16_t*>(src), count);
-      x = converted.get();
-    }
-    selectLargest(bitmap.get(), values.get(), x, count, parts.k, *table_.select);
-  }
+  select(bitmap.get(), values.get(), src, dtype, parts);
   std::memset(dst.data(), 0, parts.values);
   std::memcpy(dst.data(), &parts.k, 8);
   dst[8] = static_cast<std::byte>(spec().values);
@@ -94,6 +83,19 @@ void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   }
 }
 
+void TopkCodec::select(uint64_t* bitmap, float* values, const void* src, DType dtype, const Parts& parts) const {
+  FloatEnv env;
+  const float* x = static_cast<const float*>(src);
+  std::unique_ptr<float[]> converted;
+  if (dtype != DType::float32) {
+    converted = std::make_unique_for_overwrite<float[]>(parts.n);
+    const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
+    convert(converted.get(), static_cast<const uint16_t*>(src), parts.n);
+    x = converted.get();
+  }
+  selectLargest(bitmap, values, x, parts.n, parts.k, *table_.select);
+}
+
 // What is refused is larger than what is not: some of it is among the values.
 void TopkCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const {
   if (spec().nonfinite == Nonfinite::error) expectFinite(spec(), src, dtype, first, count, of);
@@ -104,7 +106,28 @@ bool TopkCodec::needsRepair(const void* src, DType dtype, uint64_t count) const 
 }
 
 void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
-  saturate(x, dtype, count, values_.spec().bucket, finiteLimit(spec()));
+  const Parts parts = partsOf(count);
+  const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
+  const auto values = std::make_unique_for_overwrite<float[]>(parts.k + kSlack);
+  select(bitmap.get(), values.get(), x, dtype, parts);
+  const float limit = finiteLimit(spec());
+  saturate(values.get(), DType::float32, parts.k, values_.spec().bucket, limit);
+  // Back to the places of what was refused; where that was not even among the values, peers have 0.
+  uint64_t at = 0, before = 0;  // values of elements before word at / 64
+  for (uint64_t e = 0; e < count; ++e) {
+    auto* element = static_cast<std::byte*>(x) + e * itemBytes(dtype);
+    const int64_t next = firstNonFinite(element, dtype, count - e, limit);
+    if (next < 0) return;
+    e += static_cast<uint64_t>(next);
+    element += static_cast<uint64_t>(next) * itemBytes(dtype);
+    for (; at + 64 <= e; at += 64)
+      before += static_cast<uint64_t>(std::popcount(bitmap[at / 64]));
+    const uint64_t bit = uint64_t{1} << e % 64;
+    const bool sent = (bitmap[at / 64] & bit) != 0;
+    const float value = sent ? values[before + static_cast<uint64_t>(std::popcount(bitmap[at / 64] & (bit - 1)))] : 0;
+    const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
+    std::memcpy(element, dtype == DType::float32 ? static_cast<const void*>(&value) : &half, itemBytes(dtype));
+  }
 }
 
 void TopkCodec::read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const {

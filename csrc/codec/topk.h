@@ -45,6 +45,8 @@ class TopkCodec final : public Codec {
   };
   Parts partsOf(uint64_t count) const;
   void checkTensor(DType dtype, uint64_t first) const;
+  // The largest elements of src, parts.n of them there: their places as a bitmap, themselves (and kSlack more floats).
+  void select(uint64_t* bitmap, float* values, const void* src, DType dtype, const Parts& parts) const;
   // Throws WireError for what is no payload; its places as a bitmap, its values.
   void read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const;
 
