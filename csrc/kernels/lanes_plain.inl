@@ -14,7 +14,7 @@ template <typename Narrow>
 LOWCOMM_LANES Words widened(const void* p) {
   Narrow from[kLanes];
   __builtin_memcpy(from, p, sizeof(from));
-  Words v;
+  Words v{};
   for (int i = 0; i < kLanes; ++i)
     v[i] = from[i];
   return v;
@@ -61,7 +61,7 @@ LOWCOMM_LANES void storeSelected(void* p, Floats v, uint32_t mask) {
 
 // table[index], for each lane.
 LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
-  Words v;
+  Words v{};
   for (int i = 0; i < kLanes; ++i)
     v[i] = table[index[i]];
   return v;
@@ -70,7 +70,7 @@ LOWCOMM_LANES Words gather(const uint32_t* table, Words index) {
 // The same of a table of 2^kBits floats.
 template <int kBits>
 LOWCOMM_LANES Floats lookUp(const float* table, Words index) {
-  Floats v;
+  Floats v{};
   for (int i = 0; i < kLanes; ++i)
     v[i] = table[index[i] & ((1u << kBits) - 1)];
   return v;
