@@ -176,14 +176,14 @@ def test_damaged_payloads_are_refused():
 
 def test_a_grid_too_coarse_for_its_bucket_is_warned_of_once(caplog):
     for _ in range(2):
-        lc.codec("minmax2:bucket=8192")
-        lc.codec("qsgd1:bucket=512")
+        lc.codec("minmax2:bucket=32768")
+        lc.codec("qsgd1:bucket=16384")
         lc.codec("minmax2:bucket=256")
         lc.codec("minmax3:bucket=8192")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2, said
-    assert "minmax2:bucket=8192" in said[0]
-    assert "qsgd1:bucket=512" in said[1]
+    assert "minmax2:bucket=32768" in said[0]
+    assert "qsgd1:bucket=16384" in said[1]
 
 
 def test_threads_share_a_codec():
