@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 
+#include "codec/element.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/repair.h"
@@ -48,7 +49,7 @@ CastCodec::CastCodec(const CodecSpec& spec, const KernelTable& table)
 }
 
 bool CastCodec::supports(DType dtype) const {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+  return isCoded(dtype);
 }
 
 size_t CastCodec::encodedBytes(uint64_t count, DType) const {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <memory>
 
+#include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
@@ -16,7 +17,7 @@
 namespace lowcomm {
 
 ChannelCodec::ChannelCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)) {
+    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::channel || spec.open()) {
     throw ValueError(name_ + ": channels: expected " + kGridChannels + ", got none");
@@ -24,13 +25,11 @@ ChannelCodec::ChannelCodec(const CodecSpec& spec, const KernelTable& table)
   const GridFamily& family = *gridFamily(spec.id);
   rule_ = gridRule(family);
   centred_ = family.centred;
-  scales_ = centred_ ? 1 : 2;
-  scale_bytes_ = form_.bf16 ? 2 : 4;
-  meta_ = scales_ * scale_bytes_ * channels();
+  meta_ = scales_.bytes(channels());
 }
 
 bool ChannelCodec::supports(DType dtype) const {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+  return isCoded(dtype);
 }
 
 size_t ChannelCodec::encodedBytes(uint64_t count, DType) const {
@@ -109,29 +108,16 @@ void ChannelCodec::repair(void* x, DType dtype, uint64_t count) const {
   saturateChannels(x, dtype, count, spec().bucket);
 }
 
-// As GridCodec's: NaN for the base, or the step of a codec that sends no base; all else of the channel 0.
 void ChannelCodec::poison(std::span<std::byte> dst, uint64_t count, uint64_t channel) const {
   for (uint64_t e = channel; e < count; e += channels())
     clearCodes(dst.subspan(up64(meta_)), spec().bits, e, 1);
-  std::byte* to = putScale(dst.data() + channel * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
-  if (scales_ == 2) putScale(to, 0, form_.bf16);
-}
-
-bool ChannelCodec::isPoison(const std::byte* meta, uint64_t channel) const {
-  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, channel * scales_, form_.bf16)) == kPoison &&
-         (scales_ == 1 || floatBits(scaleAt(meta, channel * 2 + 1, form_.bf16)) == 0);
+  scales_.poison(dst.data(), channel);
 }
 
 void ChannelCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {
   expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
   if (count == 0) return;
-  for (size_t i = 0; i < scales_ * channels(); ++i) {
-    const float scale = scaleAt(src.data(), i, form_.bf16);
-    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u && !isPoison(src.data(), i / scales_)) {
-      throw WireError(name_ + ": " + ((i + 1) % scales_ == 0 ? "step" : "base") + " of channel " +
-                      std::to_string(i / scales_) + ": expected a finite number, got " + std::to_string(scale));
-    }
-  }
+  scales_.expectFinite(src.data(), channels(), name_, "channel");
   expectZero(src.subspan(meta_, up64(meta_) - meta_), name_, "metadata padding");
   const auto words = src.subspan(up64(meta_));
   if (spec().id == CodecId::tern) expectThreeCodes(words, name_);

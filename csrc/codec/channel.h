@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/grid_payload.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
 #include "kernels/grid_form.h"
@@ -40,7 +41,6 @@ class ChannelCodec final : public Codec {
   uint64_t channels() const { return spec().bucket; }
   void checkTensor(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
-  bool isPoison(const std::byte* meta, uint64_t channel) const;
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t count, const PhiloxKey& key) const;
   void poison(std::span<std::byte> dst, uint64_t count, uint64_t channel) const;
   void decodeTo(float* y, std::span<const std::byte> src, uint64_t count, bool add) const;
@@ -50,9 +50,8 @@ class ChannelCodec final : public Codec {
   GridForm form_;
   GridRule rule_;
   bool centred_;
-  size_t scales_;       // numbers of metadata a channel
-  size_t scale_bytes_;  // of each
-  size_t meta_;         // bytes of all channels' metadata, without padding
+  GridScales scales_;
+  size_t meta_;  // bytes of all channels' metadata, without padding
 };
 
 }  // namespace lowcomm

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "codec/dispatch.h"
+#include "codec/element.h"
 #include "codec/error.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
@@ -58,7 +59,7 @@ FusedCodec::FusedCodec(std::shared_ptr<const Codec> codec) : codec_(std::move(co
 
 void FusedCodec::check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const {
   for (DType dtype : dtypes) {
-    if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
+    if (!isCoded(dtype)) {
       throw TypeError(codec_->spec().str() + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
     }
   }

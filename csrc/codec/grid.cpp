@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
@@ -58,7 +59,7 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)) {
+    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
@@ -71,8 +72,6 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     encode_ = table.encode_grid[width][static_cast<size_t>(gridRule(family))];
     decode_ = (family.centred ? table.decode_centred : table.decode_grid)[width];
   }
-  scales_ = family.centred ? 1 : 2;
-  scale_bytes_ = form_.bf16 ? 2 : 4;
 }
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels)
@@ -114,7 +113,7 @@ GridForm GridCodec::formOf(uint64_t count) const {
 }
 
 bool GridCodec::supports(DType dtype) const {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+  return isCoded(dtype);
 }
 
 uint64_t GridCodec::codes(uint64_t count) const {
@@ -123,7 +122,7 @@ uint64_t GridCodec::codes(uint64_t count) const {
 
 size_t GridCodec::metaBytes(uint64_t count) const {
   const uint64_t bucket = bucketOf(count);
-  return scale_bytes_ * scales_ * ((count + bucket - 1) / bucket);
+  return scales_.bytes((count + bucket - 1) / bucket);
 }
 
 size_t GridCodec::wordBytes(uint64_t codes) const {
@@ -209,17 +208,10 @@ void GridCodec::repair(void* x, DType dtype, uint64_t count) const {
   saturate(x, dtype, count, bucketOf(count), finiteLimit(spec()));
 }
 
-// NaN for the base, or the step of a codec that sends no base; all else of the bucket 0.
 void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
   const uint64_t all = codes(count), size = bucketOf(count), from = bucket * size;
   clearCodes({dst + up64(metaBytes(count)), wordBytes(all)}, spec().bits, from, std::min(size, all - from));
-  std::byte* to = putScale(dst + bucket * scales_ * scale_bytes_, floatOf(kPoison), form_.bf16);
-  if (scales_ == 2) putScale(to, 0, form_.bf16);
-}
-
-bool GridCodec::isPoison(const std::byte* meta, uint64_t bucket) const {
-  return spec().nonfinite == Nonfinite::poison && floatBits(scaleAt(meta, bucket * scales_, form_.bf16)) == kPoison &&
-         (scales_ == 1 || floatBits(scaleAt(meta, bucket * 2 + 1, form_.bf16)) == 0);
+  scales_.poison(dst, bucket);
 }
 
 bool GridCodec::encodePieces(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
@@ -254,7 +246,7 @@ bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint6
   if (held == 0 || held >= kLanes) return encode_(meta, words, x, all, form_, block, key);
   GridForm form = form_;
   form.absent = kBlock / kLanes * (kLanes - held);
-  if (scales_ == 2) fillLanes(x + all - kBlock, held);
+  if (scales_.numbers == 2) fillLanes(x + all - kBlock, held);
   if (!encode_(meta, words, x, all, form, block, key)) return false;
   clearLanes(words + wordBytes(all - kBlock), wordBytes(kBlock), held);
   return true;
@@ -264,13 +256,7 @@ void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) con
   expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
   if (count == 0) return;
   const size_t meta = metaBytes(count), words = up64(meta);
-  for (size_t i = 0; i < meta / scale_bytes_; ++i) {
-    const float scale = scaleAt(src.data(), i, form_.bf16);
-    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u && !isPoison(src.data(), i / scales_)) {
-      throw WireError(name_ + ": " + ((i + 1) % scales_ == 0 ? "step" : "base") + " of bucket " +
-                      std::to_string(i / scales_) + ": expected a finite number, got " + std::to_string(scale));
-    }
-  }
+  scales_.expectFinite(src.data(), meta / scales_.bytes(1), name_, "bucket");
   expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
 
   if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
@@ -308,7 +294,7 @@ void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& t
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at);
     // A piece is of whole buckets or within one, from whose scale its own values are then made.
-    const std::byte* meta = src + scale_bytes_ * scales_ * (at / bucket);
+    const std::byte* meta = src + scales_.bytes(at / bucket);
     decode_[0](scratch.get(), meta, words + wordBytes(at), codes(n), form);
     take(scratch.get(), at, n);
   }

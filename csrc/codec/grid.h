@@ -8,6 +8,7 @@
 #include <string>
 
 #include "codec/codec.h"
+#include "codec/grid_payload.h"
 #include "codec/level_table.h"
 #include "codec/spec.h"
 #include "kernels/codebook.h"
@@ -65,7 +66,6 @@ class GridCodec final : public Codec {
   size_t wordBytes(uint64_t codes) const;
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
-  bool isPoison(const std::byte* meta, uint64_t bucket) const;
   // False where the loops took it no further; nothing useful is then in dst.
   bool encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                    const PhiloxKey& key) const;
@@ -86,8 +86,7 @@ class GridCodec final : public Codec {
   const KernelTable::DecodeGrid* decode_;  // [add]
   std::shared_ptr<const Codebook> book_;   // of levels, where it has a table
   uint32_t version_ = 0;
-  size_t scales_;       // numbers of metadata a bucket
-  size_t scale_bytes_;  // of each
+  GridScales scales_;
 };
 
 }  // namespace lowcomm

@@ -4,6 +4,9 @@
 
 #include "codec/error.h"
 #include "kernels/codebook.h"
+#include "kernels/finite.h"
+#include "kernels/grid_scale.h"
+#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {
@@ -67,6 +70,34 @@ GridForm gridForm(const CodecSpec& spec) {
       break;
   }
   return form;
+}
+
+GridScales::GridScales(const CodecSpec& spec)
+    : numbers(gridFamily(spec.id) && gridFamily(spec.id)->centred ? 1 : 2),
+      number_bytes(spec.meta == Meta::bf16 ? 2 : 4),
+      meta(spec.meta),
+      nonfinite(spec.nonfinite) {}
+
+void GridScales::poison(std::byte* scales, uint64_t bucket) const {
+  std::byte* to = putScale(scales + bytes(bucket), floatOf(kPoison), meta == Meta::bf16);
+  if (numbers == 2) putScale(to, 0, meta == Meta::bf16);
+}
+
+bool GridScales::isPoison(const std::byte* scales, uint64_t bucket) const {
+  const bool bf16 = meta == Meta::bf16;
+  return nonfinite == Nonfinite::poison && floatBits(scaleAt(scales, bucket * numbers, bf16)) == kPoison &&
+         (numbers == 1 || floatBits(scaleAt(scales, bucket * 2 + 1, bf16)) == 0);
+}
+
+void GridScales::expectFinite(const std::byte* scales, uint64_t buckets, const std::string& codec,
+                              const char* of) const {
+  for (size_t i = 0; i < numbers * buckets; ++i) {
+    const float scale = scaleAt(scales, i, meta == Meta::bf16);
+    if ((floatBits(scale) & 0x7f800000u) == 0x7f800000u && !isPoison(scales, i / numbers)) {
+      throw WireError(codec + ": " + ((i + 1) % numbers == 0 ? "step" : "base") + " of " + of + " " +
+                      std::to_string(i / numbers) + ": expected a finite number, got " + std::to_string(scale));
+    }
+  }
 }
 
 size_t gridWordBytes(int bits, uint64_t count) {

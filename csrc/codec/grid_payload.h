@@ -18,6 +18,27 @@ namespace lowcomm {
 GridRule gridRule(const GridFamily& family);
 GridForm gridForm(const CodecSpec& spec);
 
+// The metadata of a codec's buckets or channels, one after another: base and step, or the step alone where none is
+// sent.
+struct GridScales {
+  explicit GridScales(const CodecSpec& spec);
+
+  size_t numbers;  // of a bucket
+  size_t number_bytes;
+  Meta meta;
+  Nonfinite nonfinite;
+
+  size_t bytes(uint64_t buckets) const { return numbers * number_bytes * buckets; }
+
+  // What poison sends: NaN for the base, or the step where none is sent; 0 for a step beside it.
+  void poison(std::byte* scales, uint64_t bucket) const;
+  bool isPoison(const std::byte* scales, uint64_t bucket) const;
+
+  // Throws WireError for a number that is not finite, but for poison where the codec has it. `of` names what a bucket
+  // is: "bucket", "channel".
+  void expectFinite(const std::byte* scales, uint64_t buckets, const std::string& codec, const char* of) const;
+};
+
 // Bytes of the blocks of `count` codes (FORMAT.md, "Payload of a grid codec").
 size_t gridWordBytes(int bits, uint64_t count);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "codec/element.h"
 #include "codec/payload.h"
 #include "codec/scalar_tables.h"
 #include "kernels/float_env.h"
@@ -11,15 +12,6 @@
 #include "kernels/reduce.h"
 
 namespace lowcomm {
-namespace {
-
-float elementAt(const void* x, DType dtype, uint64_t i) {
-  if (dtype == DType::float32) return static_cast<const float*>(x)[i];
-  const uint16_t half = static_cast<const uint16_t*>(x)[i];
-  return dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-}
-
-}  // namespace
 
 ScalarCodec::ScalarCodec(const CodecSpec& spec) : Codec(spec), name_(spec.str()) {
   if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
@@ -30,7 +22,7 @@ ScalarCodec::ScalarCodec(const CodecSpec& spec) : Codec(spec), name_(spec.str())
 }
 
 bool ScalarCodec::supports(DType dtype) const {
-  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+  return isCoded(dtype);
 }
 
 size_t ScalarCodec::encodedBytes(uint64_t count, DType) const {

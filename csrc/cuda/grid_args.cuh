@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "codec/element.h"
 #include "codec/error.h"
 #include "codec/grid_payload.h"
 #include "codec/payload.h"
@@ -47,7 +48,7 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   if (codec.axis != Axis::flat) throw ValueError(fail("axis", "none", "channel"));
   if (codec.bucket == kTensorBucket) throw ValueError(fail("bucket", gridBuckets(false), "tensor"));
   if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
-  if (run.dtype != DType::float32 && run.dtype != DType::float16 && run.dtype != DType::bfloat16) {
+  if (!isCoded(run.dtype)) {
     throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
   }
   if (const auto at = reinterpret_cast<uintptr_t>(payload); at % 16 != 0) {
