@@ -15,8 +15,6 @@ LOWCOMM_INLINE uint32_t largestOf(const float* x, size_t count) {
   const size_t whole = count / kStride * kStride;
   Integers largest0{}, largest1{};
   for (size_t i = 0; i < whole; i += kStride) {
-    __builtin_prefetch(x + i + kPrefetch);
-    __builtin_prefetch(x + i + kPrefetch + 16);
     for (size_t j = 0; j < kStride; j += 2 * kLanes) {
       largest0 = larger(largest0, (Integers)(loadWords(x + i + j) & kMagnitude));
       largest1 = larger(largest1, (Integers)(loadWords(x + i + j + kLanes) & kMagnitude));

@@ -29,6 +29,10 @@ struct GridForm {
   bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
   float delta = 0;       // the step itself where it is not 0; a bucket whose range is above K·delta is refused
 
+  // What is worth having in the cache once the elements are encoded: 4 bytes an element from here on are fetched in
+  // passing, without access to them. Null: what lies 8 KiB after the elements themselves.
+  const void* soon = nullptr;
+
   // Centred and sign only; FORMAT.md, "Codecs around 0", has them by codec. s is the bucket's range.
   bool rms = false;     // s = 2·rms(x), else max |x| (centred) or mean |x| (sign)
   float divisor = 1;    // what is sent is s / divisor

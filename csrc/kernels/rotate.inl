@@ -51,7 +51,6 @@ LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) 
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) {
         const float* from = x + 16 * (first + i) + lane;
-        if (part == 0) __builtin_prefetch(from + kPrefetch);
         v[i] = load(from);
         largest = larger(largest, (Integers)((Words)v[i] & kMagnitude));
         v[i] = withSigns(v[i], first + i, lane);
