@@ -1,6 +1,7 @@
 #include "codec/codec.h"
 
 #include <string>
+#include <vector>
 
 #include "codec/cast.h"
 #include "codec/channel.h"
@@ -8,6 +9,7 @@
 #include "codec/error.h"
 #include "codec/grid.h"
 #include "codec/none.h"
+#include "codec/pieces.h"
 #include "codec/scalar.h"
 #include "codec/topk.h"
 
@@ -26,6 +28,17 @@ std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable&
   if (spec.id == CodecId::logbyte || spec.id == CodecId::log9) return std::make_shared<ScalarCodec>(spec);
   throw ValueError("codec number: expected one of " + codecNames() + ", got " +
                    std::to_string(static_cast<int>(spec.id)));
+}
+
+void Codec::encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
+                       const Draws& draws) const {
+  std::vector<std::byte> payload;
+  for (Pieces piece(*this, count); piece.more(); piece.next()) {
+    const Made made = make(piece.at(), piece.size());
+    const std::span<std::byte> own = piece.room(dst, payload);
+    encode(own, made.x, DType::float32, first + piece.at(), piece.size(), draws);
+    piece.put(dst, own);
+  }
 }
 
 std::shared_ptr<const Codec> Codec::with(const LevelTable&) const {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +31,15 @@ struct Draws {
 constexpr uint32_t streamOf(int rank, uint32_t slot) {
   return (static_cast<uint32_t>(rank) & 0x3fffu) << 16 | (slot & 0xffffu);
 }
+
+// Elements that are made as they are encoded, so that no tensor ever holds them: given the number of a piece's first
+// element in the run and their count, the elements, valid until the next call, and what the pieces after it will be
+// made of, if that is worth fetching early (GridForm::soon; null: no).
+struct Made {
+  const float* x;
+  const void* soon;
+};
+using MakePiece = std::function<Made(uint64_t at, uint64_t count)>;
 
 // Turns a contiguous run of a flattened tensor into payload bytes and back. Stateless, thread-safe, deterministic.
 //
@@ -66,6 +76,11 @@ class Codec {
   // Throws NonFiniteError under nonfinite=error (nothing useful is then in dst), TypeError.
   virtual void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const Draws& draws) const = 0;
+
+  // The same of float32 elements that `make` makes, piece by piece and in order; a piece may be asked for twice, after
+  // which those behind it are asked for again.
+  virtual void encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
+                          const Draws& draws) const;
 
   // Throws WireError when a bit that must be 0 is not, or the size is wrong; dst is then unspecified.
   virtual void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const = 0;

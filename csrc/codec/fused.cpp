@@ -89,28 +89,17 @@ void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
   narrow(static_cast<uint16_t*>(to.data) + at, x, count);
 }
 
-template <typename Make>
-void FusedCodec::encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const Draws& draws,
-                              Make&& make) {
-  for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
-    const float* x = make(piece);
-    const std::span<std::byte> own = piece.room(dst, payload_);
-    codec_->encode(own, x, DType::float32, first + piece.at(), piece.size(), draws);
-    piece.put(dst, own);
-  }
-}
-
 void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count,
                              const Draws& draws) {
   check({x.dtype, m.dtype}, dst.size(), count);
   FloatEnv env;
   const Elements before{m.data, m.dtype};
-  encodePieces(dst, first, count, draws, [&](const Pieces& piece) {
-    float* work = room(work_, piece.size());
-    const float* from = widened(x, piece.at(), piece.size(), work_);
-    subtract(work, from, widened(before, piece.at(), piece.size(), other_), piece.size());
-    return work;
-  });
+  const auto difference = [&](uint64_t at, uint64_t n) {
+    float* work = room(work_, n);
+    subtract(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
+    return Made{work, elementsAt(x, at + n)};
+  };
+  codec_->encodeMade(dst, difference, first, count, draws);
   const bool finite = staysFinite(codec_->spec());
   if (m.dtype == DType::float32 && finite) {
     return codec_->decodeAdd(static_cast<float*>(m.data), DType::float32, dst, first, count);
@@ -129,17 +118,16 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
                                 const Draws& draws) {
   check({g.dtype, e.dtype}, dst.size(), count);
   FloatEnv env;
-  const auto sum = [&](const Pieces& piece) {
-    float* work = room(work_, piece.size());
-    const float* from = widened(g, piece.at(), piece.size(), work_);
-    add(work, from, widened({e.data, e.dtype}, piece.at(), piece.size(), other_), piece.size());
-    return work;
+  const auto sum = [&](uint64_t at, uint64_t n) {
+    float* work = room(work_, n);
+    add(work, widened(g, at, n, work_), widened({e.data, e.dtype}, at, n, other_), n);
+    return Made{work, elementsAt(g, at + n)};
   };
-  encodePieces(dst, first, count, draws, sum);
+  codec_->encodeMade(dst, sum, first, count, draws);
   const bool finite = staysFinite(codec_->spec());
   // The sum a second time: it was not kept, and the state is still what it was made of.
   for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
-    const float* y = sum(piece);
+    const float* y = sum(piece.at(), piece.size()).x;
     float* decoded = room(decoded_, piece.size());
     codec_->decode(decoded, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
     const bool wide = e.dtype == DType::float32;

@@ -73,10 +73,6 @@ class FusedCodec {
   const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
   void write(State to, const float* x, uint64_t at, uint64_t count);
 
-  // dst = encode(make(at, count)) over all pieces.
-  template <typename Make>
-  void encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const Draws& draws, Make&& make);
-
   std::shared_ptr<const Codec> codec_;
   std::vector<float> work_, other_, decoded_;
   std::vector<std::byte> payload_;

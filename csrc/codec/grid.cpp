@@ -148,13 +148,28 @@ void GridCodec::checkRun(DType dtype, uint64_t first) const {
   if (needsTable(spec()) && !book_) throw ValueError(name_ + ": expected a level table, got none");
 }
 
-void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                       const Draws& draws) const {
+bool GridCodec::begin(std::span<std::byte> dst, DType dtype, uint64_t first, uint64_t count) const {
   checkRun(dtype, first);
   expectBytes<ValueError>(name_, encodedBytes(count, dtype), dst.size());
-  if (count == 0) return;
+  if (count == 0) return false;
   const size_t meta = metaBytes(count), words = up64(meta);
   std::memset(dst.data() + meta, 0, words - meta);
+  return true;
+}
+
+void GridCodec::encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
+                           const Draws& draws) const {
+  if (!begin(dst, DType::float32, first, count)) return;
+  {
+    FloatEnv env;
+    if (encodePieces(dst.data(), first, count, {draws.seed, draws.stream, draws.step}, make)) return;
+  }
+  Codec::encodeMade(dst, make, first, count, draws);  // finds what is wrong, or repairs it
+}
+
+void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                       const Draws& draws) const {
+  if (!begin(dst, dtype, first, count)) return;
   const PhiloxKey key{draws.seed, draws.stream, draws.step};
   if (encodeTaken(dst.data(), src, dtype, first, count, key)) return;
   if (spec().nonfinite == Nonfinite::error) {
@@ -174,9 +189,20 @@ void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
 bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   FloatEnv env;
-  if (dtype != DType::float32 || isRotated(spec())) return encodePieces(dst, src, dtype, first, count, key);
-  return encode_(dst, dst + up64(metaBytes(count)), static_cast<const float*>(src), count, formOf(count),
-                 first / kBlock, key);
+  if (dtype == DType::float32) {
+    const auto* x = static_cast<const float*>(src);
+    if (isRotated(spec())) {
+      return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) { return Made{x + at, x + at + n}; });
+    }
+    return encode_(dst, dst + up64(metaBytes(count)), x, count, formOf(count), first / kBlock, key);
+  }
+  const auto* x = static_cast<const uint16_t*>(src);
+  const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
+  const auto scratch = std::make_unique_for_overwrite<float[]>(pieceOf(bucketOf(count), codes(count)));
+  return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) {
+    convert(scratch.get(), x + at, n);
+    return Made{scratch.get(), x + at + n};
+  });
 }
 
 bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
@@ -214,25 +240,23 @@ void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
   scales_.poison(dst, bucket);
 }
 
-bool GridCodec::encodePieces(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                             const PhiloxKey& key) const {
-  const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
-  const GridForm form = formOf(count);
+template <typename Make>
+bool GridCodec::encodePieces(std::byte* dst, uint64_t first, uint64_t count, const PhiloxKey& key,
+                             const Make& make) const {
+  GridForm form = formOf(count);
   const uint64_t piece = pieceOf(form.bucket, codes(count));
   std::byte* words = dst + up64(metaBytes(count));
-  const auto scratch = std::make_unique_for_overwrite<float[]>(piece);
+  std::unique_ptr<float[]> rotated;
+  if (isRotated(spec())) rotated = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at), block = (first + at) / kBlock;
-    const float* x = static_cast<const float*>(src) + at;
-    if (dtype != DType::float32) {
-      convert(scratch.get(), static_cast<const uint16_t*>(src) + at, n);
-      x = scratch.get();
-    }
+    const Made made = make(at, n);
+    form.soon = made.soon;
     std::byte *to_meta = dst + metaBytes(at), *to_words = words + wordBytes(at);
-    if (isRotated(spec())) {
-      if (!table_.rotation->rotate(scratch.get(), x, n)) return false;
-      if (!encodeRotated(to_meta, to_words, scratch.get(), n, block, key)) return false;
-    } else if (!encode_(to_meta, to_words, x, n, form, block, key)) {
+    if (rotated) {
+      if (!table_.rotation->rotate(rotated.get(), made.x, n)) return false;
+      if (!encodeRotated(to_meta, to_words, rotated.get(), n, form, block, key)) return false;
+    } else if (!encode_(to_meta, to_words, made.x, n, form, block, key)) {
       return false;
     }
   }
@@ -240,11 +264,10 @@ bool GridCodec::encodePieces(std::byte* dst, const void* src, DType dtype, uint6
 }
 
 // x: the rotated blocks of `count` elements, the last ones of the run where that is no multiple of a block.
-bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, uint64_t block,
-                              const PhiloxKey& key) const {
+bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, GridForm form,
+                              uint64_t block, const PhiloxKey& key) const {
   const uint64_t all = codes(count), held = count % kBlock;
-  if (held == 0 || held >= kLanes) return encode_(meta, words, x, all, form_, block, key);
-  GridForm form = form_;
+  if (held == 0 || held >= kLanes) return encode_(meta, words, x, all, form, block, key);
   form.absent = kBlock / kLanes * (kLanes - held);
   if (scales_.numbers == 2) fillLanes(x + all - kBlock, held);
   if (!encode_(meta, words, x, all, form, block, key)) return false;

@@ -48,6 +48,8 @@ class GridCodec final : public Codec {
   std::optional<size_t> headBytes(uint64_t count, DType) const override;  // none with bucket=tensor
   void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
               const Draws& draws) const override;
+  void encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
+                  const Draws& draws) const override;
   void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
   void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                  uint64_t count) const override;
@@ -66,15 +68,17 @@ class GridCodec final : public Codec {
   size_t wordBytes(uint64_t codes) const;
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
+  // Checks a call and zeros the padding of its payload. Returns false where there is nothing to encode.
+  bool begin(std::span<std::byte> dst, DType dtype, uint64_t first, uint64_t count) const;
   // False where the loops took it no further; nothing useful is then in dst.
   bool encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                    const PhiloxKey& key) const;
   bool encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                       const PhiloxKey& key) const;
   void poison(std::byte* dst, uint64_t count, uint64_t bucket) const;
-  bool encodePieces(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                    const PhiloxKey& key) const;
-  bool encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, uint64_t block,
+  template <typename Make>
+  bool encodePieces(std::byte* dst, uint64_t first, uint64_t count, const PhiloxKey& key, const Make& make) const;
+  bool encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, GridForm form, uint64_t block,
                      const PhiloxKey& key) const;
   template <typename Take>
   void decodePieces(const std::byte* src, uint64_t count, const Take& take) const;
