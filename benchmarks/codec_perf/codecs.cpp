@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
+#include <memory>
 #include <random>
 
-#include "codec/grid.h"
+#include "codec/codec.h"
 #include "codec/level_table.h"
 #include "kernels/half.h"
 #include "streams.h"
@@ -50,22 +52,22 @@ class Bench {
   size_t count() const { return pieces_ * kPiece; }
 
   void measure(Row& row) {
-    const CodecSpec spec = CodecSpec::parse(row.spec());
-    const GridCodec codec =
-        needsTable(spec) ? GridCodec(spec, *row.form, learned(row.bits)) : GridCodec(spec, *row.form);
+    std::shared_ptr<const Codec> held = makeCodec(row.spec, *row.form);
+    if (needsTable(row.spec)) held = held->with(learned(row.spec.bits));
+    const Codec& codec = *held;
     const size_t piece = row.in_cache ? kResident : kPiece;
     const size_t bytes = codec.encodedBytes(piece, row.dtype);
     narrow(row.dtype);
     const auto encode = [&](size_t i) {
-      codec.encode({payload_.get() + i * bytes, bytes}, source(row.dtype, i * piece), row.dtype, i * piece, piece,
+      codec.encode({payload_.get() + i * bytes, bytes}, source(row.dtype, i * piece), row.dtype, 0, piece,
                    {1, 2, static_cast<uint32_t>(i)});
     };
     const auto decode = [&](size_t i) {
       std::memset(y_.get() + i * piece, 0, row.loop == Loop::add ? piece * 4 : 0);
-      codec.decode(target(row.dtype, i * piece), row.dtype, {payload_.get() + i * bytes, bytes}, i * piece, piece);
+      codec.decode(target(row.dtype, i * piece), row.dtype, {payload_.get() + i * bytes, bytes}, 0, piece);
     };
     const auto add = [&](size_t i) {
-      codec.decodeAdd(y_.get() + i * piece, row.dtype, {payload_.get() + i * bytes, bytes}, i * piece, piece);
+      codec.decodeAdd(y_.get() + i * piece, row.dtype, {payload_.get() + i * bytes, bytes}, 0, piece);
     };
 
     const size_t pieces = row.in_cache ? 1 : pieces_;
@@ -74,6 +76,7 @@ class Bench {
       decode(i);
     }
     row.error = error(row.dtype, piece);
+    row.bits = 8.0 * static_cast<double>(bytes) / static_cast<double>(piece);
     row.elements = pieces * piece;
     const auto loop = row.loop == Loop::encode   ? std::function<void(size_t)>(encode)
                       : row.loop == Loop::decode ? std::function<void(size_t)>(decode)
@@ -91,20 +94,21 @@ class Bench {
     }
     Fastest own(pieces), bound(pieces);
     for (int r = 0; r < repetitions_; ++r) {
-      bound.pass([&](size_t i) {
-        if (row.loop == Loop::encode) {
-          sink = streams::read(x_.get() + i * kPiece, kPiece);
-        } else {
-          streams::addInPlace(y_.get() + i * kPiece, kPiece, 1e-9f);
-        }
-      });
+      if (row.loop == Loop::encode) {
+        bound.pass([&](size_t i) { sink = streams::read<false>(x_.get() + i * kPiece, kPiece); });
+        bound.pass([&](size_t i) { sink = streams::read<true>(x_.get() + i * kPiece, kPiece); });
+      } else {
+        bound.pass([&](size_t i) { streams::addInPlace<false>(y_.get() + i * kPiece, kPiece, 1e-9f); });
+        bound.pass([&](size_t i) { streams::addInPlace<true>(y_.get() + i * kPiece, kPiece, 1e-9f); });
+      }
       own.pass(loop);
     }
     row.seconds = own.seconds();
     // An element of an encode moves its own bytes and its code's twice: a line is read before it is written. One of a
     // decode moves its own twice, as the addition does.
-    const double item = row.dtype == DType::float32 ? 4 : 2;
-    row.bound_seconds = bound.seconds() * (row.loop == Loop::encode ? item + row.bits / 4.0 : item) / 4;
+    const double item = row.dtype == DType::float32 || row.loop == Loop::add ? 4 : 2;
+    const double code = row.spec.bits > 0 ? row.spec.bits : row.bits;
+    row.bound_seconds = bound.seconds() * (row.loop == Loop::encode ? item + code / 4 : item) / 4;
   }
 
  private:
@@ -158,45 +162,55 @@ void measureRows(const Options& options, std::vector<Row>& rows, const std::func
 
 std::vector<Row> rowsOf(const KernelTable* form) {
   std::vector<Row> rows;
+  const auto add = [&](std::initializer_list<Loop> loops, const std::string& text, DType dtype = DType::float32) {
+    for (Loop loop : loops)
+      rows.emplace_back(form, loop, text, dtype);
+  };
+  const auto text = [](const char* name, int bits, const char* options = ":bucket=512") {
+    return name + std::to_string(bits) + options;
+  };
+  static constexpr std::initializer_list<Loop> kAll = {Loop::encode, Loop::decode, Loop::add};
+  static constexpr std::initializer_list<Loop> kThereAndBack = {Loop::encode, Loop::decode};
   for (int bits = 1; bits <= 8; ++bits)
-    rows.push_back({form, Loop::encode, "minmax", bits, 512});
-  for (uint32_t bucket : {128, 1024}) {
+    add({Loop::encode}, text("minmax", bits));
+  for (const char* bucket : {":bucket=128", ":bucket=1024"}) {
     for (int bits : {2, 4, 8})
-      rows.push_back({form, Loop::encode, "minmax", bits, bucket});
+      add({Loop::encode}, text("minmax", bits, bucket));
   }
-  for (const char* codec : {"dither", "lattice"}) {
+  for (const char* name : {"dither", "lattice"}) {
     for (int bits : {2, 4, 8})
-      rows.push_back({form, Loop::encode, codec, bits, 512});
+      add({Loop::encode}, text(name, bits));
   }
   for (int bits : {4, 8})
-    rows.push_back({form, Loop::encode, "qsgd", bits, 1024});
+    add({Loop::encode}, text("qsgd", bits, ":bucket=1024"));
   for (Loop loop : {Loop::decode, Loop::add}) {
     for (int bits : {2, 4, 8})
-      rows.push_back({form, loop, "minmax", bits, 512});
-  }
-  for (DType dtype : {DType::float16, DType::bfloat16}) {
-    for (Loop loop : {Loop::encode, Loop::decode})
-      rows.push_back({form, loop, "minmax", 4, 512, dtype});
+      add({loop}, text("minmax", bits));
   }
   for (int bits : {2, 4, 8}) {
-    for (const char* codec : {"gauss", "levels"}) {
-      for (Loop loop : {Loop::encode, Loop::decode, Loop::add})
-        rows.push_back({form, loop, codec, bits, 512});
-    }
-    for (Loop loop : {Loop::encode, Loop::decode, Loop::add})
-      rows.push_back({form, loop, "minmax", bits, 512, DType::float32, false, ",rotate=1"});
+    for (const char* name : {"gauss", "levels"})
+      add(kAll, text(name, bits));
+    add(kAll, text("minmax", bits, ":bucket=512,rotate=1"));
   }
-  for (const char* codec : {"qsgd", "sym"})
-    rows.push_back({form, Loop::encode, codec, 4, 512, DType::float32, false, ",meta=bf16,rotate=1"});
-  rows.push_back({form, Loop::encode, "minmax", 4, 512, DType::float32, true});
+  for (const char* name : {"qsgd", "sym"})
+    add({Loop::encode}, text(name, 4, ":bucket=512,meta=bf16,rotate=1"));
+  for (const char* other : {"sym4:bucket=512", "sym4:bucket=512,range=l2", "mid2:bucket=512", "sign1:bucket=512",
+                            "tern:bucket=512", "minmax4:axis=channel,C=1024", "fp16", "bf16", "bf16:round=stochastic",
+                            "fp8e4m3", "topk:keep=0.01", "logbyte", "log9"})
+    add(kAll, other);
+  for (DType dtype : {DType::float16, DType::bfloat16}) {
+    for (const char* half : {"minmax4:bucket=512", "gauss4:bucket=512", "sym8:bucket=512", "fp8e4m3"})
+      add(kThereAndBack, half, dtype);
+  }
+  rows.emplace_back(form, Loop::encode, "minmax4:bucket=512", DType::float32, true);
   return rows;
 }
 
 static const Row* find(const std::vector<Row>& rows, const Row& like, int bits) {
+  CodecSpec spec = like.spec;
+  spec.bits = static_cast<uint8_t>(bits);
   for (const Row& r : rows) {
-    if (r.form == like.form && r.loop == like.loop && r.codec == like.codec && r.bits == bits &&
-        r.bucket == like.bucket && r.dtype == like.dtype && r.options == like.options && !r.in_cache)
-      return &r;
+    if (r.form == like.form && r.loop == like.loop && r.spec == spec && r.dtype == like.dtype && !r.in_cache) return &r;
   }
   return nullptr;
 }
@@ -219,27 +233,27 @@ std::vector<Gate> judge(const std::vector<Row>& rows) {
     const auto* t = std::find_if(std::begin(kTargets), std::end(kTargets),
                                  [&](const Targets& target) { return !std::strcmp(target.form, row.form->name); });
     if (t == std::end(kTargets) || row.dtype != DType::float32) continue;
-    // No target: what undoes a rotation, and levels, which none but their user knows.
-    if (row.codec == "levels" || (row.rotated() && row.loop != Loop::encode)) continue;
-    const std::string name =
-        std::string(row.form->name) + " " + kLoopNames[static_cast<int>(row.loop)] + " " + row.spec();
+    const std::string name = std::string(row.form->name) + " " + row.name();
     const double fraction = row.percent() / 100;
+    const int bits = row.spec.bits;
+    const bool nearest = row.spec.id == CodecId::minmax && row.spec.axis == Axis::flat;
     if (row.in_cache) {
-      if (const Row* memory = find(rows, row, row.bits))
+      if (const Row* memory = find(rows, row, bits))
         gates.push_back({name + " in L2, times its DRAM speed", row.rate() / memory->rate(), t->in_cache});
+    } else if (isRotated(row.spec)) {  // what undoes a rotation has no target
+      if (row.loop == Loop::encode) gates.push_back({name + ", of its bound", fraction, t->rotated});
     } else if (row.loop != Loop::encode) {
-      gates.push_back({name + ", of in-place add", fraction, row.loop == Loop::add ? t->add : t->decode});
-    } else if (row.rotated()) {
-      gates.push_back({name + ", of its bound", fraction, t->rotated});
-    } else if (row.codec == "qsgd") {
+      if (nearest) gates.push_back({name + ", of in-place add", fraction, row.loop == Loop::add ? t->add : t->decode});
+    } else if (row.spec.id == CodecId::qsgd) {
       gates.push_back({name + ", of its bound", fraction, t->stochastic});
-    } else if (row.bits == 2 || row.bits == 4 || row.bits == 8) {
-      gates.push_back({name + ", of its bound", fraction, row.bucket >= 512 ? t->nearest : t->nearest_small});
-    } else if (row.bits % 2 == 1 && row.bits > 1) {
-      const Row *below = find(rows, row, row.bits - 1), *above = find(rows, row, row.bits + 1);
+    } else if (nearest && bits % 2 == 1) {
+      const Row *below = find(rows, row, bits - 1), *above = find(rows, row, bits + 1);
       if (below && above)
         gates.push_back(
             {name + ", of its neighbours' mean", 2 * row.rate() / (below->rate() + above->rate()), t->odd_bits});
+    } else if ((nearest && (bits == 2 || bits == 4 || bits == 8)) || row.spec.id == CodecId::dither ||
+               row.spec.id == CodecId::lattice) {
+      gates.push_back({name + ", of its bound", fraction, row.spec.bucket >= 512 ? t->nearest : t->nearest_small});
     }
   }
   return gates;

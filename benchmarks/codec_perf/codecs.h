@@ -14,30 +14,31 @@
 
 namespace lowcomm {
 
-// Encode, decode and decode-add of the grid codecs.
 enum class Loop { encode, decode, add };
 constexpr const char* kLoopNames[] = {"encode", "decode", "decode-add"};
 
+// A loop of one codec on one instruction set.
 struct Row {
+  Row(const KernelTable* form, Loop loop, const std::string& text, DType dtype = DType::float32, bool in_cache = false)
+      : form(form), loop(loop), spec(CodecSpec::parse(text)), text(text), dtype(dtype), in_cache(in_cache) {}
+
   const KernelTable* form;
   Loop loop;
-  std::string codec;
-  int bits;
-  uint32_t bucket;
-  DType dtype = DType::float32;
-  bool in_cache = false;
-  std::string options = "";  // beside the bucket, as in a codec's text
+  CodecSpec spec;
+  std::string text;  // as the codec is asked for
+  DType dtype;
+  bool in_cache;
 
   // Measured.
   double seconds = INFINITY;        // of one pass over `elements`
   double bound_seconds = INFINITY;  // that memory alone would take; not set for rows in cache
   size_t elements = 0;
+  double bits = 0;   // of payload an element, metadata and all
   double error = 0;  // relative, L2
 
+  std::string name() const { return std::string(kLoopNames[static_cast<int>(loop)]) + " " + text; }
   double rate() const { return static_cast<double>(elements) * 4 / seconds * 1e-9; }
   double percent() const { return 100 * bound_seconds / seconds; }
-  std::string spec() const { return codec + std::to_string(bits) + ":bucket=" + std::to_string(bucket) + options; }
-  bool rotated() const { return isRotated(CodecSpec::parse(spec())); }
 };
 
 std::vector<Row> rowsOf(const KernelTable* form);

@@ -31,10 +31,9 @@ void writeJson(const Options& options, const std::vector<Row>& rows, const std::
   const char* comma = "\n";
   for (const Row& r : rows) {
     out << comma << "    {\"form\": \"" << r.form->name << "\", \"loop\": \"" << kLoopNames[static_cast<int>(r.loop)]
-        << "\", \"codec\": \"" << r.codec << "\", \"bits\": " << r.bits << ", \"bucket\": " << r.bucket
-        << ", \"options\": \"" << r.options << "\", \"dtype\": \"" << dtypeName(r.dtype)
-        << "\", \"in_cache\": " << (r.in_cache ? "true" : "false") << ", \"gb_per_s\": " << r.rate()
-        << ", \"percent_of_bound\": ";
+        << "\", \"codec\": \"" << r.text << "\", \"bits_an_element\": " << r.bits << ", \"dtype\": \""
+        << dtypeName(r.dtype) << "\", \"in_cache\": " << (r.in_cache ? "true" : "false")
+        << ", \"gb_per_s\": " << r.rate() << ", \"percent_of_bound\": ";
     if (r.in_cache) {
       out << "null";
     } else {
@@ -93,21 +92,20 @@ int main(int argc, char** argv) {
     if (options.form.empty() ? f == 0 : options.form != "all" && options.form != forms[f]->name) continue;
     wanted.push_back(forms[f]);
     for (Row& row : rowsOf(forms[f])) {
-      const std::string name = std::string(kLoopNames[static_cast<int>(row.loop)]) + " " + row.spec();
-      if (name.find(options.only) != std::string::npos) rows.push_back(row);
+      if (row.name().find(options.only) != std::string::npos) rows.push_back(row);
     }
   }
 
   std::printf("# codec_perf\n# cpu=%s  compiler=%s\n# mib=%zu  repetitions=%d  threads=1\n", cpuName().c_str(),
               __VERSION__, options.mib, options.repetitions);
-  std::printf("# %-6s %-10s %-8s %4s %6s %-8s %-6s %10s %8s %10s\n", "form", "loop", "codec", "bits", "bucket", "dtype",
-              "memory", "GB/s fp32", "% bound", "error");
+  std::printf("# %-6s %-10s %-34s %-8s %-6s %5s %10s %8s %10s\n", "form", "loop", "codec", "dtype", "memory", "bits",
+              "GB/s fp32", "% bound", "error");
   measureRows(options, rows, [](const Row& row) {
     char percent[16] = "-";
     if (!row.in_cache) std::snprintf(percent, sizeof(percent), "%.1f", row.percent());
-    std::printf("  %-6s %-10s %-8s %4d %6u %-8s %-6s %10.2f %8s %10.2e%s\n", row.form->name,
-                kLoopNames[static_cast<int>(row.loop)], row.codec.c_str(), row.bits, row.bucket, dtypeName(row.dtype),
-                row.in_cache ? "L2" : "DRAM", row.rate(), percent, row.error, row.options.c_str());
+    std::printf("  %-6s %-10s %-34s %-8s %-6s %5.2f %10.2f %8s %10.2e\n", row.form->name,
+                kLoopNames[static_cast<int>(row.loop)], row.text.c_str(), dtypeName(row.dtype),
+                row.in_cache ? "L2" : "DRAM", row.bits, row.rate(), percent, row.error);
     std::fflush(stdout);
   });
 

@@ -128,7 +128,8 @@ class Operations {
                  Floor floor, F&& call) {
     Fastest own(calls), bound(calls);
     for (int r = 0; r < options_.repetitions; ++r) {
-      bound.pass([&](size_t i) { streams::addInPlace(y_.get() + i * kCall, kCall, 1e-9f); });
+      bound.pass([&](size_t i) { streams::addInPlace<false>(y_.get() + i * kCall, kCall, 1e-9f); });
+      bound.pass([&](size_t i) { streams::addInPlace<true>(y_.get() + i * kCall, kCall, 1e-9f); });
       own.pass(call);
     }
     report({form.name, name, rate(calls, own.seconds()), share * bound.seconds() / own.seconds(), what,
