@@ -1,4 +1,4 @@
-// Fused operations are the bits of what they fuse.
+// Deltas and error feedback in one call are the bits of what they fuse.
 #include "codec/fused.h"
 
 #include <gtest/gtest.h>
@@ -6,100 +6,20 @@
 #include <cmath>
 #include <cstring>
 
-#include "grid_cases.h"
+#include "fused_cases.h"
 #include "kernels/float_env.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::codecOf;
+using test::kDraws;
+using test::kTexts;
+using test::kTypes;
 using test::normal;
-
-constexpr DType kTypes[] = {DType::float32, DType::float16, DType::bfloat16};
-const Draws kDraws{0x0123456789abcdef, 3u << 16 | 5, 7};
-
-const char* const kTexts[] = {"minmax4:bucket=64",
-                              "minmax8:bucket=1024,meta=bf16",
-                              "minmax4:bucket=4096",
-                              "qsgd3:bucket=512",
-                              "dither5:bucket=128",
-                              "lattice4:bucket=1024",
-                              "sym4:bucket=1024",
-                              "sym7:bucket=64,meta=bf16,range=l2",
-                              "mid2:bucket=256",
-                              "sign1:bucket=64",
-                              "tern:bucket=128,meta=bf16",
-                              "gauss4",
-                              "sym4:bucket=4096,rotate=1",
-                              "qsgd4:bucket=512,meta=bf16,rotate=1",
-                              "fp16",
-                              "bf16:round=stochastic",
-                              "fp8e4m3",
-                              "log9",
-                              "topk",
-                              "minmax8:bucket=tensor"};
-
-// Elements of one of the three types, and as the floats that they are.
-struct Tensor {
-  Tensor(const std::vector<float>& values, DType type) : dtype(type), bytes(values.size() * itemBytes(type)) {
-    for (size_t i = 0; i < values.size(); ++i)
-      set(i, values[i]);
-  }
-
-  void set(size_t i, float value) {
-    const uint16_t half = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
-    const void* from = dtype == DType::float32 ? static_cast<const void*>(&value) : &half;
-    std::memcpy(bytes.data() + i * itemBytes(dtype), from, itemBytes(dtype));
-  }
-
-  std::vector<float> floats() const {
-    std::vector<float> out(bytes.size() / itemBytes(dtype));
-    for (size_t i = 0; i < out.size(); ++i) {
-      uint16_t half = 0;
-      if (dtype == DType::float32) {
-        std::memcpy(&out[i], bytes.data() + 4 * i, 4);
-      } else {
-        std::memcpy(&half, bytes.data() + 2 * i, 2);
-        out[i] = dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-      }
-    }
-    return out;
-  }
-
-  Elements elements() const { return {bytes.data(), dtype}; }
-  State state() { return {bytes.data(), dtype}; }
-
-  DType dtype;
-  Bytes bytes;
-};
-
-// A codec of which nothing is known but what it does.
-class Opaque final : public Codec {
- public:
-  explicit Opaque(std::shared_ptr<const Codec> inner) : Codec(inner->spec()), inner_(std::move(inner)) {}
-  uint64_t granularity() const override { return inner_->granularity(); }
-  bool supports(DType dtype) const override { return inner_->supports(dtype); }
-  size_t encodedBytes(uint64_t count, DType dtype) const override { return inner_->encodedBytes(count, dtype); }
-  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-              const Draws& draws) const override {
-    inner_->encode(dst, src, dtype, first, count, draws);
-  }
-  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override {
-    inner_->decode(dst, dtype, src, first, count);
-  }
-  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
-                 uint64_t count) const override {
-    inner_->decodeAdd(acc, dtype, src, first, count);
-  }
-
- private:
-  std::shared_ptr<const Codec> inner_;
-};
-
-std::shared_ptr<const Codec> codecOf(const std::string& text) {
-  return makeCodec(CodecSpec::parse(text));
-}
+using test::Opaque;
+using test::Tensor;
 
 struct Outcome {
   Bytes payload, state;
@@ -265,106 +185,6 @@ TEST(Fused, ThePoliciesOfNonFiniteElements) {
   }
 }
 
-struct SumCase {
-  std::vector<Bytes> payloads;
-  std::vector<Contribution> contributions;
-};
-
-SumCase contributions(const Codec& codec, int ranks, int own, const Tensor& x, uint64_t first) {
-  SumCase c;
-  const size_t n = x.bytes.size() / itemBytes(x.dtype);
-  for (int rank = 0; rank < ranks; ++rank)
-    c.payloads.push_back(test::encoded(codec, normal(n, static_cast<uint32_t>(rank)), kDraws, first));
-  for (int rank = 0; rank < ranks; ++rank)
-    c.contributions.push_back({c.payloads[static_cast<size_t>(rank)], rank == own ? x.bytes.data() : nullptr});
-  return c;
-}
-
-TEST(Fused, SumsAreWhatTheyFuse) {
-  for (const std::string text : kTexts) {
-    FusedCodec fused(codecOf(text)), whole(std::make_shared<Opaque>(codecOf(text)));
-    const Codec& codec = fused.codec();
-    for (size_t n : {size_t{0}, size_t{1}, size_t{17}, size_t{513}, size_t{1024}, size_t{1025}, size_t{9001}}) {
-      for (int ranks : {1, 2, 5}) {
-        for (int own : {-1, 0, ranks - 1}) {
-          const uint64_t first = codec.granularity() == Codec::kUncut ? 0 : 2 * codec.granularity();
-          const DType dtype = kTypes[(n + static_cast<size_t>(ranks)) % 3];
-          const int divisor = own == 0 ? 0 : ranks;
-          SCOPED_TRACE(text + " " + std::to_string(n) + " ranks " + std::to_string(ranks) + " own " +
-                       std::to_string(own) + " " + dtypeName(dtype));
-          const Tensor x(normal(n, 99), dtype);
-          const SumCase c = contributions(codec, ranks, own, x, first);
-          std::vector<float> sum(n, 0.0f);
-          for (int rank = 0; rank < ranks; ++rank) {
-            const std::vector<float> values =
-                rank == own ? x.floats() : test::decoded(codec, c.payloads[static_cast<size_t>(rank)], n, first);
-            for (size_t i = 0; i < n; ++i)
-              sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
-          }
-          for (float& v : sum)
-            v = divisor > 0 ? v / static_cast<float>(divisor) : v;
-          const Bytes payload = test::encoded(codec, sum, kDraws, first);
-          const Bytes value = Tensor(test::decoded(codec, payload, n, first), dtype).bytes;
-          for (FusedCodec* f : {&fused, &whole}) {
-            Bytes dst(payload.size(), std::byte{0xff}), out(value.size());
-            f->encodeSum(dst, out.data(), dtype, c.contributions, divisor, first, n, kDraws);
-            ASSERT_EQ(dst, payload);
-            ASSERT_EQ(out, value);
-          }
-        }
-      }
-    }
-  }
-}
-
-TEST(Fused, SumsIntoTheOwnElements) {
-  FusedCodec fused(codecOf("minmax4:bucket=512"));
-  Tensor x(normal(5000, 9), DType::bfloat16);
-  const SumCase c = contributions(fused.codec(), 3, 1, x, 0);
-  Bytes dst(c.payloads[0].size()), again(dst.size()), out(x.bytes.size());
-  fused.encodeSum(dst, out.data(), x.dtype, c.contributions, 3, 0, 5000, kDraws);
-  fused.encodeSum(again, x.bytes.data(), x.dtype, c.contributions, 3, 0, 5000, kDraws);
-  EXPECT_EQ(again, dst);
-  EXPECT_EQ(x.bytes, out);
-}
-
-std::string refusal(FusedCodec& fused, const std::vector<Contribution>& contributions, size_t n) {
-  Bytes dst(fused.codec().encodedBytes(n, DType::float32)), out(4 * n);
-  try {
-    fused.encodeSum(dst, out.data(), DType::float32, contributions, 0, 0, n, kDraws);
-  } catch (const WireError& error) {
-    return error.what();
-  }
-  return "";
-}
-
-// As the codec says it of the whole payload.
-TEST(Fused, PayloadsThatAreNone) {
-  FusedCodec fused(codecOf("minmax4:bucket=512"));
-  const Codec& codec = fused.codec();
-  constexpr size_t kCount = 5000;
-  const Bytes good = test::encoded(codec, normal(kCount, 1), kDraws);
-  const auto wholeSays = [&](const Bytes& payload) -> std::string {
-    try {
-      test::decoded(codec, payload, kCount);
-    } catch (const WireError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  std::vector<Bytes> bad(4, good);
-  bad[0].pop_back();
-  bad[1][83] = std::byte{1};  // of the padding after ten buckets
-  const uint32_t infinity = 0x7f800000u;
-  std::memcpy(bad[2].data() + 8 * 7 + 4, &infinity, 4);  // the step of bucket 7
-  bad[3].back() = std::byte{0x10};                       // a code of no element
-  for (const Bytes& payload : bad) {
-    EXPECT_NE(wholeSays(payload), "");
-    EXPECT_EQ(refusal(fused, {{payload}}, kCount), wholeSays(payload));
-    EXPECT_EQ(refusal(fused, {{good}, {payload}}, kCount), wholeSays(payload));
-  }
-}
-
 TEST(Fused, CallersMistakes) {
   EXPECT_THROW(FusedCodec(codecOf("none")), TypeError);
   FusedCodec fused(codecOf("minmax4:bucket=512"));
@@ -374,7 +194,6 @@ TEST(Fused, CallersMistakes) {
   EXPECT_THROW(fused.encodeFeedback(dst, x.elements(), {m.bytes.data(), DType::float64}, 0, 512, {}), TypeError);
   EXPECT_THROW(fused.encodeDelta(shorter, x.elements(), m.state(), 0, 512, {}), ValueError);
   EXPECT_THROW(fused.encodeDelta(dst, x.elements(), m.state(), 100, 512, {}), ValueError);
-  EXPECT_THROW(fused.encodeSum(dst, x.bytes.data(), DType::float32, {}, 0, 0, 512, {}), ValueError);
   EXPECT_EQ(m.bytes, x.bytes);
 }
 
@@ -383,18 +202,12 @@ TEST(Fused, TheControlRegisterIsIgnored) {
   FusedCodec fused(codecOf("minmax4:bucket=512"));
   const Tensor x(normal(3000, 1, 1e-38f), DType::float32), state(normal(3000, 2, 1e-38f), DType::float32);
   const Outcome expected = delta(fused, x, state, 0, 3000), fed = feedback(fused, x, state, 0, 3000);
-  const SumCase c = contributions(fused.codec(), 3, 1, x, 0);
-  Bytes dst(c.payloads[0].size()), out(x.bytes.size()), dst2(dst), out2(out);
-  fused.encodeSum(dst, out.data(), x.dtype, c.contributions, 3, 0, 3000, kDraws);
   const unsigned saved = _mm_getcsr();
   _mm_setcsr(0x1f80 | 0x8040 | 0x6000);  // flush to zero, denormals are zero, round toward zero
   const Outcome got = delta(fused, x, state, 0, 3000), got_fed = feedback(fused, x, state, 0, 3000);
-  fused.encodeSum(dst2, out2.data(), x.dtype, c.contributions, 3, 0, 3000, kDraws);
   _mm_setcsr(saved);
   EXPECT_EQ(got, expected);
   EXPECT_EQ(got_fed, fed);
-  EXPECT_EQ(dst2, dst);
-  EXPECT_EQ(out2, out);
 }
 #endif
 
