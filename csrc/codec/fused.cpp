@@ -20,17 +20,7 @@ const void* elementsAt(Elements x, uint64_t at) {
   return static_cast<const std::byte*>(x.data) + at * itemBytes(x.dtype);
 }
 
-// Not inlined: the control register must be set before the first addition (kernels/float_env.h).
-__attribute__((noinline)) void add(float* out, const float* a, const float* b, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i)
-    out[i] = a[i] + b[i];
-}
-
-__attribute__((noinline)) void subtract(float* out, const float* a, const float* b, uint64_t count) {
-  for (uint64_t i = 0; i < count; ++i)
-    out[i] = a[i] - b[i];
-}
-
+// Not inlined: the control register must be set before the first division (kernels/float_env.h).
 __attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i)
     x[i] = x[i] / divisor;
@@ -96,7 +86,7 @@ void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint
   const Elements before{m.data, m.dtype};
   const auto difference = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
-    subtract(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
+    kernels().difference(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
     return Made{work, elementsAt(x, at + n)};
   };
   codec_->encodeMade(dst, difference, first, count, draws);
@@ -120,7 +110,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
   FloatEnv env;
   const auto sum = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
-    add(work, widened(g, at, n, work_), widened({e.data, e.dtype}, at, n, other_), n);
+    kernels().sum(work, widened(g, at, n, work_), widened({e.data, e.dtype}, at, n, other_), n);
     return Made{work, elementsAt(g, at + n)};
   };
   codec_->encodeMade(dst, sum, first, count, draws);
@@ -132,7 +122,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
     codec_->decode(decoded, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
     const bool wide = e.dtype == DType::float32;
     float* left = wide ? static_cast<float*>(e.data) + piece.at() : decoded;
-    subtract(left, y, decoded, piece.size());
+    kernels().difference(left, y, decoded, piece.size());
     if (!finite) keepFinite(left, nullptr, piece.size());
     if (!wide) write(e, decoded, piece.at(), piece.size());
   }
@@ -164,7 +154,7 @@ void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
       if (starts) {
         std::copy_n(own, piece.size(), sum);
       } else {
-        add(sum, sum, own, piece.size());
+        kernels().sum(sum, sum, own, piece.size());
       }
       return;
     }

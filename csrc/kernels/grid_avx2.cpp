@@ -23,6 +23,8 @@ constexpr KernelTable kTable = {"avx2",
                                 avx2::floatsToHalves,
                                 avx2::brainsToFloats,
                                 avx2::floatsToBrains,
+                                combine<false>,
+                                combine<true>,
                                 &avx2::kCasts,
                                 &avx2::kChannels,
                                 &avx2::kSelect};

@@ -23,6 +23,8 @@ constexpr KernelTable kTable = {"avx512",
                                 avx512::floatsToHalves,
                                 avx512::brainsToFloats,
                                 avx512::floatsToBrains,
+                                combine<false>,
+                                combine<true>,
                                 &avx512::kCasts,
                                 &avx512::kChannels,
                                 &avx512::kSelect};

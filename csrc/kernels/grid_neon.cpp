@@ -24,6 +24,8 @@ constexpr KernelTable kTable = {"neon",
                                 neon::floatsToHalves,
                                 neon::brainsToFloats,
                                 neon::floatsToBrains,
+                                combine<false>,
+                                combine<true>,
                                 &neon::kCasts,
                                 &neon::kChannels,
                                 &neon::kSelect};

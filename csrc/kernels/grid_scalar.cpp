@@ -225,6 +225,12 @@ void decodeGrid(float* y, const std::byte* meta, const std::byte* words, size_t 
   }
 }
 
+template <bool kMinus>
+void combine(float* out, const float* a, const float* b, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    out[i] = kMinus ? a[i] - b[i] : a[i] + b[i];
+}
+
 #define LOWCOMM_ENCODE(b)                                                                                    \
   {encodeGrid<b, GridRule::nearest>, encodeGrid<b, GridRule::stochastic>, encodeGrid<b, GridRule::dithered>, \
    encodeCentred<b, GridRule::centred>, b == 1 ? encodeCentred<1, GridRule::sign> : nullptr}
@@ -245,6 +251,8 @@ constexpr KernelTable kTable = {
     scalar::floatsToHalves,
     scalar::brainsToFloats,
     scalar::floatsToBrains,
+    combine<false>,
+    combine<true>,
     &scalar::kCasts,
     &scalar::kChannels,
     &scalar::kSelect,

@@ -8,6 +8,8 @@
 // time, and what they asked for in one burst would stand in line there while memory waits for the rest of it.
 
 #include "kernels/lanes.inl"
+//
+#include "kernels/arithmetic.inl"
 
 namespace lowcomm {
 namespace {

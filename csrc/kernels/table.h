@@ -46,6 +46,10 @@ struct KernelTable {
   void (*bfloat16_to_float)(float* y, const uint16_t* x, size_t count);
   void (*float_to_bfloat16)(uint16_t* y, const float* x, size_t count);
 
+  // out[i] = a[i] + b[i], out[i] = a[i] - b[i]; out may be either.
+  void (*sum)(float* out, const float* a, const float* b, size_t count);
+  void (*difference)(float* out, const float* a, const float* b, size_t count);
+
   const CastKernels* casts;
   const ChannelKernels* channels;
   const SelectKernels* select;
