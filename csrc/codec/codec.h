@@ -37,7 +37,8 @@ constexpr uint32_t streamOf(int rank, uint32_t slot) {
 // numbers (and with them the random draws) are those of the whole tensor however it is cut. Codecs whose every code
 // depends on all elements take the whole tensor only (kUncut): of their payload, bytes are cut (collective/plan.h). The
 // caller allocates: dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a
-// WireError (decode: the bytes came from a peer).
+// WireError (decode: the bytes came from a peer). A payload may lie at any address; elements have their type's
+// alignment.
 class Codec {
  public:
   // The granularity of codecs that cannot be cut: 0 is its only multiple that is an element's number.

@@ -56,6 +56,14 @@ inline std::vector<float> normal(size_t count, uint32_t seed, float scale = 1, f
   return x;
 }
 
+// The values of a level table that are those of an even grid.
+inline std::vector<float> evenLevels(int bits) {
+  std::vector<float> values(size_t{1} << bits);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
+  return values;
+}
+
 // The sizes at which packing and buckets change shape.
 inline std::vector<size_t> edgeSizes(size_t bucket) {
   return {0, 1, 15, 16, 17, 63, 511, 512, 513, bucket - 1, bucket, bucket + 1, 3 * bucket + 777};
