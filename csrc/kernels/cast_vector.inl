@@ -189,19 +189,33 @@ bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
   return finite;
 }
 
-// A CastKernels, in its order.
-#define LOWCOMM_CAST_LOOPS \
-  {narrow<Half>,           \
-   narrow<Brain>,          \
-   narrow<Eight>,          \
-   narrowByDraw,           \
-   widen<Half, false>,     \
-   widen<Brain, false>,    \
-   widen<Eight, false>,    \
-   widen<Half, true>,      \
-   widen<Brain, true>,     \
-   widen<Eight, true>,     \
-   copy}
-
 }  // namespace
 }  // namespace lowcomm
+
+// What a table points to (kernels/table.h).
+#define LOWCOMM_CAST_FORM(form)                                    \
+  namespace lowcomm::form {                                        \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Half>(y, x, count);                                     \
+  }                                                                \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count) { \
+    convert<Half>(y, x, count);                                    \
+  }                                                                \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Brain>(y, x, count);                                    \
+  }                                                                \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count) { \
+    convert<Brain>(y, x, count);                                   \
+  }                                                                \
+  const CastKernels kCasts = {narrow<Half>,                        \
+                              narrow<Brain>,                       \
+                              narrow<Eight>,                       \
+                              narrowByDraw,                        \
+                              widen<Half, false>,                  \
+                              widen<Brain, false>,                 \
+                              widen<Eight, false>,                 \
+                              widen<Half, true>,                   \
+                              widen<Brain, true>,                  \
+                              widen<Eight, true>,                  \
+                              copy};                               \
+  }
