@@ -44,7 +44,8 @@ class Codec {
   // The granularity of codecs that cannot be cut: 0 is its only multiple that is an element's number.
   static constexpr uint64_t kUncut = UINT64_MAX;
 
-  explicit Codec(CodecSpec spec) : spec_(spec) {}
+  // Throws ValueError where misfit(spec), before a codec makes anything of it.
+  explicit Codec(const CodecSpec& spec);
   virtual ~Codec() = default;
 
   const CodecSpec& spec() const { return spec_; }

@@ -60,7 +60,6 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
-  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
