@@ -341,19 +341,10 @@ std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, cons
     because = std::string("dtype ") + c10::toString(type);
   } else if (raw_bytes < min_bytes) {
     because = "under min_bytes";
-  } else if (codec->axis == Axis::channel) {
-    const int64_t channels = tensor.dim() < 2 ? 0 : tensor.size(-1);
-    if (tensor.dim() < 2) {
-      because = "axis=channel of a tensor without channels";
-    } else if (channels > UINT32_MAX || !isGridChannels(static_cast<uint32_t>(channels))) {
-      because = std::string("axis=channel of a last dimension that is not ") + kGridChannels;
-    } else if (!codec->open() && codec->bucket != channels) {
-      because = "axis=channel of another number of channels than C";
-    } else {
-      return codec->withChannels(static_cast<uint64_t>(channels));
-    }
+  } else {
+    because = untaken(*codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
   }
-  if (because.empty()) return codec;
+  if (because.empty()) return tensor.dim() == 0 ? codec : codec->withChannels(static_cast<uint64_t>(tensor.size(-1)));
   noteExact(op, because);
   return std::nullopt;
 }

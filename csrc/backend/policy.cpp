@@ -79,4 +79,21 @@ std::optional<CodecSpec> Policy::codec(const std::string& op) const {
   return found->second;
 }
 
+std::optional<std::string> untaken(const CodecSpec& codec, std::span<const int64_t> sizes) {
+  if (codec.axis == Axis::channel) {
+    if (sizes.size() < 2) return "axis=channel of a tensor without channels";
+    const int64_t channels = sizes.back();
+    if (channels > UINT32_MAX || !isGridChannels(static_cast<uint32_t>(channels))) {
+      return std::string("axis=channel of a last dimension that is not ") + kGridChannels;
+    }
+    if (!codec.open() && codec.bucket != channels) return "axis=channel of another number of channels than C";
+  } else if (isGrid(codec.id) && codec.bucket == kTensorBucket) {
+    uint64_t count = 1;
+    for (int64_t size : sizes)
+      count *= static_cast<uint64_t>(size);
+    if (count > kLongestTensor) return "bucket=tensor of more than " + std::to_string(kLongestTensor) + " elements";
+  }
+  return std::nullopt;
+}
+
 }  // namespace lowcomm

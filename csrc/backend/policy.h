@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -31,5 +33,9 @@ class Policy {
  private:
   std::map<std::string, CodecSpec> codecs_;
 };
+
+// Why a tensor of these sizes cannot be encoded with a policy's codec, or nothing where it can. It then goes exact, as
+// everything does that a policy names but no codec takes.
+std::optional<std::string> untaken(const CodecSpec& codec, std::span<const int64_t> sizes);
 
 }  // namespace lowcomm

@@ -78,14 +78,16 @@ struct BoundCodec {
     return bound;
   }
 
-  // The codec of a call: with axis=channel and no C in the text it is the call's.
-  std::shared_ptr<const Codec> codecFor(const Channels& channels) const {
+  // The codec of a call: with axis=channel and no C in the text it is the call's. Without elements any C serves, for
+  // the payload is empty: a tensor [5, 0] has no channels to have scales.
+  std::shared_ptr<const Codec> codecFor(const Channels& channels, int64_t numel) const {
     if (channels && spec.axis != Axis::channel) {
       throw ValueError(spec.str() + ": channels: expected none without axis=channel, got " + std::to_string(*channels));
     }
     if (channels && *channels < 0) {
       throw ValueError(spec.str() + ": channels: expected " + kGridChannels + ", got " + std::to_string(*channels));
     }
+    if (channels && numel == 0 && spec.open()) return makeCodec(spec.withChannels(1));
     if (channels) return makeCodec(spec.withChannels(static_cast<uint64_t>(*channels)));
     if (!codec) throw ValueError(spec.str() + ": channels: expected their number, got none");
     return codec;
@@ -107,7 +109,7 @@ struct BoundCodec {
 
   at::Tensor encode(const at::Tensor& x, const Draws& draws) const {
     const at::Tensor source = hostTensor(x, "x");
-    const auto own = codecFor(channelsOf(x));
+    const auto own = codecFor(channelsOf(x), x.numel());
     const size_t bytes = bytesOf(*own, source.numel(), source.scalar_type());
     at::Tensor payload = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
     own->encode({static_cast<std::byte*>(payload.data_ptr()), bytes}, source.const_data_ptr(),
@@ -116,7 +118,7 @@ struct BoundCodec {
   }
 
   at::Tensor decode(const at::Tensor& payload, int64_t numel, const Channels& channels, at::ScalarType dtype) const {
-    const auto own = codecFor(channels);
+    const auto own = codecFor(channels, numel);
     const at::Tensor source = hostTensor(payload, "payload");
     if (source.scalar_type() != at::kByte || source.dim() != 1) {
       throw TypeError(std::string("payload: expected a 1-D uint8 tensor, got ") + std::to_string(source.dim()) + "-D " +
@@ -245,7 +247,7 @@ void bindCodec(py::module_& m) {
       .def(
           "encoded_bytes",
           [](const BoundCodec& self, int64_t numel, at::ScalarType dtype, const Channels& channels) {
-            return asPythonErrors([&] { return BoundCodec::bytesOf(*self.codecFor(channels), numel, dtype); });
+            return asPythonErrors([&] { return BoundCodec::bytesOf(*self.codecFor(channels, numel), numel, dtype); });
           },
           kBytesDoc, py::arg("numel"), py::arg("dtype") = at::kFloat, py::kw_only(), py::arg("channels") = py::none())
       .def_property_readonly(

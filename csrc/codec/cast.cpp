@@ -44,9 +44,7 @@ bool isSpecial(DType type, uint16_t code) {
 }  // namespace
 
 CastCodec::CastCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), type_(typeOf(spec.id)), item_(type_ == DType::opaque ? 1 : 2) {
-  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
-}
+    : Codec(spec), table_(table), name_(spec.str()), type_(typeOf(spec.id)), item_(type_ == DType::opaque ? 1 : 2) {}
 
 bool CastCodec::supports(DType dtype) const {
   return isCoded(dtype);
@@ -112,7 +110,7 @@ void CastCodec::poison(std::byte* dst, const std::vector<uint64_t>& elements) co
 bool CastCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   if (same(dtype)) {
-    return table_.casts->copy(reinterpret_cast<uint16_t*>(dst), static_cast<const uint16_t*>(src), count,
+    return table_.casts->copy(reinterpret_cast<Code16*>(dst), static_cast<const Code16*>(src), count,
                               infinityOf(type_));
   }
   FloatEnv env;
@@ -129,7 +127,7 @@ bool CastCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64
 
 bool CastCodec::narrow(std::byte* dst, const float* x, uint64_t count, uint64_t block, const PhiloxKey& key) const {
   const CastKernels& casts = *table_.casts;
-  auto* codes = reinterpret_cast<uint16_t*>(dst);
+  auto* codes = reinterpret_cast<Code16*>(dst);
   if (type_ == DType::opaque) return casts.to_float8(reinterpret_cast<uint8_t*>(dst), x, count);
   if (type_ == DType::float16) return casts.to_float16(codes, x, count);
   if (spec().stochastic) return casts.to_bfloat16_by_draw(codes, x, count, block, key);
@@ -138,7 +136,7 @@ bool CastCodec::narrow(std::byte* dst, const float* x, uint64_t count, uint64_t 
 
 bool CastCodec::widen(float* y, const std::byte* src, uint64_t count, bool add) const {
   const CastKernels& casts = *table_.casts;
-  const auto* codes = reinterpret_cast<const uint16_t*>(src);
+  const auto* codes = reinterpret_cast<const Code16*>(src);
   if (type_ == DType::opaque) {
     return (add ? casts.add_float8 : casts.from_float8)(y, reinterpret_cast<const uint8_t*>(src), count);
   }
@@ -167,8 +165,8 @@ void CastCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   checkPayload(src, count);
   if (count == 0) return;
   if (same(dtype)) {
-    const auto* codes = reinterpret_cast<const uint16_t*>(src.data());
-    if (!table_.casts->copy(static_cast<uint16_t*>(dst), codes, count, infinityOf(type_))) {
+    const auto* codes = reinterpret_cast<const Code16*>(src.data());
+    if (!table_.casts->copy(static_cast<Code16*>(dst), codes, count, infinityOf(type_))) {
       expectCodes(src.data(), 0, count);
     }
     return;
@@ -190,7 +188,7 @@ void CastCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
 void CastCodec::roundTo(uint16_t* dst, DType dtype, const float* x, uint64_t count) const {
   if (dtype == DType::bfloat16) {
     table_.float_to_bfloat16(dst, x, count);  // of a narrower type's values all are in range
-  } else if (!table_.casts->to_float16(dst, x, count)) {
+  } else if (!table_.casts->to_float16(reinterpret_cast<Code16*>(dst), x, count)) {
     for (uint64_t i = 0; i < count; ++i) {
       dst[i] =
           x[i] != x[i] ? nanOf(DType::float16) : floatToFloat16(std::clamp(x[i], -kFloat16Largest, kFloat16Largest));

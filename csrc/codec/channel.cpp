@@ -18,7 +18,6 @@ namespace lowcomm {
 
 ChannelCodec::ChannelCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
-  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::channel || spec.open()) {
     throw ValueError(name_ + ": channels: expected " + kGridChannels + ", got none");
   }

@@ -15,6 +15,10 @@
 
 namespace lowcomm {
 
+Codec::Codec(const CodecSpec& spec) : spec_(spec) {
+  if (const auto why = misfit(spec)) throw ValueError(spec.str() + ": " + *why);
+}
+
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec) {
   return makeCodec(spec, kernels());
 }

@@ -47,13 +47,15 @@ using MakePiece = std::function<Made(uint64_t at, uint64_t count)>;
 // numbers (and with them the random draws) are those of the whole tensor however it is cut. Codecs whose every code
 // depends on all elements take the whole tensor only (kUncut): of their payload, bytes are cut (collective/plan.h). The
 // caller allocates: dst/src of encodedBytes(count, dtype) bytes exactly; fewer or more is a ValueError (encode) or a
-// WireError (decode: the bytes came from a peer).
+// WireError (decode: the bytes came from a peer). A payload may lie at any address; elements have their type's
+// alignment.
 class Codec {
  public:
   // The granularity of codecs that cannot be cut: 0 is its only multiple that is an element's number.
   static constexpr uint64_t kUncut = UINT64_MAX;
 
-  explicit Codec(CodecSpec spec) : spec_(spec) {}
+  // Throws ValueError where misfit(spec), before a codec makes anything of it.
+  explicit Codec(const CodecSpec& spec);
   virtual ~Codec() = default;
 
   const CodecSpec& spec() const { return spec_; }

@@ -33,9 +33,6 @@ constexpr uint64_t kLanes = 16;
 // cache, and a bucket's statistics see all of it, so the bytes are those of converting everything first.
 constexpr uint64_t kPiece = 1024;
 
-// One bucket for a whole tensor (bucket=tensor) is a bucket that no tensor is longer than.
-constexpr uint64_t kLongest = uint64_t{1} << 31;
-
 uint64_t pieceOf(uint32_t bucket, uint64_t count) {
   return std::min<uint64_t>(std::max<uint64_t>(kPiece, bucket), count);
 }
@@ -60,7 +57,6 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
-  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
@@ -97,10 +93,11 @@ uint64_t GridCodec::granularity() const {
   return spec().bucket == kTensorBucket ? kUncut : std::max<uint64_t>(kBlock, spec().bucket);
 }
 
+// One bucket for a whole tensor (bucket=tensor) is a bucket that the tensor is no longer than.
 uint32_t GridCodec::bucketOf(uint64_t count) const {
   if (spec().bucket != kTensorBucket) return spec().bucket;
-  if (count > kLongest) {
-    throw ValueError(name_ + ": expected a tensor of at most " + std::to_string(kLongest) + " elements, got " +
+  if (count > kLongestTensor) {
+    throw ValueError(name_ + ": expected a tensor of at most " + std::to_string(kLongestTensor) + " elements, got " +
                      std::to_string(count));
   }
   return std::bit_ceil(std::max(static_cast<uint32_t>(count), 64u));

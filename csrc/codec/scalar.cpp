@@ -14,7 +14,6 @@
 namespace lowcomm {
 
 ScalarCodec::ScalarCodec(const CodecSpec& spec) : Codec(spec), name_(spec.str()) {
-  if (const auto why = misfit(spec)) throw ValueError(name_ + ": " + *why);
   const bool byte = spec.id == CodecId::logbyte;
   bits_ = byte ? 8 : 9;
   values_ = byte ? std::span<const float>(kLogByteValues) : kLog9Values;

@@ -35,6 +35,7 @@ constexpr bool isGridBucket(uint32_t bucket, bool rotated = false) {
   return std::has_single_bit(bucket) && bucket >= (rotated ? kLeastRotatedBucket : 64) && bucket <= 65536;
 }
 inline constexpr uint32_t kTensorBucket = 0;  // bucket=tensor: one for a whole tensor, in place of a size
+inline constexpr uint64_t kLongestTensor = uint64_t{1} << 31;  // elements that such a bucket may have
 // Channels of axis=channel, which stand where a bucket does.
 inline constexpr const char* kGridChannels = "1...65536";
 constexpr bool isGridChannels(uint32_t channels) {

@@ -22,11 +22,6 @@ constexpr size_t kHeader = 16;  // k (8 bytes), codec and bits of the values, fo
 // Checked before memory of that size is asked for; far above any tensor, and exact in a double.
 constexpr uint64_t kMost = uint64_t{1} << 48;
 
-CodecSpec checked(const CodecSpec& spec) {
-  if (const auto why = misfit(spec)) throw ValueError(spec.str() + ": " + *why);
-  return valueSpec(spec);
-}
-
 // keep·n rounded. Not inlined: the control register must be set before (kernels/float_env.h), for the size of a payload
 // follows from it.
 __attribute__((noinline)) uint64_t shareOf(double keep, uint64_t count) {
@@ -36,7 +31,7 @@ __attribute__((noinline)) uint64_t shareOf(double keep, uint64_t count) {
 }  // namespace
 
 TopkCodec::TopkCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), values_(checked(spec), table) {}
+    : Codec(spec), table_(table), name_(spec.str()), values_(valueSpec(spec), table) {}
 
 TopkCodec::Parts TopkCodec::partsOf(uint64_t count) const {
   if (count == 0) return {};

@@ -7,6 +7,11 @@
 
 namespace lowcomm {
 
+// A 16-bit code at any address, odd ones too, which no uint16_t may have: payloads are aligned to nothing.
+struct Code16 {
+  unsigned char bytes[2];
+};
+
 // The loops of the casts (FORMAT.md, "Casts"). Every form of them gives the same bytes; called under FloatEnv.
 //
 // to_*: y[i] = x[i] to the nearest value of the narrower type, ties to even; magnitudes above the type's largest finite
@@ -17,19 +22,19 @@ namespace lowcomm {
 //
 // copy: y[i] = x[i] of a 16-bit type whose infinity has the bits `infinity`. False when an element is that, or NaN.
 struct CastKernels {
-  bool (*to_float16)(uint16_t* y, const float* x, size_t count);
-  bool (*to_bfloat16)(uint16_t* y, const float* x, size_t count);
+  bool (*to_float16)(Code16* y, const float* x, size_t count);
+  bool (*to_bfloat16)(Code16* y, const float* x, size_t count);
   bool (*to_float8)(uint8_t* y, const float* x, size_t count);
-  bool (*to_bfloat16_by_draw)(uint16_t* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key);
+  bool (*to_bfloat16_by_draw)(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key);
 
-  bool (*from_float16)(float* y, const uint16_t* x, size_t count);
-  bool (*from_bfloat16)(float* y, const uint16_t* x, size_t count);
+  bool (*from_float16)(float* y, const Code16* x, size_t count);
+  bool (*from_bfloat16)(float* y, const Code16* x, size_t count);
   bool (*from_float8)(float* y, const uint8_t* x, size_t count);
-  bool (*add_float16)(float* y, const uint16_t* x, size_t count);
-  bool (*add_bfloat16)(float* y, const uint16_t* x, size_t count);
+  bool (*add_float16)(float* y, const Code16* x, size_t count);
+  bool (*add_bfloat16)(float* y, const Code16* x, size_t count);
   bool (*add_float8)(float* y, const uint8_t* x, size_t count);
 
-  bool (*copy)(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity);
+  bool (*copy)(Code16* y, const Code16* x, size_t count, uint16_t infinity);
 };
 
 inline constexpr float kFloat16Largest = 65504;

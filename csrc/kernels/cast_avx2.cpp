@@ -8,23 +8,6 @@
 //
 #include "kernels/cast_vector.inl"
 
-namespace lowcomm::avx2 {
-
-void halvesToFloats(float* y, const uint16_t* x, size_t count) {
-  expand<Half>(y, x, count);
-}
-void floatsToHalves(uint16_t* y, const float* x, size_t count) {
-  convert<Half>(y, x, count);
-}
-void brainsToFloats(float* y, const uint16_t* x, size_t count) {
-  expand<Brain>(y, x, count);
-}
-void floatsToBrains(uint16_t* y, const float* x, size_t count) {
-  convert<Brain>(y, x, count);
-}
-
-const CastKernels kCasts = LOWCOMM_CAST_LOOPS;
-
-}  // namespace lowcomm::avx2
+LOWCOMM_CAST_FORM(avx2)
 
 #endif

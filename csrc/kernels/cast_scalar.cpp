@@ -1,5 +1,8 @@
 // The reference of the casts, to be read beside FORMAT.md "Casts"; a machine without a vector form runs it.
 #include "kernels/cast.h"
+
+#include <cstring>
+
 #include "kernels/float8.h"
 #include "kernels/half.h"
 #include "kernels/table.h"
@@ -16,6 +19,22 @@ float held(float x, float largest) {
   return largest < x ? largest : x;
 }
 
+// Codes between memory and numbers.
+uint16_t get(Code16 code) {
+  uint16_t number;
+  std::memcpy(&number, &code, sizeof(code));
+  return number;
+}
+uint8_t get(uint8_t code) {
+  return code;
+}
+void put(Code16& to, uint16_t number) {
+  std::memcpy(&to, &number, sizeof(to));
+}
+void put(uint8_t& to, uint8_t number) {
+  to = number;
+}
+
 template <auto kConvert, typename To, typename From>
 void convertAll(To* y, const From* x, size_t count) {
   for (size_t i = 0; i < count; ++i)
@@ -27,22 +46,22 @@ bool narrowAll(Code* y, const float* x, size_t count, float largest) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
     finite &= isFinite(x[i]);
-    y[i] = kConvert(held(x[i], largest));
+    put(y[i], kConvert(held(x[i], largest)));
   }
   return finite;
 }
 
-bool toFloat16(uint16_t* y, const float* x, size_t count) {
+bool toFloat16(Code16* y, const float* x, size_t count) {
   return narrowAll<floatToFloat16>(y, x, count, kFloat16Largest);
 }
-bool toBfloat16(uint16_t* y, const float* x, size_t count) {
+bool toBfloat16(Code16* y, const float* x, size_t count) {
   return narrowAll<floatToBfloat16>(y, x, count, kBfloat16Largest);
 }
 bool toFloat8(uint8_t* y, const float* x, size_t count) {
   return narrowAll<floatToFloat8>(y, x, count, kFloat8Largest);
 }
 
-bool toBfloat16ByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
+bool toBfloat16ByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
   bool finite = true;
   PhiloxWords draws[16] = {};
   for (size_t i = 0; i < count; ++i) {
@@ -50,7 +69,7 @@ bool toBfloat16ByDraw(uint16_t* y, const float* x, size_t count, uint64_t block,
     if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
     const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
     finite &= isFinite(x[i]);
-    y[i] = static_cast<uint16_t>((floatBits(held(x[i], kBfloat16Largest)) + draw) >> 16);
+    put(y[i], static_cast<uint16_t>((floatBits(held(x[i], kBfloat16Largest)) + draw) >> 16));
   }
   return finite;
 }
@@ -59,17 +78,17 @@ template <auto kConvert, bool kAdd, typename Code>
 bool widenAll(float* y, const Code* x, size_t count) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
-    const float value = kConvert(x[i]);
+    const float value = kConvert(get(x[i]));
     finite &= isFinite(value);
     y[i] = kAdd ? y[i] + value : value;
   }
   return finite;
 }
 
-bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
+bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
-    finite &= (x[i] & infinity) != infinity;
+    finite &= (get(x[i]) & infinity) != infinity;
     y[i] = x[i];
   }
   return finite;

@@ -16,23 +16,23 @@ LOWCOMM_INLINE Floats held(Floats x, float largest) {
   return largest < x ? splat(largest) : x;
 }
 
-// A narrower type: kLanes of its elements between memory and floats. `rounded` takes magnitudes up to `kLargest`; `put`
-// any float, as the hardware's conversions do.
+// A narrower type: kLanes of its codes, at any address, between memory and floats. `rounded` takes magnitudes up to
+// `kLargest`; `put` any float, as the hardware's conversions do.
 struct Half {
-  typedef uint16_t Code;
+  typedef Code16 Code;
   static constexpr float kLargest = 65504;
-  LOWCOMM_INLINE Floats get(const Code* p) { return floatsOfHalves(p); }
-  LOWCOMM_INLINE void rounded(Code* p, Floats x) { storeAsHalves(p, x); }
-  LOWCOMM_INLINE void put(Code* p, Floats x) { storeAsHalves(p, x); }
+  LOWCOMM_INLINE Floats get(const void* p) { return floatsOfHalves(p); }
+  LOWCOMM_INLINE void rounded(void* p, Floats x) { storeAsHalves(p, x); }
+  LOWCOMM_INLINE void put(void* p, Floats x) { storeAsHalves(p, x); }
 };
 
 struct Brain {
-  typedef uint16_t Code;
+  typedef Code16 Code;
   static constexpr float kLargest = 0x1.fep127f;
-  LOWCOMM_INLINE Floats get(const Code* p) { return (Floats)(loadHalves(p) << 16); }
+  LOWCOMM_INLINE Floats get(const void* p) { return (Floats)(loadHalves(p) << 16); }
   LOWCOMM_INLINE Words nearest(Words bits) { return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16; }
-  LOWCOMM_INLINE void rounded(Code* p, Floats x) { storeHalves(p, nearest((Words)x)); }
-  LOWCOMM_INLINE void put(Code* p, Floats x) {
+  LOWCOMM_INLINE void rounded(void* p, Floats x) { storeHalves(p, nearest((Words)x)); }
+  LOWCOMM_INLINE void put(void* p, Floats x) {
     const Words bits = (Words)x, quiet = bits >> 16 | 0x40u;
     storeHalves(p, x != x ? quiet : nearest(bits));
   }
@@ -41,7 +41,7 @@ struct Brain {
 struct Eight {
   typedef uint8_t Code;
   static constexpr float kLargest = 448;
-  LOWCOMM_INLINE Floats get(const Code* p) {
+  LOWCOMM_INLINE Floats get(const void* p) {
     const Words code = loadBytes(p), magnitude = code & 0x7fu;
     const Words normal = (magnitude << 20) + (120u << 23);
     const Words small = (Words)(__builtin_convertvector((Integers)magnitude, Floats) * 0x1p-9f);
@@ -49,7 +49,7 @@ struct Eight {
     bits = magnitude == 0x7fu ? splatWord(0x7fc00000u) : bits;
     return (Floats)(bits | (code & 0x80u) << 24);
   }
-  LOWCOMM_INLINE void rounded(Code* p, Floats x) {
+  LOWCOMM_INLINE void rounded(void* p, Floats x) {
     const Words bits = (Words)x, magnitude = bits & kMagnitude;
     const Words small = (Words)((Floats)magnitude + 0x1p14f) - 0x46800000u;  // the bits of 2^14
     const Words normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
@@ -106,13 +106,13 @@ bool narrow(typename Type::Code* y, const float* x, size_t count) {
 }
 
 template <class Type>
-void convert(typename Type::Code* y, const float* x, size_t count) {
-  eachRegister(y, x, count, [](typename Type::Code* to, const float* from) { Type::put(to, load(from)); });
+void convert(uint16_t* y, const float* x, size_t count) {
+  eachRegister(y, x, count, [](uint16_t* to, const float* from) { Type::put(to, load(from)); });
 }
 
 template <class Type>
-void expand(float* y, const typename Type::Code* x, size_t count) {
-  eachRegister(y, x, count, [](float* to, const typename Type::Code* from) { store(to, Type::get(from)); });
+void expand(float* y, const uint16_t* x, size_t count) {
+  eachRegister(y, x, count, [](float* to, const uint16_t* from) { store(to, Type::get(from)); });
 }
 
 template <class Type, bool kAdd>
@@ -127,7 +127,7 @@ bool widen(float* y, const typename Type::Code* x, size_t count) {
 }
 
 // One block of 512 elements: a call serves 8 rows of a lane, 16 bits each.
-LOWCOMM_INLINE void drawBlock(uint16_t* y, const float* x, uint64_t block, const PhiloxKey& key, Seen& seen) {
+LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const PhiloxKey& key, Seen& seen) {
   const PhiloxConstants constants = philoxConstants(block * 64, key);
   for (size_t quarter = 0; quarter < 4; ++quarter) {
     for (size_t lane = 0; lane < 16; lane += kLanes) {
@@ -145,7 +145,7 @@ LOWCOMM_INLINE void drawBlock(uint16_t* y, const float* x, uint64_t block, const
   }
 }
 
-bool narrowByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
+bool narrowByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
   constexpr size_t kBlock = 512;
   Seen seen;
   size_t at = 0;
@@ -156,10 +156,10 @@ bool narrowByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, con
   }
   if (at < count) {
     float from[kBlock] = {};
-    uint16_t to[kBlock];
+    Code16 to[kBlock];
     __builtin_memcpy(from, x + at, (count - at) * sizeof(float));
     drawBlock(to, from, block, key, seen);
-    __builtin_memcpy(y + at, to, (count - at) * sizeof(uint16_t));
+    __builtin_memcpy(y + at, to, (count - at) * sizeof(Code16));
   }
   return seen.finite();
 }
@@ -167,7 +167,7 @@ bool narrowByDraw(uint16_t* y, const float* x, size_t count, uint64_t block, con
 typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
 typedef Shorts ShortsInMemory __attribute__((aligned(1), may_alias));
 
-bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
+bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
   constexpr size_t kShorts = 2 * kLanes;
   Shorts special{};  // all ones where there was one
   size_t i = 0;
@@ -179,7 +179,9 @@ bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
   }
   bool finite = true;
   for (; i < count; ++i) {
-    finite &= (x[i] & infinity) != infinity;
+    uint16_t code;
+    __builtin_memcpy(&code, x + i, sizeof(code));
+    finite &= (code & infinity) != infinity;
     y[i] = x[i];
   }
   for (size_t lane = 0; lane < kShorts; ++lane)
@@ -187,19 +189,33 @@ bool copy(uint16_t* y, const uint16_t* x, size_t count, uint16_t infinity) {
   return finite;
 }
 
-// A CastKernels, in its order.
-#define LOWCOMM_CAST_LOOPS \
-  {narrow<Half>,           \
-   narrow<Brain>,          \
-   narrow<Eight>,          \
-   narrowByDraw,           \
-   widen<Half, false>,     \
-   widen<Brain, false>,    \
-   widen<Eight, false>,    \
-   widen<Half, true>,      \
-   widen<Brain, true>,     \
-   widen<Eight, true>,     \
-   copy}
-
 }  // namespace
 }  // namespace lowcomm
+
+// What a table points to (kernels/table.h).
+#define LOWCOMM_CAST_FORM(form)                                    \
+  namespace lowcomm::form {                                        \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Half>(y, x, count);                                     \
+  }                                                                \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count) { \
+    convert<Half>(y, x, count);                                    \
+  }                                                                \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Brain>(y, x, count);                                    \
+  }                                                                \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count) { \
+    convert<Brain>(y, x, count);                                   \
+  }                                                                \
+  const CastKernels kCasts = {narrow<Half>,                        \
+                              narrow<Brain>,                       \
+                              narrow<Eight>,                       \
+                              narrowByDraw,                        \
+                              widen<Half, false>,                  \
+                              widen<Brain, false>,                 \
+                              widen<Eight, false>,                 \
+                              widen<Half, true>,                   \
+                              widen<Brain, true>,                  \
+                              widen<Eight, true>,                  \
+                              copy};                               \
+  }

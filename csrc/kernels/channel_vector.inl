@@ -192,8 +192,9 @@ bool encode(std::byte* words, const float* x, size_t count, const ChannelScales&
       return encodeBy<GridRule::centred>(words, x, count, scales, form, bits, key);
     case GridRule::sign:
       return encodeBy<GridRule::sign>(words, x, count, scales, form, bits, key);
+    default:
+      return false;  // codebooks have no channels
   }
-  return false;
 }
 
 template <bool kCentred, bool kAdd>

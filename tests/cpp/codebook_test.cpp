@@ -23,6 +23,7 @@ namespace {
 using test::Bytes;
 using test::decoded;
 using test::encoded;
+using test::evenLevels;
 using test::normal;
 
 class ByBook : public testing::TestWithParam<const KernelTable*> {
@@ -210,13 +211,6 @@ TEST_P(ByBook, GainMultipliesWhatIsDecoded) {
   const std::vector<float> y = decoded(plain, payload, x.size()), twice = decoded(gained, payload, x.size());
   for (size_t i = 0; i < x.size(); ++i)
     ASSERT_EQ(twice[i], 2 * y[i]) << i;
-}
-
-std::vector<float> evenLevels(int bits) {
-  std::vector<float> values(size_t{1} << bits);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
-  return values;
 }
 
 // Few levels far apart and many close together: cells with none and with all of them.

@@ -11,12 +11,13 @@
 #include "codec/codec.h"
 #include "codec/error.h"
 #include "codec/level_table.h"
+#include "grid_cases.h"
 #include "kernels/crc32c.h"
 
 namespace lowcomm {
 namespace {
 
-using Bytes = std::vector<std::byte>;
+using test::Bytes;
 
 FrameHeader exampleHeader() {
   FrameHeader h;
@@ -53,13 +54,6 @@ void reseal(Bytes& frame) {
   uint32_t crc = crc32c(frame.data(), 60);
   crc = crc32c(frame.data() + 64, frame.size() - 64, crc);
   std::memcpy(frame.data() + 60, &crc, 4);
-}
-
-LevelTable evenTable(int bits) {
-  std::vector<float> values(size_t{1} << bits);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
-  return LevelTable(values);
 }
 
 std::string refusal(const std::function<void()>& call) {
@@ -261,7 +255,7 @@ TEST(Frame, FuzzedFramesAreRefusedOrValid) {
       if (h.codec == CodecId::topk) spec = CodecSpec::parse("topk");  // what a frame does not say of it
       auto codec = makeCodec(spec);
       if (!codec->supports(h.dtype) || (spec.axis == Axis::channel && h.elements % h.bucket != 0)) continue;
-      if (h.codec == CodecId::levels) codec = codec->with(evenTable(h.bits));
+      if (h.codec == CodecId::levels) codec = codec->with(LevelTable(test::evenLevels(h.bits)));
       std::vector<std::byte> y(h.elements * itemBytes(h.dtype));
       codec->decode(y.data(), h.dtype, framePayload(frame, h), 0, h.elements);
       ++decoded;

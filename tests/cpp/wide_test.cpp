@@ -1,5 +1,4 @@
-// The vector loops with AVX-512's 16 lanes on a machine without it: plain vector operations, which the compiler cuts
-// into the registers there are. What AVX-512 adds to this stands in lanes_avx512.inl.
+// The grid loops at AVX-512's 16 lanes.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -7,35 +6,8 @@
 #include "grid_cases.h"
 #include "kernels/finite.h"
 #include "kernels/grid_scale.h"
-
-namespace lowcomm {
-namespace {
-
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * 4)));
-typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
-typedef int32_t Integers __attribute__((vector_size(kLanes * 4)));
-typedef uint64_t Quads __attribute__((vector_size(kLanes * 4)));
-
-}  // namespace
-}  // namespace lowcomm
-
-#include "kernels/lanes_plain.inl"
-
-namespace lowcomm {
-namespace {
-
-LOWCOMM_LANES Quads multiplyEven(Quads a, Quads b) {
-  return (a & 0xffffffffu) * (b & 0xffffffffu);
-}
-
-LOWCOMM_LANES Words evenOdd(Quads even, Quads odd) {
-  return (Words)((even & 0xffffffffu) | odd << 32);
-}
-
-}  // namespace
-}  // namespace lowcomm
-
+#include "sixteen_lanes.inl"
+//
 #include "kernels/grid_vector.inl"
 
 namespace lowcomm {

@@ -10,7 +10,6 @@
 
 #include "codec/codec.h"
 #include "codec/error.h"
-#include "codec/level_table.h"
 #include "target.h"
 
 namespace {
@@ -19,14 +18,6 @@ namespace {
 bool sameBits(float a, float b) {
   a += 0.0f;
   return std::memcmp(&a, &b, sizeof(a)) == 0 || (a != a && b != b);
-}
-
-// Levels are the caller's, not the payload's: any will do.
-lowcomm::LevelTable evenTable(int bits) {
-  std::vector<float> values(size_t{1} << bits);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
-  return lowcomm::LevelTable(values);
 }
 
 }  // namespace
@@ -41,14 +32,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint64_t count = rest[1] | uint64_t{rest[2]} << 8;
   try {
     auto codec = makeCodec(CodecSpec::parse(text));
-    if (needsTable(codec->spec())) codec = codec->with(evenTable(codec->spec().bits));
+    if (needsTable(codec->spec())) codec = codec->with(fuzz::evenTable(codec->spec().bits));
     if (itemBytes(dtype) == 0 || !codec->supports(dtype)) return 0;
     const bool fitted = (rest[0] & 0x80) == 0;
     std::vector<std::byte> payload(fitted ? codec->encodedBytes(count, dtype) : payload_bytes);
-    std::memcpy(payload.data(), rest + 3, std::min(payload.size(), payload_bytes));
+    std::copy_n(reinterpret_cast<const std::byte*>(rest) + 3, std::min(payload.size(), payload_bytes), payload.begin());
     std::vector<std::byte> decoded(count * itemBytes(dtype));
     codec->decode(decoded.data(), dtype, payload, 0, count);
-    if (dtype != DType::float32 || codec->spec().id == CodecId::none) return 0;
+    if (count == 0 || dtype != DType::float32 || codec->spec().id == CodecId::none) return 0;
     std::vector<float> sum(count), values(count);
     std::memcpy(values.data(), decoded.data(), decoded.size());
     codec->decodeAdd(sum.data(), dtype, payload, 0, count);

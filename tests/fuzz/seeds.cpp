@@ -1,5 +1,6 @@
 // Writes the inputs that fuzzing starts from: for every codec what its own encoder makes, in a frame and alone.
 // Run by hand (`make fuzz-seeds`) when a codec is added; the corpus keeps what it writes beside what fuzzing found.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "target.h"
 #include "wire/frame.h"
 #include "wire/hello.h"
 #include "wire/layout.h"
@@ -46,6 +48,12 @@ constexpr const char* kCodecs[] = {
     "topk:keep=0.01,values=qsgd4",
     "logbyte",
     "log9",
+    "levels3:bucket=64",
+    "levels6:bucket=512,meta=bf16",
+    "minmax4:bucket=512,rotate=1,nonfinite=poison",
+    "gauss4:nonfinite=poison",
+    "sym2:axis=channel,C=5,nonfinite=poison",
+    "fp16:nonfinite=poison",
 };
 constexpr uint64_t kCounts[] = {0, 17, 530};
 
@@ -72,12 +80,14 @@ int main(int argc, char** argv) {
   std::mt19937 generator(1);
   std::normal_distribution<float> normal;
   for (const char* text : kCodecs) {
-    const auto codec = makeCodec(CodecSpec::parse(text));
+    auto codec = makeCodec(CodecSpec::parse(text));
+    if (needsTable(codec->spec())) codec = codec->with(fuzz::evenTable(codec->spec().bits));
     for (const uint64_t count : kCounts) {
       if (codec->spec().axis == Axis::channel && count % codec->spec().bucket != 0) continue;
       std::vector<float> x(count);
       for (float& v : x)
         v = normal(generator);
+      if (codec->spec().nonfinite == Nonfinite::poison && count > 0) x[count / 2] = NAN;
       const size_t bytes = codec->encodedBytes(count, DType::float32);
       std::vector<std::byte> frame(kFrameHeaderBytes + bytes);
       codec->encode(std::span(frame).subspan(kFrameHeaderBytes), x.data(), DType::float32, 0, count, {});
@@ -93,10 +103,15 @@ int main(int argc, char** argv) {
       const std::string all(reinterpret_cast<const char*>(frame.data()), frame.size());
       const std::string name = nameOf(text, count);
       if (count != 530) write(corpus / "frame", name, all);
-      std::string input(1, static_cast<char>(std::string(text).size()));
-      input += text;
-      input += {static_cast<char>(DType::float32), static_cast<char>(count & 255), static_cast<char>(count >> 8)};
-      write(corpus / "decode", name, input + all.substr(kFrameHeaderBytes));
+      // Of one size also to be decoded to a 16-bit type, for which a payload is the same but for none's.
+      const bool narrow = count == 17 || codec->spec().axis == Axis::channel;
+      for (const DType dtype : {DType::float32, narrow ? DType::bfloat16 : DType::float32}) {
+        std::string input(1, static_cast<char>(std::string(text).size()));
+        input += text;
+        input += {static_cast<char>(dtype), static_cast<char>(count & 255), static_cast<char>(count >> 8)};
+        write(corpus / "decode", name + (dtype == DType::float32 ? "" : "-bfloat16"),
+              input + all.substr(kFrameHeaderBytes));
+      }
     }
     write(corpus / "text", nameOf(text, 0), CodecSpec::parse(text).str());
   }

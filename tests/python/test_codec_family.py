@@ -106,6 +106,18 @@ def test_policies_for_what_is_not_finite(family):
     assert poisoned[128:].isfinite().all()
 
 
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5), (0,), (3, 0, 70000), (0, 0)])
+@pytest.mark.parametrize("text", ["sym8:axis=channel", "minmax4:axis=channel,C=5"])
+def test_no_elements_in_any_channels_are_no_bytes(text, shape):
+    c, x = lc.codec(text), torch.zeros(shape)
+    payload = c.encode(x)
+    assert payload.numel() == 0
+    assert c.roundtrip(x).shape == x.shape
+    channels = None if "C=" in text else shape[-1]
+    assert c.encoded_bytes(0, channels=channels) == 0
+    assert c.decode(payload, 0, channels=channels).numel() == 0
+
+
 def test_channels_are_the_last_dimension():
     c = lc.codec("sym8:axis=channel")
     assert (c.spec, c.bucket) == ("sym8:axis=channel", 0)

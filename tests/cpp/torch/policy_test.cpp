@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "backend/options.h"
 #include "codec/error.h"
@@ -88,6 +90,34 @@ TEST(Policy, RefusesByName) {
   };
   for (const auto& [text, parts] : cases)
     expectRefused([&] { Policy::parse(text); }, parts);
+}
+
+TEST(Policy, TensorsThatACodecCannotTakeGoExact) {
+  using Sizes = std::vector<int64_t>;
+  const struct {
+    const char* codec;
+    Sizes sizes;
+    const char* because;  // null: it is encoded
+  } cases[] = {
+      {"minmax8", {int64_t{1} << 40}, nullptr},
+      {"topk", {int64_t{1} << 40}, nullptr},
+      {"minmax8:bucket=tensor", {int64_t{1} << 31}, nullptr},
+      {"minmax8:bucket=tensor", {(int64_t{1} << 31) + 1}, "bucket=tensor of more than 2147483648 elements"},
+      {"sym4:bucket=tensor", {65536, 4, 65536}, "bucket=tensor of more than 2147483648 elements"},
+      {"sym4:bucket=tensor", {0, int64_t{1} << 40}, nullptr},
+      {"sym4:bucket=tensor", {}, nullptr},
+      {"sym4:axis=channel", {7, 65536}, nullptr},
+      {"sym4:axis=channel,C=5", {7, 5}, nullptr},
+      {"sym4:axis=channel", {7, 65537}, "axis=channel of a last dimension that is not 1...65536"},
+      {"sym4:axis=channel", {7, (int64_t{1} << 32) + 1}, "axis=channel of a last dimension that is not 1...65536"},
+      {"sym4:axis=channel", {7, 0}, "axis=channel of a last dimension that is not 1...65536"},
+      {"sym4:axis=channel", {7}, "axis=channel of a tensor without channels"},
+      {"sym4:axis=channel,C=5", {7, 6}, "axis=channel of another number of channels than C"},
+  };
+  for (const auto& c : cases) {
+    const auto why = untaken(CodecSpec::parse(c.codec), c.sizes);
+    EXPECT_EQ(why.value_or("taken"), c.because ? c.because : "taken") << c.codec;
+  }
 }
 
 TEST_F(OptionsTest, DefaultsAreExact) {
