@@ -12,6 +12,7 @@
 #include "codec/payload.h"
 #include "codec/spec.h"
 #include "cuda/uncut.h"
+#include "cuda/workspace.cuh"
 #include "kernels/grid_form.h"
 
 namespace lowcomm::cuda {
@@ -39,31 +40,13 @@ struct UncutArgs {
   uint32_t* spare;                // [period]: what mends the channel's elements
 };
 
-// The parts of a workspace, from its first byte on.
-class Parts {
- public:
-  explicit Parts(void* at) : at_(static_cast<std::byte*>(at)) {}
-
-  template <class T>
-  T* take(uint64_t count) {
-    T* part = at_ == nullptr ? nullptr : reinterpret_cast<T*>(at_ + bytes_);
-    bytes_ += up64(count * sizeof(T));
-    return part;
-  }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* at_;
-  size_t bytes_ = 0;
-};
-
 inline uint32_t periodOf(uint32_t channels) {
   return channels % 4 == 0 ? channels : channels % 2 == 0 ? 2 * channels : 4 * channels;
 }
 
 template <class Byte>
 size_t layOut(UncutArgs<Byte>& args, void* workspace) {
-  Parts parts(workspace);
+  Workspace parts(workspace);
   args.low = parts.take<uint32_t>(3 * uint64_t{args.channels});
   args.high = args.low + args.channels;
   args.odd = args.high + args.channels;
@@ -101,9 +84,7 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
   if (!channels && run.count > kLongest) {
     throw ValueError(fail("elements", "at most " + std::to_string(kLongest), std::to_string(run.count)));
   }
-  if (const auto at = reinterpret_cast<uintptr_t>(payload); at % 16 != 0) {
-    throw ValueError(fail("payload", "an address that is a multiple of 16", std::to_string(at % 16) + " more"));
-  }
+  expectAligned(doing, "payload", payload);
   UncutArgs<Byte> args{};
   args.channels = channels ? codec.bucket : 1;
   args.period = periodOf(args.channels);
@@ -125,10 +106,7 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
 template <class Byte>
 UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, void* workspace, uint32_t* refused) {
   UncutArgs<Byte> args = uncutArgs(doing, run, payload, refused);
-  if (const auto at = reinterpret_cast<uintptr_t>(workspace); at % 16 != 0) {
-    throw ValueError(std::string(doing) + ": workspace: expected an address that is a multiple of 16, got " +
-                     std::to_string(at % 16) + " more");
-  }
+  expectAligned(doing, "workspace", workspace);
   layOut(args, workspace);
   return args;
 }

@@ -85,7 +85,21 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return lowcommSimExchange(mask, value, lane + by < 32 ? lane + by : lane);
 }
 
+inline uint32_t __ballot_sync(unsigned mask, bool mine) {
+  if (mask != 0xffffffffu) std::abort();
+  return lowcomm::sim::ballotInWarp(mine);
+}
+inline int __popc(uint32_t bits) {
+  return __builtin_popcount(bits);
+}
+
 // Threads go on one at a time: nothing comes between.
+template <class T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at = before + value;
+  return before;
+}
 template <class T>
 T atomicMax(T* at, T value) {
   const T before = *at;

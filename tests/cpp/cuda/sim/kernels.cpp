@@ -6,6 +6,8 @@
 #include "cuda/grid_encode_float16.cu"
 #include "cuda/grid_encode_float32.cu"
 #include "cuda/noise.cu"
+#include "cuda/topk_decode.cu"
+#include "cuda/topk_encode.cu"
 #include "cuda/uncut_decode.cu"
 #include "cuda/uncut_encode.cu"
 #include "cuda/uncut_encode_bfloat16.cu"
