@@ -14,8 +14,11 @@
 #include <vector>
 
 #include "codec/grid.h"
+#include "codec/topk.h"
 #include "cuda/grid.h"
 #include "cuda/noise.h"
+#include "cuda/topk.h"
+#include "cuda/uncut.h"
 #include "kernels/half.h"
 #include "kernels/noise.h"
 #include "kernels/table.h"
@@ -187,6 +190,54 @@ void measureNoise(std::vector<Row>& rows, Noise noise, size_t terms, double boun
                   measure(count * 8, options.repetitions, from, to, add), bound, same});
 }
 
+// topk, axis=channel and bucket=tensor, of fp32 elements. Their encodes read the elements more than once, and topk's
+// values go through its workspace, there and back: a row's bytes are what its kernels read and write. No bound stands
+// for histograms, nor for the few chains that a tensor's sum has when it is one bucket.
+void measureUncut(std::vector<Row>& rows, const std::string& text, const Options& options) {
+  const auto codec = makeCodec(CodecSpec::parse(text));
+  const CodecSpec& spec = codec->spec();
+  const size_t count = (options.mib << 20) / 4, raw = count * 4, sent = codec->encodedBytes(count, DType::float32);
+  const cuda::GridRun run{spec, DType::float32, count};
+  const bool topk = spec.id == CodecId::topk, sums = spec.range == Range::l2 || spec.id == CodecId::sign1;
+  const size_t reads = topk ? 5 : sums ? 3 : 2, selected = topk ? topkParts(spec, count).k * 8 : 0;
+  const Memory x(raw), acc(raw), payload(sent), refused(4), from(raw * 3), to(raw * 3);
+  const Memory workspace(topk ? cuda::topkWorkspaceBytes(run) : cuda::uncutWorkspaceBytes(run));
+  auto* flag = static_cast<uint32_t*>(refused.get());
+  auto* sum = static_cast<float*>(acc.get());
+  const std::vector<std::byte> source = elements(count, DType::float32);
+  must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
+  std::vector<std::byte> expected(sent), values(raw);
+  codec->encode(expected, source.data(), DType::float32, 0, count, {1, 2, 3});
+  codec->decode(values.data(), DType::float32, expected, 0, count);
+  const auto measureRow = [&](const char* loop, size_t bytes, double bound, const Memory& result,
+                              const std::vector<std::byte>& same, const std::function<void()>& enqueue) {
+    enqueue();  // once for what comes of it, decode-add into zeros
+    const bool equal = onHost(result, same.size()) == same && onHost(refused, 4) == std::vector<std::byte>(4);
+    rows.push_back({text, "float32", loop, measure(bytes, options.repetitions, from, to, enqueue), bound, equal});
+  };
+
+  const bool stochastic = !topk && gridFamily(spec.id)->rounding == Rounding::stochastic;
+  const double bound = topk ? 0 : 80;
+  measureRow("encode", raw * reads + sent + selected,
+             sums && spec.axis == Axis::flat ? 0
+             : stochastic                    ? 70
+                                             : bound,
+             payload, expected, [&] {
+               const PhiloxKey key{1, 2, 3};
+               topk ? cuda::encodeTopk({}, run, payload.get(), x.get(), key, workspace.get(), flag)
+                    : cuda::encodeUncut({}, run, payload.get(), x.get(), key, workspace.get(), flag);
+             });
+  // What is added to 0 is what is decoded, but for the sign of a zero, which these elements do not come to.
+  measureRow("decode-add", (topk ? 2 * selected : 2 * raw) + sent, bound, acc, values, [&] {
+    topk ? cuda::decodeAddTopk({}, run, sum, payload.get(), workspace.get(), flag)
+         : cuda::decodeAddUncut({}, run, sum, payload.get(), workspace.get(), flag);
+  });
+  measureRow("decode", raw + sent + selected, bound, x, values, [&] {
+    topk ? cuda::decodeTopk({}, run, x.get(), payload.get(), workspace.get(), flag)
+         : cuda::decodeUncut({}, run, x.get(), payload.get(), workspace.get(), flag);
+  });
+}
+
 void print(const Row& row) {
   std::printf("%-32s %-9s %-11s %9.0f %7.1f %7.1f %7.1f %6.0f  %-5s %s\n", row.codec.c_str(), row.dtype.c_str(),
               row.loop.c_str(), row.measured.gigabytes_a_second, row.measured.least, row.measured.median,
@@ -258,6 +309,14 @@ int run(const Options& options) {
     measureSeeds(Noise::rademacher, terms, 80);
   for (size_t terms : {1, 16})
     measureSeeds(Noise::gaussian, terms, 0);  // arithmetic alone takes longer than the copy
+  for (const char* text : {"minmax4:axis=channel,C=4096", "qsgd4:axis=channel,C=4096", "sym4:axis=channel,C=64",
+                           "sym4:axis=channel,C=4096,range=l2", "minmax4:bucket=tensor", "sym4:bucket=tensor,range=l2",
+                           "topk:keep=0.2", "topk:keep=0.01"}) {
+    if (std::string(text).find(options.only) == std::string::npos) continue;
+    const size_t before = rows.size();
+    measureUncut(rows, text, options);
+    std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
+  }
   if (!options.json.empty()) writeJson(options.json, rows, device.name, options);
   const bool pass = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.pass(); });
   std::printf("%s\n", pass ? "PASS" : "FAIL");

@@ -1,5 +1,6 @@
 #include "codec/topk.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -17,7 +18,7 @@
 namespace lowcomm {
 namespace {
 
-constexpr size_t kHeader = 16;  // k (8 bytes), codec and bits of the values, form of the places, 5 zeros
+constexpr size_t kHeader = TopkParts::kHeader;
 
 // Checked before memory of that size is asked for; far above any tensor, and exact in a double.
 constexpr uint64_t kMost = uint64_t{1} << 48;
@@ -30,22 +31,23 @@ __attribute__((noinline)) uint64_t shareOf(double keep, uint64_t count) {
 
 }  // namespace
 
+TopkParts topkParts(const CodecSpec& spec, uint64_t count) {
+  if (count == 0) return {};
+  if (count > kMost) {
+    throw ValueError(spec.str() + ": expected a tensor of at most 2^48 elements, got " + std::to_string(count));
+  }
+  FloatEnv env;
+  const uint64_t k = std::max<uint64_t>(1, std::min(count, shareOf(spec.keep, count)));
+  const size_t places = placesBytes(count, k), values = up64(kHeader + places);
+  return {count, k, placesListed(count, k), places, values};
+}
+
 TopkCodec::TopkCodec(const CodecSpec& spec, const KernelTable& table)
     : Codec(spec), table_(table), name_(spec.str()), values_(valueSpec(spec), table) {}
 
-TopkCodec::Parts TopkCodec::partsOf(uint64_t count) const {
-  if (count == 0) return {};
-  if (count > kMost) {
-    throw ValueError(name_ + ": expected a tensor of at most 2^48 elements, got " + std::to_string(count));
-  }
-  FloatEnv env;
-  const uint64_t k = std::max<uint64_t>(1, std::min(count, shareOf(spec().keep, count)));
-  const size_t values = up64(kHeader + placesBytes(count, k));
-  return {count, k, placesListed(count, k), values, values + values_.encodedBytes(k, DType::float32)};
-}
-
 size_t TopkCodec::encodedBytes(uint64_t count, DType) const {
-  return partsOf(count).bytes;
+  const TopkParts parts = topkParts(spec(), count);
+  return parts.values + values_.encodedBytes(parts.k, DType::float32);
 }
 
 void TopkCodec::checkTensor(DType dtype, uint64_t first) const {
@@ -58,8 +60,8 @@ void TopkCodec::checkTensor(DType dtype, uint64_t first) const {
 void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                        const Draws& draws) const {
   checkTensor(dtype, first);
-  const Parts parts = partsOf(count);
-  expectBytes<ValueError>(name_, parts.bytes, dst.size());
+  const TopkParts parts = topkParts(spec(), count);
+  expectBytes<ValueError>(name_, encodedBytes(count, dtype), dst.size());
   if (count == 0) return;
   const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
   const auto values = std::make_unique_for_overwrite<float[]>(parts.k + kSlack);
@@ -69,7 +71,7 @@ void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   dst[8] = static_cast<std::byte>(spec().values);
   dst[9] = static_cast<std::byte>(spec().value_bits);
   dst[10] = static_cast<std::byte>(parts.listed);
-  writePlaces(dst.subspan(kHeader, placesBytes(count, parts.k)), bitmap.get(), count, parts.k);
+  writePlaces(dst.subspan(kHeader, parts.places), bitmap.get(), count, parts.k);
   try {
     values_.encode(dst.subspan(parts.values), values.get(), DType::float32, 0, parts.k, draws);
   } catch (const NonFiniteError&) {
@@ -78,7 +80,7 @@ void TopkCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, u
   }
 }
 
-void TopkCodec::select(uint64_t* bitmap, float* values, const void* src, DType dtype, const Parts& parts) const {
+void TopkCodec::select(uint64_t* bitmap, float* values, const void* src, DType dtype, const TopkParts& parts) const {
   FloatEnv env;
   const float* x = static_cast<const float*>(src);
   std::unique_ptr<float[]> converted;
@@ -101,7 +103,7 @@ bool TopkCodec::needsRepair(const void* src, DType dtype, uint64_t count) const 
 }
 
 void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
-  const Parts parts = partsOf(count);
+  const TopkParts parts = topkParts(spec(), count);
   const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
   const auto values = std::make_unique_for_overwrite<float[]>(parts.k + kSlack);
   select(bitmap.get(), values.get(), x, dtype, parts);
@@ -125,7 +127,7 @@ void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
   }
 }
 
-void TopkCodec::read(std::span<const std::byte> src, const Parts& parts, uint64_t* bitmap, float* values) const {
+void TopkCodec::read(std::span<const std::byte> src, const TopkParts& parts, uint64_t* bitmap, float* values) const {
   uint64_t k;
   std::memcpy(&k, src.data(), 8);
   const auto expect = [&](const char* field, uint64_t expected, uint64_t got) {
@@ -138,16 +140,16 @@ void TopkCodec::read(std::span<const std::byte> src, const Parts& parts, uint64_
   expect("bits of the values", spec().value_bits, byte(9));
   expect("form", parts.listed, byte(10));
   expectZero(src.subspan(11, kHeader - 11), name_, "rest of the header");
-  const size_t places = placesBytes(parts.n, parts.k);
-  expectZero(src.subspan(kHeader + places, parts.values - kHeader - places), name_, "padding of the places");
-  readPlaces(bitmap, src.subspan(kHeader, places), parts.n, parts.k, name_);
+  expectZero(src.subspan(kHeader + parts.places, parts.values - kHeader - parts.places), name_,
+             "padding of the places");
+  readPlaces(bitmap, src.subspan(kHeader, parts.places), parts.n, parts.k, name_);
   values_.decode(values, DType::float32, src.subspan(parts.values), 0, parts.k);
 }
 
 void TopkCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
   checkTensor(dtype, first);
-  const Parts parts = partsOf(count);
-  expectBytes<WireError>(name_, parts.bytes, src.size());
+  const TopkParts parts = topkParts(spec(), count);
+  expectBytes<WireError>(name_, encodedBytes(count, dtype), src.size());
   if (count == 0) return;
   const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
   const auto values = std::make_unique_for_overwrite<float[]>(parts.k);
@@ -169,8 +171,8 @@ void TopkCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
 void TopkCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                           uint64_t count) const {
   checkTensor(dtype, first);
-  const Parts parts = partsOf(count);
-  expectBytes<WireError>(name_, parts.bytes, src.size());
+  const TopkParts parts = topkParts(spec(), count);
+  expectBytes<WireError>(name_, encodedBytes(count, dtype), src.size());
   if (count == 0) return;
   const auto bitmap = std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(count));
   const auto values = std::make_unique_for_overwrite<float[]>(parts.k);

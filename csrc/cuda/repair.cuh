@@ -12,6 +12,14 @@ namespace lowcomm::cuda {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 
+// What nonfinite=saturate sends for x: 0 for a NaN, for magnitudes from `limit` on the largest that is taken, both
+// given by their bits, with x's sign.
+__device__ inline float mended(float x, uint32_t taken, uint32_t limit) {
+  const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
+  if (magnitude > 0x7f800000u) return 0;
+  return magnitude >= limit ? floatFrom((bits & ~kMagnitude) | taken) : x;
+}
+
 // What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
 // has it: on the elements in registers, so the input is still read once.
 struct Repair {
@@ -31,16 +39,9 @@ struct Repair {
 
   __device__ bool needed() const { return all >= kFiniteLimitBits; }
 
-  // saturate: 0 for a NaN, for the others the largest that is taken, with their sign. `blank` (poison): 0 for all.
+  // `blank` (poison): 0 for all.
   __device__ void mend(Tile& tile, bool blank) const {
-    tile.each([&](float& x) {
-      const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
-      if (blank || magnitude > 0x7f800000u) {
-        x = 0;
-      } else if (magnitude >= kFiniteLimitBits) {
-        x = floatFrom((bits & ~kMagnitude) | taken);
-      }
-    });
+    tile.each([&](float& x) { x = blank ? 0.0f : mended(x, taken, kFiniteLimitBits); });
   }
 };
 

@@ -85,6 +85,34 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return lowcommSimExchange(mask, value, lane + by < 32 ? lane + by : lane);
 }
 
+inline uint32_t __ballot_sync(unsigned mask, bool mine) {
+  if (mask != 0xffffffffu) std::abort();
+  return lowcomm::sim::ballotInWarp(mine);
+}
+inline int __popc(uint32_t bits) {
+  return __builtin_popcount(bits);
+}
+
+// Threads go on one at a time: nothing comes between.
+template <class T>
+T atomicAdd(T* at, T value) {
+  const T before = *at;
+  *at = before + value;
+  return before;
+}
+template <class T>
+T atomicMax(T* at, T value) {
+  const T before = *at;
+  if (value > before) *at = value;
+  return before;
+}
+template <class T>
+T atomicOr(T* at, T value) {
+  const T before = *at;
+  *at = before | value;
+  return before;
+}
+
 // ---- the runtime ----
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidDevice = 101 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
@@ -138,6 +166,9 @@ inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemc
 inline cudaError_t cudaMemset(void* at, int value, size_t bytes) {
   std::memset(at, value, bytes);
   return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t) {
+  return cudaMemset(at, value, bytes);
 }
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = 0;  // none to spare: what needs gigabytes is for a device

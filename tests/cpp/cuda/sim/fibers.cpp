@@ -121,13 +121,14 @@ class Block {
 
   void syncAll() { sync(all_); }
 
-  // Two sets of slots by turns: nobody is in the exchange after next before everybody has read this one's.
-  uint64_t exchange(uint64_t value, unsigned source) {
-    const unsigned me = current_, warp = me / kWarp;
-    Slots& slots = slots_[threads_[me].exchanges++ % 2];
-    slots[me] = value;
-    sync(warps_[warp]);
-    return slots[warp * kWarp + source % kWarp];
+  uint64_t exchange(uint64_t value, unsigned source) { return all(value)[source % kWarp]; }
+
+  uint32_t ballot(bool mine) {
+    const uint64_t* bits = all(mine);
+    uint32_t ballot = 0;
+    for (unsigned t = 0; t < kWarp; ++t)
+      ballot |= static_cast<uint32_t>(bits[t]) << t;
+    return ballot;
   }
 
   unsigned current() const { return current_; }
@@ -149,6 +150,16 @@ class Block {
       }
     }
     return moved_;
+  }
+
+  // What the threads of the warp bring, once all have. Two sets of slots by turns: nobody is in the exchange after next
+  // before everybody has read this one's.
+  const uint64_t* all(uint64_t value) {
+    const unsigned me = current_, warp = me / kWarp;
+    Slots& slots = slots_[threads_[me].exchanges++ % 2];
+    slots[me] = value;
+    sync(warps_[warp]);
+    return slots.data() + warp * kWarp;
   }
 
   static void start() {
@@ -192,6 +203,10 @@ void syncBlock() {
 
 uint64_t exchangeInWarp(uint64_t value, unsigned source) {
   return Block::running->exchange(value, source);
+}
+
+uint32_t ballotInWarp(bool mine) {
+  return Block::running->ballot(mine);
 }
 
 unsigned laneInWarp() {

@@ -21,6 +21,9 @@ void syncBlock();
 // Waits for all 32 threads of the warp; gives each the value that thread `source` (in the warp) brought.
 uint64_t exchangeInWarp(uint64_t value, unsigned source);
 
+// The same of one bit, and each gets those of all: thread t's in bit t.
+uint32_t ballotInWarp(bool mine);
+
 // Of the thread that is running.
 unsigned laneInWarp();
 

@@ -61,6 +61,17 @@ TEST(Simulator, ShufflesStayInTheirWarp) {
   }
 }
 
+__global__ void ballots(unsigned* y) {
+  y[threadIdx.x] = __ballot_sync(0xffffffffu, threadIdx.x % 3 == 0);
+}
+
+TEST(Simulator, ABallotIsOfTheWarp) {
+  std::vector<unsigned> y(64);
+  run(1, 64, ballots, y.data());
+  for (unsigned t = 0; t < 64; ++t)
+    EXPECT_EQ(y[t], t < 32 ? 0x49249249u : 0x92492492u) << t;
+}
+
 __global__ void divergent(bool in_warp) {
   if (threadIdx.x == 7) return;
   in_warp ? static_cast<void>(__shfl_sync(0xffffffffu, 1, 0)) : __syncthreads();

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "codec/element.h"
+#include "codec/error.h"
+#include "codec/grid_payload.h"
+#include "codec/payload.h"
+#include "codec/spec.h"
+#include "cuda/uncut.h"
+#include "cuda/workspace.cuh"
+#include "kernels/grid_form.h"
+
+namespace lowcomm::cuda {
+
+// A tensor of channels, its payload and the workspace, as kernels see them. Byte is std::byte, const where the payload
+// is read.
+//
+// Scales stand in the workspace with a period that is a multiple of the channels and of 4, the channel of entry i being
+// i mod channels: so four neighbouring elements' are one load, whatever the number of channels.
+template <class Byte>
+struct UncutArgs {
+  Byte* meta;
+  Byte* pad;  // zeros up to `words`
+  Byte* words;
+  uint64_t count;
+  uint32_t pad_bytes, channels, period, bits;
+  GridForm form;
+  Nonfinite nonfinite;
+  bool centred, three_codes;
+  uint32_t* refused;
+
+  uint32_t *low, *high, *odd;     // of a channel: see Spread
+  float* sums;                    // of a channel
+  float *base, *inverse, *magic;  // [period]; decoding, `inverse` is the step
+  uint32_t* spare;                // [period]: what mends the channel's elements
+};
+
+inline uint32_t periodOf(uint32_t channels) {
+  return channels % 4 == 0 ? channels : channels % 2 == 0 ? 2 * channels : 4 * channels;
+}
+
+template <class Byte>
+size_t layOut(UncutArgs<Byte>& args, void* workspace) {
+  Workspace parts(workspace);
+  args.low = parts.take<uint32_t>(3 * uint64_t{args.channels});
+  args.high = args.low + args.channels;
+  args.odd = args.high + args.channels;
+  args.sums = parts.take<float>(args.channels);
+  args.base = parts.take<float>(args.period);
+  args.inverse = parts.take<float>(args.period);
+  args.magic = parts.take<float>(args.period);
+  args.spare = parts.take<uint32_t>(args.period);
+  return parts.bytes();
+}
+
+// What calls cannot take is refused here, for all of them.
+template <class Byte>
+UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, uint32_t* refused) {
+  const auto fail = [&](const char* what, const std::string& expected, const std::string& got) {
+    return std::string(doing) + ": " + what + ": expected " + expected + ", got " + got;
+  };
+  const CodecSpec& codec = run.codec;
+  const GridFamily* family = gridFamily(codec.id);
+  if (family == nullptr || family->book) {
+    throw ValueError(fail("codec", "a grid codec other than levels and gauss", codec.str()));
+  }
+  if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
+  const bool channels = codec.axis == Axis::channel;
+  if (channels ? codec.open() : codec.bucket != kTensorBucket) {
+    throw ValueError(fail("codec", "axis=channel with C, or bucket=tensor", codec.str()));
+  }
+  if (!isCoded(run.dtype)) {
+    throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
+  }
+  constexpr uint64_t kLongest = uint64_t{1} << 31;
+  if (channels && run.count % codec.bucket != 0) {
+    throw ValueError(fail("elements", "a multiple of " + std::to_string(codec.bucket), std::to_string(run.count)));
+  }
+  if (!channels && run.count > kLongest) {
+    throw ValueError(fail("elements", "at most " + std::to_string(kLongest), std::to_string(run.count)));
+  }
+  expectAligned(doing, "payload", payload);
+  UncutArgs<Byte> args{};
+  args.channels = channels ? codec.bucket : 1;
+  args.period = periodOf(args.channels);
+  const size_t meta = GridScales(codec).bytes(args.channels), words = up64(meta);
+  args.meta = payload;
+  args.pad = payload + meta;
+  args.words = payload + words;
+  args.count = run.count;
+  args.pad_bytes = static_cast<uint32_t>(words - meta);
+  args.bits = codec.bits;
+  args.form = gridForm(codec);
+  args.nonfinite = codec.nonfinite;
+  args.centred = family->centred;
+  args.three_codes = codec.id == CodecId::tern;
+  args.refused = refused;
+  return args;
+}
+
+template <class Byte>
+UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, void* workspace, uint32_t* refused) {
+  UncutArgs<Byte> args = uncutArgs(doing, run, payload, refused);
+  expectAligned(doing, "workspace", workspace);
+  layOut(args, workspace);
+  return args;
+}
+
+}  // namespace lowcomm::cuda
