@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/tile.cuh"
-#include "kernels/finite.h"
 #include "kernels/grid_scale.h"
 
 namespace lowcomm::cuda {
@@ -15,8 +14,9 @@ constexpr uint32_t kMagnitude = 0x7fffffffu;
 // What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
 // has it: on the elements in registers, so the input is still read once.
 struct Repair {
+  uint32_t limit;      // bits of the least magnitude that the codec does not take
   uint32_t all = 0;    // bits of the largest magnitude: NaN is above infinity, infinity above all numbers
-  uint32_t taken = 0;  // of those that a codec takes
+  uint32_t taken = 0;  // of those that the codec takes
 
   __device__ void take(uint32_t another, uint32_t another_taken) {
     all = another > all ? another : all;
@@ -25,11 +25,11 @@ struct Repair {
   __device__ void take(const Tile& tile) {
     tile.each([&](float x) {
       const uint32_t magnitude = bitsOf(x) & kMagnitude;
-      take(magnitude, magnitude < kFiniteLimitBits ? magnitude : 0);
+      take(magnitude, magnitude < limit ? magnitude : 0);
     });
   }
 
-  __device__ bool needed() const { return all >= kFiniteLimitBits; }
+  __device__ bool needed() const { return all >= limit; }
 
   // saturate: 0 for a NaN, for the others the largest that is taken, with their sign. `blank` (poison): 0 for all.
   __device__ void mend(Tile& tile, bool blank) const {
@@ -37,7 +37,7 @@ struct Repair {
       const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
       if (blank || magnitude > 0x7f800000u) {
         x = 0;
-      } else if (magnitude >= kFiniteLimitBits) {
+      } else if (magnitude >= limit) {
         x = floatFrom((bits & ~kMagnitude) | taken);
       }
     });
