@@ -230,8 +230,10 @@ __global__ void __launch_bounds__(kThreads)
   if (!taken) *args.grid.refused = 1;  // all who write, write 1
 }
 
+// Registers for two thread blocks on a processor: while one waits at a barrier, the other works. Without that the
+// rotation's masks, kept from block to block, leave room for one.
 template <GridRule kRule, bool kRotated, class T>
-__global__ void __launch_bounds__(kMostWarps* kWarp)
+__global__ void __launch_bounds__(kMostWarps* kWarp, 2)
     encodeByBlock(const __grid_constant__ EncodeArgs<T> args, const __grid_constant__ BookArgs<kByBook<kRule>> book) {
   const Seat seat = Seat::ofThisThread();
   const uint64_t bucket = args.grid.form.bucket;
