@@ -8,12 +8,14 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "codec/grid.h"
+#include "codec/level_table.h"
 #include "codec/topk.h"
 #include "cuda/grid.h"
 #include "cuda/noise.h"
@@ -124,10 +126,19 @@ std::vector<std::byte> elements(size_t count, DType dtype) {
   return all;
 }
 
+LevelTable evenLevels(int bits) {
+  std::vector<float> values(size_t{1} << bits);
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(i) / static_cast<float>(values.size() - 1);
+  return LevelTable(values);
+}
+
 void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, const Options& options) {
   size_t forms = 0;
   const KernelTable* const* form = kernelForms(&forms);
-  const GridCodec codec(CodecSpec::parse(text), *form[forms - 1]);
+  const CodecSpec spec = CodecSpec::parse(text);
+  const std::optional<LevelTable> levels = needsTable(spec) ? std::optional(evenLevels(spec.bits)) : std::nullopt;
+  const GridCodec codec = levels ? GridCodec(spec, *form[forms - 1], *levels) : GridCodec(spec, *form[forms - 1]);
   const size_t count = (options.mib << 20) / 4;
   const size_t raw = count * itemBytes(dtype), sent = codec.encodedBytes(count, dtype);
   const std::vector<std::byte> source = elements(count, dtype);
@@ -135,12 +146,12 @@ void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, 
   codec.encode(expected, source.data(), dtype, 0, count, {1, 2, 3});
   codec.decode(values.data(), dtype, expected, 0, count);
 
-  const cuda::GridRun run{codec.spec(), dtype, count};
+  const cuda::GridRun run{spec, dtype, count, levels ? &*levels : nullptr};
   const Memory x(raw), payload(sent), refused(4);
   const Memory from(count * 8), to(count * 8);  // as much as any row moves
   auto* flag = static_cast<uint32_t*>(refused.get());
   must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
-  const bool stochastic = gridFamily(codec.spec().id)->rounding == Rounding::stochastic;
+  const bool stochastic = gridFamily(spec.id)->rounding == Rounding::stochastic;
   const auto add = [&](const char* loop, Measured measured, double bound, bool same) {
     rows.push_back({text, dtypeName(dtype), loop, measured, bound, same});
   };
@@ -286,6 +297,10 @@ int run(const Options& options) {
         "lattice4:bucket=1024", "sym4:bucket=1024", "mid4:bucket=1024", "sym4:bucket=1024,range=l2",
         "sym4:bucket=65536,range=l2", "sign1:bucket=1024", "tern:bucket=128"})
     texts.push_back(text);
+  for (const char* text : {"levels4:bucket=1024", "levels8:bucket=1024", "minmax4:bucket=512,rotate=1",
+                           "minmax4:bucket=1024,rotate=1", "minmax4:bucket=65536,rotate=1",
+                           "qsgd4:bucket=1024,rotate=1", "gauss2", "gauss4", "gauss8", "gauss4:bucket=65536"})
+    texts.push_back(text);
   std::vector<Row> rows;
   const auto measureRows = [&](const std::string& text, DType dtype) {
     if (text.find(options.only) == std::string::npos) return;
@@ -302,7 +317,7 @@ int run(const Options& options) {
   for (const std::string& text : texts)
     measureRows(text, DType::float32);
   for (DType dtype : {DType::bfloat16, DType::float16}) {
-    for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024"})
+    for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024", "gauss4"})
       measureRows(text, dtype);
   }
   for (size_t terms : {1, 4, 16})

@@ -17,6 +17,7 @@ constexpr uint64_t kLanes = 16;
 }  // namespace
 
 GridRule gridRule(const GridFamily& family) {
+  if (family.book) return family.centred ? GridRule::gauss : GridRule::levels;
   if (family.centred) return family.id == CodecId::sign1 ? GridRule::sign : GridRule::centred;
   switch (family.rounding) {
     case Rounding::nearest:

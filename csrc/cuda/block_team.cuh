@@ -6,6 +6,7 @@
 
 #include "cuda/grid_encode_args.cuh"
 #include "cuda/repair.cuh"
+#include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowcomm::cuda {
@@ -14,12 +15,12 @@ constexpr uint32_t kMostWarps = 16;  // of a thread block that works on one buck
 
 // A thread block that works on one bucket of more than 1024 elements, its warps on its blocks by turns: each pass but
 // the first finds the bucket in a cache. Has what WarpTeam has, called by all threads of the thread block.
-template <class T>
+template <bool kRotated, class T>
 class BlockTeam {
  public:
   __device__ BlockTeam(const EncodeArgs<T>& args, uint64_t first, const Seat& seat)
-      : x_(args.x), first_(first), bucket_(args.grid.form.bucket), seat_(seat) {
-    end_ = args.grid.count - first < bucket_ ? args.grid.count : first + bucket_;
+      : grid_(args.grid), x_(args.x), first_(first), bucket_(args.grid.form.bucket), seat_(seat) {
+    end_ = grid_.codes - first < bucket_ ? grid_.codes : first + bucket_;
   }
 
   __device__ uint64_t first() const { return first_; }
@@ -39,6 +40,15 @@ class BlockTeam {
     mended_ = true;
     blank_ = blank;
   }
+
+  // The same of the rotated ones, which each pass rotates anew: they have no place to stay. `fill`: fillLanes.
+  __device__ void rotate(bool fill) {
+    rotated_ = true;
+    fill_ = fill;
+  }
+
+  // False once a pass met an element that is to be rotated and is not one that the codec takes.
+  __device__ bool taken() const { return taken_; }
 
   template <class V, class F>
   __device__ void share(const V& mine, F&& take) const {
@@ -92,18 +102,24 @@ class BlockTeam {
   __device__ static uint32_t warp() { return threadIdx.x / kWarp; }
   __device__ static uint32_t warps() { return blockDim.x / kWarp; }
 
-  __device__ Tile load(uint64_t at) const {
-    Tile tile = loadTile(x_ + at, elementsOf(at, end_), bucket_, seat_);
+  __device__ Tile load(uint64_t at) {
+    const uint32_t n = elementsOf(at, grid_.count);
+    Tile tile = loadTile(x_ + at, n, kRotated ? kZeros : bucket_, seat_);
     if (mended_) repair_.mend(tile, blank_);
+    if (kRotated && rotated_) {
+      taken_ &= rotateTile(tile, grid_.limit, seat_);
+      if (fill_) fillLanes(tile, n, seat_);
+    }
     return tile;
   }
 
+  const GridArgs<std::byte>& grid_;
   const T* x_;
   uint64_t first_, end_;
   uint32_t bucket_;
   Seat seat_;
-  Repair repair_;
-  bool mended_ = false, blank_ = false;
+  Repair repair_{grid_.limit};
+  bool mended_ = false, blank_ = false, rotated_ = false, fill_ = false, taken_ = true;
 };
 
 }  // namespace lowcomm::cuda

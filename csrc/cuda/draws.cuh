@@ -9,12 +9,6 @@
 
 namespace lowcomm::cuda {
 
-// word[i] without an address: an array that is indexed at run time would leave the registers.
-__device__ inline uint32_t pick(const uint32_t word[4], uint32_t i) {
-  const uint32_t low = i & 1 ? word[1] : word[0], high = i & 1 ? word[3] : word[2];
-  return i & 2 ? high : low;
-}
-
 // The random bytes of a thread's tile: draw[c] holds lane c's, row r's in bits 8r to 8r + 7. Called by all threads of a
 // warp.
 //

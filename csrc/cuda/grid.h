@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "codec/level_table.h"
 #include "codec/spec.h"
 #include "cuda/device.h"
 #include "kernels/dtype.h"
@@ -10,9 +11,8 @@
 
 namespace lowcomm::cuda {
 
-// The grid codecs (minmax, qsgd, dither, lattice, sym, mid, sign1, tern, with all their options but rotate=1,
-// bucket=tensor and axis=channel) for tensors that lie
-// on a CUDA device: the bytes and values of GridCodec (codec/grid.h), made where the tensor is. FORMAT.md, "Grid
+// The grid codecs, all of them and with all their options but bucket=tensor and axis=channel, for tensors that lie on a
+// CUDA device: the bytes and values of GridCodec (codec/grid.h), made where the tensor is. FORMAT.md, "Grid
 // codecs".
 //
 // Compiled for sm_80 and sm_90 in builds that have nvcc (CMake: LOWCOMM_CUDA). So far these kernels were executed by
@@ -24,6 +24,9 @@ struct GridRun {
   CodecSpec codec;
   DType dtype = DType::float32;  // of the elements: float32, float16, bfloat16
   uint64_t count = 0;            // elements; above 2^31 too. 0: nothing is enqueued
+
+  // Of levels<b>, and of no other codec: its table. Read before the call returns; a launch has a copy of its own.
+  const LevelTable* levels = nullptr;
 };
 
 // What all three have in common.
@@ -42,7 +45,8 @@ struct GridRun {
 
 // Payload of the elements x. `block` is the number in the whole tensor of the run's first block of 512. Refuses, the
 // payload being then without meaning, a bucket whose range is above what `delta` spans and, under nonfinite=error, a
-// NaN, an infinity, a magnitude of 2^126 and more; under saturate and poison these are sent as GridCodec does.
+// NaN, an infinity, a magnitude of finiteLimit(codec) and more; under saturate and poison these are sent as GridCodec
+// does.
 void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
                 const PhiloxKey& key, uint32_t* refused);
 

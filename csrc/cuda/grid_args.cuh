@@ -19,19 +19,20 @@
 
 namespace lowcomm::cuda {
 
-constexpr CodecId kLastFamily = CodecId::tern;  // of those that have kernels here
-
 // A run and its payload as kernels see them. Byte is std::byte, const where the payload is read.
 template <class Byte>
 struct GridArgs {
-  Byte* meta;   // a bucket's base and step, or its step alone (centred)
-  Byte* pad;    // zeros up to `words`
-  Byte* words;  // the codes, 16-byte aligned
-  uint64_t count;
+  Byte* meta;           // a bucket's base and step, or its step alone (centred)
+  Byte* pad;            // zeros up to `words`
+  Byte* words;          // the codes, 16-byte aligned
+  uint64_t count;       // elements
+  uint64_t codes;       // of them; where rotated, of whole blocks
   uint32_t pad_halves;  // of two bytes
   uint32_t bits, bucket_log2;
-  GridForm form;
+  GridForm form;   // its book is the host's: kernels have theirs beside this
+  uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
+  bool rotated;
   bool three_codes;  // of the four of two bits, as tern has them
   uint32_t* refused;
 };
@@ -43,11 +44,15 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   };
   const CodecSpec& codec = run.codec;
   const GridFamily* family = gridFamily(codec.id);
-  if (family == nullptr || codec.id > kLastFamily) throw ValueError(fail("codec", "a grid codec", codec.str()));
-  if (isRotated(codec)) throw ValueError(fail("rotate", "0", "1"));
+  if (family == nullptr) throw ValueError(fail("codec", "a grid codec", codec.str()));
   if (codec.axis != Axis::flat) throw ValueError(fail("axis", "none", "channel"));
-  if (codec.bucket == kTensorBucket) throw ValueError(fail("bucket", gridBuckets(false), "tensor"));
+  if (codec.bucket == kTensorBucket) throw ValueError(fail("bucket", gridBuckets(isRotated(codec)), "tensor"));
   if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
+  const size_t levels = needsTable(codec) ? size_t{1} << codec.bits : 0;
+  if (const size_t got = run.levels ? run.levels->values().size() : 0; got != levels) {
+    const auto values = [](size_t count) { return count ? std::to_string(count) + " values" : std::string("none"); };
+    throw ValueError(fail("level table", values(levels), values(got)));
+  }
   if (!isCoded(run.dtype)) {
     throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
   }
@@ -56,20 +61,28 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   }
   const size_t scales = family->centred ? 1 : 2, scale_bytes = codec.meta == Meta::bf16 ? 2 : 4;
   const size_t meta = scales * scale_bytes * ((run.count + codec.bucket - 1) / codec.bucket), words = up64(meta);
+  const bool rotated = isRotated(codec);
+  GridForm form = gridForm(codec);
+  if (const uint32_t held = run.count % kBlock; rotated && held > 0 && held < kLanes) {
+    form.absent = kBlock / kLanes * (kLanes - held);
+  }
   return {payload,
           payload + meta,
           payload + words,
           run.count,
+          rotated ? (run.count + kBlock - 1) / kBlock * kBlock : run.count,
           static_cast<uint32_t>((words - meta) / 2),
           codec.bits,
           static_cast<uint32_t>(std::countr_zero(codec.bucket)),
-          gridForm(codec),
+          form,
+          bitsOf(finiteLimit(codec)),
           codec.nonfinite,
+          rotated,
           codec.id == CodecId::tern,
           refused};
 }
 
-// Elements of the block that starts at element `start`: 512 but for the last.
+// Elements of the block that starts at element `start`: 512 but for the last. Its codes, given how many the run has.
 __device__ inline uint32_t elementsOf(uint64_t start, uint64_t count) {
   return count - start < kBlock ? static_cast<uint32_t>(count - start) : kBlock;
 }

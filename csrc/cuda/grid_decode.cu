@@ -3,10 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/codebook.cuh"
 #include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
+#include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
 #include "kernels/grid_rules.h"
@@ -17,6 +19,9 @@ namespace {
 __device__ inline bool isFinite(float x) {
   return (bitsOf(x) & 0x7f800000u) != 0x7f800000u;
 }
+
+template <GridValue kValue>
+constexpr bool kLooksUp = kValue == GridValue::levels || kValue == GridValue::gauss;
 
 template <bool kCentred>
 __device__ inline bool isPoison(const Sent& sent) {
@@ -31,6 +36,7 @@ __device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
 
 // Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
 // Every bit of a lane's words is some thread's, so this sees all that must be 0.
+template <bool kRotated>
 __device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
                                 const Seat& seat) {
   uint32_t strays = 0;
@@ -40,38 +46,54 @@ __device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridA
   }
   if (n < kBlock) {
     for (uint32_t c = 0; c < 4; ++c)
-      strays |= field[c] & (presentBits(c, kBlock, grid.bits, seat) ^ presentBits(c, n, grid.bits, seat));
+      strays |=
+          field[c] & (presentBits(c, kBlock, grid.bits, kRotated, seat) ^ presentBits(c, n, grid.bits, kRotated, seat));
   }
   return strays == 0;
 }
 
+// `step` is the one sent, times form.unit.
+template <GridValue kValue>
+__device__ inline float valueOf(uint32_t code, float base, float step, const float* level, const GridForm& form) {
+  if constexpr (kValue == GridValue::affine) return gridValue(base, step, code);
+  if constexpr (kValue == GridValue::centred) return centredValue(form.centre, step, code);
+  if constexpr (kValue == GridValue::levels) return levelsValue(base, step, level[code]);
+  if constexpr (kValue == GridValue::gauss) return gaussValue(level[code], step, form.gain);
+}
+
 // y[i] = the decoded value, or y[i] += that: a warp a block of 512.
-template <bool kAdd, bool kCentred, class T>
-__global__ void __launch_bounds__(kThreads) decodeByWarp(GridArgs<const std::byte> grid, T* y) {
+template <bool kAdd, GridValue kValue, bool kRotated, class T>
+__global__ void __launch_bounds__(kThreads)
+    decodeByWarp(const __grid_constant__ GridArgs<const std::byte> grid,
+                 const __grid_constant__ BookArgs<kLooksUp<kValue>> book, T* y) {
+  constexpr bool kCentred = kValue == GridValue::centred || kValue == GridValue::gauss;
   const Seat seat = Seat::ofThisThread();
+  const float* level = shareBook(book, grid.bits);
   const uint32_t bits = grid.bits, top = (1u << bits) - 1;
   const uint64_t stride = uint64_t{gridDim.x} * kWarps * kBlock;
   bool taken = isPadded(grid);
   for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kBlock; start < grid.count;
        start += stride) {
-    const uint32_t n = elementsOf(start, grid.count);
+    const uint32_t n = elementsOf(start, grid.count), codes = elementsOf(start, grid.codes);
     const uint64_t mine = start + seat.group * kSmallestBucket;  // a thread's elements are all of one bucket
     Sent sent{};
-    if (mine < grid.count) sent = loadSent<kCentred>(grid, mine >> grid.bucket_log2);
+    if (mine < grid.codes) sent = loadSent<kCentred>(grid, mine >> grid.bucket_log2);
     const bool poisoned = grid.nonfinite == Nonfinite::poison && isPoison<kCentred>(sent);
     taken &= poisoned || (isFinite(sent.base) && isFinite(sent.step));
     const float step = kCentred ? sent.step * grid.form.unit : sent.step;
     uint32_t field[4];
-    loadFields(field, grid.words + start / 8 * bits, n, bits, seat);
-    taken &= areCodes(field, n, grid, seat);
-    Tile tile{};
-    if (kAdd) tile = loadTile(y + start, n, kBlock, seat);
+    loadFields(field, grid.words + start / 8 * bits, codes, bits, seat);
+    taken &= areCodes<kRotated>(field, n, grid, seat);
+    Tile sum, tile;
+    if (kAdd) sum = loadTile(y + start, n, kZeros, seat);
     for (uint32_t r = 0; r < 4; ++r) {
-      for (uint32_t c = 0; c < 4; ++c) {
-        const uint32_t code = (field[c] >> (bits * r)) & top;
-        const float value = kCentred ? centredValue(grid.form.centre, step, code) : gridValue(sent.base, step, code);
-        tile.at[r][c] = kAdd ? tile.at[r][c] + value : value;
-      }
+      for (uint32_t c = 0; c < 4; ++c)
+        tile.at[r][c] = valueOf<kValue>(field[c] >> (bits * r) & top, sent.base, step, level, grid.form);
+    }
+    if constexpr (kRotated) unrotateTile(tile, seat);
+    if (kAdd) {
+      for (uint32_t i = 0; i < 16; ++i)
+        tile.at[i / 4][i % 4] = sum.at[i / 4][i % 4] + tile.at[i / 4][i % 4];
     }
     // By name: the NaN that a device's arithmetic makes of it is another one than a CPU's.
     if (poisoned) tile.each([](float& value) { value = floatFrom(kPoison); });
@@ -88,8 +110,20 @@ void decodeRun(const Place& place, const char* doing, const GridRun& run, const 
   const DeviceScope scope(place.device, doing);
   constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
   const unsigned blocks = gridOf((grid.count + kShare - 1) / kShare, place.device, doing);
-  const bool centred = gridFamily(run.codec.id)->centred;
-  launch(place, doing, centred ? decodeByWarp<kAdd, true, T> : decodeByWarp<kAdd, false, T>, blocks, kThreads, grid, y);
+  const auto enqueue = [&](auto kernel, const auto& book) {
+    launch(place, doing, kernel, blocks, kThreads, grid, book, y);
+  };
+  const GridFamily& family = *gridFamily(run.codec.id);
+  if (family.book) {
+    return enqueue(family.centred ? decodeByWarp<kAdd, GridValue::gauss, true, T>
+                                  : decodeByWarp<kAdd, GridValue::levels, false, T>,
+                   levelArgs(run));
+  }
+  const auto kernel = [&]<bool kRotated>() {
+    return family.centred ? decodeByWarp<kAdd, GridValue::centred, kRotated, T>
+                          : decodeByWarp<kAdd, GridValue::affine, kRotated, T>;
+  };
+  enqueue(grid.rotated ? kernel.template operator()<true>() : kernel.template operator()<false>(), BookArgs<false>{});
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/block_team.cuh"
+#include "cuda/codebook.cuh"
 #include "cuda/draws.cuh"
 #include "cuda/grid_args.cuh"
 #include "cuda/grid_encode_args.cuh"
@@ -27,7 +28,10 @@ namespace lowcomm::cuda {
 namespace {
 
 template <GridRule kRule>
-constexpr bool kCentred = kRule == GridRule::centred || kRule == GridRule::sign;
+constexpr bool kCentred = kRule == GridRule::centred || kRule == GridRule::sign || kRule == GridRule::gauss;
+
+template <GridRule kRule>
+constexpr bool kByBook = kRule == GridRule::levels || kRule == GridRule::gauss;
 
 // What makes codes of a bucket's elements.
 struct Scale {
@@ -66,8 +70,8 @@ __device__ inline uint32_t largestOf(Team& team) {
 
 // Puts what can be sent in the place of what cannot. Returns whether the bucket is to decode to NaN.
 template <class Team>
-__device__ inline bool repair(Team& team, Nonfinite how) {
-  Repair found;
+__device__ inline bool repair(Team& team, Nonfinite how, uint32_t limit) {
+  Repair found{limit};
   team.each([&](const Tile& tile, uint64_t, uint32_t) { found.take(tile); });
   team.share([&] { return found.all; }, [&](uint32_t all) { found.take(all, 0); });
   team.share([&] { return found.taken; }, [&](uint32_t taken) { found.take(0, taken); });
@@ -83,8 +87,8 @@ __device__ inline Scale centredBucket(Team& team, Sent& sent, bool& taken, const
   taken &= largest < kFiniteLimitBits;
   float range = floatFrom(largest);
   if (kRule == GridRule::sign || grid.form.rms) {
-    const uint64_t left = grid.count - team.first();  // in a bucket that is not there: of no account
-    const uint32_t count = left < grid.form.bucket ? static_cast<uint32_t>(left) : grid.form.bucket;
+    const uint64_t left = grid.codes - team.first();  // in a bucket that is not there: of no account
+    const uint32_t count = left <= grid.form.bucket ? static_cast<uint32_t>(left - grid.form.absent) : grid.form.bucket;
     const float down = scaleDown(largest);
     if (kRule == GridRule::sign) {
       range = meanOf(team.sum([&](float x) { return fabsf(roundedProduct(x, down)); }), count, largest);
@@ -107,7 +111,8 @@ __device__ inline Scale affineBucket(Team& team, Sent& sent, bool& taken, const 
   const GridArgs<std::byte>& grid = args.grid;
   const uint32_t top = (1u << grid.bits) - 1;
   const Extremes range = extremesOf(team);
-  const AffineScale scale = affineScale(range.low, range.high, static_cast<float>(top), grid.form);
+  const float steps = kRule == GridRule::levels ? 1 : static_cast<float>(top);
+  const AffineScale scale = affineScale(range.low, range.high, steps, grid.form);
   taken &= range.low > -kFiniteLimit && range.high < kFiniteLimit && scale.fits;
   sent = {scale.base, scale.step};
   float magic = kRule == GridRule::stochastic ? kStochasticMagic : kNearestMagic;
@@ -121,19 +126,42 @@ __device__ inline Scale affineBucket(Team& team, Sent& sent, bool& taken, const 
   return {scale.base, scale.inverse, magic, top};
 }
 
-// Quantizes and writes one block; false where an element has no place on the grid.
-template <GridRule kRule, class T>
-__device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, uint32_t n, const Tile& tile,
-                                  const Scale& scale, const Seat& seat) {
+// The nodes of the tree of thresholds below which the tile's elements end. All of them take a step together: a look-up
+// takes longer than a few operations.
+template <GridRule kRule>
+__device__ inline void descend(uint32_t node[4][4], const Tile& tile, const Scale& scale, const float* tree,
+                               uint32_t bits) {
+  Tile quotient = tile;
+  quotient.each([&](float& x) {
+    x = kRule == GridRule::gauss ? roundedProduct(x, scale.inverse) : gridQuotient(x, scale.base, scale.inverse);
+  });
+  for (uint32_t i = 0; i < 16; ++i)
+    node[i / 4][i % 4] = 1;
+  for (uint32_t step = 0; step < bits; ++step) {
+#pragma unroll
+    for (uint32_t i = 0; i < 16; ++i)
+      node[i / 4][i % 4] = nodeBelow(tree, node[i / 4][i % 4], quotient.at[i / 4][i % 4]);
+  }
+}
+
+// Quantizes and writes one block; false where an element has no place on the grid. `tree`: of levels and gauss.
+template <GridRule kRule, bool kRotated, class T>
+__device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, const Tile& tile, const Scale& scale,
+                                  const float* tree, const Seat& seat) {
   const uint32_t bits = args.grid.bits;
-  uint32_t draw[4] = {};
+  uint32_t draw[4] = {}, node[4][4] = {};
+  if constexpr (kByBook<kRule>) descend<kRule>(node, tile, scale, tree, bits);
   if (kRule == GridRule::stochastic) drawTile(draw, args.block + start / kBlock, args.key, seat);
   uint32_t field[4] = {}, strays = 0;
   for (uint32_t r = 0; r < 4; ++r) {
     for (uint32_t c = 0; c < 4; ++c) {
       const float x = tile.at[r][c];
-      uint32_t fixed;
-      if (kRule == GridRule::sign) {
+      uint32_t fixed = node[r][c] << 15;
+      if (kRule == GridRule::gauss) {
+        // The largest magnitude has told of what has no place.
+      } else if (kRule == GridRule::levels) {
+        strays |= gridFixed(x, scale.base, scale.inverse, scale.magic) ^ kFixedExponent;
+      } else if (kRule == GridRule::sign) {
         fixed = signFixed(x);
       } else if (kRule == GridRule::centred) {
         fixed = centredFixed(x, scale.inverse, args.grid.form);
@@ -146,20 +174,21 @@ __device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, uin
       field[c] |= __funnelshift_l(fixed, fixed, bits * r + 32 - 15) & (scale.top << (bits * r));
     }
   }
-  if (n < kBlock) {
+  if (const uint32_t n = elementsOf(start, args.grid.count); n < kBlock) {
     for (uint32_t c = 0; c < 4; ++c)
-      field[c] &= presentBits(c, n, bits, seat);
+      field[c] &= presentBits(c, n, bits, kRotated, seat);
   }
-  storeFields(args.grid.words + start / 8 * bits, field, n, bits, seat);
+  storeFields(args.grid.words + start / 8 * bits, field, elementsOf(start, args.grid.codes), bits, seat);
   return isFixed(strays ^ kFixedExponent);
 }
 
 // All of a team's buckets, in the order of FORMAT.md. False where a codec refuses one.
-template <GridRule kRule, class Team, class T>
-__device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const Seat& seat) {
+template <GridRule kRule, bool kRotated, class Team, class T>
+__device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const float* tree, const Seat& seat) {
   const GridArgs<std::byte>& grid = args.grid;
   bool taken = true, poisoned = false;
-  if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite);
+  if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite, grid.limit);
+  if constexpr (kRotated) team.rotate(/*fill=*/!kCentred<kRule>);
   Sent sent;
   Scale scale;
   if constexpr (kCentred<kRule>) {
@@ -175,45 +204,51 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const S
   if (team.isFirstThread() && team.first() < grid.count) {
     storeSent<kCentred<kRule>>(grid, team.first() >> grid.bucket_log2, sent);
   }
-  team.each([&](const Tile& tile, uint64_t start, uint32_t n) {
-    taken &= encodeTile<kRule>(args, start, n, tile, scale, seat);
+  team.each([&](const Tile& tile, uint64_t start, uint32_t) {
+    taken &= encodeTile<kRule, kRotated>(args, start, tile, scale, tree, seat);
   });
-  return taken;
+  return taken && team.taken();
 }
 
 __device__ inline void zeroPadding(const GridArgs<std::byte>& grid) {
   if (blockIdx.x == 0 && threadIdx.x < grid.pad_halves) reinterpret_cast<uint16_t*>(grid.pad)[threadIdx.x] = 0;
 }
 
-template <GridRule kRule, uint32_t kTiles, class T>
-__global__ void __launch_bounds__(kThreads) encodeByWarp(EncodeArgs<T> args) {
+template <GridRule kRule, bool kRotated, uint32_t kTiles, class T>
+__global__ void __launch_bounds__(kThreads)
+    encodeByWarp(const __grid_constant__ EncodeArgs<T> args, const __grid_constant__ BookArgs<kByBook<kRule>> book) {
   const Seat seat = Seat::ofThisThread();
   const uint64_t stride = uint64_t{gridDim.x} * kWarps * kTiles * kBlock;
+  const float* tree = shareBook(book, args.grid.bits);
   zeroPadding(args.grid);
   bool taken = true;
   for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kTiles * kBlock;
        start < args.grid.count; start += stride) {
-    WarpTeam<kTiles, T> team(args, start, seat);
-    taken &= encodeTeam<kRule>(team, args, seat);
+    WarpTeam<kTiles, kRotated, T> team(args, start, seat);
+    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat);
   }
   if (!taken) *args.grid.refused = 1;  // all who write, write 1
 }
 
-template <GridRule kRule, class T>
-__global__ void __launch_bounds__(kMostWarps* kWarp) encodeByBlock(EncodeArgs<T> args) {
+// Registers for two thread blocks on a processor: while one waits at a barrier, the other works. Without that the
+// rotation's masks, kept from block to block, leave room for one.
+template <GridRule kRule, bool kRotated, class T>
+__global__ void __launch_bounds__(kMostWarps* kWarp, 2)
+    encodeByBlock(const __grid_constant__ EncodeArgs<T> args, const __grid_constant__ BookArgs<kByBook<kRule>> book) {
   const Seat seat = Seat::ofThisThread();
   const uint64_t bucket = args.grid.form.bucket;
+  const float* tree = shareBook(book, args.grid.bits);
   zeroPadding(args.grid);
   bool taken = true;
   for (uint64_t first = blockIdx.x * bucket; first < args.grid.count; first += gridDim.x * bucket) {
-    BlockTeam<T> team(args, first, seat);
-    taken &= encodeTeam<kRule>(team, args, seat);
+    BlockTeam<kRotated, T> team(args, first, seat);
+    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat);
   }
   if (!taken) *args.grid.refused = 1;
 }
 
-template <GridRule kRule, class T>
-void encodeAs(const Place& place, const EncodeArgs<T>& args) {
+template <GridRule kRule, bool kRotated, class T>
+void encodeAs(const Place& place, const EncodeArgs<T>& args, const BookArgs<kByBook<kRule>>& book) {
   constexpr const char* kDoing = "encode grid";
   const uint64_t count = args.grid.count;
   const uint32_t bucket = args.grid.form.bucket;
@@ -221,30 +256,41 @@ void encodeAs(const Place& place, const EncodeArgs<T>& args) {
   if (bucket > 2 * kBlock) {
     const uint64_t buckets = (count + bucket - 1) / bucket;
     const uint32_t warps = std::min(bucket / kBlock, kMostWarps);
-    launch(place, kDoing, encodeByBlock<kRule, T>, gridOf(buckets, place.device, kDoing), warps * kWarp, args);
+    launch(place, kDoing, encodeByBlock<kRule, kRotated, T>, gridOf(buckets, place.device, kDoing), warps * kWarp, args,
+           book);
     return;
   }
   const uint32_t tiles = bucket > kBlock ? 2 : 1;
   const uint64_t share = uint64_t{kWarps} * tiles * kBlock;
   const unsigned blocks = gridOf((count + share - 1) / share, place.device, kDoing);
-  launch(place, kDoing, tiles == 2 ? encodeByWarp<kRule, 2, T> : encodeByWarp<kRule, 1, T>, blocks, kThreads, args);
+  const auto kernel = tiles == 2 ? encodeByWarp<kRule, kRotated, 2, T> : encodeByWarp<kRule, kRotated, 1, T>;
+  launch(place, kDoing, kernel, blocks, kThreads, args, book);
+}
+
+template <GridRule kRule, class T>
+void encodeWithoutBook(const Place& place, const EncodeArgs<T>& args) {
+  args.grid.rotated ? encodeAs<kRule, true>(place, args, {}) : encodeAs<kRule, false>(place, args, {});
 }
 
 }  // namespace
 
 template <class T>
-void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule) {
+void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule, const BookArgs<true>* thresholds) {
   switch (rule) {
     case GridRule::nearest:
-      return encodeAs<GridRule::nearest>(place, args);
+      return encodeWithoutBook<GridRule::nearest>(place, args);
     case GridRule::stochastic:
-      return encodeAs<GridRule::stochastic>(place, args);
+      return encodeWithoutBook<GridRule::stochastic>(place, args);
     case GridRule::dithered:
-      return encodeAs<GridRule::dithered>(place, args);
+      return encodeWithoutBook<GridRule::dithered>(place, args);
     case GridRule::centred:
-      return encodeAs<GridRule::centred>(place, args);
+      return encodeWithoutBook<GridRule::centred>(place, args);
     case GridRule::sign:
-      return encodeAs<GridRule::sign>(place, args);
+      return encodeWithoutBook<GridRule::sign>(place, args);
+    case GridRule::levels:
+      return encodeAs<GridRule::levels, false>(place, args, *thresholds);
+    case GridRule::gauss:
+      return encodeAs<GridRule::gauss, true>(place, args, *thresholds);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/codebook.cuh"
 #include "cuda/element.cuh"
 #include "cuda/grid_args.cuh"
 #include "kernels/grid_form.h"
@@ -18,8 +19,8 @@ struct EncodeArgs {
   PhiloxKey key;
 };
 
-// Enqueues the encode of a run that has elements.
+// Enqueues the encode of a run that has elements. `thresholds` are those of levels and gauss, else null.
 template <class T>
-void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule);
+void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule, const BookArgs<true>* thresholds);
 
 }  // namespace lowcomm::cuda

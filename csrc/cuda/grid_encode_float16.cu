@@ -2,6 +2,6 @@
 
 namespace lowcomm::cuda {
 
-template void encodeRun(const Place&, const EncodeArgs<Float16>&, GridRule);
+template void encodeRun(const Place&, const EncodeArgs<Float16>&, GridRule, const BookArgs<true>*);
 
 }  // namespace lowcomm::cuda

@@ -2,6 +2,6 @@
 
 namespace lowcomm::cuda {
 
-template void encodeRun(const Place&, const EncodeArgs<float>&, GridRule);
+template void encodeRun(const Place&, const EncodeArgs<float>&, GridRule, const BookArgs<true>*);
 
 }  // namespace lowcomm::cuda

@@ -14,21 +14,22 @@ namespace lowcomm::cuda {
 // 4·b·g of the string. The number of bits is an argument and not a template parameter: shifts by a register cost what
 // others do, and eight times fewer kernels are compiled and loaded.
 
-// Words of a lane of a block with n elements.
+// Words of a lane of a block with n codes.
 __device__ inline uint32_t wordsALane(uint32_t n, uint32_t bits) {
   const uint32_t rows = (n + kLanes - 1) / kLanes;
   return (rows * bits + 31) / 32;
 }
 
-// The bits of the thread's field of lane 4·quad + c that belong to elements, of which the block has n.
-__device__ inline uint32_t presentBits(uint32_t c, uint32_t n, uint32_t bits, const Seat& seat) {
-  const uint32_t first = seat.element(0) + c;
-  const uint32_t rows = n > first ? (n - first + kLanes - 1) / kLanes : 0;
+// The bits of the thread's field of lane 4·quad + c that belong to elements, of which the block has n. A rotated lane
+// has all its rows or holds no element.
+__device__ inline uint32_t presentBits(uint32_t c, uint32_t n, uint32_t bits, bool rotated, const Seat& seat) {
+  const uint32_t first = (rotated ? 4 * seat.quad : seat.element(0)) + c;
+  const uint32_t rows = n <= first ? 0 : rotated ? 4 : (n - first + kLanes - 1) / kLanes;
   return rows >= 4 ? 0xffffffffu >> (32 - 4 * bits) : (1u << (rows * bits)) - 1;
 }
 
-// Writes the block's words: thread (group g, quad q) those numbered g of lanes 4q to 4q + 3, 16 bytes in one store.
-// Called by all threads of a warp.
+// Writes the words of the block's n codes: thread (group g, quad q) those numbered g of lanes 4q to 4q + 3, 16 bytes in
+// one store. Called by all threads of a warp.
 __device__ inline void storeFields(std::byte* words, uint32_t field[4], uint32_t n, uint32_t bits, const Seat& seat) {
   // Fields that fit a word together are joined by pairs first; the joined one is then with the lowest of its groups.
   uint32_t width = 4 * bits, span = 1;

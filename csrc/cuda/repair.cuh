@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "cuda/tile.cuh"
-#include "kernels/finite.h"
 #include "kernels/grid_scale.h"
 
 namespace lowcomm::cuda {
@@ -23,8 +22,9 @@ __device__ inline float mended(float x, uint32_t taken, uint32_t limit) {
 // What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
 // has it: on the elements in registers, so the input is still read once.
 struct Repair {
+  uint32_t limit;      // bits of the least magnitude that the codec does not take
   uint32_t all = 0;    // bits of the largest magnitude: NaN is above infinity, infinity above all numbers
-  uint32_t taken = 0;  // of those that a codec takes
+  uint32_t taken = 0;  // of those that the codec takes
 
   __device__ void take(uint32_t another, uint32_t another_taken) {
     all = another > all ? another : all;
@@ -33,15 +33,15 @@ struct Repair {
   __device__ void take(const Tile& tile) {
     tile.each([&](float x) {
       const uint32_t magnitude = bitsOf(x) & kMagnitude;
-      take(magnitude, magnitude < kFiniteLimitBits ? magnitude : 0);
+      take(magnitude, magnitude < limit ? magnitude : 0);
     });
   }
 
-  __device__ bool needed() const { return all >= kFiniteLimitBits; }
+  __device__ bool needed() const { return all >= limit; }
 
   // `blank` (poison): 0 for all.
   __device__ void mend(Tile& tile, bool blank) const {
-    tile.each([&](float& x) { x = blank ? 0.0f : mended(x, taken, kFiniteLimitBits); });
+    tile.each([&](float& x) { x = blank ? 0.0f : mended(x, taken, limit); });
   }
 };
 

@@ -54,12 +54,21 @@ struct Seat {
   __device__ uint32_t element(uint32_t row) const { return (4 * group + row) * kLanes + 4 * quad; }
 };
 
+// word[i] without an address: an array that is indexed at run time would leave the registers.
+__device__ inline uint32_t pick(const uint32_t word[4], uint32_t i) {
+  const uint32_t low = i & 1 ? word[1] : word[0], high = i & 1 ? word[3] : word[2];
+  return i & 2 ? high : low;
+}
+
 __device__ inline bool isAligned(const void* at, size_t to) {
   return reinterpret_cast<uintptr_t>(at) % to == 0;
 }
 
 // The tile of the block at x, of which n elements exist, 1 or more. In the place of others stands one that does from
-// the same bucket, so that statistics need not know; 0 where the whole bucket is missing.
+// the same bucket, so that statistics need not know; 0 where the whole bucket is missing, and everywhere with a bucket
+// of kZeros.
+constexpr uint32_t kZeros = 0;
+
 template <class T>
 __device__ inline Tile loadTile(const T* x, uint32_t n, uint32_t bucket, const Seat& seat) {
   Tile tile;
@@ -74,7 +83,7 @@ __device__ inline Tile loadTile(const T* x, uint32_t n, uint32_t bucket, const S
     return tile;
   }
   const uint32_t first = (seat.group * kSmallestBucket) & ~(bucket - 1);  // of the bucket, in the block
-  const float other = first < n ? toFloat(x[first]) : 0.0f;
+  const float other = bucket != kZeros && first < n ? toFloat(x[first]) : 0.0f;
   for (uint32_t r = 0; r < 4; ++r) {
     for (uint32_t c = 0; c < 4; ++c) {
       const uint32_t e = seat.element(r) + c;

@@ -6,21 +6,24 @@
 
 #include "cuda/grid_encode_args.cuh"
 #include "cuda/repair.cuh"
+#include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowcomm::cuda {
 
 // A warp that works on kTiles blocks at a time, which hold whole buckets (up to 512 elements: 1; 1024: 2), and reads
 // them once, into registers. All of it is called by all threads of the warp; what a thread gets is its own bucket's.
-template <uint32_t kTiles, class T>
+// With kRotated there are no buckets of less than a block.
+template <uint32_t kTiles, bool kRotated, class T>
 class WarpTeam {
  public:
   __device__ WarpTeam(const EncodeArgs<T>& args, uint64_t start, const Seat& seat)
-      : start_(start), count_(args.grid.count), bucket_(args.grid.form.bucket), seat_(seat) {
+      : grid_(args.grid), start_(start), bucket_(args.grid.form.bucket), seat_(seat) {
 #pragma unroll
     for (uint32_t t = 0; t < kTiles; ++t) {
       const uint64_t at = start + t * kBlock;
-      if (at < count_) tile_[t] = loadTile(args.x + at, elementsOf(at, count_), bucket_, seat);
+      if (at >= grid_.count) continue;
+      tile_[t] = loadTile(args.x + at, elementsOf(at, grid_.count), kRotated ? kZeros : bucket_, seat);
     }
   }
 
@@ -28,19 +31,30 @@ class WarpTeam {
   __device__ uint64_t first() const { return (start_ + seat_.group * kSmallestBucket) & ~uint64_t{bucket_ - 1}; }
   __device__ bool isFirstThread() const { return seat_.thread % (bucket_ / 16) == 0; }
 
-  // f(the thread's tile, first element of its block, elements of it), block by block.
+  // f(the thread's tile, first element of its block, codes of it), block by block.
   template <class F>
   __device__ void each(F&& f) {
 #pragma unroll
     for (uint32_t t = 0; t < kTiles; ++t) {
       const uint64_t at = start_ + t * kBlock;
-      if (at < count_) f(tile_[t], at, elementsOf(at, count_));
+      if (at < grid_.codes) f(tile_[t], at, elementsOf(at, grid_.codes));
     }
   }
 
   __device__ void mend(const Repair& repair, bool blank) {
     each([&](Tile& tile, uint64_t, uint32_t) { repair.mend(tile, blank); });
   }
+
+  // The same of the rotated ones, once all else that is asked of the elements themselves has been. `fill`: fillLanes.
+  __device__ void rotate(bool fill) {
+    each([&](Tile& tile, uint64_t at, uint32_t) {
+      taken_ &= rotateTile(tile, grid_.limit, seat_);
+      if (fill) fillLanes(tile, elementsOf(at, grid_.count), seat_);
+    });
+  }
+
+  // False where an element that was rotated is not one that the codec takes.
+  __device__ bool taken() const { return taken_; }
 
   // take(another thread's) for every word that a thread of the bucket brings.
   template <class V, class F>
@@ -54,7 +68,7 @@ class WarpTeam {
   __device__ float sum(F&& term) {
     __shared__ float4 all[kWarps][kBlock / kSmallestBucket * kSkewed / 4];
     float* terms = reinterpret_cast<float*>(all[threadIdx.x / kWarp]);
-    if constexpr (kTiles > 1) return sumOf<8>(terms, term);
+    if constexpr (kTiles > 1 || kRotated) return sumOf<8>(terms, term);
     switch (bucket_) {
       case 64:
         return sumOf<1>(terms, term);
@@ -108,9 +122,11 @@ class WarpTeam {
   }
 
   Tile tile_[kTiles];  // in registers: only unrolled loops may index it
-  uint64_t start_, count_;
+  const GridArgs<std::byte>& grid_;
+  uint64_t start_;
   uint32_t bucket_;
   Seat seat_;
+  bool taken_ = true;
 };
 
 }  // namespace lowcomm::cuda

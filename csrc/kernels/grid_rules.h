@@ -16,9 +16,14 @@ inline constexpr float kNearestMagic = 256.5f;
 inline constexpr float kStochasticMagic = 256.0f;
 inline constexpr uint32_t kFixedExponent = 0x87u << 23;  // sign and exponent of every float in [256, 512)
 
+// The element's distance from the bucket's base, in steps; of levels, in ranges.
+LOWCOMM_RULE float gridQuotient(float x, float base, float inverse) {
+  return roundedProduct(x - base, inverse);
+}
+
 // The element's place on the grid with 15 fraction bits, above kFixedExponent.
 LOWCOMM_RULE uint32_t gridFixed(float x, float base, float inverse, float magic) {
-  return bitsOf(roundedProduct(x - base, inverse) + magic);
+  return bitsOf(gridQuotient(x, base, inverse) + magic);
 }
 
 // False for what a NaN or an infinity among the elements or in the scale gives.
@@ -67,6 +72,14 @@ LOWCOMM_RULE float gridValue(float base, float step, uint32_t code) {
 // `step` is the one sent, times form.unit.
 LOWCOMM_RULE float centredValue(float centre, float step, uint32_t code) {
   return roundedProduct(codeNumber(code) - centre, step);
+}
+
+// Of a codebook's level, which is a fraction of the bucket's range, or a multiple of its root mean square.
+LOWCOMM_RULE float levelsValue(float base, float range, float level) {
+  return base + roundedProduct(range, level);
+}
+LOWCOMM_RULE float gaussValue(float level, float step, float gain) {
+  return roundedProduct(roundedProduct(level, step), gain);
 }
 
 #undef LOWCOMM_RULE

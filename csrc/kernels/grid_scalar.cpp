@@ -148,7 +148,7 @@ bool encodeGrid(std::byte* meta, std::byte* words, const float* x, size_t count,
       taken &= isFixed(fixed);
       if (kStochastic) fixed = withDraw(fixed, draws[i / kLanes][i % kLanes]);
       const uint32_t code = kRule == GridRule::levels
-                                ? codeIn(*form.book, roundedProduct(x[e] - scale.base, scale.inverse))
+                                ? codeIn(*form.book, gridQuotient(x[e], scale.base, scale.inverse))
                                 : gridCode(fixed, kTop);
       codes[i / kLanes][i % kLanes] = static_cast<uint8_t>(code);
     }
@@ -194,9 +194,9 @@ float valueOf(float base, float step, uint32_t code, const GridForm& form) {
     case GridValue::centred:
       return centredValue(form.centre, step, code);
     case GridValue::levels:
-      return base + roundedProduct(step, form.book->level[code]);
+      return levelsValue(base, step, form.book->level[code]);
     case GridValue::gauss:
-      return form.book->level[code] * step * form.gain;
+      return gaussValue(form.book->level[code], step, form.gain);
   }
 }
 

@@ -50,11 +50,21 @@ TEST(CudaErrors, RunsThatAreNoGridCodecs) {
 // Codecs and options that have no kernels here: none is coded as if it had not been asked for.
 TEST(CudaErrors, WhatThereAreNoKernelsFor) {
   const auto of = [](const char* text) { return refusal<ValueError>({CodecSpec::parse(text), DType::float32, 1}); };
-  EXPECT_EQ(of("minmax4:rotate=1"), "decode grid: rotate: expected 0, got 1");
   EXPECT_EQ(of("sym4:axis=channel,C=64"), "decode grid: axis: expected none, got channel");
   EXPECT_EQ(of("minmax4:bucket=tensor"), "decode grid: bucket: expected a power of two in 64...65536, got tensor");
-  for (const char* text : {"gauss4", "levels4", "fp16", "topk", "logbyte"})
+  for (const char* text : {"fp16", "topk", "logbyte"})
     EXPECT_TRUE(of(text).starts_with("decode grid: codec: expected a grid codec, got ")) << text << of(text);
+}
+
+TEST(CudaErrors, LevelTablesThatDoNotFit) {
+  const auto of = [](const char* text, const LevelTable* levels) {
+    return refusal<ValueError>({CodecSpec::parse(text), DType::float32, 0, levels});
+  };
+  const LevelTable two({0, 1}), four({0, 0.25f, 0.5f, 1});
+  EXPECT_EQ(of("levels2", nullptr), "decode grid: level table: expected 4 values, got none");
+  EXPECT_EQ(of("levels2", &two), "decode grid: level table: expected 4 values, got 2 values");
+  EXPECT_EQ(of("gauss2", &four), "decode grid: level table: expected none, got 4 values");
+  EXPECT_EQ(of("levels2", &four), "no error");
 }
 
 TEST(CudaErrors, NothingIsDoneForNoElements) {

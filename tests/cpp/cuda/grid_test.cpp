@@ -1,51 +1,36 @@
-// The CUDA kernels against the scalar codec: the same bytes, the same values. Compiled twice: with the simulator's
-// <cuda_runtime.h>, and with CUDA's for a device; skipped where that has none.
-#include "cuda/grid.h"
-
+// The CUDA kernels against the scalar codec: the same bytes, the same values.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "cuda/on_device.h"
-#include "grid_cases.h"
-#include "kernels/half.h"
+#include "cuda/grid_on_device.h"
 
 namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::Case;
+using test::decodedThere;
+using test::elements;
+using test::encodedThere;
+using test::expectSame;
+using test::kDraws;
+using test::kFarBlock;
+using test::kKey;
 using test::normal;
 using test::OnDevice;
+using test::same;
 
-constexpr uint64_t kFarBlock = (uint64_t{1} << 36) / 512 * 5;  // beyond 2^36 elements: the counter's upper half counts
-
-class CudaGrid : public testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda::deviceCount() == 0) GTEST_SKIP() << "no CUDA device";
-  }
-};
-
-// A codec by its text, and its run here.
-struct Case {
-  GridCodec codec;
-
-  explicit Case(const std::string& text) : codec(test::gridCodec(text, *scalarKernels())) {}
-  cuda::GridRun run(uint64_t count, DType dtype = DType::float32) const { return {codec.spec(), dtype, count}; }
-};
+using CudaGrid = test::OnCuda;
 
 // Every codec of every width with every option that it takes, in buckets of `bucket`.
 std::vector<std::string> allTexts(uint32_t bucket) {
   std::vector<std::string> texts;
   for (const GridFamily& family : kGridFamilies) {
-    if (family.book) continue;  // no kernels for them yet
+    if (family.book) continue;  // in codebook_test.cpp
     for (int bits = family.least_bits; bits <= family.most_bits; ++bits) {
       const std::string name = std::string(family.name) + (family.named() ? std::to_string(bits) : "");
       const std::string text = name + ":bucket=" + std::to_string(bucket);
@@ -57,69 +42,6 @@ std::vector<std::string> allTexts(uint32_t bucket) {
     }
   }
   return texts;
-}
-
-const Draws kDraws{0x123456789abcdef0u, 22, 33};
-constexpr PhiloxKey kKey{0x123456789abcdef0u, 22, 33};
-
-// `offset` elements are left out in front, so that x is not aligned to more than its type.
-template <class T>
-Bytes encodedThere(const Case& c, const std::vector<T>& x, DType dtype, uint64_t block, uint32_t& refused,
-                   size_t offset = 0) {
-  std::vector<T> shifted(offset);
-  shifted.insert(shifted.end(), x.begin(), x.end());
-  OnDevice<T> there{std::span<const T>(shifted)};
-  OnDevice<std::byte> payload(c.codec.encodedBytes(x.size(), dtype), std::byte{0xff});
-  OnDevice<uint32_t> flag(1, refused);
-  cuda::encodeGrid({}, c.run(x.size(), dtype), payload.data(), there.data() + offset, block, kKey, flag.data());
-  refused = flag.host()[0];
-  return payload.host();
-}
-
-template <class T>
-std::vector<T> decodedThere(const Case& c, const Bytes& bytes, size_t count, DType dtype, uint32_t& refused,
-                            size_t offset = 0) {
-  OnDevice<std::byte> payload{std::span<const std::byte>(bytes)};
-  OnDevice<T> y(count + offset, T{});
-  OnDevice<uint32_t> flag(1, refused);
-  cuda::decodeGrid({}, c.run(count, dtype), y.data() + offset, payload.data(), flag.data());
-  refused = flag.host()[0];
-  const std::vector<T> all = y.host();
-  return {all.begin() + static_cast<ptrdiff_t>(offset), all.end()};
-}
-
-template <class T>
-bool same(const std::vector<T>& a, const std::vector<T>& b) {  // of the bits: -0 is not 0
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
-}
-
-void expectSame(const std::string& text, const std::vector<float>& x, uint64_t block = 0, size_t offset = 0) {
-  const Case c(text);
-  const GridCodec& codec = c.codec;
-  const size_t n = x.size();
-  const std::string name = text + " of " + std::to_string(n);
-  uint32_t refused = 0;
-  const Bytes expected = test::encoded(codec, x, kDraws, block * 512);
-  const Bytes payload = encodedThere(c, x, DType::float32, block, refused, offset);
-  ASSERT_TRUE(same(payload, expected)) << name;
-
-  const std::vector<float> y = test::decoded(codec, expected, n);
-  ASSERT_TRUE(same(decodedThere<float>(c, expected, n, DType::float32, refused, offset), y)) << name;
-
-  std::vector<float> sum(n);
-  for (size_t i = 0; i < n; ++i)
-    sum[i] = static_cast<float>(i) / 3;
-  OnDevice<float> acc{std::span<const float>(sum)};
-  codec.decodeAdd(sum.data(), DType::float32, expected, 0, n);
-  OnDevice<std::byte> there{std::span<const std::byte>(expected)};
-  OnDevice<uint32_t> flag(1, refused);
-  cuda::decodeAddGrid({}, c.run(n), acc.data(), there.data(), flag.data());
-  ASSERT_TRUE(same(acc.host(), sum)) << name;
-  ASSERT_EQ(flag.host()[0], 0u) << name;
-}
-
-std::vector<float> elements(size_t n) {
-  return normal(n, static_cast<uint32_t>(n), 3, 0.5f);
 }
 
 // Codes are packed alike whatever the codec, and buckets measured alike whatever the width: so each width meets every
@@ -200,23 +122,11 @@ TEST_F(CudaGrid, SixteenBitElements) {
        {"minmax8:bucket=1024", "qsgd4:bucket=64,meta=bf16", "lattice3:bucket=65536", "qsgd5:bucket=4096",
         "sym8:bucket=256", "mid4:bucket=1024,range=l2,meta=bf16", "sign1:bucket=2048", "tern:bucket=128"}) {
     const Case c(text);
-    const GridCodec& codec = c.codec;
     for (size_t n : {0, 1, 513, 2048, 5000, 70001}) {
       for (size_t offset : {0, 1}) {
         for (DType dtype : {DType::float16, DType::bfloat16}) {
-          const bool half = dtype == DType::float16;
-          std::vector<uint16_t> x(n), y(n);
           // Small enough for subnormal halves among them.
-          const std::vector<float> wide = normal(n, 5, 1e-4f);
-          for (size_t i = 0; i < n; ++i)
-            x[i] = half ? floatToFloat16(wide[i]) : floatToBfloat16(wide[i]);
-          uint32_t refused = 0;
-          const Bytes expected = test::encoded(codec, x, kDraws, 0, dtype);
-          ASSERT_TRUE(same(encodedThere(c, x, dtype, 0, refused, offset), expected)) << codec.spec().str() << " " << n;
-          codec.decode(y.data(), dtype, expected, 0, n);
-          ASSERT_TRUE(same(decodedThere<uint16_t>(c, expected, n, dtype, refused, offset), y))
-              << codec.spec().str() << " " << n;
-          ASSERT_EQ(refused, 0u);
+          ASSERT_NO_FATAL_FAILURE(expectSame(c, test::narrowed(normal(n, 5, 1e-4f), dtype), dtype, offset));
         }
       }
     }
@@ -250,126 +160,6 @@ TEST_F(CudaGrid, ZerosSubnormalsAndWideRanges) {
           << few[0] << " " << text;
       ASSERT_EQ(refused, 0u);
     }
-  }
-}
-
-const float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kBad[] = {0x1p126f, -0x1p126f, INFINITY, -INFINITY};
-
-TEST_F(CudaGrid, NonFiniteElementsAreRefused) {
-  for (float bad : {kNan, -kNan, kBad[0], kBad[1], kBad[2], kBad[3]}) {
-    for (const char* text : {"minmax4:bucket=64", "qsgd4:bucket=1024", "dither4:bucket=4096", "sym4:bucket=64",
-                             "mid4:bucket=1024,range=l2", "sign1:bucket=4096", "tern:bucket=512"}) {
-      for (size_t at : {size_t{0}, size_t{700}, size_t{5000}}) {
-        std::vector<float> x = normal(5001, 9);
-        x[at] = bad;
-        uint32_t refused = 0;
-        encodedThere(Case(text), x, DType::float32, 0, refused);
-        ASSERT_EQ(refused, 1u) << bad << " at " << at << ", " << text;
-      }
-    }
-  }
-  const Case c("minmax4:bucket=64");
-  uint32_t refused = 0;
-  encodedThere(c, std::vector<float>(600, kNan), DType::float32, 0, refused);
-  EXPECT_EQ(refused, 1u);
-  // The flag is only ever raised.
-  encodedThere(c, normal(600, 1), DType::float32, 0, refused);
-  EXPECT_EQ(refused, 1u);
-}
-
-// The other policies: bytes, values and the sums they give are the host's, those of a bucket without a finite element
-// and of one that begins with a NaN too.
-TEST_F(CudaGrid, NonFiniteElementsAreMendedAsOnTheHost) {
-  std::vector<float> x = normal(6000, 9);
-  for (size_t i = 0; i < 6; ++i)
-    x[i * 700 + i] = i < 4 ? kBad[i] : kNan;
-  std::fill(x.begin() + 5120, x.begin() + 5184, kNan);
-  x[5130] = -INFINITY;
-  x[5999] = kNan;
-  for (const char* policy : {"saturate", "poison"}) {
-    for (const char* text : {"minmax4:bucket=64", "qsgd3:bucket=1024", "lattice5:bucket=2048",
-                             "minmax8:bucket=128,meta=bf16", "sym4:bucket=64", "mid3:bucket=1024,range=l2",
-                             "sym5:bucket=4096,range=l2,meta=bf16", "sign1:bucket=256", "tern:bucket=512"}) {
-      const std::string with = std::string(text) + ",nonfinite=" + policy;
-      ASSERT_NO_FATAL_FAILURE(expectSame(with, x));
-      const Case c(with);
-      for (DType dtype : {DType::float16, DType::bfloat16}) {
-        std::vector<uint16_t> narrow(x.size()), y(x.size());
-        for (size_t i = 0; i < x.size(); ++i)
-          narrow[i] = dtype == DType::float16 ? floatToFloat16(x[i]) : floatToBfloat16(x[i]);
-        uint32_t refused = 0;
-        const Bytes expected = test::encoded(c.codec, narrow, kDraws, 0, dtype);
-        ASSERT_TRUE(same(encodedThere(c, narrow, dtype, 0, refused), expected)) << with;
-        c.codec.decode(y.data(), dtype, expected, 0, x.size());
-        ASSERT_TRUE(same(decodedThere<uint16_t>(c, expected, x.size(), dtype, refused), y)) << with;
-        ASSERT_EQ(refused, 0u);
-      }
-    }
-  }
-}
-
-TEST_F(CudaGrid, ARangeAboveWhatDeltaSpansIsRefused) {
-  for (uint32_t bucket : {64u, 4096u}) {
-    std::vector<float> x(5000, 1);
-    x[4500] = 4;
-    for (const auto& [delta, expected] : {std::pair{"1", 0u}, {"0.9", 1u}}) {
-      uint32_t refused = 0;
-      encodedThere(Case("lattice2:bucket=" + std::to_string(bucket) + ",delta=" + delta), x, DType::float32, 0,
-                   refused);
-      EXPECT_EQ(refused, expected) << delta;
-    }
-  }
-}
-
-// What is refused, and how often: the host's codec is asked about every payload.
-size_t refusals(const std::string& text, size_t n, size_t words, size_t last) {
-  const Case c(text);
-  const Bytes good = test::encoded(c.codec, normal(n, 2));
-  size_t refusals = 0;
-  const auto expectAgreement = [&](const Bytes& bytes, size_t changed) {
-    bool refuses = false;
-    try {
-      test::decoded(c.codec, bytes, n);
-    } catch (const WireError&) {
-      refuses = true;
-    }
-    uint32_t refused = 0;
-    decodedThere<float>(c, bytes, n, DType::float32, refused);
-    EXPECT_EQ(refused != 0, refuses) << text << ": " << changed;
-    refusals += refuses;
-  };
-  // Every byte of the metadata and its padding set to 0xff with its neighbour, and every bit of the short last block.
-  for (size_t i = 0; i + 1 < words; ++i) {
-    Bytes bytes = good;
-    bytes[i] = bytes[i + 1] = std::byte{0xff};
-    expectAgreement(bytes, i);
-  }
-  for (size_t bit = 0; bit < 8 * (good.size() - last); ++bit) {
-    Bytes bytes = good;
-    bytes[last + bit / 8] ^= std::byte(1u << (bit % 8));
-    expectAgreement(bytes, bit);
-  }
-  return refusals;
-}
-
-TEST_F(CudaGrid, PayloadsThatAReaderRefuses) {
-  constexpr size_t kCount = 512 + 64 + 17;  // 10 buckets; the last block has 1 element in its sixth row
-  EXPECT_GT(refusals("minmax3:bucket=64", kCount, 128, 128 + 3 * 64), 48u + 15 * 3);
-  EXPECT_GT(refusals("sym3:bucket=64", kCount, 64, 64 + 3 * 64), 24u + 15 * 3);
-  EXPECT_GT(refusals("minmax3:bucket=64,meta=bf16", kCount, 64, 64 + 3 * 64), 24u + 15 * 3);
-  EXPECT_GT(refusals("sign1:bucket=64,meta=bf16", kCount, 64, 64 + 64), 44u + 15);
-  EXPECT_GT(refusals("tern:bucket=64", kCount, 64, 64 + 2 * 64), 24u + 15 * 2);
-}
-
-TEST_F(CudaGrid, PoisonIsRefusedUnderOtherPolicies) {
-  std::vector<float> x = normal(600, 2);
-  x[70] = kNan;
-  for (const char* text : {"minmax4:bucket=64", "sym4:bucket=64", "qsgd4:bucket=64,meta=bf16"}) {
-    const Bytes poisoned = test::encoded(Case(text + std::string(",nonfinite=poison")).codec, x);
-    uint32_t refused = 0;
-    decodedThere<float>(Case(text), poisoned, x.size(), DType::float32, refused);
-    EXPECT_EQ(refused, 1u) << text;
   }
 }
 

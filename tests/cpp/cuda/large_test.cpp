@@ -34,7 +34,8 @@ class Memory {
   std::byte* at_ = nullptr;
 };
 
-// A warp takes whole buckets, or a thread block one; the sums of sign1 have a way of their own.
+// A warp takes whole buckets, or a thread block one; the sums of sign1 have a way of their own, and so has the rotated
+// block at the end.
 class CudaLarge : public testing::TestWithParam<const char*> {};
 
 TEST_P(CudaLarge, TheEndOfARunOfMoreThan2To31Elements) {
@@ -80,7 +81,8 @@ TEST_P(CudaLarge, TheEndOfARunOfMoreThan2To31Elements) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Codecs, CudaLarge,
-                         testing::Values("qsgd4:bucket=1024", "lattice3:bucket=65536", "sign1:bucket=64"),
+                         testing::Values("qsgd4:bucket=1024", "lattice3:bucket=65536", "sign1:bucket=64",
+                                         "minmax4:rotate=1", "gauss4:bucket=1024,meta=fp32"),
                          [](const auto& info) {
                            return std::string(info.param).substr(0, std::string(info.param).find(':'));
                          });

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/tile.cuh"
+#include "kernels/grid_scale.h"
+#include "kernels/rotate.h"
+#include "kernels/rounded.h"
+
+namespace lowcomm::cuda {
+
+// The rotation of kernels/rotate.h on the tiles of a warp, which hold one block: two stages of butterflies are between
+// a thread's own four rows, three between threads. All of it is called by all threads of a warp.
+
+// kRotationSigns of lane kC of the thread's four. As constants to choose from: no table is read.
+template <uint32_t kC>
+__device__ inline uint32_t signsOf(const Seat& seat) {
+  constexpr uint32_t first = kRotationSigns[kC], second = kRotationSigns[4 + kC];
+  constexpr uint32_t third = kRotationSigns[8 + kC], fourth = kRotationSigns[12 + kC];
+  const uint32_t of_quad[4] = {first, second, third, fourth};
+  return pick(of_quad, seat.quad) >> (4 * seat.group);
+}
+
+__device__ inline void changeSigns(Tile& tile, const Seat& seat) {
+  const uint32_t signs[4] = {signsOf<0>(seat), signsOf<1>(seat), signsOf<2>(seat), signsOf<3>(seat)};
+#pragma unroll
+  for (uint32_t r = 0; r < 4; ++r) {
+#pragma unroll
+    for (uint32_t c = 0; c < 4; ++c)
+      tile.at[r][c] = floatFrom(bitsOf(tile.at[r][c]) ^ (signs[c] << (31 - r) & 0x80000000u));
+  }
+}
+
+// The transform and its factor.
+__device__ inline void transform(Tile& tile, const Seat& seat) {
+#pragma unroll
+  for (uint32_t h = 1; h < 4; h *= 2) {
+#pragma unroll
+    for (uint32_t r = 0; r < 4; ++r) {
+#pragma unroll
+      for (uint32_t c = 0; c < 4; ++c) {
+        if (r & h) continue;
+        const float a = tile.at[r][c], b = tile.at[r + h][c];
+        tile.at[r][c] = a + b;
+        tile.at[r + h][c] = a - b;
+      }
+    }
+  }
+#pragma unroll
+  for (uint32_t h = 1; h < 8; h *= 2) {  // groups h apart: rows 4·h apart
+    const uint32_t minus = seat.group & h ? 0x80000000u : 0;
+    tile.each([&](float& x) {
+      const float other = __shfl_xor_sync(kWholeWarp, x, 4 * h);
+      x = other + floatFrom(bitsOf(x) ^ minus);
+    });
+  }
+  tile.each([](float& x) { x = roundedProduct(x, kRotationScale); });
+}
+
+// False where an element's magnitude is not below that of `limit`; nothing useful is then in the tile.
+__device__ inline bool rotateTile(Tile& tile, uint32_t limit, const Seat& seat) {
+  bool taken = true;
+  tile.each([&](float x) { taken &= (bitsOf(x) & 0x7fffffffu) < limit; });
+  changeSigns(tile, seat);
+  transform(tile, seat);
+  return taken;
+}
+
+__device__ inline void unrotateTile(Tile& tile, const Seat& seat) {
+  transform(tile, seat);
+  changeSigns(tile, seat);
+}
+
+// Where a block had fewer elements than lanes, `held`, makes the other lanes' the first one's, so that they do not
+// count among a bucket's smallest and largest.
+__device__ inline void fillLanes(Tile& tile, uint32_t held, const Seat& seat) {
+  if (held >= kLanes) return;
+  for (uint32_t r = 0; r < 4; ++r) {
+    const float first = __shfl_sync(kWholeWarp, tile.at[r][0], 4 * seat.group);
+    for (uint32_t c = 0; c < 4; ++c) {
+      if (4 * seat.quad + c >= held) tile.at[r][c] = first;
+    }
+  }
+}
+
+}  // namespace lowcomm::cuda
