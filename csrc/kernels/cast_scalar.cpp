@@ -1,20 +1,12 @@
 // The reference of the casts, to be read beside FORMAT.md "Casts"; a machine without a vector form runs it.
 #include "kernels/cast.h"
+#include "kernels/cast_rules.h"
 #include "kernels/float8.h"
 #include "kernels/half.h"
 #include "kernels/table.h"
 
 namespace lowcomm {
 namespace {
-
-bool isFinite(float x) {
-  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
-}
-
-float held(float x, float largest) {
-  x = x < -largest ? -largest : x;
-  return largest < x ? largest : x;
-}
 
 template <auto kConvert, typename To, typename From>
 void convertAll(To* y, const From* x, size_t count) {
@@ -26,8 +18,8 @@ template <auto kConvert, typename Code>
 bool narrowAll(Code* y, const float* x, size_t count, float largest) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
-    finite &= isFinite(x[i]);
-    y[i] = kConvert(held(x[i], largest));
+    finite &= !isSpecial(x[i]);
+    y[i] = kConvert(heldTo(x[i], largest));
   }
   return finite;
 }
@@ -49,8 +41,8 @@ bool toBfloat16ByDraw(uint16_t* y, const float* x, size_t count, uint64_t block,
     const size_t lane = i % 16, row = i % 512 / 16, j = row % 8;
     if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
     const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
-    finite &= isFinite(x[i]);
-    y[i] = static_cast<uint16_t>((floatBits(held(x[i], kBfloat16Largest)) + draw) >> 16);
+    finite &= !isSpecial(x[i]);
+    y[i] = bfloat16ByDraw(heldTo(x[i], kBfloat16Largest), draw);
   }
   return finite;
 }
@@ -60,7 +52,7 @@ bool widenAll(float* y, const Code* x, size_t count) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
     const float value = kConvert(x[i]);
-    finite &= isFinite(value);
+    finite &= !isSpecial(value);
     y[i] = kAdd ? y[i] + value : value;
   }
   return finite;

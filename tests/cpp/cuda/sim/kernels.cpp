@@ -1,4 +1,5 @@
 // The real sources of csrc/cuda, compiled for the host.
+#include "cuda/cast.cu"
 #include "cuda/device.cu"
 #include "cuda/grid_decode.cu"
 #include "cuda/grid_encode.cu"
