@@ -7,3 +7,4 @@
 #include "cuda/grid_encode_float16.cu"
 #include "cuda/grid_encode_float32.cu"
 #include "cuda/noise.cu"
+#include "cuda/scalar.cu"
