@@ -98,7 +98,7 @@ class BlockTeam {
     return tile;
   }
 
-  const T* x_;
+  decltype(EncodeArgs<T>::x) x_;
   uint64_t first_, end_;
   uint32_t bucket_;
   Seat seat_;
