@@ -1,6 +1,9 @@
 // The real sources of csrc/cuda, compiled for the host.
 #include "cuda/cast.cu"
 #include "cuda/device.cu"
+#include "cuda/fused_delta.cu"
+#include "cuda/fused_feedback.cu"
+#include "cuda/fused_sum.cu"
 #include "cuda/grid_decode.cu"
 #include "cuda/grid_encode.cu"
 #include "cuda/grid_encode_bfloat16.cu"
