@@ -39,6 +39,7 @@ template <Change kChange>
 __device__ inline Tile loadTile(const ChangeSource<kChange>& from, uint32_t n, uint32_t bucket, const Seat& seat) {
   Tile tile = loadTile(from.x, from.at, n, bucket, seat);
   const Tile state = loadTile(from.state, from.at, n, bucket, seat);
+#pragma unroll
   for (uint32_t i = 0; i < 16; ++i) {
     float& y = tile.at[i / 4][i % 4];
     y = kChange == Change::delta ? y - state.at[i / 4][i % 4] : y + state.at[i / 4][i % 4];
@@ -65,6 +66,7 @@ struct ChangeOp {
     constexpr bool kDelta = kChange == Change::delta;
     Tile tile = kDelta ? loadTile(before, start, n, kBlock, seat) : loadTile(source(start), n, kBlock, seat);
     __syncwarp();  // a short block is loaded by threads that do not store it
+#pragma unroll
     for (uint32_t i = 0; i < 16; ++i) {
       float& was = tile.at[i / 4][i % 4];
       const float value = values.at[i / 4][i % 4], is = kDelta ? was + value : was - value;

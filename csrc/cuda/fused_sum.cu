@@ -71,6 +71,7 @@ __device__ inline Tile loadTile(const SumSource<kCentred>& from, uint32_t n, uin
     const void* own = terms.term[k].own;
     const Tile term = own == nullptr ? decodeTile<kCentred>(from.termArgs(k), from.at, n, seat)
                                      : loadTile(AnyElements{own, terms.own}, from.at, n, bucket, seat);
+#pragma unroll
     for (uint32_t i = 0; i < 16; ++i) {
       float& so_far = sum.at[i / 4][i % 4];
       so_far = k == 0 ? term.at[i / 4][i % 4] : so_far + term.at[i / 4][i % 4];
@@ -83,6 +84,7 @@ __device__ inline Tile loadTile(const SumSource<kCentred>& from, uint32_t n, uin
   if (n < kBlock) {  // elements that are not there are like the first of their bucket, which loadTile promises
     const uint32_t first = (seat.group * kSmallestBucket) & ~(bucket - 1);
     const float other = __shfl_sync(kWholeWarp, sum.at[0][0], first / kSmallestBucket * 4);
+#pragma unroll
     for (uint32_t i = 0; i < 16; ++i) {
       if (seat.element(i / 4) + i % 4 >= n) sum.at[i / 4][i % 4] = first < n ? other : 0.0f;
     }
