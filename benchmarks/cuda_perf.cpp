@@ -8,17 +8,24 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "codec/codec.h"
+#include "codec/family.h"
+#include "codec/fused.h"
 #include "codec/grid.h"
 #include "codec/level_table.h"
 #include "codec/topk.h"
+#include "cuda/cast.h"
+#include "cuda/fused.h"
 #include "cuda/grid.h"
 #include "cuda/noise.h"
+#include "cuda/scalar.h"
 #include "cuda/topk.h"
 #include "cuda/uncut.h"
 #include "kernels/half.h"
@@ -133,47 +140,129 @@ LevelTable evenLevels(int bits) {
   return LevelTable(values);
 }
 
+// The kernels of a codec's kind, for a run of so many elements.
+struct Calls {
+  std::function<void(void* payload, const void* x, uint32_t* refused)> encode;
+  std::function<void(void* y, const void* payload, uint32_t* refused)> decode;
+  std::function<void(float* acc, const void* payload, uint32_t* refused)> decode_add;
+};
+
+Calls callsOf(const CodecSpec& codec, DType dtype, uint64_t count, const LevelTable* levels) {
+  const cuda::GridRun grid{codec, dtype, count, levels};
+  const cuda::PlainRun plain{codec, dtype, count};
+  if (isGrid(codec.id)) {
+    return {[=](void* p, const void* x, uint32_t* r) { cuda::encodeGrid({}, grid, p, x, 0, {1, 2, 3}, r); },
+            [=](void* y, const void* p, uint32_t* r) { cuda::decodeGrid({}, grid, y, p, r); },
+            [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddGrid({}, grid, acc, p, r); }};
+  }
+  if (isCast(codec.id)) {
+    return {[=](void* p, const void* x, uint32_t* r) { cuda::encodeCast({}, plain, p, x, 0, {1, 2, 3}, r); },
+            [=](void* y, const void* p, uint32_t* r) { cuda::decodeCast({}, plain, y, p, r); },
+            [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddCast({}, plain, acc, p, r); }};
+  }
+  return {[=](void* p, const void* x, uint32_t*) { cuda::encodeScalar({}, plain, p, x); },
+          [=](void* y, const void* p, uint32_t* r) { cuda::decodeScalar({}, plain, y, p, r); },
+          [=](float* acc, const void* p, uint32_t* r) { cuda::decodeAddScalar({}, plain, acc, p, r); }};
+}
+
+// Whether one of two neighbouring codes is drawn for each element.
+bool isStochastic(const CodecSpec& codec) {
+  const GridFamily* family = gridFamily(codec.id);
+  return codec.stochastic || (family != nullptr && family->rounding == Rounding::stochastic);
+}
+
+std::vector<std::byte> bytesOf(const std::vector<float>& x) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(x.data());
+  return {bytes, bytes + x.size() * 4};
+}
+
 void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, const Options& options) {
-  size_t forms = 0;
-  const KernelTable* const* form = kernelForms(&forms);
   const CodecSpec spec = CodecSpec::parse(text);
   const std::optional<LevelTable> levels = needsTable(spec) ? std::optional(evenLevels(spec.bits)) : std::nullopt;
-  const GridCodec codec = levels ? GridCodec(spec, *form[forms - 1], *levels) : GridCodec(spec, *form[forms - 1]);
+  std::shared_ptr<const Codec> codec = makeCodec(spec);
+  if (levels) codec = codec->with(*levels);
   const size_t count = (options.mib << 20) / 4;
-  const size_t raw = count * itemBytes(dtype), sent = codec.encodedBytes(count, dtype);
+  const size_t raw = count * itemBytes(dtype), sent = codec->encodedBytes(count, dtype);
   const std::vector<std::byte> source = elements(count, dtype);
   std::vector<std::byte> expected(sent), values(raw);
-  codec.encode(expected, source.data(), dtype, 0, count, {1, 2, 3});
-  codec.decode(values.data(), dtype, expected, 0, count);
+  codec->encode(expected, source.data(), dtype, 0, count, {1, 2, 3});
+  codec->decode(values.data(), dtype, expected, 0, count);
 
-  const cuda::GridRun run{spec, dtype, count, levels ? &*levels : nullptr};
+  const Calls calls = callsOf(codec->spec(), dtype, count, levels ? &*levels : nullptr);
   const Memory x(raw), payload(sent), refused(4);
   const Memory from(count * 8), to(count * 8);  // as much as any row moves
   auto* flag = static_cast<uint32_t*>(refused.get());
   must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
-  const bool stochastic = gridFamily(spec.id)->rounding == Rounding::stochastic;
   const auto add = [&](const char* loop, Measured measured, double bound, bool same) {
     rows.push_back({text, dtypeName(dtype), loop, measured, bound, same});
   };
 
-  const Measured encode = measure(raw + sent, options.repetitions, from, to,
-                                  [&] { cuda::encodeGrid({}, run, payload.get(), x.get(), 0, {1, 2, 3}, flag); });
-  add("encode", encode, stochastic ? 70 : 80, onHost(payload, sent) == expected);
-  const Measured decode = measure(raw + sent, options.repetitions, from, to,
-                                  [&] { cuda::decodeGrid({}, run, x.get(), payload.get(), flag); });
+  const Measured encode =
+      measure(raw + sent, options.repetitions, from, to, [&] { calls.encode(payload.get(), x.get(), flag); });
+  add("encode", encode, isStochastic(codec->spec()) ? 70 : 80, onHost(payload, sent) == expected);
+  const Measured decode =
+      measure(raw + sent, options.repetitions, from, to, [&] { calls.decode(x.get(), payload.get(), flag); });
   add("decode", decode, 80, onHost(x, raw) == values);
 
   // Into zeros: once for the sum to be that of one payload, then for the time.
   const Memory acc(count * 4);
-  cuda::decodeAddGrid({}, run, static_cast<float*>(acc.get()), payload.get(), flag);
+  auto* sums = static_cast<float*>(acc.get());
+  calls.decode_add(sums, payload.get(), flag);
   std::vector<float> sum(count);
-  codec.decodeAdd(sum.data(), dtype, expected, 0, count);
-  const auto* bytes = reinterpret_cast<const std::byte*>(sum.data());
-  const bool same = onHost(acc, count * 4) == std::vector<std::byte>(bytes, bytes + count * 4);
-  const Measured adding = measure(count * 8 + sent, options.repetitions, from, to, [&] {
-    cuda::decodeAddGrid({}, run, static_cast<float*>(acc.get()), payload.get(), flag);
-  });
+  codec->decodeAdd(sum.data(), dtype, expected, 0, count);
+  const bool same = onHost(acc, count * 4) == bytesOf(sum);
+  const Measured adding =
+      measure(count * 8 + sent, options.repetitions, from, to, [&] { calls.decode_add(sums, payload.get(), flag); });
   add("decode-add", adding, 80, same && onHost(refused, 4) == std::vector<std::byte>(4));
+}
+
+// What is fused with a grid codec, of fp32 elements and states: a state is read and written with each, and a sum is of
+// own elements and three payloads.
+void measureFused(std::vector<Row>& rows, const std::string& text, const Options& options) {
+  const std::shared_ptr<const Codec> codec = makeCodec(CodecSpec::parse(text));
+  FusedCodec fused(codec);
+  const size_t count = (options.mib << 20) / 4, raw = count * 4, sent = codec->encodedBytes(count, DType::float32);
+  const std::vector<std::byte> source = elements(count, DType::float32);
+  const Draws draws{1, 2, 3};
+  const PhiloxKey key{1, 2, 3};
+  const cuda::GridRun run{codec->spec(), DType::float32, count};
+
+  const Memory x(raw), payload(sent), state(raw), refused(4), from(raw * 2), to(raw * 2);
+  auto* flag = static_cast<uint32_t*>(refused.get());
+  must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
+  const double bound = isStochastic(codec->spec()) ? 70 : 80;
+  const auto measureRow = [&](const char* loop, size_t bytes, const Memory& result,
+                              const std::vector<std::byte>& expected_payload, const std::vector<float>& expected,
+                              const std::function<void()>& enqueue) {
+    enqueue();
+    const bool same = onHost(payload, sent) == expected_payload && onHost(result, raw) == bytesOf(expected) &&
+                      onHost(refused, 4) == std::vector<std::byte>(4);
+    rows.push_back({text, "float32", loop, measure(bytes, options.repetitions, from, to, enqueue), bound, same});
+  };
+
+  std::vector<std::byte> expected(sent);
+  const cuda::FusedState kept{state.get(), state.get(), DType::float32};
+  for (const bool delta : {true, false}) {
+    std::vector<float> after(count);
+    const auto host = delta ? &FusedCodec::encodeDelta : &FusedCodec::encodeFeedback;
+    (fused.*host)(expected, {source.data(), DType::float32}, {after.data(), DType::float32}, 0, count, draws);
+    must(cudaMemset(state.get(), 0, raw));
+    const auto there = delta ? cuda::encodeDelta : cuda::encodeFeedback;
+    measureRow(delta ? "delta" : "feedback", 3 * raw + sent, state, expected, after,
+               [&] { there({}, run, payload.get(), x.get(), kept, 0, key, flag); });
+  }
+
+  const Memory peer(sent);
+  must(cudaMemcpy(peer.get(), expected.data(), sent, cudaMemcpyDefault));
+  std::vector<cuda::FusedTerm> terms(4, cuda::FusedTerm{peer.get()});
+  std::vector<Contribution> same_terms(4, Contribution{expected, nullptr});
+  terms[1] = {nullptr, x.get()};
+  same_terms[1] = {{}, source.data()};
+  std::vector<std::byte> total(sent);
+  std::vector<float> out(count);
+  fused.encodeSum(total, out.data(), DType::float32, same_terms, 4, 0, count, draws);
+  measureRow("sum of 4", 2 * raw + 4 * sent, state, total, out,
+             [&] { cuda::encodeSum({}, run, payload.get(), state.get(), terms, 4, 0, key, flag); });
 }
 
 // x += the sum of `terms` perturbations of a seed each.
@@ -308,6 +397,12 @@ int run(const Options& options) {
     measureCodec(rows, text, dtype, options);
     std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
   };
+  const auto measureFusedRows = [&](const std::string& text) {
+    if (text.find(options.only) == std::string::npos) return;
+    const size_t before = rows.size();
+    measureFused(rows, text, options);
+    std::for_each(rows.begin() + static_cast<ptrdiff_t>(before), rows.end(), print);
+  };
   const auto measureSeeds = [&](Noise noise, size_t terms, double bound) {
     const std::string name = noise == Noise::gaussian ? "gaussian" : "rademacher";
     if (name.find(options.only) == std::string::npos) return;
@@ -320,6 +415,11 @@ int run(const Options& options) {
     for (const char* text : {"minmax4:bucket=1024", "qsgd4:bucket=1024", "gauss4"})
       measureRows(text, dtype);
   }
+  for (const char* text : {"fp16", "bf16", "bf16:round=stochastic", "fp8e4m3", "logbyte", "log9"})
+    measureRows(text, DType::float32);
+  measureRows("fp8e4m3", DType::bfloat16);
+  for (const char* text : {"minmax4:bucket=512", "qsgd4:bucket=1024", "sym4:bucket=1024", "sym4:bucket=4096"})
+    measureFusedRows(text);
   for (size_t terms : {1, 4, 16})
     measureSeeds(Noise::rademacher, terms, 80);
   for (size_t terms : {1, 16})

@@ -9,6 +9,7 @@
 #include "codec/payload.h"
 #include "codec/repair.h"
 #include "kernels/cast.h"
+#include "kernels/cast_rules.h"
 #include "kernels/finite.h"
 #include "kernels/float8.h"
 #include "kernels/float_env.h"
@@ -27,7 +28,7 @@ DType typeOf(CodecId id) {
 
 // The code that a poisoned element sends: the type's quiet NaN.
 uint16_t nanOf(DType type) {
-  return type == DType::float16 ? 0x7e00 : type == DType::bfloat16 ? 0x7fc0 : kFloat8Nan;
+  return type == DType::float16 ? kFloat16Nan : type == DType::bfloat16 ? kBfloat16Nan : kFloat8Nan;
 }
 
 // Of a 16-bit type.
@@ -36,7 +37,7 @@ uint16_t infinityOf(DType type) {
 }
 
 // Whether a code is NaN or infinite.
-bool isSpecial(DType type, uint16_t code) {
+bool isSpecialCode(DType type, uint16_t code) {
   if (type == DType::opaque) return (code & 0x7fu) == kFloat8Nan;
   return (code & infinityOf(type)) == infinityOf(type);
 }
@@ -154,7 +155,7 @@ void CastCodec::expectCodes(const std::byte* src, uint64_t from, uint64_t count)
   for (uint64_t i = from; i < from + count; ++i) {
     uint16_t code = 0;
     std::memcpy(&code, src + i * item_, item_);
-    if (!isSpecial(type_, code) || (spec().nonfinite == Nonfinite::poison && code == nanOf(type_))) continue;
+    if (!isSpecialCode(type_, code) || (spec().nonfinite == Nonfinite::poison && code == nanOf(type_))) continue;
     throw WireError(name_ + ": element " + std::to_string(i) + " of the payload: expected a finite number, got code " +
                     std::to_string(code));
   }

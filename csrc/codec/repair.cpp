@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "kernels/cast_rules.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {
@@ -137,12 +138,7 @@ void eachSpecial(void* x, DType dtype, uint64_t count, F&& f) {
 }  // namespace
 
 void saturateEach(void* x, DType dtype, uint64_t count) {
-  eachSpecial(x, dtype, count, [](uint64_t, auto& bits, auto infinity) {
-    using Bits = decltype(infinity);
-    const Bits sign = bits & static_cast<Bits>(~kMagnitude<Bits>);
-    const bool nan = (bits & kMagnitude<Bits>) > infinity;
-    bits = nan ? Bits{0} : static_cast<Bits>(sign | (infinity - 1));
-  });
+  eachSpecial(x, dtype, count, [](uint64_t, auto& bits, auto infinity) { bits = saturatedBits(bits, infinity); });
 }
 
 std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count) {

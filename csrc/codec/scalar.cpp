@@ -6,19 +6,17 @@
 
 #include "codec/element.h"
 #include "codec/payload.h"
-#include "codec/scalar_tables.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {
 
-ScalarCodec::ScalarCodec(const CodecSpec& spec) : Codec(spec), name_(spec.str()) {
-  const bool byte = spec.id == CodecId::logbyte;
-  bits_ = byte ? 8 : 9;
-  values_ = byte ? std::span<const float>(kLogByteValues) : kLog9Values;
-  bounds_ = byte ? std::span<const float>(kLogByteBounds) : kLog9Bounds;
-}
+ScalarCodec::ScalarCodec(const CodecSpec& spec)
+    : Codec(spec),
+      name_(spec.str()),
+      table_(spec.id == CodecId::logbyte ? kLogByteTable : kLog9Table),
+      bits_(table_.bits) {}
 
 bool ScalarCodec::supports(DType dtype) const {
   return isCoded(dtype);
@@ -26,23 +24,6 @@ bool ScalarCodec::supports(DType dtype) const {
 
 size_t ScalarCodec::encodedBytes(uint64_t count, DType) const {
   return up64((count * bits_ + 7) / 8);
-}
-
-// The sign above a number that counts the bounds at or below |x|, or 0 for a zero; a sign and 0 is no number.
-uint32_t ScalarCodec::codeOf(float x) const {
-  const uint32_t magnitude = floatBits(x) & 0x7fffffffu, sign = 1u << (bits_ - 1);
-  if (magnitude >= 0x7f800000u) return sign;
-  if (magnitude == 0) return 0;
-  const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), floatOf(magnitude));
-  return static_cast<uint32_t>(above - bounds_.begin()) + 1 + (floatBits(x) >> 31 ? sign : 0);
-}
-
-float ScalarCodec::valueOf(uint32_t code) const {
-  const uint32_t sign = 1u << (bits_ - 1);
-  if (code == sign) return floatOf(0x7fc00000u);
-  const uint32_t number = code & (sign - 1);
-  if (number == 0) return 0;
-  return code & sign ? -values_[number - 1] : values_[number - 1];
 }
 
 void ScalarCodec::checkRun(DType dtype, uint64_t first) const {
@@ -63,7 +44,7 @@ void ScalarCodec::encode(std::span<std::byte> dst, const void* src, DType dtype,
   std::memset(dst.data(), 0, dst.size());
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t bit = i * bits_;
-    const uint32_t placed = codeOf(elementAt(src, dtype, i)) << bit % 8;
+    const uint32_t placed = scalarCode(table_, elementAt(src, dtype, i)) << bit % 8;
     dst[bit / 8] |= static_cast<std::byte>(placed);
     if (bit % 8 + bits_ > 8) dst[bit / 8 + 1] |= static_cast<std::byte>(placed >> 8);
   }
@@ -90,7 +71,7 @@ void ScalarCodec::decode(void* dst, DType dtype, std::span<const std::byte> src,
   checkRun(dtype, first);
   checkPayload(src, count);
   for (uint64_t i = 0; i < count; ++i) {
-    const float value = valueOf(codeAt(src, i));
+    const float value = scalarValue(table_, codeAt(src, i));
     if (dtype == DType::float32) {
       static_cast<float*>(dst)[i] = value;
     } else {
@@ -108,7 +89,7 @@ void ScalarCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> 
   for (uint64_t at = 0; at < count; at += std::size(piece)) {
     const uint64_t n = std::min<uint64_t>(std::size(piece), count - at);
     for (uint64_t i = 0; i < n; ++i)
-      piece[i] = valueOf(codeAt(src, at + i));
+      piece[i] = scalarValue(table_, codeAt(src, at + i));
     reduceInto(acc + at, piece, DType::float32, ReduceKind::sum, n);
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "codec/codec.h"
+#include "codec/scalar_rules.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
 
@@ -33,14 +34,11 @@ class ScalarCodec final : public Codec {
  private:
   void checkRun(DType dtype, uint64_t first) const;
   void checkPayload(std::span<const std::byte> src, uint64_t count) const;
-  uint32_t codeOf(float x) const;
-  float valueOf(uint32_t code) const;
   uint32_t codeAt(std::span<const std::byte> src, uint64_t i) const;
 
   std::string name_;
-  uint32_t bits_;                  // of a code, its sign included
-  std::span<const float> values_;  // of codes 1 and up
-  std::span<const float> bounds_;  // where codes 2 and up begin
+  const ScalarTable& table_;
+  uint32_t bits_;  // of a code, its sign included
 };
 
 }  // namespace lowcomm

@@ -114,7 +114,7 @@ class BlockTeam {
   }
 
   const GridArgs<std::byte>& grid_;
-  const T* x_;
+  decltype(EncodeArgs<T>::x) x_;
   uint64_t first_, end_;
   uint32_t bucket_;
   Seat seat_;

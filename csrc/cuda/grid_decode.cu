@@ -6,6 +6,7 @@
 #include "cuda/codebook.cuh"
 #include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
+#include "cuda/grid_check.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/rotate.cuh"
@@ -16,41 +17,8 @@
 namespace lowcomm::cuda {
 namespace {
 
-__device__ inline bool isFinite(float x) {
-  return (bitsOf(x) & 0x7f800000u) != 0x7f800000u;
-}
-
 template <GridValue kValue>
 constexpr bool kLooksUp = kValue == GridValue::levels || kValue == GridValue::gauss;
-
-template <bool kCentred>
-__device__ inline bool isPoison(const Sent& sent) {
-  return bitsOf(kCentred ? sent.step : sent.base) == kPoison && (kCentred || bitsOf(sent.step) == 0);
-}
-
-// False where the padding after the metadata is not 0.
-__device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
-  return blockIdx.x != 0 || threadIdx.x >= grid.pad_halves ||
-         reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
-}
-
-// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
-// Every bit of a lane's words is some thread's, so this sees all that must be 0.
-template <bool kRotated>
-__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
-                                const Seat& seat) {
-  uint32_t strays = 0;
-  if (grid.three_codes) {
-    for (uint32_t c = 0; c < 4; ++c)
-      strays |= field[c] & field[c] >> 1 & 0x55;
-  }
-  if (n < kBlock) {
-    for (uint32_t c = 0; c < 4; ++c)
-      strays |=
-          field[c] & (presentBits(c, kBlock, grid.bits, kRotated, seat) ^ presentBits(c, n, grid.bits, kRotated, seat));
-  }
-  return strays == 0;
-}
 
 // `step` is the one sent, times form.unit.
 template <GridValue kValue>

@@ -144,15 +144,16 @@ __device__ inline void descend(uint32_t node[4][4], const Tile& tile, const Scal
   }
 }
 
-// Quantizes and writes one block; false where an element has no place on the grid. `tree`: of levels and gauss.
+// Quantizes and writes one block; false where an element has no place on the grid. `tree`: of levels and gauss. The
+// thread's codes stay in `field`, bits of others above them.
 template <GridRule kRule, bool kRotated, class T>
-__device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, const Tile& tile, const Scale& scale,
-                                  const float* tree, const Seat& seat) {
+__device__ inline bool encodeTile(uint32_t (&field)[4], const EncodeArgs<T>& args, uint64_t start, const Tile& tile,
+                                  const Scale& scale, const float* tree, const Seat& seat) {
   const uint32_t bits = args.grid.bits;
   uint32_t draw[4] = {}, node[4][4] = {};
   if constexpr (kByBook<kRule>) descend<kRule>(node, tile, scale, tree, bits);
   if (kRule == GridRule::stochastic) drawTile(draw, args.block + start / kBlock, args.key, seat);
-  uint32_t field[4] = {}, strays = 0;
+  uint32_t strays = 0;
   for (uint32_t r = 0; r < 4; ++r) {
     for (uint32_t c = 0; c < 4; ++c) {
       const float x = tile.at[r][c];
@@ -182,9 +183,12 @@ __device__ inline bool encodeTile(const EncodeArgs<T>& args, uint64_t start, con
   return isFixed(strays ^ kFixedExponent);
 }
 
-// All of a team's buckets, in the order of FORMAT.md. False where a codec refuses one.
-template <GridRule kRule, bool kRotated, class Team, class T>
-__device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const float* tree, const Seat& seat) {
+// All of a team's buckets, in the order of FORMAT.md. False where a codec refuses one. After each block,
+// then(its first element, how many codes it has, the thread's codes as encodeTile leaves them, what is sent of the
+// thread's bucket, whether its range can be sent).
+template <GridRule kRule, bool kRotated, class Team, class T, class Then>
+__device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const float* tree, const Seat& seat,
+                                  Then&& then) {
   const GridArgs<std::byte>& grid = args.grid;
   bool taken = true, poisoned = false;
   if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite, grid.limit);
@@ -204,11 +208,19 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const f
   if (team.isFirstThread() && team.first() < grid.count) {
     storeSent<kCentred<kRule>>(grid, team.first() >> grid.bucket_log2, sent);
   }
-  team.each([&](const Tile& tile, uint64_t start, uint32_t) {
-    taken &= encodeTile<kRule, kRotated>(args, start, tile, scale, tree, seat);
+  const bool in_range = taken;
+  team.each([&](const Tile& tile, uint64_t start, uint32_t n) {
+    uint32_t field[4] = {};
+    taken &= encodeTile<kRule, kRotated>(field, args, start, tile, scale, tree, seat);
+    then(start, n, field, sent, in_range);
   });
   return taken && team.taken();
 }
+
+// Where a payload is all that is made.
+struct NothingElse {
+  __device__ void operator()(uint64_t, uint32_t, const uint32_t (&)[4], const Sent&, bool) const {}
+};
 
 __device__ inline void zeroPadding(const GridArgs<std::byte>& grid) {
   if (blockIdx.x == 0 && threadIdx.x < grid.pad_halves) reinterpret_cast<uint16_t*>(grid.pad)[threadIdx.x] = 0;
@@ -225,7 +237,7 @@ __global__ void __launch_bounds__(kThreads)
   for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kTiles * kBlock;
        start < args.grid.count; start += stride) {
     WarpTeam<kTiles, kRotated, T> team(args, start, seat);
-    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat);
+    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat, NothingElse{});
   }
   if (!taken) *args.grid.refused = 1;  // all who write, write 1
 }
@@ -242,7 +254,7 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 2)
   bool taken = true;
   for (uint64_t first = blockIdx.x * bucket; first < args.grid.count; first += gridDim.x * bucket) {
     BlockTeam<kRotated, T> team(args, first, seat);
-    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat);
+    taken &= encodeTeam<kRule, kRotated>(team, args, tree, seat, NothingElse{});
   }
   if (!taken) *args.grid.refused = 1;
 }

@@ -41,7 +41,7 @@ __device__ inline bool holdCodes(const uint32_t field[4], uint32_t n, const Uncu
   for (uint32_t c = 0; c < 4; ++c) {
     if (args.three_codes) strays |= field[c] & field[c] >> 1 & 0x55;
     if (n < kBlock) {
-      strays |= field[c] & (presentBits(c, kBlock, args.bits, seat) ^ presentBits(c, n, args.bits, seat));
+      strays |= field[c] & (presentBits(c, kBlock, args.bits, false, seat) ^ presentBits(c, n, args.bits, false, seat));
     }
   }
   return strays == 0;

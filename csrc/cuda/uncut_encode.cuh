@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) encodeChannels(UncutArgs<std::byte> 
     }
     if (n < kBlock) {
       for (uint32_t c = 0; c < 4; ++c)
-        field[c] &= presentBits(c, n, bits, seat);
+        field[c] &= presentBits(c, n, bits, false, seat);
     }
     storeFields(args.words + start / 8 * bits, field, n, bits, seat);
   }

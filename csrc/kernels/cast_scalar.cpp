@@ -3,21 +3,13 @@
 
 #include <cstring>
 
+#include "kernels/cast_rules.h"
 #include "kernels/float8.h"
 #include "kernels/half.h"
 #include "kernels/table.h"
 
 namespace lowcomm {
 namespace {
-
-bool isFinite(float x) {
-  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
-}
-
-float held(float x, float largest) {
-  x = x < -largest ? -largest : x;
-  return largest < x ? largest : x;
-}
 
 // Codes between memory and numbers.
 uint16_t get(Code16 code) {
@@ -45,8 +37,8 @@ template <auto kConvert, typename Code>
 bool narrowAll(Code* y, const float* x, size_t count, float largest) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
-    finite &= isFinite(x[i]);
-    put(y[i], kConvert(held(x[i], largest)));
+    finite &= !isSpecial(x[i]);
+    put(y[i], kConvert(heldTo(x[i], largest)));
   }
   return finite;
 }
@@ -68,8 +60,8 @@ bool toBfloat16ByDraw(Code16* y, const float* x, size_t count, uint64_t block, c
     const size_t lane = i % 16, row = i % 512 / 16, j = row % 8;
     if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
     const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
-    finite &= isFinite(x[i]);
-    put(y[i], static_cast<uint16_t>((floatBits(held(x[i], kBfloat16Largest)) + draw) >> 16));
+    finite &= !isSpecial(x[i]);
+    put(y[i], bfloat16ByDraw(heldTo(x[i], kBfloat16Largest), draw));
   }
   return finite;
 }
@@ -79,7 +71,7 @@ bool widenAll(float* y, const Code* x, size_t count) {
   bool finite = true;
   for (size_t i = 0; i < count; ++i) {
     const float value = kConvert(get(x[i]));
-    finite &= isFinite(value);
+    finite &= !isSpecial(value);
     y[i] = kAdd ? y[i] + value : value;
   }
   return finite;

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/half.h"
+#include "kernels/host_device.h"
 
 namespace lowcomm {
 
@@ -11,7 +12,7 @@ namespace lowcomm {
 inline constexpr float kFloat8Largest = 448;
 inline constexpr uint8_t kFloat8Nan = 0x7f;
 
-inline float float8ToFloat(uint8_t code) {
+LOWCOMM_HOST_DEVICE inline float float8ToFloat(uint8_t code) {
   const uint32_t sign = uint32_t{code & 0x80u} << 24, magnitude = code & 0x7fu;
   if (magnitude == kFloat8Nan) return floatOf(sign | 0x7fc00000u);
   if (magnitude < 8) return floatOf(sign | floatBits(static_cast<float>(magnitude) * 0x1p-9f));
@@ -19,7 +20,7 @@ inline float float8ToFloat(uint8_t code) {
 }
 
 // Nearest, ties to even, of |x| <= 448.
-inline uint8_t floatToFloat8(float x) {
+LOWCOMM_HOST_DEVICE inline uint8_t floatToFloat8(float x) {
   const uint32_t bits = floatBits(x), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
   // Below 2^-6 the unit is 2^-9, the last place of a float in [2^14, 2^15): the addition rounds.
   if (magnitude < 0x3c800000u) {

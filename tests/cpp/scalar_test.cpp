@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
+#include "codec/scalar_rules.h"
 #include "codec/scalar_tables.h"
 #include "grid_cases.h"
 #include "kernels/half.h"
@@ -39,6 +41,25 @@ TEST(Scalar, TablesAreWhatTheyAreSaidToBe) {
     EXPECT_EQ(kLog9Values[u - 1], nearest(std::exp((u - 128) / 16.0L))) << u;
   for (int u = 2; u < 256; ++u)
     EXPECT_EQ(kLog9Bounds[u - 2], leastFrom(std::exp((u - 128.5L) / 16.0L))) << u;
+}
+
+// The guess that numbers are found with is never too far off.
+TEST(Scalar, NumbersAreCountsOfBounds) {
+  for (const ScalarTable* table : {&kLogByteTable, &kLog9Table}) {
+    const std::span<const float> bounds(table->bound, table->last);
+    const auto expectCount = [&](uint32_t magnitude) {
+      const auto above = std::upper_bound(bounds.begin(), bounds.end(), floatOf(magnitude));
+      ASSERT_EQ(scalarNumber(*table, magnitude), 1 + (above - bounds.begin())) << floatOf(magnitude);
+    };
+    for (uint32_t magnitude = 1; magnitude < 0x7f800000u; magnitude += 997)
+      ASSERT_NO_FATAL_FAILURE(expectCount(magnitude));
+    for (float bound : bounds) {
+      for (uint32_t i = 0; i < 5; ++i)
+        ASSERT_NO_FATAL_FAILURE(expectCount(floatBits(bound) - 2 + i));
+    }
+    expectCount(1);
+    expectCount(0x7f7fffffu);
+  }
 }
 
 // The definition: rounded and held logarithms.

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "codec/error.h"
+#include "codec/family.h"
+#include "cuda/fused_elements.cuh"
+#include "cuda/grid_args.cuh"
+#include "cuda/grid_check.cuh"
+#include "cuda/grid_encode.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/tile.cuh"
+#include "kernels/finite.h"
+#include "kernels/grid_form.h"
+#include "kernels/grid_rules.h"
+
+// The encode kernels of grid_encode.cuh on elements that are made as they are loaded, with something to do once their
+// codes are known. A fused operation is an `Op`:
+//   Op::Source    what EncodeArgs::x is, and teams load their tiles from
+//   source(at)    the elements from number `at` of the run on
+//   begins()      false where something is refused before any block is looked at
+//   finish(...)   what is done with a block once it is encoded; by all threads of a warp
+
+namespace lowcomm::cuda {
+
+namespace {
+
+// gridArgs of a run that fused operations take.
+inline GridArgs<std::byte> fusedGrid(const std::string& doing, const GridRun& run, void* payload, uint32_t* refused) {
+  const GridFamily* family = gridFamily(run.codec.id);
+  if (family != nullptr && family->book) {
+    throw ValueError(doing + ": codec: expected a grid codec with even steps, got " + run.codec.str());
+  }
+  if (isRotated(run.codec)) throw ValueError(doing + ": rotate: expected 0, got 1");
+  return gridArgs(doing.c_str(), run, static_cast<std::byte*>(payload), refused);
+}
+
+// The values that a thread's codes decode to.
+template <bool kCentred>
+__device__ inline Tile valuesOf(const uint32_t (&field)[4], const Sent& sent, uint32_t bits, const GridForm& form) {
+  const uint32_t top = (1u << bits) - 1;
+  const float step = kCentred ? sent.step * form.unit : sent.step;
+  Tile tile;
+#pragma unroll
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t code = field[i % 4] >> (bits * (i / 4)) & top;
+    tile.at[i / 4][i % 4] = kCentred ? centredValue(form.centre, step, code) : gridValue(sent.base, step, code);
+  }
+  return tile;
+}
+
+// All of a team's buckets. A bucket's range says nothing of a NaN in it, which must be known before anything is
+// finished where it is to be refused.
+template <GridRule kRule, class Team, class Op>
+__device__ inline bool encodeFused(Team& team, const EncodeArgs<typename Op::Source>& args, const Op& op,
+                                   const Seat& seat) {
+  bool numbers = true;
+  if (!kCentred<kRule> && args.grid.nonfinite == Nonfinite::error) numbers = largestOf(team) < kFiniteLimitBits;
+  const bool taken = encodeTeam<kRule, false>(
+      team, args, nullptr, seat,
+      [&](uint64_t start, uint32_t n, const uint32_t(&field)[4], const Sent& sent, bool in_range) {
+        const Tile values = valuesOf<kCentred<kRule>>(field, sent, args.grid.bits, args.grid.form);
+        op.finish(start, n, values, numbers && in_range, args.grid.nonfinite, seat);
+      });
+  return taken && numbers;
+}
+
+template <class Op>
+struct FusedArgs {
+  GridArgs<std::byte> grid;
+  Op op;
+  uint64_t block;
+  PhiloxKey key;
+};
+
+template <GridRule kRule, uint32_t kTiles, class Op>
+__global__ void __launch_bounds__(kThreads) fusedByWarp(const __grid_constant__ FusedArgs<Op> fused) {
+  const Seat seat = Seat::ofThisThread();
+  const EncodeArgs<typename Op::Source> args{fused.grid, fused.op.source(0), fused.block, fused.key};
+  const uint64_t stride = uint64_t{gridDim.x} * kWarps * kTiles * kBlock;
+  zeroPadding(args.grid);
+  bool taken = fused.op.begins();
+  for (uint64_t start = (uint64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp) * kTiles * kBlock;
+       start < args.grid.count; start += stride) {
+    WarpTeam<kTiles, false, typename Op::Source> team(args, start, seat);
+    taken &= encodeFused<kRule>(team, args, fused.op, seat);
+  }
+  if (!taken) *args.grid.refused = 1;  // all who write, write 1
+}
+
+// Of a thread block that works on one bucket: with more of them, threads would have too few registers for a sum's
+// terms.
+constexpr uint32_t kMostFusedWarps = 8;
+
+template <GridRule kRule, class Op>
+__global__ void __launch_bounds__(kMostFusedWarps* kWarp) fusedByBlock(const __grid_constant__ FusedArgs<Op> fused) {
+  const Seat seat = Seat::ofThisThread();
+  const EncodeArgs<typename Op::Source> args{fused.grid, fused.op.source(0), fused.block, fused.key};
+  const uint64_t bucket = args.grid.form.bucket;
+  zeroPadding(args.grid);
+  bool taken = fused.op.begins();
+  for (uint64_t first = blockIdx.x * bucket; first < args.grid.count; first += gridDim.x * bucket) {
+    BlockTeam<false, typename Op::Source> team(args, first, seat);
+    taken &= encodeFused<kRule>(team, args, fused.op, seat);
+  }
+  if (!taken) *args.grid.refused = 1;
+}
+
+// Enqueues a fused operation on a run that has elements.
+template <GridRule kRule, class Op>
+void fusedAs(const Place& place, const char* doing, const FusedArgs<Op>& args) {
+  const uint64_t count = args.grid.count;
+  const uint32_t bucket = args.grid.form.bucket;
+  const DeviceScope scope(place.device, doing);
+  if (bucket > 2 * kBlock) {
+    const uint64_t buckets = (count + bucket - 1) / bucket;
+    const uint32_t warps = std::min(bucket / kBlock, kMostFusedWarps);
+    launch(place, doing, fusedByBlock<kRule, Op>, gridOf(buckets, place.device, doing), warps * kWarp, args);
+    return;
+  }
+  const uint32_t tiles = bucket > kBlock ? 2 : 1;
+  const uint64_t share = uint64_t{kWarps} * tiles * kBlock;
+  const unsigned blocks = gridOf((count + share - 1) / share, place.device, doing);
+  launch(place, doing, tiles == 2 ? fusedByWarp<kRule, 2, Op> : fusedByWarp<kRule, 1, Op>, blocks, kThreads, args);
+}
+
+}  // namespace
+
+}  // namespace lowcomm::cuda

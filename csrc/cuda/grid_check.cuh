@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/grid_args.cuh"
+#include "cuda/pack.cuh"
+#include "cuda/tile.cuh"
+#include "kernels/finite.h"
+#include "kernels/grid_scale.h"
+
+// What a reader refuses (GridCodec::decode), thread by thread.
+
+namespace lowcomm::cuda {
+
+__device__ inline bool isFinite(float x) {
+  return (bitsOf(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+template <bool kCentred>
+__device__ inline bool isPoison(const Sent& sent) {
+  return bitsOf(kCentred ? sent.step : sent.base) == kPoison && (kCentred || bitsOf(sent.step) == 0);
+}
+
+// False where the padding after the metadata is not 0.
+__device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
+  return blockIdx.x != 0 || threadIdx.x >= grid.pad_halves ||
+         reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
+}
+
+// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
+// Every bit of a lane's words is some thread's, so this sees all that must be 0.
+template <bool kRotated = false>
+__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
+                                const Seat& seat) {
+  uint32_t strays = 0;
+  if (grid.three_codes) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & field[c] >> 1 & 0x55;
+  }
+  if (n < kBlock) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |=
+          field[c] & (presentBits(c, kBlock, grid.bits, kRotated, seat) ^ presentBits(c, n, grid.bits, kRotated, seat));
+  }
+  return strays == 0;
+}
+
+}  // namespace lowcomm::cuda
