@@ -83,11 +83,8 @@ __device__ inline std::byte headerByte(const TopkArgs<Byte>& args, uint32_t at) 
   return static_cast<std::byte>(at == 8 ? args.codec : at == 9 ? args.bits : at == 10 ? args.parts.listed : 0);
 }
 
-// Bits without the sign, as those of the float that the host selects by. The instruction for float16 would make one NaN
-// of all, which have an order too.
-__device__ inline uint32_t magnitudeOf(float x) {
-  return bitsOf(x) & 0x7fffffffu;
-}
+// An element as the float that the host selects by, and what it is selected by. The instruction for float16 would make
+// one NaN of all, which have an order too.
 __device__ inline float selected(float x) {
   return x;
 }
@@ -96,6 +93,9 @@ __device__ inline float selected(Bfloat16 x) {
 }
 __device__ inline float selected(Float16 x) {
   return (x.bits & 0x7c00u) == 0x7c00u ? float16ToFloat(x.bits) : toFloat(x);
+}
+__device__ inline uint32_t magnitudeOf(float x) {
+  return bitsOf(x) & 0x7fffffffu;
 }
 
 template <class Byte>

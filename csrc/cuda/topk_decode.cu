@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kChunkThreads) spreadList(TopkArgs<const std::
 }
 
 template <bool kAdd, class T>
-void decodeRun(const Place& place, const char* doing, const GridRun& run, const void* payload, T* y, void* workspace,
-               uint32_t* refused) {
+void decodeTopkRun(const Place& place, const char* doing, const GridRun& run, const void* payload, T* y,
+                   void* workspace, uint32_t* refused) {
   const auto args = topkArgs(doing, run, static_cast<const std::byte*>(payload), workspace, refused);
   if (run.count == 0) return;
   const DeviceScope scope(place.device, doing);
@@ -126,17 +126,17 @@ void decodeTopk(const Place& place, const GridRun& run, void* y, const void* pay
   constexpr const char* kDoing = "decode topk";
   switch (run.dtype) {
     case DType::float16:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), workspace, refused);
+      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), workspace, refused);
     case DType::bfloat16:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), workspace, refused);
+      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), workspace, refused);
     default:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<float*>(y), workspace, refused);
+      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<float*>(y), workspace, refused);
   }
 }
 
 void decodeAddTopk(const Place& place, const GridRun& run, float* acc, const void* payload, void* workspace,
                    uint32_t* refused) {
-  decodeRun<true>(place, "decode and add topk", run, payload, acc, workspace, refused);
+  decodeTopkRun<true>(place, "decode and add topk", run, payload, acc, workspace, refused);
 }
 
 }  // namespace lowcomm::cuda
