@@ -30,16 +30,6 @@ namespace lowcomm::cuda {
 
 namespace {
 
-// gridArgs of a run that fused operations take.
-inline GridArgs<std::byte> fusedGrid(const std::string& doing, const GridRun& run, void* payload, uint32_t* refused) {
-  const GridFamily* family = gridFamily(run.codec.id);
-  if (family != nullptr && family->book) {
-    throw ValueError(doing + ": codec: expected a grid codec with even steps, got " + run.codec.str());
-  }
-  if (isRotated(run.codec)) throw ValueError(doing + ": rotate: expected 0, got 1");
-  return gridArgs(doing.c_str(), run, static_cast<std::byte*>(payload), refused);
-}
-
 // The values that a thread's codes decode to.
 template <bool kCentred>
 __device__ inline Tile valuesOf(const uint32_t (&field)[4], const Sent& sent, uint32_t bits, const GridForm& form) {
@@ -109,6 +99,15 @@ __global__ void __launch_bounds__(kMostFusedWarps* kWarp) fusedByBlock(const __g
     taken &= encodeFused<kRule>(team, args, fused.op, seat);
   }
   if (!taken) *args.grid.refused = 1;
+}
+
+GridArgs<std::byte> fusedGrid(const char* doing, const GridRun& run, void* payload, uint32_t* refused) {
+  const GridArgs<std::byte> grid = gridArgs(doing, run, static_cast<std::byte*>(payload), refused);
+  if (grid.rotated || gridFamily(run.codec.id)->book) {
+    throw ValueError(std::string(doing) + ": codec: expected a grid codec without rotation and codebook, got " +
+                     run.codec.str());
+  }
+  return grid;
 }
 
 // Enqueues a fused operation on a run that has elements.

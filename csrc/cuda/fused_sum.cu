@@ -31,9 +31,9 @@ struct SumSource {
 
   __device__ GridArgs<const std::byte> termArgs(uint32_t number) const {
     const auto* payload = static_cast<const std::byte*>(terms->term[number].payload);
-    return {payload,          payload + terms->pad, payload + terms->words, grid->count,
-            grid->pad_halves, grid->bits,           grid->bucket_log2,      grid->form,
-            grid->nonfinite,  grid->three_codes,    grid->refused};
+    return {payload,          payload + terms->pad, payload + terms->words, grid->count,  grid->codes,
+            grid->pad_halves, grid->bits,           grid->bucket_log2,      grid->form,   grid->limit,
+            grid->nonfinite,  grid->rotated,        grid->three_codes,      grid->refused};
   }
 };
 
@@ -57,7 +57,7 @@ __device__ inline Tile decodeTile(const GridArgs<const std::byte>& grid, uint64_
   loadFields(field, grid.words + start / 8 * grid.bits, n, grid.bits, seat);
   const bool poisoned = grid.nonfinite == Nonfinite::poison && isPoison<kCentred>(sent);
   const bool finite = poisoned || (isFinite(sent.base) && isFinite(sent.step));
-  if (!finite || !areCodes(field, n, grid, seat)) *grid.refused = 1;  // all who write, write 1
+  if (!finite || !areCodes<false>(field, n, grid, seat)) *grid.refused = 1;  // all who write, write 1
   return valuesOf<kCentred>(field, sent, grid.bits, grid.form);
 }
 

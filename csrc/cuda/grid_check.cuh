@@ -32,7 +32,7 @@ __device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
 
 // Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
 // Every bit of a lane's words is some thread's, so this sees all that must be 0.
-template <bool kRotated = false>
+template <bool kRotated>
 __device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const GridArgs<const std::byte>& grid,
                                 const Seat& seat) {
   uint32_t strays = 0;

@@ -144,8 +144,8 @@ __device__ inline void descend(uint32_t node[4][4], const Tile& tile, const Scal
   }
 }
 
-// Quantizes and writes one block; false where an element has no place on the grid. `tree`: of levels and gauss. The
-// thread's codes stay in `field`, bits of others above them.
+// Quantizes and writes one block; false where an element has no place on the grid. The thread's codes stay in `field`,
+// bits of others above them. `tree`: of levels and gauss.
 template <GridRule kRule, bool kRotated, class T>
 __device__ inline bool encodeTile(uint32_t (&field)[4], const EncodeArgs<T>& args, uint64_t start, const Tile& tile,
                                   const Scale& scale, const float* tree, const Seat& seat) {
@@ -184,8 +184,8 @@ __device__ inline bool encodeTile(uint32_t (&field)[4], const EncodeArgs<T>& arg
 }
 
 // All of a team's buckets, in the order of FORMAT.md. False where a codec refuses one. After each block,
-// then(its first element, how many codes it has, the thread's codes as encodeTile leaves them, what is sent of the
-// thread's bucket, whether its range can be sent).
+// then(its first element, how many it has, the thread's codes as encodeTile leaves them, what is sent of the thread's
+// bucket, whether its range can be sent).
 template <GridRule kRule, bool kRotated, class Team, class T, class Then>
 __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const float* tree, const Seat& seat,
                                   Then&& then) {

@@ -343,15 +343,16 @@ TEST_F(CudaFused, WhatACallerIsTold) {
   EXPECT_EQ(
       text([&] { cuda::encodeDelta({}, run, payload, payload, {payload, payload, DType::int8}, 0, {}, nullptr); }),
       "encode delta: state: expected float32, float16 or bfloat16, got int8");
+  for (const char* other : {"gauss4", "sym4:bucket=512,rotate=1"}) {
+    const cuda::GridRun rotated{CodecSpec::parse(other), DType::float32, 1};
+    EXPECT_EQ(
+        text([&] {
+          cuda::encodeFeedback({}, rotated, payload, payload, {payload, payload, DType::float32}, 0, {}, nullptr);
+        }),
+        "encode feedback: codec: expected a grid codec without rotation and codebook, got " + rotated.codec.str());
+  }
   EXPECT_EQ(text([&] { cuda::encodeSum({}, run, payload, payload, {}, 0, 0, {}, nullptr); }),
             "encode sum: terms: expected 1...64, got 0");
-  const auto other = [&](const char* codec) {
-    const cuda::GridRun of{CodecSpec::parse(codec), DType::float32, 1};
-    return text([&] { cuda::encodeFeedback({}, of, payload, payload, {payload, payload}, 0, {}, nullptr); });
-  };
-  EXPECT_EQ(other("gauss4:bucket=512"),
-            "encode feedback: codec: expected a grid codec with even steps, got gauss4:bucket=512");
-  EXPECT_EQ(other("sym4:bucket=512,rotate=1"), "encode feedback: rotate: expected 0, got 1");
   const std::vector<cuda::FusedTerm> many(65, cuda::FusedTerm{payload});
   EXPECT_EQ(text([&] { cuda::encodeSum({}, run, payload, payload, many, 0, 0, {}, nullptr); }),
             "encode sum: terms: expected 1...64, got 65");
