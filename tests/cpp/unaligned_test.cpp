@@ -82,7 +82,7 @@ void expectAnywhere(const Codec& codec, DType dtype, size_t count) {
     if (!adds) continue;
     std::vector<float> sum_again(count, 1.0f);
     codec.decodeAdd(sum_again.data(), dtype, odd, 0, count);
-    ASSERT_EQ(std::memcmp(sum_again.data(), sum.data(), count * sizeof(float)), 0);
+    ASSERT_EQ(sum_again, sum);
   }
 }
 
