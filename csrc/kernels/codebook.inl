@@ -21,7 +21,7 @@ struct Search {};
 template <class V>
 LOWCOMM_INLINE void keepOrder([[maybe_unused]] V& v) {
 #if defined(__x86_64__)
-  asm volatile("" : "+v"(v));
+  if constexpr (sizeof(V) <= __BIGGEST_ALIGNMENT__) asm volatile("" : "+v"(v));  // a vector of one register
 #endif
 }
 

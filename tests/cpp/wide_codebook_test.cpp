@@ -7,11 +7,7 @@
 #include "sixteen_lanes.inl"
 #include "wide_cases.h"
 
-// On x86 the loops tell the compiler that a vector is one register, which these are not.
-#pragma push_macro("__x86_64__")
-#undef __x86_64__
 #include "kernels/grid_vector.inl"
-#pragma pop_macro("__x86_64__")
 
 #include "kernels/rotate.inl"
 
