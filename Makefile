@@ -92,6 +92,18 @@ bench-codec: $(VENV)/.built
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
 	  $(BIN)/python benchmarks/noise_peers.py build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
 
+# The torch-free tests under sanitizers, the simulated CUDA kernels too (which ThreadSanitizer has nothing to say about).
+SANITIZED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DCMAKE_CXX_FLAGS_RELEASE=-O1
+test-sanitized: gtest
+	cmake -S . -B build-address $(SANITIZED) -DLOWCOMM_SANITIZE=address,undefined >/dev/null
+	cmake --build build-address --target core_tests cuda_sim_tests --parallel $${MAX_JOBS:-$$(nproc)}
+	build-address/core_tests --gtest_brief=1
+	build-address/cuda_sim_tests --gtest_brief=1
+	cmake -S . -B build-thread $(SANITIZED) -DLOWCOMM_SANITIZE=thread >/dev/null
+	cmake --build build-thread --target core_tests --parallel $${MAX_JOBS:-$$(nproc)}
+	build-thread/core_tests --gtest_brief=1
+.PHONY: test-sanitized
+
 # Makes up frames, payloads and texts under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
 # (Debian: clang libclang-rt-14-dev). What crashes is written to build-fuzz/; add it to tests/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
