@@ -34,7 +34,7 @@ constexpr uint32_t streamOf(int rank, uint32_t slot) {
 
 // Elements that are made as they are encoded, so that no tensor ever holds them: given the number of a piece's first
 // element in the run and their count, the elements, valid until the next call, and what the pieces after it will be
-// made of, if that is worth fetching early (GridForm::soon; null: no).
+// made of: an address that GridForm::soon takes.
 struct Made {
   const float* x;
   const void* soon;

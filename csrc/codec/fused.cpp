@@ -10,6 +10,8 @@
 #include "codec/error.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
+#include "kernels/cast.h"
+#include "kernels/cast_rules.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
 
@@ -37,6 +39,10 @@ void keepFinite(float* x, const float* otherwise, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
     if ((floatBits(x[i]) & 0x7f800000u) == 0x7f800000u) x[i] = otherwise ? otherwise[i] : 0;
   }
+}
+
+float largestOf(DType dtype) {
+  return dtype == DType::float16 ? kFloat16Largest : kBfloat16Largest;
 }
 
 }  // namespace
@@ -79,6 +85,16 @@ void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
   narrow(static_cast<uint16_t*>(to.data) + at, x, count);
 }
 
+// As write, held to what a state of that type can go on from.
+void FusedCodec::keep(State to, float* x, uint64_t at, uint64_t count) {
+  if (to.dtype != DType::float32) {
+    const float largest = largestOf(to.dtype);
+    for (uint64_t i = 0; i < count; ++i)
+      x[i] = heldState(x[i], largest);
+  }
+  write(to, x, at, count);
+}
+
 void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count,
                              const Draws& draws) {
   check({x.dtype, m.dtype}, dst.size(), count);
@@ -100,7 +116,7 @@ void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint
     std::copy_n(was, piece.size(), work);
     codec_->decodeAdd(work, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
     if (!finite) keepFinite(work, was, piece.size());
-    write(m, work, piece.at(), piece.size());
+    keep(m, work, piece.at(), piece.size());
   }
 }
 
@@ -124,7 +140,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
     float* left = wide ? static_cast<float*>(e.data) + piece.at() : decoded;
     kernels().difference(left, y, decoded, piece.size());
     if (!finite) keepFinite(left, nullptr, piece.size());
-    if (!wide) write(e, decoded, piece.at(), piece.size());
+    if (!wide) keep(e, decoded, piece.at(), piece.size());
   }
 }
 

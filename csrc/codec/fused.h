@@ -36,7 +36,8 @@ struct Contribution {
 // second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
 //
 // No state ever holds a NaN or an infinity that came with the elements: where the codec takes them (nonfinite=saturate,
-// poison), a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones.
+// poison), a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones. Nor one
+// that its own type makes: a number beyond the largest of a 16-bit type is held to it.
 //
 // A codec whose payload cannot be put together of pieces (Codec::headBytes) is used on all elements at once: the same
 // result, at the price of passes over memory. `none` is refused: it loses nothing, and there would be no state.
@@ -72,6 +73,7 @@ class FusedCodec {
   float* room(std::vector<float>& memory, uint64_t count);
   const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
   void write(State to, const float* x, uint64_t at, uint64_t count);
+  void keep(State to, float* x, uint64_t at, uint64_t count);
 
   std::shared_ptr<const Codec> codec_;
   std::vector<float> work_, other_, decoded_;

@@ -37,6 +37,14 @@ __device__ inline float toFloat(Float16 x) {
 #endif
 }
 
+// The same where a NaN may come: of each its own, as the integer form has it.
+struct AnyFloat16 {
+  uint16_t bits;
+};
+__device__ inline float toFloat(AnyFloat16 x) {
+  return (x.bits & 0x7c00u) == 0x7c00u ? float16ToFloat(x.bits) : toFloat(Float16{x.bits});
+}
+
 // Rounded to nearest even; of NaN, only the one that poisoned elements decode to.
 __device__ inline void fromFloat(float& y, float x) {
   y = x;

@@ -73,7 +73,7 @@ struct ChangeOp {
       const bool keep = nonfinite != Nonfinite::error && !isFinite(is);
       was = keep ? (kDelta ? was : 0) : is;
     }
-    if (sendable) storeTile(after, start, n, tile, seat);
+    if (sendable) keepTile(after, start, n, tile, seat);
   }
 };
 

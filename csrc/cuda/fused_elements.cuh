@@ -7,6 +7,8 @@
 
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
+#include "kernels/cast.h"
+#include "kernels/cast_rules.h"
 #include "kernels/dtype.h"
 
 namespace lowcomm::cuda {
@@ -25,11 +27,11 @@ struct AnyState {
 // As loadTile, of the block that begins with element `at`.
 __device__ inline Tile loadTile(const AnyElements& x, uint64_t at, uint32_t n, uint32_t bucket, const Seat& seat) {
   if (x.dtype == DType::float32) return loadTile(static_cast<const float*>(x.data) + at, n, bucket, seat);
-  if (x.dtype == DType::float16) return loadTile(static_cast<const Float16*>(x.data) + at, n, bucket, seat);
+  if (x.dtype == DType::float16) return loadTile(static_cast<const AnyFloat16*>(x.data) + at, n, bucket, seat);
   return loadTile(static_cast<const Bfloat16*>(x.data) + at, n, bucket, seat);
 }
 
-// As storeTile, but of any mixture of numbers and NaN: a state may hold what its owner put there.
+// As storeTile, but of any mixture of numbers and NaN.
 template <class T>
 __device__ inline void storeMixed(T* y, uint32_t n, const Tile& tile, const Seat& seat) {
   bool nan = false;
@@ -41,6 +43,20 @@ __device__ inline void storeMixed(T* y, uint32_t n, const Tile& tile, const Seat
       if (e < n) fromFloat(y[e], tile.at[r][c]);
     }
   }
+}
+
+// Of a state: held to the largest number of its type, and what its owner put there may be NaN.
+template <class T>
+__device__ inline void keepTile(T* y, float largest, uint32_t n, const Tile& tile, const Seat& seat) {
+  Tile held = tile;
+  held.each([&](float& x) { x = heldState(x, largest); });
+  storeMixed(y, n, held, seat);
+}
+
+__device__ inline void keepTile(const AnyState& y, uint64_t at, uint32_t n, const Tile& tile, const Seat& seat) {
+  if (y.dtype == DType::float32) return storeTile(static_cast<float*>(y.data) + at, n, tile, seat);
+  if (y.dtype == DType::float16) return keepTile(static_cast<Float16*>(y.data) + at, kFloat16Largest, n, tile, seat);
+  keepTile(static_cast<Bfloat16*>(y.data) + at, kBfloat16Largest, n, tile, seat);
 }
 
 __device__ inline void storeTile(const AnyState& y, uint64_t at, uint32_t n, const Tile& tile, const Seat& seat) {

@@ -154,6 +154,10 @@ void encodeSum(const Place& place, const GridRun& run, void* payload, void* out,
   sum.own = run.dtype;
   for (size_t k = 0; k < terms.size(); ++k) {
     sum.term[k] = terms[k];
+    if (terms[k].payload == nullptr && terms[k].own == nullptr) {
+      throw ValueError(std::string(kWhat) + ": term " + std::to_string(k) +
+                       ": expected a payload or elements, got none");
+    }
     if (const auto at = reinterpret_cast<uintptr_t>(terms[k].payload) % 16; terms[k].own == nullptr && at != 0) {
       throw ValueError(std::string(kWhat) + ": payload of term " + std::to_string(k) +
                        ": expected an address that is a multiple of 16, got " + std::to_string(at) + " more");

@@ -15,9 +15,10 @@ namespace lowcomm::cuda {
 // CUDA device: the bytes and values of GridCodec (codec/grid.h), made where the tensor is. FORMAT.md, "Grid
 // codecs".
 //
-// Compiled for sm_80 and sm_90 in builds that have nvcc (CMake: LOWCOMM_CUDA). So far these kernels were executed by
-// the tests' simulator of CUDA threads only, never on a GPU; no speed is claimed. Memory order between warps, the
-// conversions to and from 16-bit elements by instruction, streams and real devices wait for one.
+// Compiled in builds that have nvcc, for sm_80 and sm_90 unless CUDAARCHS names others (CMake: LOWCOMM_CUDA). So far
+// these kernels were executed by the tests' simulator of CUDA threads only, never on a GPU; no speed is claimed. Memory
+// order between warps, the conversions to and from 16-bit elements by instruction, streams and real devices wait for
+// one.
 
 // A run of a tensor, cut where a codec may cut (at multiples of max(512, bucket) elements).
 struct GridRun {

@@ -47,9 +47,12 @@ inline uint32_t periodOf(uint32_t channels) {
 template <class Byte>
 size_t layOut(UncutArgs<Byte>& args, void* workspace) {
   Workspace parts(workspace);
-  args.low = parts.take<uint32_t>(3 * uint64_t{args.channels});
-  args.high = args.low + args.channels;
-  args.odd = args.high + args.channels;
+  // One part, which is cleared as one; without memory none of them is anywhere.
+  if (auto* spread = parts.take<uint32_t>(3 * uint64_t{args.channels})) {
+    args.low = spread;
+    args.high = spread + args.channels;
+    args.odd = spread + 2 * uint64_t{args.channels};
+  }
   args.sums = parts.take<float>(args.channels);
   args.base = parts.take<float>(args.period);
   args.inverse = parts.take<float>(args.period);
@@ -90,8 +93,10 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
   args.period = periodOf(args.channels);
   const size_t meta = GridScales(codec).bytes(args.channels), words = up64(meta);
   args.meta = payload;
-  args.pad = payload + meta;
-  args.words = payload + words;
+  if (payload != nullptr) {  // who asks for a workspace's bytes has none
+    args.pad = payload + meta;
+    args.words = payload + words;
+  }
   args.count = run.count;
   args.pad_bytes = static_cast<uint32_t>(words - meta);
   args.bits = codec.bits;

@@ -33,6 +33,12 @@ LOWCOMM_RULE float heldTo(float x, float largest) {
 #endif
 }
 
+// The same of a number that is kept, where a NaN is its owner's and stays.
+LOWCOMM_RULE float heldState(float x, float largest) {
+  x = x < -largest ? -largest : x;
+  return x > largest ? largest : x;
+}
+
 // One of the two bfloat16 numbers round x, |x| <= kBfloat16Largest, by 16 random bits.
 LOWCOMM_RULE uint16_t bfloat16ByDraw(float x, uint32_t draw) {
   return static_cast<uint16_t>((floatBits(x) + draw) >> 16);

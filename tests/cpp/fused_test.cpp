@@ -174,6 +174,28 @@ TEST(Fused, AFailedCallLeavesTheState) {
   }
 }
 
+// What is beyond a 16-bit type is held to its largest number, or no later step would get past it.
+TEST(Fused, AStateOfANarrowTypeStaysFinite) {
+  for (const char* text : {"minmax8:bucket=64", "sym8:bucket=64,nonfinite=saturate"}) {
+    for (DType dtype : {DType::float16, DType::bfloat16}) {
+      FusedCodec fused(codecOf(text));
+      const float large = dtype == DType::float16 ? 70000.0f : 0x1.ffp125f;
+      std::vector<float> x = normal(64, 1);
+      x[0] = large;
+      const Tensor source(x, DType::float32);
+      Tensor memory(std::vector<float>(64, 0.0f), dtype), residual = memory;
+      Bytes payload(fused.codec().encodedBytes(64, DType::float32));
+      for (int step = 0; step < 3; ++step) {
+        fused.encodeDelta(payload, source.elements(), memory.state(), 0, 64, kDraws);
+        fused.encodeFeedback(payload, source.elements(), residual.state(), 0, 64, kDraws);
+        EXPECT_TRUE(std::isfinite(memory.floats()[0])) << text << " " << dtypeName(dtype);
+        EXPECT_TRUE(std::isfinite(residual.floats()[0])) << text << " " << dtypeName(dtype);
+      }
+      if (dtype == DType::float16) EXPECT_EQ(memory.floats()[0], 65504) << text;
+    }
+  }
+}
+
 TEST(Fused, ThePoliciesOfNonFiniteElements) {
   for (const char* text : {"minmax4:bucket=64,nonfinite=poison", "sym4:bucket=512,nonfinite=saturate"}) {
     FusedCodec fused(codecOf(text));

@@ -118,6 +118,8 @@ void expectSame(const std::string& text, const Tensor& x, const Tensor& state, u
   }
 }
 
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
 TEST_F(CudaFused, DeltaAndFeedbackEqualTheHost) {
   size_t turn = 0;
   for (const std::string text : kTexts) {
@@ -149,11 +151,21 @@ TEST_F(CudaFused, FarBlocksAndMoreThanALaunchHolds) {
     ASSERT_NO_FATAL_FAILURE(
         expectSame(text, {normal(2600, 1), DType::float32}, {normal(2600, 2), DType::bfloat16}, kFar));
   constexpr size_t kMany = 65 * 4 * 512 + 77;
-  ASSERT_NO_FATAL_FAILURE(
-      expectSame("sym4:bucket=64", {normal(kMany, 1), DType::float32}, {normal(kMany, 2), DType::float32}));
+  for (const char* text : {"sym4:bucket=64", "minmax4:bucket=1024", "sign1:bucket=2048"})
+    ASSERT_NO_FATAL_FAILURE(expectSame(text, {normal(kMany, 1), DType::float32}, {normal(kMany, 2), DType::float32}));
 }
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+// A state of a narrow type is held to what it can be; a NaN in it is its owner's, whichever one it is.
+TEST_F(CudaFused, StatesOfNarrowTypes) {
+  for (const char* text : {"minmax8:bucket=64", "sym4:bucket=1024,nonfinite=saturate"}) {
+    std::vector<float> x = normal(1500, 1), state = normal(1500, 2);
+    x[0] = 70000;
+    x[900] = -80000;
+    if (std::string(text).starts_with("sym")) state[700] = kNan;
+    for (DType dtype : {DType::float16, DType::bfloat16})
+      ASSERT_NO_FATAL_FAILURE(expectSame(text, {x, DType::float32}, {state, dtype}));
+  }
+}
 
 // A step with what no codec takes in it: the payload says what the policy does, and the state stays finite.
 TEST_F(CudaFused, WhatIsNotFiniteIsForgotten) {
