@@ -15,7 +15,6 @@ namespace lowcomm {
 namespace {
 
 constexpr size_t kPiece = 2048;
-constexpr size_t kPrefetch = 2048;  // elements ahead
 
 // gaussianRadius of noise_rules.h.
 LOWCOMM_INLINE Floats radiusOf(Words words) {
@@ -121,7 +120,6 @@ void rademacherTerm(float* to, const float* before, uint64_t piece, size_t piece
         minus[part] = ~now[part][word];
 #pragma GCC unroll 32
       for (int row = 0; row < 32; ++row) {
-        if (kAdd) __builtin_prefetch(before + row * kNoiseLanes + kPrefetch);
         for (int part = 0; part < kRegistersARow; ++part) {
           const size_t at = row * kNoiseLanes + static_cast<size_t>(part) * kLanes;
           const Floats value = (Floats)((minus[part] << (31 - row) & 0x80000000u) ^ factor);
