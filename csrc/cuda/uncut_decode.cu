@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/grid_args.cuh"
+#include "cuda/grid_check.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/uncut.h"
@@ -19,7 +20,6 @@ namespace {
 __global__ void __launch_bounds__(kThreads) unpackScales(UncutArgs<const std::byte> args) {
   const GridForm& form = args.form;
   const uint32_t numbers = args.centred ? 1 : 2;
-  const auto finite = [](float x) { return (bitsOf(x) & 0x7f800000u) != 0x7f800000u; };
   bool taken = blockIdx.x != 0 || threadIdx.x >= args.pad_bytes || args.pad[threadIdx.x] == std::byte{0};
   for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < args.period; i += gridDim.x * kThreads) {
     const uint64_t at = uint64_t{i % args.channels} * numbers;
@@ -27,24 +27,11 @@ __global__ void __launch_bounds__(kThreads) unpackScales(UncutArgs<const std::by
     const float step = args.centred ? first : scaleAt(args.meta, at + 1, form.bf16);
     const bool poisoned =
         args.nonfinite == Nonfinite::poison && bitsOf(first) == kPoison && (args.centred || bitsOf(step) == 0);
-    taken &= poisoned || (finite(first) && finite(step));
+    taken &= poisoned || (isFinite(first) && isFinite(step));
     args.base[i] = first;
     args.inverse[i] = args.centred ? step * form.unit : step;
   }
   if (!taken) *args.refused = 1;  // all who write, write 1
-}
-
-// Whether a block's fields hold nothing but codes, and none past its n elements; as in decodes of other grids.
-__device__ inline bool holdCodes(const uint32_t field[4], uint32_t n, const UncutArgs<const std::byte>& args,
-                                 const Seat& seat) {
-  uint32_t strays = 0;
-  for (uint32_t c = 0; c < 4; ++c) {
-    if (args.three_codes) strays |= field[c] & field[c] >> 1 & 0x55;
-    if (n < kBlock) {
-      strays |= field[c] & (presentBits(c, kBlock, args.bits, false, seat) ^ presentBits(c, n, args.bits, false, seat));
-    }
-  }
-  return strays == 0;
 }
 
 __device__ inline void storeRow(float* y, const float x[4]) {
@@ -78,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) decodeChannels(UncutArgs<const std::
     const uint32_t n = elementsOf(start, args.count);
     uint32_t field[4];
     loadFields(field, args.words + start / 8 * bits, n, bits, seat);
-    taken &= holdCodes(field, n, args, seat);
+    taken &= areCodes<false>(field, n, args, seat);
     Tile tile{};
     if (kAdd) tile = loadTile(y + start, n, kBlock, seat);
     float base[4] = {}, step[4] = {};
