@@ -1,6 +1,6 @@
 """Speed of the codecs beside other quantizers for CPUs, one thread each. Definitions: benchmarks/README.md, "codec_peers".
 
-python benchmarks/codec_peers.py [--mib N] [--repetitions N] [--json FILE]
+python benchmarks/codec_peers.py [--mib N] [--piece N] [--repetitions N] [--json FILE]
 
 FBGEMM comes with torch; pi-quant is measured where the package pypiquant is installed.
 """
@@ -20,7 +20,6 @@ from report import Gate, finish, heading
 import torch_lowcomm as lc
 from torch_lowcomm._C import kernels
 
-PIECE = 1 << 22  # elements of a timed call: 16 MiB of float32
 FBGEMM = {2: "embedding_bag_2bit_prepack", 4: "embedding_bag_4bit_prepack", 8: "embedding_bag_byte_prepack"}
 
 # What each instruction set is meant to reach: (peer, rounding, bucket) -> times the peer's speed.
@@ -47,6 +46,7 @@ class Row:
     bucket: int  # elements that share a scale, ours; pi-quant has one scale for all it is given
     gb_per_s: float
     peer_gb_per_s: float
+    memory_gb_per_s: float  # what reading the elements and writing as many bytes as their codes allows
 
     @property
     def ratio(self) -> float:
@@ -67,7 +67,7 @@ def best_seconds(calls: list[Call], pieces: int, repetitions: int) -> list[float
 
 
 def ours(x: torch.Tensor, name: str, bucket: int) -> Call:
-    """Encodes piece i of x [pieces, PIECE]."""
+    """Encodes piece i of x [pieces, elements]."""
     codec = lc.codec(f"{name}:bucket={bucket}")
     return lambda i: codec.encode(x[i], seed=1, step=i)
 
@@ -86,21 +86,32 @@ def piquant(x: torch.Tensor, bits: int, rounding: str) -> Call:
     context = pq.Context(num_threads=1)
     target = {2: pq.DataType.UINT2, 4: pq.DataType.UINT4, 8: pq.DataType.UINT8}[bits]
     mode = pq.RoundMode.NEAREST if rounding == "nearest" else pq.RoundMode.STOCHASTIC
-    codes = torch.empty(PIECE * bits // 8, dtype=torch.uint8)
+    elements = x.size(1)
+    codes = torch.empty(elements * bits // 8, dtype=torch.uint8)
 
     def call(i: int) -> None:
         source = x[i].data_ptr()
-        scale, zero = context.compute_quant_params_ptr_float32(source, target, PIECE)
-        context.quantize_ptr(source, pq.DataType.F32, codes.data_ptr(), target, PIECE, scale, zero, mode)
+        scale, zero = context.compute_quant_params_ptr_float32(source, target, elements)
+        context.quantize_ptr(source, pq.DataType.F32, codes.data_ptr(), target, elements, scale, zero, mode)
 
     return call
 
 
-def measure(mib: int, repetitions: int) -> list[Row]:
+def plain_read(x: torch.Tensor) -> Call:
+    """Reads piece i as a codec does, with next to no arithmetic: torch's vectorized sum."""
+    return lambda i: x[i].sum()
+
+
+def plain_write(x: torch.Tensor, bits: int) -> Call:
+    """Writes new memory of as many bytes as a piece's codes."""
+    return lambda i: torch.empty(x.size(1) * bits // 8, dtype=torch.uint8).fill_(1)
+
+
+def measure(mib: int, piece: int, repetitions: int) -> list[Row]:
     """All rows; pi-quant's only where its package is."""
     torch.manual_seed(0)
-    pieces = max(1, mib * 2**18 // PIECE)
-    x = torch.randn(PIECE).repeat(pieces).view(pieces, PIECE)
+    pieces = max(1, mib * 2**18 // piece)
+    x = torch.randn(piece).repeat(pieces).view(pieces, piece)
     cases: list[tuple[str, str, int, int, Call, Call]] = []
     for bucket in (512, 128):
         for bits in (2, 4, 8):
@@ -113,9 +124,9 @@ def measure(mib: int, repetitions: int) -> list[Row]:
                 cases.append(("pi-quant", rounding, bits, 1024, mine, piquant(x, bits, rounding)))
     rows = []
     for peer, rounding, bits, bucket, mine, theirs in cases:
-        seconds = best_seconds([mine, theirs], pieces, repetitions)
-        rates = [x.numel() * 4 / s * 1e-9 for s in seconds]
-        rows.append(Row(peer, rounding, bits, bucket, rates[0], rates[1]))
+        own, other, read, write = best_seconds([mine, theirs, plain_read(x), plain_write(x, bits)], pieces, repetitions)
+        rates = [x.numel() * 4 / seconds * 1e-9 for seconds in (own, other, read + write)]
+        rows.append(Row(peer, rounding, bits, bucket, *rates))
     return rows
 
 
@@ -123,19 +134,25 @@ def main() -> int:
     """The exit status: 1 when a gate fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256, help="float32 elements that are encoded, in MiB")
+    parser.add_argument("--piece", type=int, default=1 << 22, help="elements of a timed call, a multiple of 1024")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.piece <= 0 or arguments.piece % 1024:
+        parser.error(f"--piece: expected a positive multiple of 1024, got {arguments.piece}")
     torch.set_num_threads(1)
     form = kernels()
-    print(heading("codec_peers", kernels=form, mib=arguments.mib, repetitions=arguments.repetitions, threads=1))
-    print(f"# {'peer':<10} {'rounding':<10} {'bits':>4} {'bucket':>6} {'GB/s fp32':>10} {'peer':>8} {'ratio':>6}")
-    rows = measure(arguments.mib, arguments.repetitions)
+    configuration = {"mib": arguments.mib, "piece": arguments.piece, "repetitions": arguments.repetitions}
+    print(heading("codec_peers", kernels=form, **configuration, threads=1))
+    print(
+        f"# {'peer':<10} {'rounding':<10} {'bits':>4} {'bucket':>6} {'GB/s fp32':>10} {'peer':>8} {'memory':>8} {'ratio':>6}"
+    )
+    rows = measure(**configuration)
     gates = []
     for row in rows:
         print(
             f"  {row.peer:<10} {row.rounding:<10} {row.bits:>4} {row.bucket:>6} {row.gb_per_s:>10.2f} "
-            f"{row.peer_gb_per_s:>8.2f} {row.ratio:>6.2f}"
+            f"{row.peer_gb_per_s:>8.2f} {row.memory_gb_per_s:>8.2f} {row.ratio:>6.2f}"
         )
         bound = TARGETS.get(form, {}).get((row.peer, row.rounding, row.bucket))
         if bound is not None:
@@ -144,7 +161,7 @@ def main() -> int:
     if not any(row.peer == "pi-quant" for row in rows):
         print("pi-quant is not installed: pip install --no-deps pypiquant cffi")
     content = {
-        "configuration": {"kernels": form, "mib": arguments.mib, "repetitions": arguments.repetitions},
+        "configuration": {"kernels": form, **configuration},
         "rows": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows],
     }
     return finish(gates, arguments.json, content)
