@@ -40,11 +40,16 @@ class Options(Backend.Options):
     the default. Frozen.
 
     Args:
-        policy: "op=codec; op=codec", ops all_gather and reduce_scatter (LOWCOMM_POLICY; default "": exact).
+        policy: "op=codec; op=codec", ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather
+            (LOWCOMM_POLICY; default "": exact).
         min_bytes: A rank's raw contribution to an op under this stays exact (LOWCOMM_MIN_BYTES; 65536).
         timeout: Progress deadline: no frame for this long is a fault (default: init_process_group's timeout).
         seed: Of stochastic rounding (LOWCOMM_SEED; 0).
         chunk_bytes: Payload of a full frame, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144).
+        connections: To every peer for bulk data, 1 … 64; frames take them in turn. More help where one TCP stream does
+            not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1).
+        ring_from: An all_gather of so many ranks or more goes around a ring: each rank sends to the next one only
+            (LOWCOMM_RING_FROM; 0: never).
 
     Raises:
         ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.
@@ -60,6 +65,8 @@ class Options(Backend.Options):
         timeout: timedelta | None = None,
         seed: int | None = None,
         chunk_bytes: int | None = None,
+        connections: int | None = None,
+        ring_from: int | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -73,6 +80,16 @@ class Options(Backend.Options):
     def seed(self) -> int | None: ...
     @property
     def chunk_bytes(self) -> int | None: ...
+    @property
+    def connections(self) -> int | None: ...
+    @property
+    def ring_from(self) -> int | None: ...
+
+class Residual:
+    def __init__(self, shape: Sequence[int]) -> None: ...
+    @property
+    def value(self) -> torch.Tensor: ...
+    def set(self, value: torch.Tensor) -> None: ...
 
 class ExactScope:
     def __init__(self) -> None: ...
@@ -104,6 +121,9 @@ class LowcommBackend(Backend):
     @property
     def draw_key(self) -> int: ...
     def agree_layouts(self, layouts: Sequence[tuple[str, Layout]], error: str = "") -> None: ...
+    def all_reduce_coded(
+        self, tensor: torch.Tensor, op: ReduceOp, codec: str, residual: Residual | None = None
+    ) -> Work: ...
     def reserve_slots(self, count: int) -> int: ...
     def note_exact(self, op: str, because: str) -> None: ...
     def all_gather_layout(
@@ -127,5 +147,5 @@ def create_backend(
     timeout: timedelta,
     group_name: str,
     global_ranks: list[int],
-    maker: Callable[[str, Store, int, int, timedelta], Backend | None],
+    maker: Callable[[str, Store, int, int, timedelta, int], Backend | None],
 ) -> LowcommBackend: ...

@@ -18,7 +18,20 @@ from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.groups import exact, reset_stats, set_policy, stats  # noqa: E402
+from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
 
-__all__ = ["Codec", "Options", "__version__", "codec", "exact", "fsdp", "reset_stats", "set_policy", "stats"]
+__all__ = [
+    "Codec",
+    "Options",
+    "Residual",
+    "__version__",
+    "all_reduce",
+    "codec",
+    "exact",
+    "fsdp",
+    "reset_stats",
+    "set_policy",
+    "stats",
+]

@@ -13,7 +13,7 @@ from torch_lowcomm.codec import caution_of_policy
 logger = logging.getLogger("torch_lowcomm")
 
 
-def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta, connections: int = 1) -> Any:
     """Make an inner backend.
 
     Args:
@@ -23,6 +23,7 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
         rank: This process's rank in the group.
         size: Number of ranks.
         timeout: Time-out of the inner backend.
+        connections: Connections of a lane to every peer, each with a thread of its own; a transfer's tag picks one.
 
     Returns:
         A c10d Backend, or None.
@@ -31,7 +32,7 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
     if role == "device":
         return _make_nccl(store, rank, size, timeout)
     options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_default_device()]
+    options._devices = [ProcessGroupGloo.create_default_device() for _ in range(connections)]
     options._timeout = timeout
     # A lane only sends and receives, which no worker thread takes part in.
     options._threads = 1 if role == "lane" else 2

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/c10d_transport.h"
@@ -24,7 +25,8 @@ Hello greeting(const Settings& settings) {
   hello.fields = {
       {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
-      {"chunk_bytes", std::to_string(settings.chunk_bytes)},
+      {"chunk_bytes", std::to_string(settings.chunk_bytes)}, {"connections", std::to_string(settings.connections)},
+      {"ring_from", std::to_string(settings.ring_from)},
   };
   return hello;
 }
@@ -41,8 +43,8 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
   }
   translated([&] { epoch_ = shakeHands(*store_, rank, size, greeting(settings_), options_->timeout); });
   NoPythonObjects guard;
-  host_ = make_(Role::host, store_, rank, size, options_->timeout);
-  device_ = make_(Role::device, store_, rank, size, options_->timeout);
+  host_ = make_(Role::host, store_, rank, size, options_->timeout, 1);
+  device_ = make_(Role::device, store_, rank, size, options_->timeout, 1);
   connect();
   init();
 }
@@ -89,17 +91,19 @@ Engine& LowcommBackend::engine() {
 
 // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
 void LowcommBackend::connect() {
-  auto lane = [&](const char* name) {
+  auto lane = [&](const char* name, uint64_t connections) {
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store_);
-    return make_(Role::lane, prefixed, rank_, size_, options_->timeout);
+    return make_(Role::lane, prefixed, rank_, size_, options_->timeout, static_cast<int>(connections));
   };
-  BackendPtr control = lane("control");  // in an order that every rank shares: both wait for all ranks
-  BackendPtr bulk = lane("bulk");
-  EngineConfig config;
+  BackendPtr control = lane("control", 1);  // in an order that every rank shares: both wait for all ranks
+  BackendPtr bulk = lane("bulk", settings_.connections);
+  GroupConfig config;
   config.group = groupName();
   config.global_ranks.assign(options_->global_ranks_in_group.begin(), options_->global_ranks_in_group.end());
   config.epoch = epoch_;
   config.chunk_bytes = settings_.chunk_bytes;
+  config.connections = static_cast<int>(settings_.connections);
+  config.ring_from = static_cast<int>(std::min<uint64_t>(settings_.ring_from, INT_MAX));
   config.timeout = options_->timeout;
   engine_ =
       std::make_unique<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)), std::move(config));

@@ -8,6 +8,7 @@
 #include "backend/callback_threads.h"
 #include "backend/device_queue.h"
 #include "backend/options.h"
+#include "backend/residual.h"
 #include "backend/stats.h"
 #include "backend/work.h"
 #include "collective/all_gather.h"
@@ -24,9 +25,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 enum class Role { host, device, lane };
 
 // Makes an inner backend: Role::host a full ProcessGroupGloo, Role::device a ProcessGroupNCCL or null where there is
-// none, Role::lane a ProcessGroupGloo with connections of its own for lowcomm's frames.
-using MakeInner =
-    std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout)>;
+// none, Role::lane a ProcessGroupGloo with `connections` of its own to every peer for lowcomm's frames.
+using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout,
+                                           int connections)>;
 
 // The numbers a stochastic codec draws by, for callers that keep count of tensors and steps themselves.
 struct Counter {
@@ -35,9 +36,10 @@ struct Counter {
   uint32_t step = 0;
 };
 
-// A c10d backend over inner ones. Ops it has no schedule of its own for go to the inner backend of the tensor's device
-// unchanged; all_gather and reduce_scatter on host tensors are its own direct exchange, exact or, where the policy says
-// so, encoded. See docs of each file: exact.cpp, gather.cpp, scatter.cpp, coalescing.cpp, backend.cpp (life).
+// A c10d backend over inner ones. all_gather and reduce_scatter on host tensors are its own exchange, exact or, where
+// the policy says so, encoded; all_reduce, all_to_all, broadcast and gather are where they are encoded. All else goes
+// to the inner backend of the tensor's device unchanged. See docs of each file: exact.cpp, gather.cpp, scatter.cpp,
+// all_reduce.cpp, all_to_all.cpp, rooted.cpp, coalescing.cpp, backend.cpp (life).
 //
 // Threads: as any c10d backend, one caller at a time. Own ops run on the engine's worker, in order of issue; barrier
 // and shutdown drain it first.
@@ -82,16 +84,9 @@ class LowcommBackend : public c10d::Backend {
   void shutdown() override;
 
   // ---- served by the inner backend (exact.cpp) ----
-  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
-  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) override;
-  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
@@ -117,7 +112,22 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
 
+  // ---- encoded where the policy says so, else the inner backend's (all_reduce.cpp, all_to_all.cpp, rooted.cpp) ----
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+
   // ---- beyond c10d ----
+  // all_reduce of one dense tensor by a codec named by the caller, whatever the policy, min_bytes and lc.exact() say;
+  // with error feedback where `residual` is not null. SUM, AVG, or (without a residual) PREMUL_SUM. ValueError or
+  // TypeError before anything is sent: another op, dtype or codec, a residual of another size or in use.
+  WorkPtr allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
+                         std::shared_ptr<Residual> residual);
+
   // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
   // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
   void setPolicy(const std::string& text);
@@ -177,6 +187,18 @@ class LowcommBackend : public c10d::Backend {
                      Counter counter);
   WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,
                       const Layout* layout, Counter counter);
+  WorkPtr reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs, const Reduction& reduction,
+                     std::shared_ptr<Residual> residual);
+  std::optional<std::vector<CodecSpec>> codecsOf(const std::string& op, const Tensors& tensors);
+  WorkPtr exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs, Tensors kept_inputs);
+  bool ownAllToAll(const Tensors& inputs, const Tensors& outputs);
+  WorkPtr exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts);
+  WorkPtr exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts);
+  WorkPtr exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
+  WorkPtr exactGather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts);
+  WorkPtr exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                            std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
+  WorkPtr exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
   WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);
   void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();

@@ -1,4 +1,5 @@
-// Ops that the inner backend serves, on the calling thread (gloo numbers collectives by order of issue).
+// What the inner backend serves, on the calling thread (gloo numbers collectives by order of issue): ops without a
+// schedule of lowcomm's own, and those that travel exact.
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
@@ -104,7 +105,7 @@ WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op
   return call(c10d::ReduceOp(c10d::ReduceOp::SUM));
 }
 
-WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+WorkPtr LowcommBackend::exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Contiguous dense;
   Tensors used = dense.outputs(tensors);
   return viaInner(
@@ -112,7 +113,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
       [&](c10d::Backend& inner) { return inner.broadcast(used, opts); }, true, dense.finish());
 }
 
-WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+WorkPtr LowcommBackend::exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   Contiguous dense;
   Tensors used = dense.outputs(tensors);
   return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
@@ -129,7 +130,7 @@ WorkPtr LowcommBackend::allreduce_sparse(Tensors& tensors, const c10d::Allreduce
                   [&](c10d::Backend& inner) { return inner.allreduce_sparse(tensors, opts); });
 }
 
-WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+WorkPtr LowcommBackend::exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   Contiguous dense;
   Tensors used = dense.outputs(tensors);
   return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
@@ -158,7 +159,7 @@ WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts
   });
 }
 
-WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+WorkPtr LowcommBackend::exactGather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
   Contiguous dense;
   Tensors from = dense.inputs(inputs);
   std::vector<Tensors> to;
@@ -180,14 +181,14 @@ WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, 
       [&](c10d::Backend& inner) { return inner.scatter(to, from, opts); }, true, dense.finish());
 }
 
-WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
+WorkPtr LowcommBackend::exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                                          std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
   return viaInner(c10d::OpType::ALLTOALL_BASE, "all_to_all", {input}, {output}, [&](c10d::Backend& inner) {
     return inner.alltoall_base(output, input, output_sizes, input_sizes, opts);
   });
 }
 
-WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+WorkPtr LowcommBackend::exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
   return viaInner(c10d::OpType::ALLTOALL, "all_to_all", inputs, outputs,
                   [&](c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
 }

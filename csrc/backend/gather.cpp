@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
+#include <algorithm>
+
 #include "backend/backend.h"
 #include "backend/errors.h"
 #include "backend/prepared.h"
@@ -19,6 +21,19 @@ void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expect
                     " elements, got ", output.numel());
   TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: all_gather: expected outputs on ", input.device(),
                     ", got ", output.device());
+}
+
+// The numbers of elements that ranks contribute, as a description has them.
+std::string countsOf(const Tensors& outputs, const at::Tensor& input) {
+  std::string text = std::to_string(input.numel());
+  if (outputs.size() == 1) return text;
+  const bool alike = std::all_of(outputs.begin(), outputs.end(),
+                                 [&](const at::Tensor& output) { return output.numel() == input.numel(); });
+  if (alike) return text;
+  text.clear();
+  for (const auto& output : outputs)
+    text += (text.empty() ? "" : "/") + std::to_string(output.numel());
+  return text;
 }
 
 }  // namespace
@@ -54,8 +69,7 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
       op,
       [prepared, queue, state, copies](OpContext& context) {
         prepared->start();
-        if (!prepared->gathers.empty()) allGather(context, prepared->gathers);
-        if (!prepared->scatters.empty()) reduceScatter(context, prepared->scatters, prepared->reduction);
+        prepared->run(context);
         if (copies) {
           at::ThreadLocalStateGuard restored(*state);
           prepared->finish(queue);
@@ -66,6 +80,8 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
         if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
         stats_.moved(op, moved);
         work->setArrival(prepared->arrived);
+        if (prepared->ended) prepared->ended(error);
+        prepared->run = {};
         prepared->kept.clear();
         prepared->copies_out.clear();
         work->complete(asTorchError(error));
@@ -81,32 +97,41 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
   if (queue) queue->enter();
+  // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
-  for (const auto& input : inputs) {
-    contribution += input.nbytes();
-    if (layout) checkCoded(*layout, input.scalar_type());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    uint64_t most = inputs[i].nbytes();
+    for (const auto& output : outputs[i])
+      most = outputs[i].size() == 1 ? most : std::max<uint64_t>(most, output.nbytes());
+    contribution += most;
+    if (layout) checkCoded(*layout, inputs[i].scalar_type());
   }
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   Tensors all;
   bool exact = true;
+  std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i], contribution);
     at::Tensor in = prepared->readable(inputs[i], queue);
     DType dtype = wireType(in.scalar_type());
-    const uint64_t elements = dtype == DType::opaque ? in.nbytes() : in.numel();
-    GatherMessage message{layout ? *layout : Layout::single(elements, codec.value_or(CodecSpec{}))};
+    GatherMessage message;
     message.dtype = dtype;
+    const uint64_t item = dtype == DType::opaque ? in.element_size() : 1;  // wire elements
+    const bool one = outputs[i].size() == 1;                               // one output for all of them, or one a rank
+    for (size_t r = 0; r < (one ? 1 : outputs[i].size()); ++r) {
+      const uint64_t count = (one ? in.numel() : outputs[i][r].numel()) * item;
+      message.layouts.push_back(layout ? *layout : Layout::single(count, codec.value_or(CodecSpec{})));
+    }
     if (dtype == DType::opaque) {  // the wire sees bytes; ranks compare what they are
       message.type_name = c10::toString(in.scalar_type());
-      message.type_elements = in.numel();
+      message.type_elements = countsOf(outputs[i], in);
     }
     message.input = in.const_data_ptr();
     for (auto& output : outputs[i]) {
-      // One tensor a rank, or one for all of them.
       auto* base = static_cast<std::byte*>(prepared->writable(output).mutable_data_ptr());
-      const size_t ranks = outputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
+      const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t r = 0; r < ranks; ++r)
         message.outputs.push_back(base + r * in.nbytes());
       all.push_back(output);
@@ -114,8 +139,9 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)),
                      layout ? counter.step : static_cast<uint32_t>(sequence)};
     exact = exact && !codec && !(layout && layout->coded());
-    prepared->gathers.push_back(std::move(message));
+    messages.push_back(std::move(message));
   }
+  prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
   stats_.call(kOp, exact);
   auto work =
       c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
@@ -133,8 +159,9 @@ WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
   }
   TORCH_CHECK_VALUE(outputs[0].size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
                     " outputs, got ", outputs[0].size());
+  checkPair(outputs[0][rank_], inputs[0], inputs[0].numel());
   for (auto& output : outputs[0])
-    checkPair(output, inputs[0], inputs[0].numel());
+    checkPair(output, inputs[0], output.numel());  // a rank's part may be longer or shorter than this one's
   return gatherMany(c10d::OpType::ALLGATHER, outputs, inputs, nullptr, {});
 }
 

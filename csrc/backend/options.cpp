@@ -45,6 +45,8 @@ uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char*
   return static_cast<uint64_t>(value);
 }
 
+constexpr int64_t kMostConnections = 64;
+
 Settings fill(const Options& o, Lookup lookup) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
   Settings settings;
@@ -61,6 +63,9 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.seed = integer(lookup, o.seed, "seed", "LOWCOMM_SEED", settings.seed, 0, kAny);
   settings.chunk_bytes = integer(lookup, o.chunk_bytes, "chunk_bytes", "LOWCOMM_CHUNK_BYTES", settings.chunk_bytes,
                                  kMinChunkBytes, kMaxChunkBytes);
+  settings.connections =
+      integer(lookup, o.connections, "connections", "LOWCOMM_CONNECTIONS", settings.connections, 1, kMostConnections);
+  settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   return settings;
 }
 
@@ -79,7 +84,8 @@ Settings Options::resolve() const {
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
-         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) +
+         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
+         ", ring_from=" + shown(ring_from) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -16,11 +16,13 @@ struct Settings {
   uint64_t min_bytes = 65536;        // a rank's raw contribution under this stays exact
   uint64_t seed = 0;                 // of stochastic rounding
   uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
+  uint64_t connections = 1;          // to every peer, for bulk
+  uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
 };
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
-// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES), then from the defaults of Settings. Frozen once made; c10d
-// hands the same object to every group, so a group copies it.
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM), then from the defaults
+// of Settings. Frozen once made; c10d hands the same object to every group, so a group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 
@@ -28,6 +30,8 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> min_bytes;
   std::optional<int64_t> seed;
   std::optional<int64_t> chunk_bytes;
+  std::optional<int64_t> connections;
+  std::optional<int64_t> ring_from;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 

@@ -8,8 +8,16 @@
 namespace lowcomm {
 namespace {
 
-constexpr std::array<std::string_view, 2> kCompressed = {"all_gather", "reduce_scatter"};
-constexpr std::array<std::string_view, 5> kLater = {"all_reduce", "all_to_all", "broadcast", "gather", "p2p"};
+constexpr std::array<std::string_view, 6> kCompressed = {"all_reduce", "all_gather", "reduce_scatter",
+                                                         "all_to_all", "broadcast",  "gather"};
+constexpr std::array<std::string_view, 1> kLater = {"p2p"};
+
+std::string names() {
+  std::string text;
+  for (std::string_view name : kCompressed)
+    text += (text.empty() ? "" : ", ") + std::string(name);
+  return text;
+}
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\n");
@@ -20,10 +28,9 @@ std::string_view trimmed(std::string_view text) {
 void checkOp(const std::string& op) {
   if (std::find(kCompressed.begin(), kCompressed.end(), op) != kCompressed.end()) return;
   if (std::find(kLater.begin(), kLater.end(), op) != kLater.end()) {
-    throw ValueError("policy: this version does not compress '" + op +
-                     "' yet; it compresses all_gather, reduce_scatter");
+    throw ValueError("policy: this version does not compress '" + op + "' yet; it compresses " + names());
   }
-  throw ValueError("policy: unknown op '" + op + "', expected all_gather or reduce_scatter");
+  throw ValueError("policy: unknown op '" + op + "', expected one of " + names());
 }
 
 CodecSpec codecOf(const std::string& op, std::string_view text) {

@@ -41,6 +41,12 @@ at::Tensor LowcommBackend::Prepared::writable(const at::Tensor& output) {
   return host;
 }
 
+at::Tensor LowcommBackend::Prepared::inPlace(const at::Tensor& tensor, DeviceQueue* queue) {
+  at::Tensor host = readable(tensor, queue);
+  if (!plain(tensor)) copies_out.emplace_back(tensor, host);
+  return host;
+}
+
 void LowcommBackend::Prepared::start() {
   if (landed) DeviceQueue::block(landed);
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
@@ -12,15 +13,20 @@ namespace lowcomm {
 // Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs); a
 // device's go through pinned host copies on a side stream.
 struct LowcommBackend::Prepared {
-  std::vector<GatherMessage> gathers;
-  std::vector<ScatterMessage> scatters;
-  Reduction reduction;
+  // The op itself, on the worker; what it moves lives in its closure or in `kept`.
+  std::function<void(OpContext&)> run;
+
+  // Called on the worker when the op has ended, before anybody is told; null where it succeeded. May be empty.
+  std::function<void(std::exception_ptr)> ended;
 
   // A host tensor that holds `input`'s elements contiguously, kept alive here.
   at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
 
   // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
   at::Tensor writable(const at::Tensor& output);
+
+  // A host tensor that holds `tensor`'s elements contiguously and is written, too.
+  at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
 
   // Before the engine reads: the copies from the device have landed.
   void start();

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/premultiply.h"
+#include "backend/own_reduction.h"
 #include "backend/prepared.h"
 
 namespace lowcomm {
@@ -18,62 +18,21 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
   TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: reduce_scatter: expected an output on ",
                     input.device(), ", got ", output.device());
 }
-
-// What the exchange can do by itself; nothing for the rest, which is the inner backend's.
-std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
-  Reduction reduction;
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM:
-      break;
-    case c10d::ReduceOp::AVG:
-      reduction.average = true;
-      break;
-    case c10d::ReduceOp::PREMUL_SUM: {
-      const std::optional<double> factor = premultiplyFactor(op);
-      if (!factor || !at::isFloatingType(type)) return std::nullopt;
-      reduction.premultiplied = true;
-      reduction.premultiply = *factor;
-      break;
-    }
-    case c10d::ReduceOp::PRODUCT:
-      reduction.kind = ReduceKind::product;
-      break;
-    case c10d::ReduceOp::MIN:
-      reduction.kind = ReduceKind::min;
-      break;
-    case c10d::ReduceOp::MAX:
-      reduction.kind = ReduceKind::max;
-      break;
-    case c10d::ReduceOp::BAND:
-      reduction.kind = ReduceKind::bit_and;
-      break;
-    case c10d::ReduceOp::BOR:
-      reduction.kind = ReduceKind::bit_or;
-      break;
-    case c10d::ReduceOp::BXOR:
-      reduction.kind = ReduceKind::bit_xor;
-      break;
-    default:
-      return std::nullopt;
-  }
-  if (!reduceSupports(wireType(type), reduction.kind)) return std::nullopt;
-  return reduction;
-}
-
 }  // namespace
 
 WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
                                     const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  prepared->reduction = *ownReduction(reduce, outputs[0].scalar_type());
-  const bool reducible = prepared->reduction.kind == ReduceKind::sum;
+  const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
+  const bool reducible = reduction.kind == ReduceKind::sum;
   DeviceQueue* queue = outputs[0].device().is_cpu() ? nullptr : &queueOf(outputs[0].device());
   if (queue) queue->enter();
   uint64_t contribution = 0;  // all slices of all tensors
-  for (const auto& output : outputs) {
-    contribution += output.nbytes() * static_cast<uint64_t>(size_);
-    if (layout) checkCoded(*layout, output.scalar_type());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (const auto& input : inputs[i])
+      contribution += input.nbytes();
+    if (layout) checkCoded(*layout, outputs[i].scalar_type());
   }
   if (!reducible && named(kOp)) noteExact(kOp, "reduce op");
   const uint64_t key = drawKey();
@@ -82,15 +41,18 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   Tensors flat;
   bool exact = true;
   uint32_t slot = counter.slot;
+  std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {
     std::optional<CodecSpec> codec;
     if (!layout && reducible) codec = chooseCodec(kOp, outputs[i], contribution);
-    ScatterMessage message{layout ? *layout : Layout::single(outputs[i].numel(), codec.value_or(CodecSpec{}))};
+    ScatterMessage message;
     message.dtype = wireType(outputs[i].scalar_type());
+    const bool one = inputs[i].size() == 1;  // one tensor for all ranks, or one a rank
     for (auto& input : inputs[i]) {
-      // One tensor a rank, or one for all of them.
+      const uint64_t count = one ? outputs[i].numel() : input.numel();
+      message.layouts.push_back(layout ? *layout : Layout::single(count, codec.value_or(CodecSpec{})));
       const auto* base = static_cast<const std::byte*>(prepared->readable(input, queue).const_data_ptr());
-      const size_t ranks = inputs[i].size() == 1 ? static_cast<size_t>(size_) : 1;
+      const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t r = 0; r < ranks; ++r)
         message.inputs.push_back(base + r * outputs[i].nbytes());
       flat.push_back(input);
@@ -99,8 +61,11 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     message.draws = {key, streamOf(drawer, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
     slot += static_cast<uint32_t>(size_);
     exact = exact && !codec && !(layout && layout->coded());
-    prepared->scatters.push_back(std::move(message));
+    messages.push_back(std::move(message));
   }
+  prepared->run = [messages = std::move(messages), reduction](OpContext& context) {
+    reduceScatter(context, messages, reduction);
+  };
   stats_.call(kOp, exact);
   auto work =
       c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
@@ -119,8 +84,9 @@ WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
     return viaInner(c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
                     [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
   }
+  checkSlice(outputs[0], inputs[0][rank_], outputs[0].numel());
   for (auto& input : inputs[0])
-    checkSlice(outputs[0], input, outputs[0].numel());
+    checkSlice(outputs[0], input, input.numel());  // a rank's slice may be longer or shorter than this one's
   return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
 }
 

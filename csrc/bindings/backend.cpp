@@ -36,12 +36,13 @@ MakeInner wrapMaker(py::object maker) {
     py::gil_scoped_acquire locked;
     delete object;
   });
-  return [held](Role role, const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout) {
-    static constexpr const char* kRoles[] = {"host", "device", "lane"};
-    py::gil_scoped_acquire locked;
-    py::object made = (*held)(kRoles[static_cast<int>(role)], store, rank, size, timeout);
-    return made.is_none() ? BackendPtr() : made.cast<BackendPtr>();
-  };
+  return
+      [held](Role role, const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout, int connections) {
+        static constexpr const char* kRoles[] = {"host", "device", "lane"};
+        py::gil_scoped_acquire locked;
+        py::object made = (*held)(kRoles[static_cast<int>(role)], store, rank, size, timeout, connections);
+        return made.is_none() ? BackendPtr() : made.cast<BackendPtr>();
+      };
 }
 
 Layout layoutOf(const LayoutEntries& entries) {
@@ -99,17 +100,23 @@ void bindBackend(py::module_& m) {
       "What a group runs with, passed as `pg_options`. A field left None is filled from the environment, then from\n"
       "the default: policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank\n"
       "contributes fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload a\n"
-      "frame (LOWCOMM_CHUNK_BYTES, 262144), timeout (init_process_group's). Frozen. Every rank of a group must give "
-      "the\n"
+      "frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS, 1: more "
+      "help\n"
+      "where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many ranks "
+      "on\n"
+      "an all_gather goes around a ring, timeout (init_process_group's). Frozen. Every rank of a group must give the\n"
       "same. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
-                       std::optional<int64_t> chunk_bytes) {
+                       std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
+                       std::optional<int64_t> ring_from) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
              options->seed = seed;
              options->chunk_bytes = chunk_bytes;
+             options->connections = connections;
+             options->ring_from = ring_from;
              if (timeout) {
                options->timeout = *timeout;
                options->timeout_set = true;
@@ -118,11 +125,14 @@ void bindBackend(py::module_& m) {
              return options;
            }),
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
-           py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none())
+           py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
+           py::arg("connections") = py::none(), py::arg("ring_from") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
       .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
+      .def_property_readonly("connections", [](const Options& o) { return o.connections; })
+      .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
       .def_property_readonly("timeout",
                              [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.
@@ -145,6 +155,12 @@ void bindBackend(py::module_& m) {
       .def("__len__", [](const Layout& layout) { return layout.segments().size(); })
       .def("__str__", &Layout::text);
 
+  py::class_<Residual, std::shared_ptr<Residual>>(m, "Residual")
+      .def(py::init([](const std::vector<int64_t>& shape) { return std::make_shared<Residual>(shape); }),
+           py::arg("shape"))
+      .def_property_readonly("value", &Residual::value)
+      .def("set", &Residual::set, py::arg("value"));
+
   py::class_<LowcommBackend, c10d::Backend, Ptr<LowcommBackend>>(m, "LowcommBackend")
       .def_property_readonly(
           "options",
@@ -166,6 +182,15 @@ void bindBackend(py::module_& m) {
             b.agreeLayouts(named, error);
           },
           py::arg("layouts"), py::arg("error") = "", py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce_coded",
+          [](LowcommBackend& b, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& codec,
+             std::shared_ptr<Residual> residual) {
+            return translated(
+                [&] { return b.allReduceCoded(tensor, op, CodecSpec::parse(codec), std::move(residual)); });
+          },
+          py::arg("tensor"), py::arg("op"), py::arg("codec"), py::arg("residual") = nullptr,
+          py::call_guard<py::gil_scoped_release>())
       .def("reserve_slots", &LowcommBackend::reserveSlots, py::arg("count"))
       .def("note_exact", &LowcommBackend::noteExact, py::arg("op"), py::arg("because"))
       .def_property_readonly("draw_key", &LowcommBackend::drawKey)

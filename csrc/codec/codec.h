@@ -25,6 +25,9 @@ struct Draws {
 
   // The draws of the tensor `n` slots on; slots wrap within their 16 bits and never reach the rank's.
   Draws slot(uint32_t n) const { return {seed, (stream & ~0xffffu) | ((stream + n) & 0xffffu), step}; }
+
+  // Those of the re-encoding of a sum, phase 1.
+  Draws again() const { return {seed, stream | 1u << 30, step}; }
 };
 
 // The stream of a rank's first encode of the tensor with number `slot` within the step.

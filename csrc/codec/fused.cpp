@@ -155,7 +155,7 @@ void FusedCodec::checkPayload(std::span<const std::byte> payload, uint64_t count
 
 void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
                            std::span<const Contribution> contributions, int average_over, uint64_t first,
-                           uint64_t count, const Draws& draws) {
+                           uint64_t count, const Draws& draws, float* lost) {
   check({dtype}, dst.size(), count);
   if (contributions.empty()) {
     throw ValueError(codec_->spec().str() + ": contributions to a sum: expected 1 or more, got 0");
@@ -199,7 +199,15 @@ void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
     float* decoded = wide ? static_cast<float*>(out) + piece.at() : room(decoded_, piece.size());
     codec_->decode(decoded, DType::float32, own, first + piece.at(), piece.size());
     if (!wide) write({out, dtype}, decoded, piece.at(), piece.size());
+    if (lost) keepLost(lost + piece.at(), sum, decoded, average_over > 0 ? average_over : 1, piece.size());
   }
+}
+
+void FusedCodec::keepLost(float* lost, const float* sum, const float* decoded, int times, uint64_t count) const {
+  kernels().difference(lost, sum, decoded, count);
+  for (uint64_t i = 0; times > 1 && i < count; ++i)
+    lost[i] *= static_cast<float>(times);
+  if (!staysFinite(codec_->spec())) keepFinite(lost, nullptr, count);
 }
 
 }  // namespace lowcomm

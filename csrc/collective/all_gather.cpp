@@ -1,11 +1,13 @@
 #include "collective/all_gather.h"
 
 #include <cstddef>
+#include <deque>
 #include <span>
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
 #include "collective/parts.h"
+#include "collective/rank_plans.h"
 
 namespace lowcomm {
 namespace {
@@ -18,49 +20,123 @@ const void* advance(const void* base, uint64_t elements, DType dtype) {
   return static_cast<const std::byte*>(base) + elements * itemBytes(dtype);
 }
 
-}  // namespace
+// One tensor's way from its input to every rank's output.
+class Gathering {
+ public:
+  Gathering(OpContext& op, const GatherMessage& message)
+      : op_(op), message_(message), plans_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()) {}
 
-void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
-  Exchange exchange;
-  exchange.same_to_all = true;
-  for (const GatherMessage& message : messages) {
-    exchange.messages.push_back(planMessage(message.layout, message.dtype, op.group.chunk_bytes));
-    exchange.messages.back().type_name = message.type_name;
-    exchange.messages.back().type_elements = message.type_elements;
-    op.counters.raw_bytes += exchange.messages.back().rawBytes() * (op.group.size() - 1);
+  Described described() const {
+    Described described = plans_.described();
+    if (!message_.type_name.empty()) described.dtype = message_.type_name;
+    if (!message_.type_elements.empty()) described.elements = message_.type_elements;
+    return described;
   }
-  exchange.description = describe(op.op, exchange.messages);
 
-  OutgoingParts outgoing;  // the same for all peers
-  IncomingParts incoming;
-  exchange.encode = [&](size_t m, const Chunk& chunk, int, std::span<std::byte> payload) {
-    const GatherMessage& message = messages[m];
+  uint64_t rawBytes() const { return plans_.of(op_.group.rank()).rawBytes() * (op_.group.size() - 1); }
+
+  // All at once: each rank to all others.
+  Phase direct() {
+    Phase phase;
+    phase.out.assign(op_.group.size(), &plans_.of(op_.group.rank()));
+    phase.in = plans_.all();
+    phase.same_to_all = true;
+    phase.encode = [this](size_t k, int, std::span<std::byte> payload) { encode(k, payload); };
+    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      for (int rank = 0; rank < op_.group.size(); ++rank) {
+        if (!payloads[rank].empty()) decode(rank, k, payloads[rank], rank);
+      }
+    };
+    return phase;
+  }
+
+  // Step s of the ring: what rank − s contributed goes on to the next rank, made from step s − 1, which is the phase
+  // before.
+  Phase relay(int step, size_t number) {
+    const int rank = op_.group.rank(), size = op_.group.size();
+    const int next = (rank + 1) % size, before = (rank - 1 + size) % size;
+    const int sent = (rank - step + size) % size, got = (sent - 1 + size) % size;
+    Phase phase;
+    phase.out.assign(size, nullptr);
+    phase.in.assign(size, nullptr);
+    phase.out[next] = &plans_.of(sent);
+    phase.in[before] = &plans_.of(got);
+    if (step > 0) {
+      phase.after = number - 1;
+      phase.ready = [](size_t k) { return k; };
+    }
+    phase.encode = [this, step](size_t k, int, std::span<std::byte> payload) {
+      if (step == 0) {
+        encode(k, payload);
+        decode(op_.group.rank(), k, payload, op_.group.rank());
+      } else {
+        std::memcpy(payload.data(), codes_[k].data(), payload.size());
+      }
+    };
+    const bool goes_on = step + 2 < size;
+    phase.absorb = [this, before, got, goes_on](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      const auto payload = payloads[before];
+      if (payload.empty()) return;
+      decode(got, k, payload, before);
+      if (!goes_on) return;
+      if (codes_.size() <= k) codes_.resize(k + 1);
+      codes_[k].assign(payload.begin(), payload.end());
+    };
+    return phase;
+  }
+
+ private:
+  void encode(size_t k, std::span<std::byte> payload) {
     size_t at = 0;
-    for (const Run& run : chunk.runs) {
-      outgoing.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
-        run.encode(whole, advance(message.input, run.at, message.dtype), message.dtype,
-                   message.draws.slot(run.segment));
+    for (const Run& run : plans_.of(op_.group.rank()).chunks[k].runs) {
+      outgoing_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
+        run.encode(whole, advance(message_.input, run.at, message_.dtype), message_.dtype,
+                   message_.draws.slot(run.segment));
       });
       at += run.bytes;
     }
-  };
+  }
 
-  exchange.absorb = [&](size_t m, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads) {
-    const GatherMessage& message = messages[m];
-    for (int rank = 0; rank < op.group.size(); ++rank) {
-      op.blame(rank, [&] {
-        size_t at = 0;
-        for (const Run& run : chunk.runs) {
-          void* out = advance(message.outputs[rank], run.at, message.dtype);
-          const bool in_place = rank == op.group.rank() && run.codec->spec().id == CodecId::none &&
-                                out == advance(message.input, run.at, message.dtype);
-          const auto whole = incoming.take(run, rank, payloads[rank].subspan(at, run.bytes));
-          if (run.last() && !in_place) run.codec->decode(out, message.dtype, whole, run.offset, run.count);
-          at += run.bytes;
-        }
-      });
-    }
-  };
+  // Frame k of what `owner` contributed, as `sender` sent it.
+  void decode(int owner, size_t k, std::span<const std::byte> payload, int sender) {
+    op_.blame(sender, [&] {
+      size_t at = 0;
+      for (const Run& run : plans_.of(owner).chunks[k].runs) {
+        void* out = advance(message_.outputs[owner], run.at, message_.dtype);
+        const bool in_place = owner == op_.group.rank() && run.codec->spec().id == CodecId::none &&
+                              out == advance(message_.input, run.at, message_.dtype);
+        const auto whole = incoming_.take(run, owner, payload.subspan(at, run.bytes));
+        if (run.last() && !in_place) run.codec->decode(out, message_.dtype, whole, run.offset, run.count);
+        at += run.bytes;
+      }
+    });
+  }
+
+  OpContext& op_;
+  const GatherMessage& message_;
+  const RankPlans plans_;
+  OutgoingParts outgoing_;  // the same for all peers
+  IncomingParts incoming_;
+  std::vector<std::vector<std::byte>> codes_;  // by frame, what the ring sends on in its next step
+};
+
+}  // namespace
+
+void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
+  std::deque<Gathering> tensors;
+  std::vector<Described> described;
+  Exchange exchange;
+  const int size = op.group.size();
+  const bool ring = op.group.ring_from > 0 && size > 2 && size >= op.group.ring_from;
+  for (const GatherMessage& message : messages) {
+    Gathering& tensor = tensors.emplace_back(op, message);
+    described.push_back(tensor.described());
+    op.counters.raw_bytes += tensor.rawBytes();
+    if (!ring) exchange.phases.push_back(tensor.direct());
+    for (int step = 0; ring && step < size - 1; ++step)
+      exchange.phases.push_back(tensor.relay(step, exchange.phases.size()));
+  }
+  exchange.description = describe(op.op, described);
   runExchange(op, exchange);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <new>
+#include <utility>
 
 #include "codec/error.h"
 #include "collective/plan.h"
@@ -32,14 +33,16 @@ void BufferPool::give(std::byte* buffer) {
   idle_.push_back(buffer);
 }
 
-GroupContext::GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch,
-                           size_t chunk_bytes)
+GroupContext::GroupContext(Transport& transport, GroupConfig config)
     : transport(transport),
-      name(std::move(name)),
-      global_ranks(std::move(global_ranks)),
-      epoch(epoch),
-      chunk_bytes(chunk_bytes),
-      frames(frameCapacity(chunk_bytes)) {}
+      name(std::move(config.group)),
+      global_ranks(std::move(config.global_ranks)),
+      epoch(config.epoch),
+      chunk_bytes(config.chunk_bytes),
+      connections(config.connections),
+      ring_from(config.ring_from),
+      timeout_ms(config.timeout.count()),
+      frames(frameCapacity(config.chunk_bytes)) {}
 
 std::string GroupContext::rankName(int rank) const {
   std::string name = "rank " + std::to_string(rank);

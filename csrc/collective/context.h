@@ -42,17 +42,29 @@ class BufferPool {
   std::vector<std::byte*> all_, idle_;
 };
 
+// What a group is made with; all but the name, the ranks and the time-out is agreed by its ranks.
+struct GroupConfig {
+  std::string group = "default";
+  std::vector<int> global_ranks;               // by group rank; empty: not shown in messages
+  uint32_t epoch = 0;                          // frames of another one are refused
+  size_t chunk_bytes = 256 << 10;              // payload of a full frame
+  int connections = 1;                         // to every peer, for bulk: frames take them in turn
+  int ring_from = 0;                           // an all_gather of so many ranks goes around a ring; 0: none does
+  std::chrono::milliseconds timeout{1800000};  // progress deadline
+};
+
 // What every op of a group shares.
 struct GroupContext {
-  GroupContext(Transport& transport, std::string name, std::vector<int> global_ranks, uint32_t epoch,
-               size_t chunk_bytes);
+  GroupContext(Transport& transport, GroupConfig config);
 
   Transport& transport;
   const std::string name;
   const std::vector<int> global_ranks;  // by group rank; for messages
   const uint32_t epoch;
-  const size_t chunk_bytes;                                   // payload bytes of a full frame
-  std::atomic<std::chrono::milliseconds::rep> timeout_ms{0};  // progress deadline: no frame for this long is a fault
+  const size_t chunk_bytes;  // payload bytes of a full frame
+  const int connections;     // to every peer over the bulk lane: a transfer's tag, modulo this, picks one
+  const int ring_from;
+  std::atomic<std::chrono::milliseconds::rep> timeout_ms;  // progress deadline: no frame for this long is a fault
   BufferPool frames;
   std::vector<std::byte> accumulator, scaled;  // scratch of the worker's reductions, kept from op to op
 

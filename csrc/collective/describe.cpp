@@ -16,23 +16,14 @@ std::string bounded(const std::string& list) {
 }
 
 // The values joined by commas, or the one value when they are all the same.
-template <class F>
-std::string joined(const std::vector<MessagePlan>& messages, F&& value) {
+std::string joined(const std::vector<Described>& messages, std::string Described::* value) {
   std::string list;
   bool same = true;
-  for (const MessagePlan& message : messages) {
-    same = same && value(message) == value(messages.front());
-    list += (list.empty() ? "" : ",") + value(message);
+  for (const Described& message : messages) {
+    same = same && message.*value == messages.front().*value;
+    list += (list.empty() ? "" : ",") + message.*value;
   }
-  return same && !messages.empty() ? value(messages.front()) : bounded(list);
-}
-
-std::string typeOf(const MessagePlan& message) {
-  return message.type_name.empty() ? dtypeName(message.dtype) : message.type_name;
-}
-
-std::string elementsOf(const MessagePlan& message) {
-  return std::to_string(message.type_name.empty() ? message.layout.elements() : message.type_elements);
+  return same && !messages.empty() ? messages.front().*value : bounded(list);
 }
 
 std::string codecOf(const MessagePlan& message) {
@@ -44,14 +35,17 @@ std::string codecOf(const MessagePlan& message) {
 
 }  // namespace
 
-Hello describe(const std::string& op, const std::vector<MessagePlan>& messages) {
+Described::Described(const MessagePlan& plan)
+    : dtype(dtypeName(plan.dtype)), elements(std::to_string(plan.layout.elements())), codec(codecOf(plan)) {}
+
+Hello describe(const std::string& op, const std::vector<Described>& messages) {
   Hello hello;
   hello.fields = {
       {"op", op},
       {"tensors", std::to_string(messages.size())},
-      {"dtype", joined(messages, typeOf)},
-      {"elements a rank", joined(messages, elementsOf)},
-      {"codec", joined(messages, codecOf)},
+      {"dtype", joined(messages, &Described::dtype)},
+      {"elements a rank", joined(messages, &Described::elements)},
+      {"codec", joined(messages, &Described::codec)},
   };
   return hello;
 }

@@ -8,8 +8,16 @@
 
 namespace lowcomm {
 
+// What ranks compare of one message.
+struct Described {
+  // By its plan: dtype's name, the layout's elements, its codec. What the caller calls the elements goes into dtype and
+  // elements afterwards: the wire's `opaque` does not tell four uint16 from eight float8, and ranks' parts may differ.
+  Described(const MessagePlan& plan);  // NOLINT: a plan describes itself
+  std::string dtype, elements, codec;
+};
+
 // What ranks compare before they trust each other's frames: op, then number, dtype, elements and codec of the messages
 // (FORMAT.md, "Descriptions"). Long lists are cut and closed with a hash, so that the description fits a frame.
-Hello describe(const std::string& op, const std::vector<MessagePlan>& messages);
+Hello describe(const std::string& op, const std::vector<Described>& messages);
 
 }  // namespace lowcomm

@@ -22,14 +22,16 @@ using Buffer = BufferPool::Buffer;
 constexpr size_t kMaxErrorText = 1024;
 
 struct Round {
-  size_t message;
-  size_t chunk;
+  size_t phase;
+  size_t k;      // counted in the phase
+  size_t needs;  // rounds of the exchange that must be over before this one's frames are made
 };
 
 // One peer's side of the conversation: what was posted and what came.
 struct Peer {
   std::array<Buffer, kWindow> in;
   std::array<std::unique_ptr<Transfer>, kWindow> receiving;
+  uint32_t sent = 0, received = 0;  // frames, the description among them: what picks the connection
   Buffer description_in;
   std::unique_ptr<Transfer> describing;
 };
@@ -44,9 +46,12 @@ class Runner {
  public:
   Runner(OpContext& op, const Exchange& exchange)
       : op_(op), exchange_(exchange), group_(op.group), rank_(group_.rank()), size_(group_.size()), peers_(size_) {
-    for (size_t m = 0; m < exchange.messages.size(); ++m) {
-      for (size_t c = 0; c < exchange.messages[m].chunks.size(); ++c)
-        rounds_.push_back({m, c});
+    std::vector<size_t> starts;
+    for (size_t p = 0; p < exchange.phases.size(); ++p) {
+      const Phase& phase = exchange.phases[p];
+      starts.push_back(rounds_.size());
+      for (size_t k = 0; k < phase.rounds(); ++k)
+        rounds_.push_back({p, k, phase.after ? starts[*phase.after] + phase.ready(k) + 1 : 0});
     }
   }
 
@@ -59,18 +64,23 @@ class Runner {
       for (size_t r = 0; r < std::min(kWindow, rounds_.size()); ++r)
         post(from(d), r);
     }
-    sendDescription();
-    const size_t lag = kWindow - 1;
-    for (size_t step = 0; step < rounds_.size() + lag; ++step) {
-      if (step < rounds_.size()) sendRound(step);
-      if (step == std::min(lag, rounds_.size())) checkDescriptions();
-      if (step >= lag) finishRound(step - lag);
+    sendDescriptions();
+    size_t sent = 0, finished = 0;
+    while (finished < rounds_.size()) {
+      if (sent < rounds_.size() && sent < finished + kWindow && rounds_[sent].needs <= finished) {
+        sendRound(sent++);
+      } else {
+        if (finished == 0) checkDescriptions();
+        finishRound(finished++);
+      }
     }
+    if (rounds_.empty()) checkDescriptions();
     for (auto& slot : outgoing_) {
       for (Outgoing& frame : slot)
         settle(frame);
     }
-    settle(description_);
+    for (Outgoing& frame : descriptions_)
+      settle(frame);
     op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) {
@@ -84,19 +94,31 @@ class Runner {
  private:
   int from(int distance) const { return (rank_ - distance + size_) % size_; }
   int to(int distance) const { return (rank_ + distance) % size_; }
-  const MessagePlan& plan(const Round& round) const { return exchange_.messages[round.message]; }
-  const Chunk& chunk(const Round& round) const { return plan(round).chunks[round.chunk]; }
+  const Phase& phase(const Round& round) const { return exchange_.phases[round.phase]; }
+
+  // The message whose frame travels to or from `peer` in a round; null where none does.
+  static const MessagePlan* carried(const std::vector<const MessagePlan*>& messages, int peer, const Round& round) {
+    const MessagePlan* message = messages[peer];
+    return message && round.k < message->chunks.size() ? message : nullptr;
+  }
+  const MessagePlan* outgoing(int peer, const Round& round) const { return carried(phase(round).out, peer, round); }
+  const MessagePlan* incoming(int peer, const Round& round) const { return carried(phase(round).in, peer, round); }
 
   // Whether the rest of this rank's frames are error frames, and what still comes is only received.
   bool gaveUp() const { return own_error_ || refused_; }
 
+  uint32_t tagOf(uint32_t frame) const { return frame % static_cast<uint32_t>(group_.connections); }
+
   std::unique_ptr<Transfer> receive(int peer, const Buffer& buffer) {
-    return guarded(peer, [&] { return group_.transport.irecv(Lane::bulk, peer, 0, group_.frames.span(buffer)); });
+    const uint32_t tag = tagOf(peers_[peer].received++);
+    return guarded(peer, [&] { return group_.transport.irecv(Lane::bulk, peer, tag, group_.frames.span(buffer)); });
   }
 
   void send(Outgoing& frame, int peer, size_t bytes) {
     auto data = std::span<const std::byte>(frame.buffer.get(), bytes);
-    frame.sending.emplace_back(peer, guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, 0, data); }));
+    const uint32_t tag = tagOf(peers_[peer].sent++);
+    frame.sending.emplace_back(peer,
+                               guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, tag, data); }));
     op_.counters.wire_bytes += bytes;
   }
 
@@ -115,8 +137,9 @@ class Runner {
     frame.sending.clear();
   }
 
-  // Posts the receive of round r from `peer`.
+  // Posts the receive of round r from `peer`, if it has one.
   void post(int peer, size_t r) {
+    if (!incoming(peer, rounds_[r])) return;
     Peer& p = peers_[peer];
     Buffer& buffer = p.in[r % kWindow];
     if (!buffer) buffer = group_.frames.take();
@@ -136,58 +159,92 @@ class Runner {
     return seal(buffer, header);
   }
 
-  void sendDescription() {
-    if (size_ == 1) return;
-    description_.buffer = group_.frames.take();
-    const size_t bytes = sealText(description_.buffer, FrameKind::control, exchange_.description.text());
-    for (int d = 1; d < size_; ++d)
-      send(description_, to(d), bytes);
+  // What is said to `peer` about the op, and is to be heard from it.
+  Hello descriptionFor(int peer) const {
+    Hello hello = exchange_.description;
+    if (exchange_.describe_pair) hello.fields.push_back(exchange_.describe_pair(peer));
+    return hello;
+  }
+
+  void sendDescriptions() {
+    descriptions_.resize(exchange_.describe_pair ? size_ - 1 : std::min(size_ - 1, 1));
+    size_t bytes = 0;
+    for (int d = 1; d < size_; ++d) {
+      const bool first = static_cast<size_t>(d) <= descriptions_.size();
+      Outgoing& frame = first ? descriptions_[d - 1] : descriptions_[0];
+      if (first) bytes = sealText(memoryOf(frame), FrameKind::control, descriptionFor(to(d)).text());
+      send(frame, to(d), bytes);
+    }
   }
 
   void sendRound(size_t r) {
+    const Round& round = rounds_[r];
+    const bool same = phase(round).same_to_all;
     std::vector<Outgoing>& slot = outgoing_[r % kWindow];
     for (Outgoing& frame : slot)
       settle(frame);
-    const size_t frames = exchange_.same_to_all ? 1 : static_cast<size_t>(size_ - 1);
-    slot.resize(frames);
-    for (Outgoing& frame : slot) {
-      if (!frame.buffer) frame.buffer = group_.frames.take();
-    }
+    slot.resize(std::max(slot.size(), same ? size_t{1} : static_cast<size_t>(size_ - 1)));
     // Every peer's frame is encoded before any is sent: a rank that finds a NaN tells all of them in the same round.
-    if (!gaveUp()) encodeRound(r, slot);
+    if (!gaveUp()) encodeRound(round, slot);
     size_t bytes = 0;
-    for (Outgoing& frame : slot) {
-      if (gaveUp()) {
-        bytes = sealText(frame.buffer, FrameKind::error, reason_);
-      } else {
-        Stopwatch watch(op_.counters.encode);
-        bytes = seal(frame.buffer, dataHeader(rounds_[r]));
+    for (int d = 1; d < size_; ++d) {
+      const MessagePlan* message = outgoing(to(d), round);
+      if (!message) continue;
+      Outgoing& frame = slot[same ? 0 : d - 1];
+      if (!same || bytes == 0) {
+        if (gaveUp()) {
+          bytes = sealText(memoryOf(frame), FrameKind::error, reason_);
+        } else {
+          Stopwatch watch(op_.counters.encode);
+          bytes = seal(frame.buffer, dataHeader(*message, round));
+        }
       }
+      send(frame, to(d), bytes);
     }
-    for (int d = 1; d < size_; ++d)
-      send(slot[exchange_.same_to_all ? 0 : d - 1], to(d), bytes);
   }
 
-  FrameHeader dataHeader(const Round& round) const {
-    FrameHeader header = plan(round).header(chunk(round));
+  FrameHeader dataHeader(const MessagePlan& message, const Round& round) const {
+    FrameHeader header = message.header(message.chunks[round.k]);
     header.sequence = op_.sequence;
     header.epoch = group_.epoch;
     return header;
   }
 
-  void encodeRound(size_t r, std::vector<Outgoing>& slot) {
+  void encodeRound(const Round& round, std::vector<Outgoing>& slot) {
     Stopwatch watch(op_.counters.encode);
-    const Chunk& what = chunk(rounds_[r]);
+    const Phase& now = phase(round);
+    const auto encode = [&](Outgoing& frame, int peer, const MessagePlan& message) {
+      std::byte* payload = memoryOf(frame).get() + kFrameHeaderBytes;
+      now.encode(round.k, peer, {payload, message.chunks[round.k].payload_bytes});
+    };
     try {
-      if (exchange_.check) exchange_.check(rounds_[r].message, what);
-      for (size_t i = 0; i < slot.size(); ++i) {
-        std::span<std::byte> payload(slot[i].buffer.get() + kFrameHeaderBytes, what.payload_bytes);
-        exchange_.encode(rounds_[r].message, what, to(static_cast<int>(i) + 1), payload);
+      if (now.check) now.check(round.k);
+      if (now.same_to_all) {
+        if (const MessagePlan* message = sameToAll(round)) encode(slot[0], rank_, *message);
+        return;
+      }
+      for (int d = 1; d < size_; ++d) {
+        if (const MessagePlan* message = outgoing(to(d), round)) encode(slot[d - 1], to(d), *message);
       }
     } catch (const ValueError& error) {
-      own_error_ = std::current_exception();
-      reason_ = (group_.rankName(rank_) + ": " + error.what()).substr(0, kMaxErrorText);
+      giveUp(error);
     }
+  }
+
+  // In a catch block: this rank's data cannot be sent.
+  void giveUp(const ValueError& error) {
+    own_error_ = std::current_exception();
+    reason_ = (group_.rankName(rank_) + ": " + error.what()).substr(0, kMaxErrorText);
+  }
+
+  // What a round carries to everybody and this rank keeps too; null where it carries nothing.
+  const MessagePlan* sameToAll(const Round& round) const {
+    return phase(round).same_to_all ? outgoing(rank_, round) : nullptr;
+  }
+
+  Buffer& memoryOf(Outgoing& frame) {
+    if (!frame.buffer) frame.buffer = group_.frames.take();
+    return frame.buffer;
   }
 
   void checkDescriptions() {
@@ -202,7 +259,7 @@ class Runner {
         expectFrame(got, want);
         auto text = framePayload(bytes, got);
         Hello theirs = Hello::parse({reinterpret_cast<const char*>(text.data()), text.size()});
-        expectSameHello(exchange_.description, rank_, theirs, peer);
+        expectSameHello(descriptionFor(peer), rank_, theirs, peer);
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
       });
     }
@@ -213,6 +270,8 @@ class Runner {
     std::vector<std::span<const std::byte>> payloads(size_);
     for (int d = 1; d < size_; ++d) {
       const int peer = from(d);
+      const MessagePlan* message = incoming(peer, round);
+      if (!message) continue;
       op_.wait(*peers_[peer].receiving[r % kWindow], peer, "waiting for a frame");
       Stopwatch watch(op_.counters.decode);
       op_.blame(peer, [&] {
@@ -223,16 +282,21 @@ class Runner {
         if (got.kind == FrameKind::error && got.sequence == op_.sequence && got.epoch == group_.epoch) {
           noteRefusal(peer, payloads[peer]);
         } else {
-          expectFrame(got, dataHeader(round));
+          expectFrame(got, dataHeader(*message, round));
         }
       });
     }
     if (!gaveUp()) {
       Stopwatch watch(op_.counters.decode);
-      if (exchange_.same_to_all) {
-        payloads[rank_] = {outgoing_[r % kWindow][0].buffer.get() + kFrameHeaderBytes, chunk(round).payload_bytes};
+      if (const MessagePlan* message = sameToAll(round)) {
+        const std::byte* payload = outgoing_[r % kWindow][0].buffer.get() + kFrameHeaderBytes;
+        payloads[rank_] = {payload, message->chunks[round.k].payload_bytes};
       }
-      exchange_.absorb(round.message, chunk(round), payloads);
+      try {
+        phase(round).absorb(round.k, payloads);
+      } catch (const ValueError& error) {
+        giveUp(error);
+      }
     }
     if (r + kWindow < rounds_.size()) {
       for (int d = 1; d < size_; ++d)
@@ -254,13 +318,22 @@ class Runner {
   std::vector<Peer> peers_;
   std::vector<Round> rounds_;
   std::array<std::vector<Outgoing>, kWindow> outgoing_;
-  Outgoing description_;
+  std::vector<Outgoing> descriptions_;
   std::exception_ptr own_error_;
   std::optional<int> refused_;  // the peer whose error frame came first
   std::string reason_;          // text of this rank's error frames; a peer's may be empty
 };
 
 }  // namespace
+
+size_t Phase::rounds() const {
+  size_t most = 0;
+  for (const auto* messages : {&out, &in}) {
+    for (const MessagePlan* message : *messages)
+      most = std::max(most, message ? message->chunks.size() : 0);
+  }
+  return most;
+}
 
 void runExchange(OpContext& op, const Exchange& exchange) {
   Runner(op, exchange).run();

@@ -2,7 +2,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "codec/error.h"
@@ -12,34 +15,53 @@
 
 namespace lowcomm {
 
-// The direct exchange under every collective: each rank sends the frames of its messages to every peer and receives
-// theirs, a round being one frame to and from each peer. Receives are posted before sends, kWindow rounds are under way
-// at a time, and a round is encoded while the ones before it travel.
+// Some rounds of an exchange in which every rank has one role: a message from or to each peer. Round k carries frame k
+// of every message that has as many.
+struct Phase {
+  // What this rank sends to and gets from each rank; null is nothing. Its own entries are what it keeps: nothing of
+  // them travels, but their frames are rounds too. The plans must live until the end. What one rank sends another
+  // expects, cut alike.
+  std::vector<const MessagePlan*> out, in;
+
+  // Whether all of `out` is one message of the same bytes: encoded once.
+  bool same_to_all = false;
+
+  // The phase before this one that frames are made from, if any: frame k is made once round ready(k) of that phase is
+  // absorbed.
+  std::optional<size_t> after;
+  std::function<size_t(size_t k)> ready;
+
+  // Looks at what this rank keeps of round k, before any of it is encoded; may be empty. Called in a group of one rank
+  // too, where nothing is encoded for anybody. ValueError as in `encode`.
+  std::function<void(size_t k)> check;
+
+  // Writes the payload of frame k of out[peer] (any peer when same_to_all). ValueError: this rank's data cannot be
+  // sent.
+  std::function<void(size_t k, int peer, std::span<std::byte> payload)> encode;
+
+  // Takes round k's payloads by rank, empty where there is none; this rank's own is what it sent when same_to_all.
+  // Bytes that do not decode are to be blamed on their sender (OpContext::blame).
+  std::function<void(size_t k, const std::vector<std::span<const std::byte>>& payloads)> absorb;
+
+  // Rounds it takes: the frames of the longest message.
+  size_t rounds() const;
+};
+
+// What is under every collective: each rank sends the frames of its messages to its peers and receives theirs, a round
+// being at most one frame to and from each peer. Receives are posted before sends, kWindow rounds are under way at a
+// time, and a round is encoded while the ones before it travel.
 //
 // The conversation with a peer is: one control frame that describes the op (ranks that disagree find out here, with
-// both values), then one frame a round. A rank that cannot encode (a NaN) sends error frames in place of what is left,
-// so every posted receive still completes, every rank gets the error, and the group goes on.
+// both values), then the frames. A rank that cannot encode (a NaN) sends error frames in place of what is left, so
+// every posted receive still completes, every rank it still talks to gets the error, and the group goes on.
 struct Exchange {
   // What ranks must agree on: op, dtype, sizes, codec, reduce op.
   Hello description;
 
-  // One message a tensor; its chunks are the rounds, in order.
-  std::vector<MessagePlan> messages;
+  // One more field for each peer, which the two of them say alike; may be empty.
+  std::function<std::pair<std::string, std::string>(int peer)> describe_pair;
 
-  // Whether every peer gets the same bytes (all_gather): encoded once, sent size−1 times.
-  bool same_to_all = false;
-
-  // Looks at what this rank keeps of a chunk, before any of it is encoded; may be empty. Called in a group of one rank
-  // too, where nothing is encoded for anybody. ValueError as in `encode`.
-  std::function<void(size_t message, const Chunk& chunk)> check;
-
-  // Writes the payload of a chunk for `peer` (any value when same_to_all). ValueError: this rank's data cannot be sent.
-  std::function<void(size_t message, const Chunk& chunk, int peer, std::span<std::byte> payload)> encode;
-
-  // Takes a round's payloads by rank; this rank's own is what it sent when same_to_all, else empty. Bytes that do not
-  // decode are to be blamed on their sender (OpContext::blame).
-  std::function<void(size_t message, const Chunk& chunk, const std::vector<std::span<const std::byte>>& payloads)>
-      absorb;
+  std::vector<Phase> phases;  // in order
 };
 
 inline constexpr size_t kWindow = 4;

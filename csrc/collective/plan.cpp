@@ -41,11 +41,7 @@ size_t partFitting(size_t left, size_t chunk_bytes, size_t used) {
 
 void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
                  const std::string& of) const {
-  try {
-    codec->encode(payload, src, dtype, offset, count, draws);
-  } catch (const NonFiniteError& error) {
-    throw NonFiniteError(error.codec, error.value, error.position - offset + at, error.limit, of);
-  }
+  countInMessage(of, [&] { codec->encode(payload, src, dtype, offset, count, draws); });
 }
 
 size_t frameCapacity(size_t chunk_bytes) {
@@ -103,6 +99,12 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   }
   close(layout.elements());
   return plan;
+}
+
+size_t MessagePlan::wholeWith(size_t chunk) const {
+  while (!chunks[chunk].runs.back().last())
+    ++chunk;
+  return chunk;
 }
 
 FrameHeader MessagePlan::header(const Chunk& chunk) const {

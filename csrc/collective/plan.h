@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "codec/error.h"
 #include "kernels/dtype.h"
 #include "wire/frame.h"
 #include "wire/layout.h"
@@ -35,6 +36,16 @@ struct Run {
   // not in the segment, and ends with `of`.
   void encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
               const std::string& of = "") const;
+
+  // What `encode` does about a NonFiniteError, for other ways to encode the run.
+  template <class F>
+  void countInMessage(const std::string& of, F&& encode) const {
+    try {
+      encode();
+    } catch (const NonFiniteError& error) {
+      throw NonFiniteError(error.codec, error.value, error.position - offset + at, error.limit, of);
+    }
+  }
 };
 
 // One frame of a message.
@@ -51,13 +62,11 @@ struct MessagePlan {
   DType dtype;
   std::vector<Chunk> chunks;
 
-  // What the caller calls the elements and how many there are, for the description alone: the wire's `opaque` does not
-  // tell four uint16 from eight float8. Empty: dtype's name and the layout's elements.
-  std::string type_name = {};
-  uint64_t type_elements = 0;
-
   // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
   FrameHeader header(const Chunk& chunk) const;
+
+  // A frame with which all runs of frame `chunk` are whole: that one, but for codecs that cannot be cut.
+  size_t wholeWith(size_t chunk) const;
 
   uint64_t rawBytes() const { return layout.elements() * itemBytes(dtype); }
 };

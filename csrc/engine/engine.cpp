@@ -10,11 +10,8 @@ constexpr std::chrono::milliseconds kNoticePatience{500};
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Transport> transport, EngineConfig config)
-    : transport_(std::move(transport)),
-      group_(*transport_, config.group, config.global_ranks, config.epoch, config.chunk_bytes),
-      notices_(group_) {
-  group_.timeout_ms = config.timeout.count();
+Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
+    : transport_(std::move(transport)), group_(*transport_, std::move(config)), notices_(group_) {
   notices_.watch();
   worker_ = std::thread([this] { loop(); });
 }

@@ -15,14 +15,6 @@
 
 namespace lowcomm {
 
-struct EngineConfig {
-  std::string group = "default";
-  std::vector<int> global_ranks;               // by group rank; empty: not shown in messages
-  uint32_t epoch = 0;                          // agreed when the group is made; frames of another one are refused
-  size_t chunk_bytes = 256 << 10;              // payload of a full frame; agreed
-  std::chrono::milliseconds timeout{1800000};  // progress deadline
-};
-
 // The queue and the worker of one group. Ops run one at a time in order of submit(), which every rank must share; each
 // gets the group's next sequence number. Thread-safe.
 //
@@ -35,7 +27,7 @@ class Engine {
   using Job = std::function<void(OpContext&)>;
   using Done = std::function<void(std::exception_ptr, const OpCounters&)>;
 
-  Engine(std::unique_ptr<Transport> transport, EngineConfig config);
+  Engine(std::unique_ptr<Transport> transport, GroupConfig config);
   ~Engine();  // as shutdown()
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -98,7 +98,7 @@ TEST(Agree, DamagedHelloIsAFault) {
 }
 
 TEST(Agree, AnotherEpochIsAFault) {
-  Ranks ranks(2, [](int rank, EngineConfig& config) { config.epoch = 7 + rank; });
+  Ranks ranks(2, [](int rank, GroupConfig& config) { config.epoch = 7 + rank; });
   const auto outcomes = ranks.run("agree", [](int, OpContext& op) { agree(op, {{{"a", "1"}}}); });
   EXPECT_TRUE(holds(outcomes[0].what(), {"epoch", "expected 7, got 8"}));
   EXPECT_TRUE(holds(outcomes[1].what(), {"epoch", "expected 8, got 7"}));

@@ -38,7 +38,7 @@ class Gather {
   void operator()(int rank, OpContext& op) {
     std::vector<GatherMessage> messages;
     for (size_t m = 0; m < tensors_.size(); ++m) {
-      GatherMessage message{tensors_[m].layout, tensors_[m].dtype};
+      GatherMessage message{{tensors_[m].layout}, tensors_[m].dtype};
       message.input = in_place_ ? outputs_[rank][m][rank].data() : inputs_[rank][m].data();
       for (Bytes& output : outputs_[rank][m])
         message.outputs.push_back(output.data());

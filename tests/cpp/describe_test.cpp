@@ -35,18 +35,18 @@ TEST(Describe, LayoutsByTheirHash) {
 }
 
 TEST(Describe, TheCallersTypeStandsForOpaqueBytes) {
-  MessagePlan carried = planOf(single(8, "none"), DType::opaque);
+  Described carried = planOf(single(8, "none"), DType::opaque);
   EXPECT_EQ(describe("all_gather", {carried}).text(),
             "op=all_gather\ntensors=1\ndtype=opaque\nelements a rank=8\ncodec=none\n");
-  carried.type_name = "uint16";
-  carried.type_elements = 4;
+  carried.dtype = "uint16";
+  carried.elements = "4";
   EXPECT_EQ(describe("all_gather", {carried, planOf(single(8, "none"), DType::uint8)}).text(),
             "op=all_gather\ntensors=2\ndtype=uint16,uint8\nelements a rank=4,8\ncodec=none\n");
 }
 
 TEST(Describe, LongListsAreCutAndClosedWithTheirHash) {
   for (uint64_t tensors : {uint64_t{400}, uint64_t{401}}) {
-    std::vector<MessagePlan> plans;
+    std::vector<Described> plans;
     std::string list;
     for (uint64_t i = 0; i < tensors; ++i) {
       const uint64_t n = i == 400 ? 1 : 1000 + i;  // 400 of them make 1,999 characters, one more 2,001

@@ -127,7 +127,7 @@ TEST(Engine, ShutdownRunsWhatIsQueuedThenRefuses) {
 }
 
 TEST(Engine, AbortWhileAnOpWaits) {
-  Ranks ranks(3, [](int, EngineConfig& config) { config.group = "inner"; });
+  Ranks ranks(3, [](int, GroupConfig& config) { config.group = "inner"; });
   std::vector<std::future<Outcome>> pending;
   for (const char* op : {"meet", "queued"})  // the others never come
     pending.push_back(ranks.start(0, op, meet));

@@ -34,7 +34,7 @@ struct Says {
   size_t tensors = 1;
   std::vector<std::pair<uint64_t, float>> poison;  // element, value
   std::string type_name;
-  uint64_t type_elements = 0;
+  std::string type_elements;
 };
 
 void converse(OpContext& op, const Says& says) {
@@ -44,11 +44,11 @@ void converse(OpContext& op, const Says& says) {
   for (const auto& [at, value] : says.poison)
     test::fromFloat(says.dtype, input.data() + at * itemBytes(says.dtype), value);
   if (says.op == "reduce_scatter") {
-    ScatterMessage message{layout, says.dtype, std::vector<const void*>(size, input.data()), output.data()};
+    ScatterMessage message{{layout}, says.dtype, std::vector<const void*>(size, input.data()), output.data()};
     reduceScatter(op, std::vector<ScatterMessage>(says.tensors, message), says.reduction);
   } else {
     std::vector<Bytes> outputs(size, output);
-    GatherMessage message{layout, says.dtype, input.data()};
+    GatherMessage message{{layout}, says.dtype, input.data()};
     message.type_name = says.type_name;
     message.type_elements = says.type_elements;
     for (Bytes& each : outputs)
@@ -141,7 +141,7 @@ TEST(Exchange, NonFiniteValueOfALayoutIsCountedInTheMessage) {
     const auto gathered = ranks.run("all_gather", [&](int rank, OpContext& op) {
       std::vector<std::vector<float>> outputs(2, fine);
       allGather(op,
-                {{layout, DType::float32, (rank == 0 ? bad : fine).data(), {outputs[0].data(), outputs[1].data()}}});
+                {{{layout}, DType::float32, (rank == 0 ? bad : fine).data(), {outputs[0].data(), outputs[1].data()}}});
     });
     EXPECT_TRUE(gathered[0].is<NonFiniteError>());
     EXPECT_TRUE(holds(gathered[0].what(), {element}));
@@ -151,7 +151,7 @@ TEST(Exchange, NonFiniteValueOfALayoutIsCountedInTheMessage) {
         std::vector<const void*> inputs(2, fine.data());
         if (rank == 0) inputs[slice] = bad.data();
         std::vector<float> own = fine;
-        reduceScatter(op, {{layout, DType::float32, inputs, own.data()}}, {});
+        reduceScatter(op, {{{layout}, DType::float32, inputs, own.data()}}, {});
       });
       EXPECT_TRUE(reduced[0].is<NonFiniteError>());
       const std::string named = element + " of the slice for rank " + std::to_string(slice);
@@ -212,11 +212,11 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   bytes.dtype = DType::opaque;
   for (Case* c : {&cases[7], &cases[8]})
     c->usual = c->odd = bytes;
-  std::tie(cases[7].usual.type_name, cases[7].usual.type_elements) = std::pair("uint16", 4);
-  std::tie(cases[7].odd.type_name, cases[7].odd.type_elements) = std::pair("float8_e4m3fn", 8);
+  std::tie(cases[7].usual.type_name, cases[7].usual.type_elements) = std::pair("uint16", "4");
+  std::tie(cases[7].odd.type_name, cases[7].odd.type_elements) = std::pair("float8_e4m3fn", "8");
   cases[7].parts = {"dtype differs", "'uint16'", "'float8_e4m3fn'"};
-  std::tie(cases[8].usual.type_name, cases[8].usual.type_elements) = std::pair("uint16", 4);
-  std::tie(cases[8].odd.type_name, cases[8].odd.type_elements) = std::pair("uint16", 5);
+  std::tie(cases[8].usual.type_name, cases[8].usual.type_elements) = std::pair("uint16", "4");
+  std::tie(cases[8].odd.type_name, cases[8].odd.type_elements) = std::pair("uint16", "5");
   cases[8].odd.n = 10;
   cases[8].parts = {"elements a rank differs", "'4'", "'5'"};
   for (const Case& c : cases) {
@@ -320,7 +320,7 @@ TEST(Exchange, AnotherNumberOfOpsIsNamed) {
 }
 
 TEST(Exchange, FramesOfAnotherEpochAreFencedOff) {
-  Ranks ranks(3, [](int rank, EngineConfig& config) { config.epoch = rank == 2 ? 4 : 5; });
+  Ranks ranks(3, [](int rank, GroupConfig& config) { config.epoch = rank == 2 ? 4 : 5; });
   const auto outcomes = runSaying(ranks, [](int) { return Says{}; });
   for (int rank = 0; rank < 3; ++rank)
     EXPECT_TRUE(holds(outcomes[rank].what(), {"epoch", "expected", "4", "5"})) << rank;

@@ -33,7 +33,7 @@ void gather(int rank, OpContext& op) {
   };
   const std::vector<float> input = values(rank);
   std::vector<std::vector<float>> outputs(op.group.size(), std::vector<float>(kElements, -1));
-  GatherMessage message{test::single(kElements, "none"), DType::float32, input.data()};
+  GatherMessage message{{test::single(kElements, "none")}, DType::float32, input.data()};
   for (auto& output : outputs)
     message.outputs.push_back(output.data());
   allGather(op, {message});
@@ -43,15 +43,19 @@ void gather(int rank, OpContext& op) {
 
 // An exchange with `at_round` called before a rank encodes a round.
 void exchange(OpContext& op, const std::function<void(size_t round)>& at_round) {
-  Exchange exchange;
-  exchange.same_to_all = true;
-  exchange.messages = {planMessage(test::single(12 * 16384, "none"), DType::float32, kMinChunkBytes)};
-  exchange.description = describe(op.op, exchange.messages);
-  exchange.encode = [&](size_t, const Chunk& chunk, int, std::span<std::byte> payload) {
-    at_round(chunk.first / 16384);
+  const MessagePlan plan = planMessage(test::single(12 * 16384, "none"), DType::float32, kMinChunkBytes);
+  Phase phase;
+  phase.out.assign(op.group.size(), &plan);
+  phase.in = phase.out;
+  phase.same_to_all = true;
+  phase.encode = [&](size_t k, int, std::span<std::byte> payload) {
+    at_round(k);
     std::memset(payload.data(), 0, payload.size());
   };
-  exchange.absorb = [](size_t, const Chunk&, const std::vector<std::span<const std::byte>>&) {};
+  phase.absorb = [](size_t, const std::vector<std::span<const std::byte>>&) {};
+  Exchange exchange;
+  exchange.description = describe(op.op, {plan});
+  exchange.phases = {phase};
   runExchange(op, exchange);
 }
 
@@ -157,7 +161,7 @@ TEST(Fault, KilledRankIsNamed) {
 }
 
 TEST(Fault, StalledRankPastTheDeadlineIsNamed) {
-  Ranks ranks(3, [](int, EngineConfig& config) {
+  Ranks ranks(3, [](int, GroupConfig& config) {
     config.timeout = milliseconds(200);
     config.global_ranks = {10, 11, 12};
     config.group = "outer";
@@ -197,7 +201,7 @@ TEST(Fault, StallShorterThanTheDeadlineRecovers) {
 
 // The deadline is one of progress: an op may take longer than it, as long as frames keep coming.
 TEST(Fault, SlowProgressIsNoFault) {
-  Ranks ranks(2, [](int, EngineConfig& config) { config.timeout = milliseconds(400); });
+  Ranks ranks(2, [](int, GroupConfig& config) { config.timeout = milliseconds(400); });
   ranks.expectRun("all_gather", [](int rank, OpContext& op) {
     exchange(op, [&](size_t) {
       if (rank == 1) std::this_thread::sleep_for(milliseconds(50));

@@ -65,13 +65,13 @@ class Outcome {
 class Ranks {
  public:
   using Job = std::function<void(int rank, OpContext& op)>;
-  using Configure = std::function<void(int rank, EngineConfig& config)>;
+  using Configure = std::function<void(int rank, GroupConfig& config)>;
 
   static constexpr std::chrono::seconds kDeadline{30};
 
   explicit Ranks(int size, const Configure& configure = nullptr) : hub_(size) {
     for (int rank = 0; rank < size; ++rank) {
-      EngineConfig config;
+      GroupConfig config;
       config.chunk_bytes = kMinChunkBytes;
       config.timeout = std::chrono::seconds(20);
       if (configure) configure(rank, config);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "collective/describe.h"
 #include "collective_cases.h"
@@ -51,7 +52,7 @@ class Scatter {
   void operator()(int rank, OpContext& op) {
     std::vector<ScatterMessage> messages;
     for (size_t m = 0; m < tensors_.size(); ++m) {
-      ScatterMessage message{tensors_[m].layout, tensors_[m].dtype};
+      ScatterMessage message{{tensors_[m].layout}, tensors_[m].dtype};
       for (const Bytes& slice : slices_[rank][m])
         message.inputs.push_back(slice.data());
       message.output = outputs_[rank][m].data();
@@ -260,7 +261,7 @@ TEST(ReduceScatter, OtherPoliciesThanAnError) {
       slice[3] = -INFINITY;
       slice[70] = NAN;
       op.group.scaled.clear();
-      ScatterMessage message{layout, DType::float32};
+      ScatterMessage message{{layout}, DType::float32};
       message.inputs = {slice.data(), slice.data()};
       message.output = outputs[rank].data();
       reduceScatter(op, {message}, kSum);
@@ -300,6 +301,48 @@ TEST(ReduceScatter, RefusesWhatItCannotReduce) {
   Scatter right(2, {{single(10, "none"), DType::int32}}, kSum, false);
   ranks.expectRun("reduce_scatter", std::ref(right));
   right.expectDefinition();
+}
+
+TEST(ReduceScatter, SlicesOfDifferentSizes) {
+  for (const char* codec : {"none", "qsgd4:bucket=512", "topk", "minmax8:bucket=64"}) {
+    for (uint64_t unit : {uint64_t{100}, uint64_t{60000}}) {
+      const int size = 4;
+      Ranks ranks(size);
+      std::vector<Layout> layouts;
+      for (uint64_t owner : {2, 0, 5, 1})
+        layouts.push_back(single(owner * unit, codec));
+      const auto slice = [&](int rank, int owner) {
+        return test::randomTensor(DType::float32, layouts[owner].elements(), static_cast<uint32_t>(10 * rank + owner));
+      };
+      const auto draws = [](int rank) { return Draws{5, streamOf(rank, 0), 6}; };
+      std::vector<Bytes> outputs;
+      for (const Layout& layout : layouts)
+        outputs.emplace_back(layout.elements() * 4, std::byte{0xdd});
+      const auto counters = ranks.expectRun("reduce_scatter", [&](int rank, OpContext& op) {
+        std::vector<Bytes> slices;
+        ScatterMessage message{layouts, DType::float32, {}, outputs[rank].data(), draws(rank)};
+        for (int owner = 0; owner < size; ++owner)
+          slices.push_back(slice(rank, owner));
+        for (const Bytes& each : slices)
+          message.inputs.push_back(each.data());
+        reduceScatter(op, {message}, kSum);
+      });
+      for (int owner = 0; owner < size; ++owner) {
+        std::vector<float> sum(layouts[owner].elements());
+        for (int rank = 0; rank < size; ++rank) {
+          const Bytes x = slice(rank, owner);
+          Draws own = draws(rank);
+          own.stream += static_cast<uint32_t>(owner);
+          std::vector<float> values = test::decodedFloats(layouts[owner], DType::float32, x, own);
+          if (rank == owner) std::memcpy(values.data(), x.data(), x.size());
+          for (size_t i = 0; i < sum.size(); ++i)
+            sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
+        }
+        EXPECT_EQ(std::memcmp(sum.data(), outputs[owner].data(), outputs[owner].size()), 0) << codec << owner;
+        EXPECT_EQ(counters[owner].raw_bytes, (8 * unit - layouts[owner].elements()) * 4);
+      }
+    }
+  }
 }
 
 }  // namespace

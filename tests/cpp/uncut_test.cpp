@@ -121,7 +121,7 @@ TEST(Uncut, GatheredInPartsAsInOnePiece) {
         }
         const auto draws = [](int rank) { return Draws{5, streamOf(rank, 0), 6}; };
         ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
-          GatherMessage message{layout, DType::float32, inputs[rank].data()};
+          GatherMessage message{{layout}, DType::float32, inputs[rank].data()};
           for (Bytes& output : outputs[rank])
             message.outputs.push_back(output.data());
           message.draws = draws(rank);
@@ -149,7 +149,7 @@ TEST(Uncut, WhatIsNotFiniteIsNamedOnEveryRank) {
         if (spoilt) slices[static_cast<size_t>(bad_slice)][n - 3] = NAN;  // of rank 0
         std::vector<std::vector<float>> outputs(2, std::vector<float>(n));
         const auto outcomes = ranks.run("reduce_scatter", [&](int rank, OpContext& op) {
-          ScatterMessage message{single(n, codec), DType::float32};
+          ScatterMessage message{{single(n, codec)}, DType::float32};
           for (int owner = 0; owner < 2; ++owner)
             message.inputs.push_back(slices[static_cast<size_t>(2 * rank + owner)].data());
           message.output = outputs[static_cast<size_t>(rank)].data();
@@ -181,7 +181,7 @@ TEST(Uncut, ScatteredInPartsAsInOnePiece) {
         outputs.emplace_back(slices[0][0].size(), std::byte{0xdd});
       }
       ranks.expectRun("reduce_scatter", [&](int rank, OpContext& op) {
-        ScatterMessage message{layout, DType::float32};
+        ScatterMessage message{{layout}, DType::float32};
         for (const Bytes& slice : slices[rank])
           message.inputs.push_back(slice.data());
         message.output = outputs[rank].data();

@@ -30,12 +30,12 @@ BAD_POLICIES = {
     "all_gather=gauss4:gain=0": "gain",
     "all_gather=topk:keep=0": "keep",
     "all_gathr=minmax8": "all_gathr.*all_gather",
-    "all_reduce=qsgd8": "all_reduce",
+    "barrier=qsgd8": "barrier.*all_reduce",
     "all_gather": "op=codec.*all_gather",
     "all_gather=minmax8; all_gather=minmax4": "all_gather.*twice",
     "all_gather=minmax8; reduce_scatter=none:bucket=64": "bucket",
 }
-BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000}
+BAD_NUMBERS = {"min_bytes": -1, "seed": -1, "chunk_bytes": 1000, "connections": 0, "ring_from": -1}
 
 
 def _refused(r):

@@ -79,7 +79,6 @@ TEST(Policy, RefusesByName) {
       {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "reduce_scatter"}},
       {"=minmax8", {"unknown op ''"}},
       {"all_gather=minmax8, reduce_scatter=qsgd8", {"policy: all_gather: codec", "separated by ';'"}},
-      {"all_reduce=qsgd8", {"does not compress 'all_reduce' yet"}},
       {"p2p=qsgd8", {"does not compress 'p2p' yet"}},
       {"all_gather=minmax8; all_gather=qsgd8", {"'all_gather' is named twice"}},
       {"all_gather=none; all_gather=qsgd8", {"'all_gather' is named twice"}},

@@ -1,0 +1,112 @@
+// all_reduce of codes, by policy or by a codec that the caller names; exact ones are the inner backend's.
+#include "collective/all_reduce.h"
+
+#include <ATen/ATen.h>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/own_reduction.h"
+#include "backend/prepared.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kOp = "all_reduce";
+
+}  // namespace
+
+// The codecs of an op's tensors, which travel encoded all or none.
+std::optional<std::vector<CodecSpec>> LowcommBackend::codecsOf(const std::string& op, const Tensors& tensors) {
+  uint64_t contribution = 0;
+  for (const auto& tensor : tensors)
+    contribution += tensor.layout() == at::kStrided ? tensor.nbytes() : 0;
+  std::vector<CodecSpec> codecs;
+  for (const auto& tensor : tensors) {
+    if (!ownOp(tensor, op)) break;
+    if (auto codec = chooseCodec(op, tensor, contribution)) codecs.push_back(*codec);
+  }
+  if (codecs.size() == tensors.size() && !codecs.empty()) return codecs;
+  if (!codecs.empty()) noteExact(op, "coalesced with a tensor that travels exact");
+  return std::nullopt;
+}
+
+WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
+                                   const Reduction& reduction, std::shared_ptr<Residual> residual) {
+  expectLiving(kOp);
+  auto prepared = std::make_shared<Prepared>();
+  DeviceQueue* queue = tensors[0].device().is_cpu() ? nullptr : &queueOf(tensors[0].device());
+  if (queue) queue->enter();
+  const uint64_t key = drawKey();
+  const int drawer = globalRank();
+  float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
+  const uint64_t sequence = ++sequence_;
+  uint32_t slot = 0;
+  std::vector<AllReduceMessage> messages;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    at::Tensor host = prepared->inPlace(tensors[i], queue);
+    messages.push_back({static_cast<uint64_t>(host.numel()),
+                        codecs[i],
+                        wireType(host.scalar_type()),
+                        host.mutable_data_ptr(),
+                        {key, streamOf(drawer, slot), static_cast<uint32_t>(sequence)},
+                        state});
+    slot += static_cast<uint32_t>(size_);
+  }
+  prepared->run = [messages = std::move(messages), reduction](OpContext& context) {
+    allReduce(context, messages, reduction);
+  };
+  if (residual) {
+    prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
+  }
+  stats_.call(kOp, /*exact=*/false);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
+                                              EngineWork::Name{kOp, groupName(), sequence}, tensors, tensors,
+                                              callbacks_, queue);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (named(kOp) && !tensors.empty()) {
+    const auto reduction = ownReduction(opts.reduceOp, tensors[0].scalar_type());
+    if (!reduction || reduction->kind != ReduceKind::sum) {
+      noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
+    } else if (const auto codecs = codecsOf(kOp, tensors)) {
+      return reduceMany(c10d::OpType::ALLREDUCE, tensors, *codecs, *reduction, nullptr);
+    }
+  }
+  return exactAllReduce(tensors, opts);
+}
+
+WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  if (named(kOp) && !tensors.empty()) {
+    const auto reduction = ownReduction(opts.reduceOp, tensors[0].scalar_type());
+    if (!reduction || reduction->kind != ReduceKind::sum) {
+      noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
+    } else if (const auto codecs = codecsOf(kOp, tensors)) {
+      return reduceMany(c10d::OpType::ALLREDUCE_COALESCED, tensors, *codecs, *reduction, nullptr);
+    }
+  }
+  return exactAllReduceCoalesced(tensors, opts);
+}
+
+WorkPtr LowcommBackend::allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
+                                       std::shared_ptr<Residual> residual) {
+  const at::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                   "lowcomm: all_reduce: expected float32, float16 or bfloat16, got ", type);
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "lowcomm: all_reduce: expected a dense tensor, got layout ",
+                    tensor.layout());
+  const auto reduction = ownReduction(op, type);
+  TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !(residual && reduction->premultiplied),
+                    "lowcomm: all_reduce: expected SUM or AVG", residual ? "" : " or PREMUL_SUM", ", got another op");
+  TORCH_CHECK_VALUE(codec.id != CodecId::none, "lowcomm: all_reduce: expected a codec that rounds, got none");
+  const std::string misfit = untaken(codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
+  TORCH_CHECK_VALUE(misfit.empty(), "lowcomm: all_reduce: expected a tensor that ", codec.str(), " takes, got ",
+                    misfit);
+  TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
+                    codec.str());
+  const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
+  return reduceMany(c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
+}
+
+}  // namespace lowcomm

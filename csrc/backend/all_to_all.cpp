@@ -1,0 +1,107 @@
+// all_to_all of codes. Every part is encoded by itself, or not, by a rule that both of its ends can apply: equal splits
+// or not, neither needs to know another pair's sizes.
+#include "collective/all_to_all.h"
+
+#include <ATen/ATen.h>
+
+#include "backend/backend.h"
+#include "backend/exact_scope.h"
+#include "backend/prepared.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kOp = "all_to_all";
+
+// Parts of `tensor` along its first dimension: equal ones without sizes.
+Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int ranks, const char* name) {
+  if (sizes.empty()) {
+    TORCH_CHECK_VALUE(tensor.dim() > 0 && tensor.size(0) % ranks == 0, "lowcomm: all_to_all: ", name,
+                      ": expected a first dimension that is a multiple of ", ranks, " ranks, got shape ",
+                      tensor.sizes());
+    return tensor.chunk(ranks, 0);
+  }
+  TORCH_CHECK_VALUE(sizes.size() == static_cast<size_t>(ranks), "lowcomm: all_to_all: ", name, ": expected ", ranks,
+                    " split sizes, got ", sizes.size());
+  int64_t sum = 0;
+  for (int64_t size : sizes)
+    sum += size;
+  TORCH_CHECK_VALUE(tensor.dim() > 0 && sum == tensor.size(0), "lowcomm: all_to_all: ", name,
+                    ": expected split sizes that sum to the first dimension of ", tensor.sizes(), ", got ", sum);
+  return tensor.split_with_sizes(sizes, 0);
+}
+
+}  // namespace
+
+// Whether all parts go by lowcomm's own exchange: the same on every rank, whatever the parts' sizes are.
+bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) {
+  if (!named(kOp) || inputs.empty() || outputs.empty()) return false;
+  const at::ScalarType type = inputs[0].scalar_type();
+  if (ExactScope::active()) {
+    noteExact(kOp, "inside lc.exact()");
+    return false;
+  }
+  if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
+    noteExact(kOp, std::string("dtype ") + c10::toString(type));
+    return false;
+  }
+  for (const Tensors* list : {&inputs, &outputs}) {
+    for (const auto& tensor : *list) {
+      TORCH_CHECK_TYPE(tensor.scalar_type() == type, "lowcomm: all_to_all: expected tensors of one dtype, ", type,
+                       ", got ", tensor.scalar_type());
+      TORCH_CHECK_VALUE(tensor.device() == inputs[0].device(), "lowcomm: all_to_all: expected tensors of one device, ",
+                        inputs[0].device(), ", got ", tensor.device());
+      if (!ownOp(tensor, kOp)) return false;
+    }
+  }
+  return true;
+}
+
+WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs,
+                                      Tensors kept_inputs) {
+  expectLiving(kOp);
+  auto prepared = std::make_shared<Prepared>();
+  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
+  if (queue) queue->enter();
+  AllToAllMessage message;
+  message.dtype = wireType(inputs[0].scalar_type());
+  bool exact = true;
+  const auto layoutOf = [&](const at::Tensor& part, bool sent) {
+    // As if every part had this one's size: what equal splits are measured by.
+    std::optional<CodecSpec> codec;
+    if (part.numel() > 0) codec = chooseCodec(kOp, part, part.nbytes() * static_cast<uint64_t>(size_));
+    exact = exact && !(sent && codec);
+    return Layout::single(static_cast<uint64_t>(part.numel()), codec.value_or(CodecSpec{}));
+  };
+  for (int rank = 0; rank < size_; ++rank) {
+    message.sent.push_back(layoutOf(inputs[rank], true));
+    message.got.push_back(layoutOf(outputs[rank], false));
+    message.inputs.push_back(prepared->readable(inputs[rank], queue).const_data_ptr());
+    message.outputs.push_back(prepared->writable(outputs[rank]).mutable_data_ptr());
+  }
+  const uint64_t sequence = ++sequence_;
+  message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
+  prepared->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
+  stats_.call(kOp, exact);
+  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
+                                              EngineWork::Name{kOp, groupName(), sequence}, std::move(kept_inputs),
+                                              std::move(kept_outputs), callbacks_, queue);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
+  if (!ownAllToAll({input}, {output})) return exactAllToAllBase(output, input, output_sizes, input_sizes, opts);
+  return exchangeParts(c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, size_, "output"),
+                       partsOf(input, input_sizes, size_, "input"), {output}, {input});
+}
+
+WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
+  TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == static_cast<size_t>(size_),
+                    "lowcomm: all_to_all: expected ", size_, " inputs and outputs, got ", inputs.size(), " and ",
+                    outputs.size());
+  return exchangeParts(c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,49 @@
+#include "backend/own_reduction.h"
+
+#include "backend/premultiply.h"
+#include "backend/wire_type.h"
+#include "kernels/reduce.h"
+
+namespace lowcomm {
+
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
+  Reduction reduction;
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      break;
+    case c10d::ReduceOp::AVG:
+      reduction.average = true;
+      break;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const std::optional<double> factor = premultiplyFactor(op);
+      if (!factor || !at::isFloatingType(type)) return std::nullopt;
+      reduction.premultiplied = true;
+      reduction.premultiply = *factor;
+      break;
+    }
+    case c10d::ReduceOp::PRODUCT:
+      reduction.kind = ReduceKind::product;
+      break;
+    case c10d::ReduceOp::MIN:
+      reduction.kind = ReduceKind::min;
+      break;
+    case c10d::ReduceOp::MAX:
+      reduction.kind = ReduceKind::max;
+      break;
+    case c10d::ReduceOp::BAND:
+      reduction.kind = ReduceKind::bit_and;
+      break;
+    case c10d::ReduceOp::BOR:
+      reduction.kind = ReduceKind::bit_or;
+      break;
+    case c10d::ReduceOp::BXOR:
+      reduction.kind = ReduceKind::bit_xor;
+      break;
+    default:
+      return std::nullopt;
+  }
+  if (!reduceSupports(wireType(type), reduction.kind)) return std::nullopt;
+  return reduction;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "collective/contributions.h"
+
+namespace lowcomm {
+
+// What the exchange can reduce by itself; nothing for the rest, which is the inner backend's.
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type);
+
+}  // namespace lowcomm

@@ -1,0 +1,84 @@
+// broadcast and gather of codes; exact ones are the inner backend's.
+#include "collective/rooted.h"
+
+#include <ATen/ATen.h>
+
+#include "backend/backend.h"
+#include "backend/prepared.h"
+
+namespace lowcomm {
+
+WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  constexpr const char* kOp = "broadcast";
+  std::optional<std::vector<CodecSpec>> codecs;
+  if (named(kOp) && !tensors.empty()) codecs = codecsOf(kOp, tensors);
+  if (!codecs) return exactBroadcast(tensors, opts);
+  expectLiving(kOp);
+  auto prepared = std::make_shared<Prepared>();
+  DeviceQueue* queue = tensors[0].device().is_cpu() ? nullptr : &queueOf(tensors[0].device());
+  if (queue) queue->enter();
+  const uint64_t key = drawKey();
+  const int drawer = globalRank(), root = static_cast<int>(opts.rootRank);
+  const uint64_t sequence = ++sequence_;
+  std::vector<BroadcastMessage> messages;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    at::Tensor host = prepared->inPlace(tensors[i], queue);
+    messages.push_back({static_cast<uint64_t>(host.numel()),
+                        (*codecs)[i],
+                        wireType(host.scalar_type()),
+                        host.mutable_data_ptr(),
+                        {key, streamOf(drawer, static_cast<uint32_t>(i)), static_cast<uint32_t>(sequence)}});
+  }
+  prepared->run = [messages = std::move(messages), root](OpContext& context) {
+    lowcomm::broadcast(context, messages, root);
+  };
+  stats_.call(kOp, /*exact=*/false);
+  auto work = c10::make_intrusive<EngineWork>(rank_, c10d::OpType::BROADCAST, profilerTitle(options_->name, kOp),
+                                              EngineWork::Name{kOp, groupName(), sequence}, tensors, tensors,
+                                              callbacks_, queue);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  constexpr const char* kOp = "gather";
+  std::optional<std::vector<CodecSpec>> codecs;
+  if (named(kOp) && inputs.size() == 1) codecs = codecsOf(kOp, inputs);
+  if (!codecs) return exactGather(outputs, inputs, opts);
+  expectLiving(kOp);
+  const int root = static_cast<int>(opts.rootRank);
+  const Tensors none;
+  const Tensors& to = outputs.empty() ? none : outputs[0];
+  const size_t expected = root == rank_ ? static_cast<size_t>(size_) : 0;
+  TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ", rank_, ", got ",
+                    to.size());
+  auto prepared = std::make_shared<Prepared>();
+  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
+  RootGatherMessage message;
+  for (const auto& output : to) {
+    TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
+                      "lowcomm: gather: expected outputs of ", inputs[0].numel(), " elements on ", inputs[0].device(),
+                      ", got ", output.numel(), " on ", output.device());
+    TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
+                     inputs[0].scalar_type(), ", got ", output.scalar_type());
+  }
+  if (queue) queue->enter();
+  at::Tensor in = prepared->readable(inputs[0], queue);
+  message.elements = static_cast<uint64_t>(in.numel());
+  message.codec = codecs->front();
+  message.dtype = wireType(in.scalar_type());
+  message.input = in.const_data_ptr();
+  for (const auto& output : to)
+    message.outputs.push_back(prepared->writable(output).mutable_data_ptr());
+  const uint64_t sequence = ++sequence_;
+  message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
+  prepared->run = [message = std::move(message), root](OpContext& context) {
+    lowcomm::gather(context, {message}, root);
+  };
+  stats_.call(kOp, /*exact=*/false);
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::GATHER, profilerTitle(options_->name, kOp),
+                                      EngineWork::Name{kOp, groupName(), sequence}, inputs, to, callbacks_, queue);
+  return submit(kOp, std::move(work), std::move(prepared));
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <vector>
+
+#include "codec/codec.h"
+#include "collective/context.h"
+#include "kernels/dtype.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+// One tensor a pair of ranks: that at `inputs[r]` for rank r, that of rank r to `outputs[r]`. Sizes and codecs may
+// differ by pair; what one rank sends the other expects. No output overlaps an input.
+struct AllToAllMessage {
+  DType dtype = DType::float32;
+  std::vector<Layout> sent, got;  // by rank; Layout::single
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
+};
+
+// all_to_all by direct exchange, encoded. What a rank keeps is copied as it is (but obeys the codec's nonfinite=).
+// Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError where a rank's own part is not
+// as long in as out.
+void allToAll(OpContext& op, const AllToAllMessage& message);
+
+}  // namespace lowcomm

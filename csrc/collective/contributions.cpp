@@ -1,0 +1,116 @@
+#include "collective/contributions.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+std::string sliceFor(int rank) {
+  return "of the slice for rank " + std::to_string(rank);
+}
+
+}  // namespace
+
+const char* Reduction::name() const {
+  if (average) return "avg";
+  return premultiplied ? "premul_sum" : reduceName(kind);
+}
+
+Hello describeReduction(const std::string& op, const std::vector<Described>& messages, const Reduction& reduction) {
+  Hello hello = describe(op, messages);
+  hello.fields.insert(std::prev(hello.fields.end()), {"reduce op", reduction.name()});
+  return hello;
+}
+
+std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
+Contributions::Contributions(OpContext& op, const RankPlans& slices, DType dtype, std::vector<const void*> inputs,
+                             const Reduction& reduction, const Draws& draws, std::vector<float*> residuals)
+    : op_(op),
+      slices_(slices),
+      dtype_(dtype),
+      inputs_(std::move(inputs)),
+      reduction_(reduction),
+      draws_(draws),
+      residuals_(std::move(residuals)) {
+  if (!residuals_.empty() && reduction.premultiplied) {
+    throw ValueError(op.op + ": error feedback: expected a sum or an average, got premul_sum");
+  }
+  if (!reduceSupports(dtype, reduction.kind)) {
+    throw TypeError(op.op + ": expected a dtype that " + reduceName(reduction.kind) + " takes, got " +
+                    dtypeName(dtype));
+  }
+}
+
+void Contributions::checkOwn(size_t k) {
+  const int own = op_.group.rank();
+  const auto& chunks = slices_.of(own).chunks;
+  if (k >= chunks.size()) return;
+  const std::string of = sliceFor(own);
+  for (const Run& run : chunks[k].runs) {
+    if (run.part > 0) continue;  // looked at with the first one
+    run.codec->expectTaken(contribution(run, own), dtype_, run.at, run.count, of);
+  }
+}
+
+void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
+  const MessagePlan& slice = slices_.of(peer);
+  const auto slot = static_cast<uint32_t>(peer * slice.layout.segments().size());
+  const std::string of = sliceFor(peer);
+  size_t at = 0;
+  for (const Run& run : slice.chunks[k].runs) {
+    const Draws draws = draws_.slot(slot + run.segment);
+    outgoing_.write(payload.subspan(at, run.bytes), run, peer, [&](std::span<std::byte> whole) {
+      if (residuals_.empty()) return run.encode(whole, contribution(run, peer), dtype_, draws, of);
+      run.countInMessage(of, [&] {
+        fused(run).encodeFeedback(whole, {contribution(run, peer), dtype_}, {residuals_[peer] + run.at, DType::float32},
+                                  run.offset, run.count, draws);
+      });
+    });
+    at += run.bytes;
+  }
+}
+
+// This rank's elements of `run` for `peer`, premultiplied where the reduction says so.
+const void* Contributions::contribution(const Run& run, int peer) {
+  const size_t item = itemBytes(dtype_);
+  const void* input = static_cast<const std::byte*>(inputs_[peer]) + run.at * item;
+  if (!reduction_.premultiplied) return input;
+  std::byte* scaled = scratch(op_.group.scaled, run.count * item);
+  scale(scaled, input, dtype_, reduction_.premultiply, run.count);
+  return scaled;
+}
+
+const void* Contributions::own(const Run& run) {
+  const void* x = contribution(run, op_.group.rank());
+  const size_t bytes = run.count * itemBytes(ownType());
+  if (!residuals_.empty()) {
+    repaired_.resize(bytes);
+    reduceAssign(repaired_.data(), x, dtype_, run.count);
+    float* residual = residuals_[op_.group.rank()] + run.at;
+    reduceInto(repaired_.data(), residual, DType::float32, ReduceKind::sum, run.count);
+    std::fill_n(residual, run.count, 0.0f);
+    x = repaired_.data();
+  }
+  if (!run.codec->needsRepair(x, ownType(), run.count)) return x;
+  if (residuals_.empty()) {
+    const auto* from = static_cast<const std::byte*>(x);
+    repaired_.assign(from, from + bytes);
+  }
+  run.codec->repair(repaired_.data(), ownType(), run.count);
+  return repaired_.data();
+}
+
+FusedCodec& Contributions::fused(const Run& run) {
+  if (!fused_ || &fused_->codec() != run.codec.get()) fused_.emplace(run.codec);
+  return *fused_;
+}
+
+}  // namespace lowcomm

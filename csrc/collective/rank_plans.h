@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "collective/describe.h"
+#include "collective/plan.h"
+
+namespace lowcomm {
+
+// How one tensor's parts, a rank each, are cut into frames: once where all parts are alike.
+class RankPlans {
+ public:
+  // `layouts`: one for all ranks, or one a rank; ValueError for another number. Throws as planMessage.
+  RankPlans(const std::vector<Layout>& layouts, DType dtype, size_t chunk_bytes, int ranks);
+
+  const MessagePlan& of(int rank) const { return plans_[plans_.size() == 1 ? 0 : rank]; }
+
+  // By rank: what Phase::out and Phase::in hold.
+  std::vector<const MessagePlan*> all() const;
+
+  // Elements of a rank's part, or the parts' joined by "/" where they differ.
+  Described described() const;
+
+ private:
+  int ranks_;
+  std::vector<MessagePlan> plans_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,118 @@
+#include "collective/rooted.h"
+
+#include <cstddef>
+#include <deque>
+#include <iterator>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "collective/describe.h"
+#include "collective/exchange.h"
+#include "collective/parts.h"
+#include "collective/plan.h"
+
+namespace lowcomm {
+namespace {
+
+// One tensor that travels as codes, and who is at which end.
+class Coded {
+ public:
+  const MessagePlan plan;
+
+  Coded(OpContext& op, uint64_t elements, const CodecSpec& codec, DType dtype, const Draws& draws)
+      : plan(planMessage(Layout::single(elements, codec), dtype, op.group.chunk_bytes)), op_(op), draws_(draws) {}
+
+  void encode(size_t k, std::span<std::byte> payload, const void* input) {
+    const auto* elements = static_cast<const std::byte*>(input);
+    size_t at = 0;
+    for (const Run& run : plan.chunks[k].runs) {
+      outgoing_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
+        run.encode(whole, elements + run.at * itemBytes(plan.dtype), plan.dtype, draws_);
+      });
+      at += run.bytes;
+    }
+  }
+
+  void decode(int rank, size_t k, std::span<const std::byte> payload, void* output) {
+    auto* elements = static_cast<std::byte*>(output);
+    op_.blame(rank, [&] {
+      size_t at = 0;
+      for (const Run& run : plan.chunks[k].runs) {
+        const auto whole = incoming_.take(run, rank, payload.subspan(at, run.bytes));
+        at += run.bytes;
+        if (!run.last()) continue;
+        run.codec->decode(elements + run.at * itemBytes(plan.dtype), plan.dtype, whole, run.offset, run.count);
+      }
+    });
+  }
+
+ private:
+  OpContext& op_;
+  const Draws draws_;
+  OutgoingParts outgoing_;
+  IncomingParts incoming_;
+};
+
+// describe(), with the root before the codec.
+Hello describeRooted(const std::string& op, const std::vector<Described>& messages, int root) {
+  Hello hello = describe(op, messages);
+  hello.fields.insert(std::prev(hello.fields.end()), {"root", std::to_string(root)});
+  return hello;
+}
+
+}  // namespace
+
+void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
+  std::deque<Coded> tensors;
+  std::vector<Described> described;
+  Exchange exchange;
+  const int size = op.group.size();
+  const bool sends = op.group.rank() == root;
+  for (const BroadcastMessage& message : messages) {
+    Coded& tensor = tensors.emplace_back(op, message.elements, message.codec, message.dtype, message.draws);
+    described.emplace_back(tensor.plan);
+    if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
+    Phase phase;
+    phase.out.assign(size, sends ? &tensor.plan : nullptr);
+    phase.in.assign(size, nullptr);
+    phase.in[root] = &tensor.plan;
+    phase.same_to_all = sends;
+    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.encode(k, payload, message.data); };
+    phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      tensor.decode(root, k, payloads[root], message.data);
+    };
+    exchange.phases.push_back(std::move(phase));
+  }
+  exchange.description = describeRooted(op.op, described, root);
+  runExchange(op, exchange);
+}
+
+void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
+  std::deque<Coded> tensors;
+  std::vector<Described> described;
+  Exchange exchange;
+  const int size = op.group.size();
+  const bool takes = op.group.rank() == root;
+  for (const RootGatherMessage& message : messages) {
+    Coded& tensor = tensors.emplace_back(op, message.elements, message.codec, message.dtype, message.draws);
+    described.emplace_back(tensor.plan);
+    if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
+    Phase phase;
+    phase.out.assign(size, nullptr);
+    phase.in.assign(size, takes ? &tensor.plan : nullptr);
+    phase.out[root] = &tensor.plan;
+    phase.same_to_all = takes;  // to nobody: what the root keeps it encodes to have it as the others' are
+    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.encode(k, payload, message.input); };
+    phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      for (int rank = 0; rank < size; ++rank) {
+        if (!payloads[rank].empty()) tensor.decode(rank, k, payloads[rank], message.outputs[rank]);
+      }
+    };
+    exchange.phases.push_back(std::move(phase));
+  }
+  exchange.description = describeRooted(op.op, described, root);
+  runExchange(op, exchange);
+}
+
+}  // namespace lowcomm

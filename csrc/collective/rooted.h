@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "codec/codec.h"
+#include "codec/spec.h"
+#include "collective/context.h"
+#include "kernels/dtype.h"
+
+namespace lowcomm {
+
+// One tensor of `elements` elements, the same number on every rank.
+struct BroadcastMessage {
+  uint64_t elements = 0;
+  CodecSpec codec;
+  DType dtype = DType::float32;
+  void* data = nullptr;  // the root's are sent, everybody's are overwritten by what they decode to
+  Draws draws;
+};
+
+// broadcast of codes: `root` sends its encoded tensor to every rank and decodes it too, so all ranks end with identical
+// bits. Throws as runExchange; TypeError for a dtype that the codec does not take.
+void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root);
+
+struct RootGatherMessage {
+  uint64_t elements = 0;
+  CodecSpec codec;
+  DType dtype = DType::float32;
+  const void* input = nullptr;
+  std::vector<void*> outputs;  // on the root, by rank; its own may be where `input` is
+  Draws draws;
+};
+
+// gather of codes: every rank sends its encoded tensor to `root`, which decodes them, and its own as the others would
+// see it. Throws as broadcast.
+void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root);
+
+}  // namespace lowcomm

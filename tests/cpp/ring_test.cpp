@@ -1,0 +1,161 @@
+// all_gather of parts that differ in size, direct and around a ring.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cmath>
+
+#include "collective/all_gather.h"
+#include "collective_cases.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm {
+namespace {
+
+using test::Bytes;
+using test::Ranks;
+using test::single;
+
+Draws drawsOf(int rank) {
+  return {5, streamOf(rank, 0), 6};
+}
+
+struct Parts {
+  std::vector<uint64_t> counts;  // by rank
+  std::string codec;
+  DType dtype = DType::float32;
+
+  std::vector<Layout> layouts() const {
+    std::vector<Layout> layouts;
+    for (uint64_t count : counts)
+      layouts.push_back(single(test::wholeRows(count, codec), codec));
+    return layouts;
+  }
+};
+
+Ranks::Configure ringFrom(int ranks) {
+  return [ranks](int, GroupConfig& config) { config.ring_from = ranks; };
+}
+
+std::vector<OpCounters> expectGathered(Ranks& ranks, const std::vector<Parts>& tensors) {
+  const int size = ranks.size();
+  std::vector<std::vector<std::vector<Bytes>>> outputs(tensors.size());
+  std::vector<std::vector<Bytes>> inputs(tensors.size());
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const auto layouts = tensors[t].layouts();
+    outputs[t].resize(size);
+    for (int rank = 0; rank < size; ++rank) {
+      inputs[t].push_back(test::randomTensor(tensors[t].dtype, layouts[rank].elements(), 100 * t + rank));
+      for (int owner = 0; owner < size; ++owner)
+        outputs[t][rank].emplace_back(layouts[owner].elements() * itemBytes(tensors[t].dtype), std::byte{0xdd});
+    }
+  }
+  auto counters = ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
+    std::vector<GatherMessage> messages;
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      GatherMessage message{tensors[t].layouts(), tensors[t].dtype, inputs[t][rank].data(), {}, drawsOf(rank)};
+      for (Bytes& output : outputs[t][rank])
+        message.outputs.push_back(output.data());
+      messages.push_back(message);
+    }
+    allGather(op, messages);
+  });
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    for (int owner = 0; owner < size; ++owner) {
+      const Bytes expected =
+          test::asDecoded(tensors[t].layouts()[owner], tensors[t].dtype, inputs[t][owner], drawsOf(owner));
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_TRUE(outputs[t][rank][owner] == expected)
+            << tensors[t].codec << ", tensor " << t << ": rank " << rank << " has other bits of rank " << owner;
+      }
+    }
+  }
+  return counters;
+}
+
+std::vector<uint64_t> counts(int size, uint64_t unit) {
+  std::vector<uint64_t> counts;
+  for (int rank = 0; rank < size; ++rank)
+    counts.push_back(rank % 3 == 1 ? 0 : unit * static_cast<uint64_t>(1 + rank % 4) + static_cast<uint64_t>(rank));
+  return counts;
+}
+
+TEST(Ring, RelaysWhatTheDirectExchangeSends) {
+  for (int size : {2, 3, 4, 12}) {
+    Ranks direct(size), ring(size, ringFrom(2));
+    for (const std::string& codec : test::kCodecs) {
+      const uint64_t unit = size == 3 ? 90000 : 700;
+      const std::vector<Parts> tensors = {
+          {counts(size, unit), codec},
+          {std::vector<uint64_t>(static_cast<size_t>(size), unit), codec, DType::bfloat16}};
+      const auto sent = expectGathered(direct, tensors), relayed = expectGathered(ring, tensors);
+      uint64_t all = 0, all_relayed = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        all += sent[rank].wire_bytes;
+        all_relayed += relayed[rank].wire_bytes;
+        EXPECT_EQ(sent[rank].raw_bytes, relayed[rank].raw_bytes);
+      }
+      EXPECT_EQ(all, all_relayed) << codec;
+    }
+  }
+}
+
+TEST(Ring, OnlyFromSoManyRanksOn) {
+  for (int from : {0, 4, 5}) {
+    Ranks ranks(4, ringFrom(from));
+    std::array<std::atomic<uint64_t>, 16> bytes{};
+    ranks.hub().tamper([&](int sender, int receiver, Lane lane, std::span<std::byte> frame) {
+      if (lane == Lane::bulk) bytes[4 * sender + receiver] += frame.size();
+    });
+    expectGathered(ranks, {{std::vector<uint64_t>(4, 100000), "minmax8"}});
+    const uint64_t neighbour = bytes[4 * 0 + 1], other = bytes[4 * 0 + 2];
+    if (from == 4) {
+      EXPECT_GT(neighbour, 300000u);  // three parts
+      EXPECT_LT(other, 1000u);        // the description
+    } else {
+      EXPECT_GT(other, 100000u);
+      EXPECT_EQ(neighbour, other);
+    }
+  }
+}
+
+// The news of what cannot be sent goes around, whoever has it and when.
+TEST(Ring, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
+  const uint64_t n = 6 * 57344 + 13;
+  for (int size : {3, 4, 12}) {
+    Ranks ranks(size, ringFrom(2));
+    for (uint64_t at : {uint64_t{0}, n - 1}) {
+      const int bad = static_cast<int>(at % static_cast<uint64_t>(size));
+      std::vector<std::vector<float>> inputs(size, std::vector<float>(n, 1.0f));
+      inputs[bad][at] = NAN;
+      const auto outcomes = ranks.run("all_gather", [&](int rank, OpContext& op) {
+        std::vector<std::vector<float>> outputs(size, std::vector<float>(n));
+        GatherMessage message{{single(n, "qsgd8:bucket=64")}, DType::float32, inputs[rank].data()};
+        for (auto& output : outputs)
+          message.outputs.push_back(output.data());
+        allGather(op, {message});
+      });
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(outcomes[rank].is<NonFiniteError>(), rank == bad) << outcomes[rank].what();
+        EXPECT_EQ(outcomes[rank].is<PeerRefused>(), rank != bad) << outcomes[rank].what();
+        EXPECT_TRUE(test::holds(outcomes[rank].what(), {"element " + std::to_string(at)}));
+      }
+    }
+    expectGathered(ranks, {{std::vector<uint64_t>(static_cast<size_t>(size), 1000), "minmax8"}});
+  }
+}
+
+// Frames that take k connections in turn stay in order on each.
+TEST(Connections, FramesTakeThemInTurn) {
+  for (int connections : {2, 3, 8}) {
+    Ranks ranks(3, [&](int, GroupConfig& config) {
+      config.connections = connections;
+      config.ring_from = connections == 3 ? 3 : 0;
+    });
+    for (int op = 0; op < 3; ++op)
+      expectGathered(ranks, {{{500000, 0, 300001}, "none"}, {{100, 70000, 5}, "minmax8"}});
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,327 @@
+"""all_reduce, all_to_all, broadcast and gather of codes, and parts that differ in size: every rank ends with what the
+definitions say, put together by hand from the codec alone."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fcol
+from collective_cases import values
+from compressed_by_hand import draw_key, last_step, options
+
+SPECS = ("sym4:bucket=1024", "qsgd8:bucket=512", "minmax4:bucket=64", "gauss4", "topk:keep=0.1", "bf16")
+SIZES = (1, 700, 5000, 130_001)
+
+
+def slices_of(n, unit, size):
+    """[first, end) of every rank's slice (FORMAT.md, "Slices")."""
+    units = -(-n // unit)
+    length = -(-units // size) * unit
+    return [(min(n, q * length), min(n, (q + 1) * length)) for q in range(size)]
+
+
+def unit_of(codec):
+    return 512 if codec.spec.startswith("topk") else max(codec.bucket, 512)
+
+
+def reduced_by_hand(codec, contributions, step, *, average=False, slot=0):
+    """What an all_reduce of one flat tensor gives, in its own dtype."""
+    size, n = len(contributions), contributions[0].numel()
+    out = torch.empty_like(contributions[0])
+
+    def coded(x, rank, owner, again=0):
+        stream = (again << 30) + (rank << 16) + slot + owner
+        return codec.decode(codec.encode(x, seed=draw_key(), stream=stream, step=step), x.numel())
+
+    for owner, (first, end) in enumerate(slices_of(n, unit_of(codec), size)):
+        total = None
+        for q, x in enumerate(contributions):
+            part = x[first:end]
+            part = (part if q == owner else coded(part, q, owner)).float()
+            total = part if total is None else total + part
+        total = total / size if average else total
+        out[first:end] = coded(total, owner, owner, again=1)
+    return out
+
+
+def everybodys(dtype, n, key, size):
+    return [values(dtype, n, key, q) for q in range(size)]
+
+
+def plain(t):
+    dist.all_reduce(t)
+
+
+def asynchronous(t):
+    dist.all_reduce(t, async_op=True).wait()
+
+
+def averaged(t):
+    dist.all_reduce(t, op=dist.ReduceOp.AVG)
+
+
+def functional(t):
+    t.copy_(fcol.all_reduce(t, "sum", dist.group.WORLD))
+
+
+def by_name(t):
+    import torch_lowcomm as lc
+
+    with lc.exact():  # says nothing to a codec that is asked for by name
+        lc.all_reduce(t, codec=by_name.codec)
+
+
+def by_future(t):
+    dist.all_reduce(t, async_op=True).get_future().wait()
+
+
+def _reduces(r, spec):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=options(f"all_reduce={spec}"))
+    codec = lc.codec(spec)
+    by_name.codec = spec
+    wrong = []
+    for form in (plain, asynchronous, averaged, functional, by_name, by_future):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for n in SIZES if form is plain else (5000,):
+                everybody = everybodys(dtype, n, n, r.size)
+                t = everybody[r.rank].clone()
+                form(t)
+                want = reduced_by_hand(codec, everybody, last_step(), average=form is averaged)
+                if not torch.equal(t, want):
+                    wrong.append(f"{form.__name__} {dtype} n={n}: {(t != want).sum().item()} differ")
+    # Coalesced: a tensor takes a slot a slice.
+    everybody = [everybodys(torch.float32, n, n, r.size) for n in (3000, 1, 70_001)]
+    mine = [x[r.rank].clone() for x in everybody]
+    with dist._coalescing_manager():
+        for t in mine:
+            dist.all_reduce(t)
+    for i, (t, x) in enumerate(zip(mine, everybody, strict=True)):
+        if not torch.equal(t, reduced_by_hand(codec, x, last_step(), slot=i * r.size)):
+            wrong.append(f"coalesced, tensor {i}")
+    # Strided memory is written where it is, and nowhere else.
+    memory = torch.full((2, 4000), 7.0)
+    everybody = everybodys(torch.float32, 4000, "strided", r.size)
+    strided = memory.t()[:, 0]
+    strided.copy_(everybody[r.rank])
+    dist.all_reduce(strided)
+    if not torch.equal(strided, reduced_by_hand(codec, everybody, last_step())) or not (memory[1] == 7).all():
+        wrong.append("strided")
+    assert not wrong, "\n".join(wrong)
+    moved = lc.stats()[dist.group.WORLD.group_name]["all_reduce"]
+    assert moved["exact_calls"] == 0, moved
+    # What cannot be reduced by codes goes exact, and is counted.
+    for op, x in ((dist.ReduceOp.MAX, torch.ones(9000)), (dist.ReduceOp.SUM, torch.ones(9000, dtype=torch.int64))):
+        dist.all_reduce(x, op=op)
+        assert (x == (1 if op == dist.ReduceOp.MAX else r.size)).all()
+    because = lc.stats()[dist.group.WORLD.group_name]["all_reduce"]["exact_because"]
+    assert sum(because.values()) == 2, because
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_all_reduce_is_the_coded_sum(pair, trio, spec):
+    pair(_reduces, spec, timeout=120)
+    if spec in SPECS[:2]:
+        trio(_reduces, spec, timeout=120)
+
+
+def _uneven(r):
+    """Parts that differ in size, in the list forms of all_gather and reduce_scatter, exact and coded."""
+    import torch_lowcomm as lc
+
+    sizes = [5000 * (q + 1) + q for q in range(r.size)]
+    sizes[-1] = 0
+    for policy in ("", "all_gather=qsgd8:bucket=512; reduce_scatter=qsgd8:bucket=512"):
+        r.init("lowcomm", pg_options=options(policy, ring_from=0))
+        codec = lc.codec("qsgd8:bucket=512")
+        outputs = [torch.empty(n) for n in sizes]
+        dist.all_gather(outputs, values(torch.float32, sizes[r.rank], 1, r.rank))
+        step = last_step()
+        for q, out in enumerate(outputs):
+            x = values(torch.float32, sizes[q], 1, q)
+            if policy:
+                x = codec.roundtrip(x, seed=draw_key(), stream=q << 16, step=step)
+            assert torch.equal(out, x), (policy, q)
+        mine = torch.empty(sizes[r.rank])
+        dist.reduce_scatter(mine, [values(torch.float32, n, 2, r.rank, q) for q, n in enumerate(sizes)])
+        step, total = last_step(), torch.zeros(sizes[r.rank])
+        for q in range(r.size):
+            x = values(torch.float32, sizes[r.rank], 2, q, r.rank)
+            if policy and q != r.rank:
+                x = codec.roundtrip(x, seed=draw_key(), stream=(q << 16) + r.rank, step=step)
+            total += x
+        assert torch.equal(mine, total), policy
+        dist.destroy_process_group()
+
+
+def test_parts_of_different_sizes(pair, trio):
+    pair(_uneven, timeout=60)
+    trio(_uneven, timeout=60)
+
+
+def _all_to_all(r, spec):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=options(f"all_to_all={spec}", min_bytes=4000 * r.size))
+    codec = lc.codec(spec)
+
+    def arrives(q, n, key):
+        """What rank q's part of n elements for this rank comes to."""
+        x = values(torch.float32, n, key, q, r.rank)
+        if q == r.rank or 4 * n < 4000:  # kept, or under min_bytes were every part so long
+            return x
+        return codec.roundtrip(x, seed=draw_key(), stream=(q << 16) + r.rank, step=last_step())
+
+    def parts(counts, key):
+        return [values(torch.float32, n, key, r.rank, q) for q, n in enumerate(counts)]
+
+    n = 6000
+    out = torch.empty(n * r.size)
+    dist.all_to_all_single(out, torch.cat(parts([n] * r.size, "single")))
+    assert torch.equal(out, torch.cat([arrives(q, n, "single") for q in range(r.size)]))
+    out = torch.empty(n * r.size)
+    dist.all_to_all(list(out.chunk(r.size)), parts([n] * r.size, "list"))
+    assert torch.equal(out, torch.cat([arrives(q, n, "list") for q in range(r.size)]))
+    count = {(q, p): (0, 500, 7000, 20_000)[(q + 2 * p) % 4] for q in range(r.size) for p in range(r.size)}
+    sent, got = [count[r.rank, p] for p in range(r.size)], [count[q, r.rank] for q in range(r.size)]
+    for form in ("plain", "async", "functional"):
+        x = torch.cat(parts(sent, form))
+        if form == "functional":
+            out = fcol.all_to_all_single(x, got, sent, dist.group.WORLD).clone()
+        else:
+            out = torch.empty(sum(got))
+            work = dist.all_to_all_single(out, x, got, sent, async_op=form == "async")
+            assert work is None or work.wait()
+        assert torch.equal(out, torch.cat([arrives(q, n, form) for q, n in enumerate(got)])), form
+    ints = torch.arange(4 * r.size)
+    dist.all_to_all_single(torch.empty_like(ints), ints)
+    with lc.exact():
+        exact = torch.empty(n * r.size)
+        dist.all_to_all_single(exact, torch.cat(parts([n] * r.size, "exact")))
+    assert torch.equal(exact, torch.cat([values(torch.float32, n, "exact", q, r.rank) for q in range(r.size)]))
+    stats = lc.stats()[dist.group.WORLD.group_name]["all_to_all"]
+    assert stats["exact_because"].get("inside lc.exact()") == 1, stats
+    with pytest.raises(ValueError, match="split sizes"):
+        dist.all_to_all_single(torch.empty(4 * r.size), torch.empty(4 * r.size), [1] * r.size, [3] * r.size)
+
+
+@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])
+def test_every_all_to_all_gives_the_codecs_bits(pair, quad, spec):
+    pair(_all_to_all, spec, timeout=60)
+    quad(_all_to_all, spec, timeout=60)
+
+
+def _rooted(r, spec):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=options(f"broadcast={spec}; gather={spec}"))
+    codec = lc.codec(spec)
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in SIZES:
+            for root in range(r.size):
+                t = values(dtype, n, "broadcast", r.rank)
+                dist.broadcast(t, root)
+                stream, step = root << 16, last_step()
+                want = codec.roundtrip(values(dtype, n, "broadcast", root), seed=draw_key(), stream=stream, step=step)
+                assert torch.equal(t, want), (dtype, n, root)
+                outputs = [torch.empty(n, dtype=dtype) for _ in range(r.size)] if r.rank == root else None
+                dist.gather(values(dtype, n, "gather", r.rank), outputs, dst=root)
+                for q, out in enumerate(outputs or []):
+                    x = values(dtype, n, "gather", q)
+                    want = codec.roundtrip(x, seed=draw_key(), stream=q << 16, step=last_step())
+                    assert torch.equal(out, want), (dtype, n, root, q)
+    objects = [{"any": "thing"}] if r.rank == 0 else [None]
+    dist.broadcast_object_list(objects, 0)  # bytes: exact
+    assert objects == [{"any": "thing"}]
+
+
+@pytest.mark.parametrize("spec", ["sym4:bucket=1024", "qsgd8:bucket=512"])
+def test_broadcast_and_gather_give_the_codecs_bits(pair, trio, spec):
+    pair(_rooted, spec, timeout=60)
+    trio(_rooted, spec, timeout=60)
+
+
+def _ways(r, connections, ring_from):
+    """The same values over several connections and around a ring."""
+    import torch_lowcomm as lc
+
+    policy = "all_reduce=sym4; all_gather=sym4; reduce_scatter=sym4"
+    r.init("lowcomm", pg_options=options(policy, connections=connections, ring_from=ring_from))
+    codec = lc.codec("sym4")
+    everybody = everybodys(torch.float32, 400_000, 1, r.size)
+    t = everybody[r.rank].clone()
+    dist.all_reduce(t)
+    assert torch.equal(t, reduced_by_hand(codec, everybody, last_step()))
+    out = torch.empty(400_000 * r.size)
+    dist.all_gather_into_tensor(out, everybody[r.rank])
+    assert torch.equal(out, torch.cat([codec.roundtrip(x) for x in everybody]))
+
+
+def test_several_connections_and_a_ring(pair, quad):
+    pair(_ways, 4, 0, timeout=60)
+    quad(_ways, 3, 4, timeout=60)
+
+
+def _ranks_that_differ(r):
+    """Settings that decide how frames travel are agreed when a group is made."""
+    with pytest.raises(dist.DistBackendError, match="connections"):
+        r.init("lowcomm", pg_options=options("", connections=1 + r.rank))
+
+
+def test_connections_are_agreed(pair):
+    pair(_ranks_that_differ, timeout=60)
+
+
+def _feedback(r, average):
+    """Nothing is lost over ranks and steps; a failed op and one under way leave the residual as it was."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    shape, came, applied = (50, 41), torch.zeros(2050, dtype=torch.float64), torch.zeros(2050, dtype=torch.float64)
+    residual = lc.Residual(torch.empty(shape))
+    for step in range(8):
+        x = values(torch.float32, 2050, step, r.rank).view(shape)
+        t = x.clone()
+        work = lc.all_reduce(t, op, codec="sym4:bucket=128", residual=residual, async_op=True)
+        work.wait()
+        came += x.double().view(-1)
+        applied += t.double().view(-1) * (r.size if average else 1)
+    left = came - residual.value.double().view(-1)
+    dist.all_reduce(left)
+    assert residual.value.abs().sum() > 0
+    torch.testing.assert_close(left, applied, rtol=0, atol=1e-4 * applied.abs().max().item())
+
+    before = residual.state_dict()
+    bad = torch.ones(shape)
+    if r.rank == 1:
+        bad[3, 3] = torch.nan
+    with pytest.raises(ValueError if r.rank == 1 else dist.DistBackendError, match="nan"):
+        lc.all_reduce(bad, codec="sym4:bucket=128", residual=residual)
+    assert torch.equal(residual.value, before["value"])
+    other = lc.Residual(torch.empty(shape))
+    other.load_state_dict(before)
+    a, b = torch.ones(shape), torch.ones(shape)
+    lc.all_reduce(a, codec="sym4:bucket=128", residual=residual)
+    lc.all_reduce(b, codec="sym4:bucket=128", residual=other)
+    assert torch.equal(a, b)
+    assert torch.equal(residual.value, other.value)
+
+    for wrong, kwargs in (
+        (torch.ones(7), {"codec": "sym4", "residual": residual}),
+        (torch.ones(shape), {"codec": "sym4", "residual": residual, "op": dist.ReduceOp.MAX}),
+        (torch.ones(shape), {"codec": "none"}),
+        (torch.ones(shape), {"codec": "levels4"}),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            lc.all_reduce(wrong, **kwargs)
+    with pytest.raises(TypeError, match="Double"):
+        lc.all_reduce(torch.ones(8, dtype=torch.float64), codec="sym4")
+    with pytest.raises(ValueError, match="shape"):
+        other.load_state_dict({"value": torch.ones(3)})
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_error_feedback_is_a_transaction(pair, trio, average):
+    pair(_feedback, average, timeout=60)
+    trio(_feedback, average, timeout=60)
