@@ -1,6 +1,7 @@
 """Makes a backend for c10d: the inner ones it stands on, and what it says when it is up."""
 
 import logging
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -31,10 +32,17 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
     if role == "device":
         return _make_nccl(store, rank, size, timeout)
     options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_default_device()]
+    # Options made by hand know nothing of GLOO_SOCKET_IFNAME, which torch reads where it makes them itself. Each name in
+    # it is a device, with connections of its own.
+    names = os.environ.get("GLOO_SOCKET_IFNAME")
+    options._devices = (
+        [ProcessGroupGloo.create_device(interface=name) for name in names.split(",")]
+        if names
+        else [ProcessGroupGloo.create_default_device()]
+    )
     options._timeout = timeout
     # A lane only sends and receives, which no worker thread takes part in.
-    options._threads = 1 if role == "lane" else 2
+    options._threads = 1 if role == "lane" else 2 * len(options._devices)
     prefix = torch.distributed.PrefixStore(role, store)
     backend = ProcessGroupGloo(prefix, rank, size, options)
     backend._set_sequence_number_for_group()
