@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def draw(rows: list[dict[str, Any]], counts: list[dict[str, Any]], path: Path) -
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
     handles.append(pyplot.Line2D([], [], color="black", linewidth=1.5))
     labels = [*_COLOURS, "ideal of the bytes sent"]
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9, frameon=False)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3 if columns == 1 else len(labels), fontsize=9, frameon=False
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot.close(figure)
@@ -63,13 +66,15 @@ def _seconds(axes: Any, rows: list[dict[str, Any]]) -> None:
                 transform=axes.get_xaxis_transform(),
             )
             continue
-        ms, half = row["median_s"] * 1e3, row["spread"] * row["median_s"] * 500
-        axes.bar(place, ms, width, color=_COLOURS[row["group"]], yerr=half, error_kw={"linewidth": 0.8})
+        low, median, high = (second * 1e3 for second in statistics.quantiles(row["seconds"], n=4))
+        axes.bar(place, median, width, color=_COLOURS[row["group"]])
+        axes.vlines(place, low, high, color="black", linewidth=0.8)
         if row["of_ideal"]:
-            axes.hlines(row["of_ideal"] * ms, place - width / 2, place + width / 2, color="black", linewidth=1.5)
+            axes.hlines(row["of_ideal"] * median, place - width / 2, place + width / 2, color="black", linewidth=1.5)
         text = f"{row['times_gloo']:.1f}×" if row["group"] == CODED else ""
-        axes.annotate(text, (place, ms), (0, 3), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(text, (place, max(median, high)), (0, 3), textcoords="offset points", ha="center", fontsize=8)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=min(row["median_s"] for row in rows if "refused" not in row) * 1e3 / 3)
     axes.set_xticks(range(len(ops)), ops, fontsize=8)
     axes.set_ylabel("median (ms)")
     axes.grid(axis="y", alpha=0.3)
@@ -77,6 +82,8 @@ def _seconds(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _bytes(axes: Any, counts: list[dict[str, Any]]) -> None:
+    from matplotlib.ticker import ScalarFormatter
+
     markers = {"all_reduce": "o", "all_gather": "s", "reduce_scatter": "^"}
     for op, group in dict.fromkeys((row["op"], row["group"]) for row in counts):
         mine = [row for row in counts if (row["op"], row["group"]) == (op, group) and row.get("counted_bytes")]
@@ -88,6 +95,9 @@ def _bytes(axes: Any, counts: list[dict[str, Any]]) -> None:
             whole = megabytes[0] / 0.5
             axes.plot(sizes, [whole * (size - 1) / size for size in sizes], color=_COLOURS[group], linewidth=0.7)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.tick_params(axis="y", which="both", labelsize=8)
     axes.set_title("a rank's bytes by ranks, 3.3 MiB; line: (W−1)/W", fontsize=10)
     axes.set_xlabel("ranks W")
     axes.set_ylabel("sent by a rank (MB)")

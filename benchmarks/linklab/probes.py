@@ -21,6 +21,7 @@ import time
 from linklab import raw
 
 PORT = 29400
+DATAGRAM_FRAME = 43  # Ethernet 14, IPv4 20, UDP 8, a byte
 _PIECE = 1 << 18
 _CONNECT_S = 20
 _SILENCE_S = 30
@@ -144,15 +145,15 @@ def _count(address: str) -> int:
         return int(_MARK.unpack(receive_exactly(sock, _MARK.size))[0])
 
 
-def loss(address: str, count: int) -> int:
-    """How many of `count` datagrams arrive; at some 0.3 Mbit/s, so that no queue is full."""
+def loss(address: str, count: int, gap_us: int) -> int:
+    """How many of `count` datagrams arrive (frames of DATAGRAM_FRAME bytes), at least gap_us apart."""
     before = _count(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((address, PORT))
         for _ in range(count):
             sock.send(b"l")
-            time.sleep(0.001)
-    time.sleep(1)
+            time.sleep(gap_us * 1e-6)
+    time.sleep(0.2)  # the last has come by when the question that follows it has; the thread that counts it may not
     return _count(address) - before
 
 

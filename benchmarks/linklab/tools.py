@@ -7,15 +7,24 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from linklab.errors import LabError, LabUnavailable
 
 TOOL_DEADLINE_S = 30
+_ADMINISTRATORS = "/usr/sbin:/sbin"  # where Debian has them, on no plain user's PATH
+# linux/capability.h. Not the user's number: root in a container may have none of them.
+_RIGHTS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
+
+
+def _effective_rights() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
 
 
 def _found(tool: str) -> str:
-    path = shutil.which(tool) or shutil.which(tool, path="/usr/sbin:/sbin")
+    path = shutil.which(tool) or shutil.which(tool, path=_ADMINISTRATORS)
     if path is None:
         raise LabUnavailable(f"a lab needs the tool {tool} (Debian: iproute2), and there is none on PATH")
     return path
@@ -25,10 +34,11 @@ def check() -> None:
     """Raises LabUnavailable, in one sentence, where no lab can be made."""
     if sys.platform != "linux":
         raise LabUnavailable(f"a lab needs Linux's network namespaces, and this is {sys.platform}")
-    if os.geteuid() != 0:
-        raise LabUnavailable(f"a lab needs root, to make network namespaces; this is user {os.geteuid()}")
     for tool in ("ip", "tc"):
         _found(tool)
+    if missing := [name for name, bit in _RIGHTS.items() if not _effective_rights() >> bit & 1]:
+        user = f"user {os.geteuid()}"
+        raise LabUnavailable(f"a lab needs root, to make network namespaces; {user} lacks {' and '.join(missing)}")
 
 
 def call(command: list[str]) -> str:
@@ -57,6 +67,13 @@ def tc(*words: str, inside: str) -> str:
 def counters(device: str, *, inside: str) -> dict[str, Any]:
     """A device's statistics: {"rx": {"bytes", "packets", "dropped", …}, "tx": …}."""
     return json.loads(ip("-j", "-s", "link", "show", "dev", device, inside=inside))[0]["stats64"]
+
+
+def queue_drops(device: str, *, inside: str) -> int:
+    """Frames that a device's queues dropped because they were full."""
+    return sum(
+        queue["drops"] for queue in json.loads(call(["tc", "-n", inside, "-s", "-j", "qdisc", "show", "dev", device]))
+    )
 
 
 def command_inside(namespace: str, command: list[str]) -> list[str]:

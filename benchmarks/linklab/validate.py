@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from linklab.errors import LabError
 from linklab.jobs import Job
 from linklab.lab import Lab
 from linklab.link import Link, goodput_bits
+from linklab.probes import DATAGRAM_FRAME
 
 GOODPUT_WITHIN = 0.03
 DELAY_WITHIN, DELAY_SLACK_S = 0.05, 0.5e-3
 STREAM_S, EXCHANGE_S = 2.5, 2.0
 UNSHAPED_BYTES = 1 << 30
 ROUND_TRIPS = 21
-DATAGRAMS = 5000
+DATAGRAMS = 3000
+KINDS = ("goodput", "loss", "round trip", "exchange")
 _DEADLINE_S = 120
 
 # What a program on a host needs to import linklab.
@@ -32,7 +34,7 @@ ON_HOSTS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).paren
 class Row:
     """One measurement: `deviation` from what the lab promises may be `within`, or None where it promises nothing."""
 
-    what: str  # goodput, exchange, round trip, loss
+    what: str  # one of KINDS, or forwarder: what it lost against orders
     way: str  # hosts
     expected: float | None  # bit/s, seconds or a share
     measured: float
@@ -50,13 +52,14 @@ def path_bits(source: Link, sink: Link) -> float | None:
     return min((bits for bits in (source.up_bits, sink.down_bits) if bits is not None), default=None)
 
 
-def validate(lab: Lab, *, tries: int = 3) -> list[Row]:
-    """Measures host 0 with each other, both ways.
+def validate(lab: Lab, *, tries: int = 3, only: Collection[str] = KINDS) -> list[Row]:
+    """Measures host 0 with each other, both ways, and an exchange of hosts 0 and 1.
 
     Args:
         lab: Entered, and idle.
         tries: Of a stream whose goodput is off by more than 3 %: what else the machine does can take a link's time, but
             gives it none. The last is reported.
+        only: Kinds of rows.
 
     Raises:
         LabError: A probe failed.
@@ -65,12 +68,14 @@ def validate(lab: Lab, *, tries: int = 3) -> list[Row]:
     with _serving(lab):
         for other in range(1, lab.hosts):
             for source, sink in ((other, 0), (0, other)):
-                rows.append(_goodput(lab, source, sink, tries))
-                if lab.links[source].loss:
+                if "goodput" in only:
+                    rows.append(_goodput(lab, source, sink, tries))
+                if "loss" in only and lab.links[source].loss:
                     rows.append(_loss(lab, source, sink))
-            if lab.links[0].delay_s + lab.links[other].delay_s:
+            if "round trip" in only and lab.links[0].delay_s + lab.links[other].delay_s:
                 rows.append(_round_trip(lab, other))
-        rows.append(_exchange(lab))
+        if "exchange" in only:
+            rows.append(_exchange(lab))
     if drops := lab.forwarder_drops():
         rows.append(Row("forwarder", "all", 0, drops, drops, 0))
     return rows
@@ -89,8 +94,8 @@ def _serving(lab: Lab) -> Iterator[None]:
             server.kill()
 
 
-def _probe(lab: Lab, kind: str, source: int, sink: int, number: int) -> float:
-    command = [sys.executable, "-m", "linklab.probes", kind, lab.address(sink), str(number)]
+def _probe(lab: Lab, kind: str, source: int, sink: int, *numbers: int) -> float:
+    command = [sys.executable, "-m", "linklab.probes", kind, lab.address(sink), *map(str, numbers)]
     [ended] = lab.start_on(source, command, env=ON_HOSTS).wait(_DEADLINE_S)
     if ended.code != 0:
         raise LabError(f"probe {kind} from host {source} to {sink} ended with {ended.code}: {ended.output[-2000:]}")
@@ -134,7 +139,9 @@ def _round_trip(lab: Lab, other: int) -> Row:
 
 def _loss(lab: Lab, source: int, sink: int) -> Row:
     share = lab.links[source].loss
-    lost = DATAGRAMS - _probe(lab, "loss", source, sink, DATAGRAMS)
+    bits = path_bits(lab.links[source], lab.links[sink]) or math.inf
+    gap_us = max(250, round(2e6 * 8 * DATAGRAM_FRAME / bits))  # at half the rate no queue fills
+    lost = DATAGRAMS - _probe(lab, "loss", source, sink, DATAGRAMS, gap_us)
     deviation = abs(lost - DATAGRAMS * share) / math.sqrt(DATAGRAMS * share * (1 - share))
     return Row("loss", f"{source} to {sink}", share, lost / DATAGRAMS, deviation, 5)
 
