@@ -39,7 +39,7 @@ class Lab:
 
     Every host is 10.77.0.1 + its number, on its interface eth0. What a host sends is shaped where it leaves the host,
     what it receives where it leaves the switch. Hosts know each other's addresses (no ARP), so that a cut is silence and
-    not an error, as on a long way.
+    not an error, as on a long way. What runs on them dies with the thread that started it.
 
     Args:
         hosts: 2 to 8.
