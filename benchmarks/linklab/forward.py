@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from linklab.errors import LabError, LabUnavailable
 from linklab.link import Link
-from linklab.tools import command_inside, counters
+from linklab.tools import command_inside, counters, die_with_us
 
 _SOURCE = Path(__file__).with_name("forward.cpp")
 _BUILD = Path(__file__).resolve().parents[2] / "build" / "linklab"
 _COMPILE_S = 120
-_PR_SET_PDEATHSIG = 1
 
 
 def program() -> Path:
@@ -59,7 +56,7 @@ class Forwarder:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+            preexec_fn=die_with_us,
         )
         if self._line() != "ready":
             said = self._process.stderr.read() if self._process.stderr else ""

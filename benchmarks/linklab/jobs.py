@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import signal
@@ -14,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from linklab.errors import LabError
-from linklab.tools import command_inside
+from linklab.tools import command_inside, die_with_us
 
-_PR_SET_PDEATHSIG = 1
 _GRACE_S = 10  # what the other ranks get to end by themselves once one has failed
 _TERM_S = 5  # between SIGTERM and SIGKILL
 
@@ -37,11 +35,6 @@ class Job:
         self._outputs: list[IO[bytes] | None] = []
 
     def _add(self, namespace: str, command: Sequence[str], env: Mapping[str, str], show: bool) -> None:
-        libc = ctypes.CDLL(None)
-
-        def die_with_us() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
         output = None if show else tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the job
         process = subprocess.Popen(
             command_inside(namespace, list(command)),

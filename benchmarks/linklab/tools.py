@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 from linklab.errors import LabError, LabUnavailable
 
 TOOL_DEADLINE_S = 30
+_PR_SET_PDEATHSIG = 1
 _ADMINISTRATORS = "/usr/sbin:/sbin"  # where Debian has them, on no plain user's PATH
 # linux/capability.h. Not the user's number: root in a container may have none of them.
 _RIGHTS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
@@ -74,6 +77,11 @@ def queue_drops(device: str, *, inside: str) -> int:
     return sum(
         queue["drops"] for queue in json.loads(call(["tc", "-n", inside, "-s", "-j", "qdisc", "show", "dev", device]))
     )
+
+
+def die_with_us() -> None:
+    """Run in a child before its program: it is killed when the thread that started it ends, however that may be."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def command_inside(namespace: str, command: list[str]) -> list[str]:
