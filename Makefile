@@ -124,6 +124,12 @@ fuzz-seeds:
 	build-codec/fuzz_seeds tests/fuzz/corpus
 .PHONY: fuzz fuzz-seeds
 
+# Collectives on slow links made of network namespaces, against gloo and what the links can carry; a quarter of an hour, as
+# root (it says so in a sentence otherwise).
+lab: build
+	$(BIN)/python benchmarks/linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png
+.PHONY: lab
+
 # The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are.
 bench-cuda:
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=on >/dev/null

@@ -1,6 +1,7 @@
 """Makes a backend for c10d: the inner ones it stands on, and what it says when it is up."""
 
 import logging
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -32,14 +33,28 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
     if role == "device":
         return _make_nccl(store, rank, size, timeout)
     options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_default_device() for _ in range(connections)]
+    options._devices = _devices(connections if role == "lane" else None)
     options._timeout = timeout
     # A lane only sends and receives, which no worker thread takes part in.
-    options._threads = 1 if role == "lane" else 2
+    options._threads = 1 if role == "lane" else 2 * len(options._devices)
     prefix = torch.distributed.PrefixStore(role, store)
     backend = ProcessGroupGloo(prefix, rank, size, options)
     backend._set_sequence_number_for_group()
     return backend
+
+
+def _devices(connections: int | None) -> list[Any]:
+    """Gloo's devices, each with connections and a thread of its own: one an interface, or so many over the interfaces.
+
+    Options made by hand know nothing of GLOO_SOCKET_IFNAME, which torch reads where it makes them itself.
+    """
+    names = os.environ.get("GLOO_SOCKET_IFNAME")
+    interfaces = names.split(",") if names else [None]
+    chosen = [interfaces[i % len(interfaces)] for i in range(connections or len(interfaces))]
+    return [
+        ProcessGroupGloo.create_default_device() if name is None else ProcessGroupGloo.create_device(interface=name)
+        for name in chosen
+    ]
 
 
 def _make_nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:

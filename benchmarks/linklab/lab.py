@@ -1,0 +1,273 @@
+"""The lab: hosts, their links, what runs on them, and its end, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+from linklab import namespaces, offload, tools
+from linklab.errors import LabError, LabUnavailable
+from linklab.forward import Forwarder
+from linklab.jobs import Ended, Job
+from linklab.link import Link, burst_bytes, parse_delay, parse_loss, parse_rate
+from linklab.namespaces import prefix
+from linklab.tools import ip, tc
+
+DEVICE = "eth0"  # what a host's one interface is called, on each
+# What a queue holds before it drops, in time at its rate; as the routers of slow links do, and no more.
+QUEUE = "50ms"
+_numbers = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+    """Bytes that passed a host's interface, Ethernet headers included. A frame of several segments that the kernel has not
+    cut yet counts its headers once, so that these are the payload and 0.1 to 5 % more.
+    """
+
+    sent: int
+    received: int
+
+
+class Lab:
+    """Hosts joined by a switch in a namespace of its own; a context manager.
+
+    Every host is 10.77.0.1 + its number, on its interface eth0. What a host sends is shaped where it leaves the host,
+    what it receives where it leaves the switch. Hosts know each other's addresses (no ARP), so that a cut is silence and
+    not an error, as on a long way. What runs on them dies with the thread that started it.
+
+    Args:
+        hosts: 2 to 8.
+        rate: Of every host: "100mbit", "10mbit/20mbit" (sends/receives), "unshaped".
+        rate_of: The same for single hosts.
+        delay: Of every frame a host sends: "20ms". Two hosts' round trip takes twice as long.
+        loss: Of the frames each host sends: "0.1%".
+
+    Raises:
+        ValueError: An argument is wrong.
+        LabUnavailable: On entering, one sentence: this machine or user cannot make a lab.
+        LabError: On entering, a part of the kernel refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        hosts: int = 2,
+        rate: str = "unshaped",
+        rate_of: Mapping[int, str] | None = None,
+        delay: str | None = None,
+        loss: str | None = None,
+    ) -> None:
+        if not 2 <= hosts <= 8:
+            raise ValueError(f"hosts: expected 2 to 8, got {hosts}")
+        rates = dict.fromkeys(range(hosts), rate) | dict(rate_of or {})
+        if wrong := sorted(set(rates) - set(range(hosts))):
+            raise ValueError(f"rate_of: expected hosts 0 to {hosts - 1}, got {wrong}")
+        delay_s = parse_delay(delay) if delay else 0.0
+        lost = parse_loss(loss) if loss else 0.0
+        self.links = [Link(*parse_rate(rates[host]), delay_s, lost) for host in range(hosts)]
+        self._jobs: list[Job] = []
+        self._forwarder: Forwarder | None = None
+        self._exit: contextlib.ExitStack | None = None
+
+    # ---- making and ending ----
+
+    def __enter__(self) -> Lab:
+        tools.check()
+        namespaces.remove_leftovers()
+        self._prefix = prefix(next(_numbers))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_terminated_as_exception())
+            stack.callback(self._remove)
+            self._make()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        assert self._exit
+        self._exit.close()
+
+    def _make(self) -> None:
+        try:
+            ip("netns", "add", self.switch)
+            ip("link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0", inside=self.switch)
+        except LabError as error:
+            raise LabUnavailable(f"this machine's kernel or user cannot make network namespaces: {error}") from None
+        ip("link", "set", "br0", "addrgenmode", "none", "up", inside=self.switch)
+        forwarded = [host for host, link in enumerate(self.links) if link.forwarded]
+        for host, link in enumerate(self.links):
+            self._make_host(host, link)
+        for host in range(len(self.links)):
+            if forwarded:  # frames as they are on a wire, for a forwarder that neither cuts nor completes them
+                offload.turn_off(self.namespace(host), DEVICE)
+            for other in range(len(self.links)):
+                if other != host:
+                    words = (self.address(other), "lladdr", _mac(other), "dev", DEVICE, "nud", "permanent")
+                    ip("neigh", "replace", *words, inside=self.namespace(host))
+        if forwarded:
+            self._forwarder = Forwarder(self.switch, {host: self.links[host] for host in forwarded})
+        for host in range(len(self.links)):
+            self.restore(host)
+
+    def _make_host(self, host: int, link: Link) -> None:
+        inside, wire = self.namespace(host), f"wire{host}"
+        ip("netns", "add", inside)
+        ip("link", "add", wire, "type", "veth", "peer", "name", DEVICE, "netns", inside, inside=self.switch)
+        ip("link", "set", wire, "addrgenmode", "none", "up", inside=self.switch)
+        ip("link", "set", DEVICE, "address", _mac(host), "addrgenmode", "none", "up", inside=inside)
+        ip("address", "add", f"{self.address(host)}/24", "dev", DEVICE, inside=inside)
+        ip("link", "set", "lo", "up", inside=inside)
+        if link.forwarded:
+            tap = self._port(host)
+            ip("tuntap", "add", "dev", tap, "mode", "tap", inside=self.switch)
+            ip("link", "set", tap, "addrgenmode", "none", "txqueuelen", "10000", "up", inside=self.switch)
+        _shape(DEVICE, link.up_bits, inside)
+        _shape(wire, link.down_bits, self.switch)
+
+    def _remove(self) -> None:
+        # A second Ctrl-C waits until this is done: it would leave behind what is left to remove.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
+            self._end()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _end(self) -> None:
+        for job in self._jobs:
+            job.kill()
+        if self._forwarder:
+            self._forwarder.close()
+        for name in namespaces.existing(self._prefix + "-"):
+            namespaces.remove(name)
+
+    # ---- names ----
+
+    @property
+    def hosts(self) -> int:
+        """How many."""
+        return len(self.links)
+
+    @property
+    def switch(self) -> str:
+        """The namespace of the bridge."""
+        return f"{self._prefix}-wire"
+
+    def namespace(self, host: int) -> str:
+        """A host's namespace. ValueError where there is no such host."""
+        if not 0 <= host < len(self.links):
+            raise ValueError(f"host: expected 0 to {len(self.links) - 1}, got {host}")
+        return f"{self._prefix}-host{host}"
+
+    @staticmethod
+    def address(host: int) -> str:
+        """A host's IPv4 address."""
+        return f"10.77.0.{host + 1}"
+
+    def _port(self, host: int) -> str:
+        return f"tap{host}" if self.links[host].forwarded else f"wire{host}"
+
+    # ---- what a test or benchmark does with it ----
+
+    def start_on(self, host: int, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Job:
+        """Starts one command on one host, its output kept; of `env` on top of this process's environment."""
+        return self._start({host: dict(env or {})}, command, show=False)
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str] | None = None, show: bool = False) -> Job:
+        """Starts a rank on every host, with torchrun's environment and `env` on top; `show` leaves it our output."""
+        return self._start(
+            {host: self.environment(host) | dict(env or {}) for host in range(self.hosts)}, command, show=show
+        )
+
+    def _start(self, changes: dict[int, dict[str, str]], command: Sequence[str], *, show: bool) -> Job:
+        job = Job()
+        self._jobs.append(job)
+        for host, changed in changes.items():
+            job._add(self.namespace(host), command, os.environ | changed, show)
+        return job
+
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        timeout_s: float,
+        env: Mapping[str, str] | None = None,
+        show: bool = False,
+    ) -> list[Ended]:
+        """start() and wait(): how each rank ended. LabError when one has not ended after timeout_s."""
+        return self.start(command, env=env, show=show).wait(timeout_s)
+
+    def environment(self, host: int) -> dict[str, str]:
+        """What torchrun sets for the one rank of a machine, and gloo's interface."""
+        world = str(self.hosts)
+        return {
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": "29500",
+            "RANK": str(host),
+            "WORLD_SIZE": world,
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": str(host),
+            "GROUP_WORLD_SIZE": world,
+            "GLOO_SOCKET_IFNAME": DEVICE,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+
+    def cut(self, host: int) -> None:
+        """Frames to and from a host vanish at the switch, without a word; what its own queue holds still arrives."""
+        self.namespace(host)
+        ip("link", "set", "dev", self._port(host), "nomaster", inside=self.switch)
+
+    def restore(self, host: int) -> None:
+        """The link works again."""
+        self.namespace(host)
+        ip("link", "set", "dev", self._port(host), "master", "br0", inside=self.switch)
+
+    def bytes(self, host: int) -> Traffic:
+        """What passed a host's interface since the lab was made."""
+        counted = tools.counters(DEVICE, inside=self.namespace(host))
+        return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
+
+    def queue_drops(self, host: int) -> int:
+        """Frames that a host's full queues dropped, on its way out and at the switch: what a congested link does."""
+        at_switch = tools.queue_drops(f"wire{host}", inside=self.switch)
+        return tools.queue_drops(DEVICE, inside=self.namespace(host)) + at_switch
+
+    def forwarder_drops(self) -> int:
+        """Frames that the forwarder lost against its orders, for want of time: above 0, do not trust what was measured."""
+        return self._forwarder.drops() if self._forwarder else 0
+
+
+def _mac(host: int) -> str:
+    return f"02:77:00:00:00:{host + 1:02x}"
+
+
+def _shape(device: str, bits: float | None, inside: str) -> None:
+    if bits is None:
+        return
+    words = ("rate", f"{bits:.0f}bit", "burst", str(burst_bytes(bits)), "latency", QUEUE)
+    try:
+        tc("qdisc", "add", "dev", device, "root", "tbf", *words, inside=inside)
+    except LabError as error:
+        raise LabUnavailable(f"this kernel cannot shape a link (it needs sch_tbf): {error}") from None
+
+
+@contextlib.contextmanager
+def _terminated_as_exception() -> Iterator[None]:
+    """SIGTERM ends the `with` block as Ctrl-C does, where nobody else handles it: else the lab would be left behind."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def terminate(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if ours:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,30 @@
+"""GLOO_SOCKET_IFNAME: which interfaces lowcomm's own connections are on, as for torch's gloo."""
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+
+def _gather(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
+    n = 1 << 20  # several frames, which take the devices in turn
+    out, total = torch.empty(n * r.size), torch.ones(3)
+    for step in range(3):
+        dist.all_gather_into_tensor(out, torch.full((n,), float(r.rank + step)))
+        assert torch.equal(out, torch.arange(step, step + r.size, dtype=torch.float32).repeat_interleave(n))
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.tolist()
+
+
+@pytest.mark.parametrize("names", ["lo", "lo,lo", None], ids=["one", "two", "unset"])
+def test_names_are_devices(names):
+    assert ranks.run_ranks(_gather, 2, env={"GLOO_SOCKET_IFNAME": names}) == [[2.0] * 3] * 2
+
+
+def test_an_interface_that_there_is_not_is_named():
+    with pytest.raises(ranks.RanksFailed, match="Unable to find address for: nowhere0"):
+        ranks.run_ranks(_gather, 2, env={"GLOO_SOCKET_IFNAME": "nowhere0"})
