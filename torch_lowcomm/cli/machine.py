@@ -30,3 +30,15 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def heading(name: str, **options: object) -> str:
+    """The `#` lines above a measurement's rows: versions, machine and options."""
+    about = {**versions(), **machine()}
+    return "\n".join(
+        (
+            f"# {name}",
+            "# " + "  ".join(f"{key}={value}" for key, value in about.items()),
+            "# " + "  ".join(f"{key}={value}" for key, value in options.items()),
+        )
+    )

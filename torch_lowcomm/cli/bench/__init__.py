@@ -59,7 +59,7 @@ def main(arguments: argparse.Namespace) -> int:
         for name in ("timeout", "deadline"):
             if getattr(arguments, name) <= 0:
                 raise ValueError(f"--{name}: expected more than 0 seconds, got {getattr(arguments, name):g}")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         launch.say(str(error))
         return 2
     if launched:

@@ -111,10 +111,13 @@ def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
     if family in ("sym", "mid", "tern"):
         levels = 1 if family == "tern" else 2 ** (codec.bits - 1)
         step = largest / levels
-        bound = step / 2
-        if family == "sym":  # the largest elements, beyond the last level
-            bound = torch.maximum(bound, wide - (levels - 1) * step) if slack is None else step
-        bound = bound + short * largest
+        if slack is not None:  # sym's largest elements are up to a step beyond its last level
+            bound = step * (1.0 if family == "sym" else 0.5) * (1 + short) + short / 2 * largest
+        else:
+            step = step.bfloat16().double() if short else step
+            up = levels - {"sym": 1, "mid": 0.5, "tern": 0}[family]
+            down = levels - {"sym": 0, "mid": 0.5, "tern": 0}[family]
+            bound = torch.maximum(step / 2, torch.maximum(wide - up * step, -wide - down * step))
     else:
         step = (high - low + short * low.abs()) / (2**codec.bits - 1) * (1 + short)
         if "delta" in options:
@@ -132,6 +135,6 @@ def _extremes(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
 
 
 def _parts(codec: Codec) -> tuple[str, dict[str, str]]:
-    """ "sym4" and {"bucket": "1024"} of "sym4:bucket=1024"."""
+    """Name and options: "sym4" and {"bucket": "1024"} of "sym4:bucket=1024"."""
     name, _, rest = codec.spec.partition(":")
     return name, dict(part.split("=", 1) for part in rest.split(",") if part)

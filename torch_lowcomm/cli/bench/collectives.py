@@ -30,7 +30,7 @@ columns (N/A: torch has no such form of the op, it was not asked for, or it is n
   wire, ratio     bytes that the busiest rank sent in a call, frame headers included; what it would have sent without a
                   codec / that. N/A where the inner backend carried it, which does not count
   rel.err         norm of the difference from the exact result / norm of that
-  encode, decode  us a call of the slowest rank, part of it while the wire is busy
+  encode, decode  us a call of the slowest rank, part of it while the wire is busy; without a codec copies and checksums
   ideal           share of the ideal time of a link of --rate in the time: payload bytes that the busiest rank must
                   send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame
   x peer          the peer's time / this time: above 1 is faster

@@ -40,7 +40,7 @@ def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
         status = function(arguments)
         dist.barrier()
         dist.destroy_process_group()
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         if who == 0:
             say(str(error))
         status = 2

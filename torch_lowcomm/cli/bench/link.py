@@ -84,7 +84,7 @@ def run(job: Job) -> int:
     options = {"ranks": ranks, "seconds": job.seconds, "skip": job.skip, "pings": job.pings}
     if first:
         print(report.heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
-    with Listener(job.interface, job.timeout_s) as listener:
+    with Listener(rank, job.interface, job.timeout_s) as listener:
         addresses: list[Any] = [None] * ranks
         dist.all_gather_object(addresses, listener.address)
         before = tcp_segments()
@@ -197,7 +197,7 @@ def _drain(job: Job, link: Connection) -> float:
         if not more:
             break
     if counted == 0:
-        raise ValueError(
+        raise RuntimeError(
             f"expected a block of {_BLOCK_BYTES} bytes after --skip {job.skip:g} s, got none: the link needs more --seconds"
         )
     return counted * 8 / (now - since) / 1e6

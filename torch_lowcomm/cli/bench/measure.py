@@ -154,8 +154,9 @@ class Bench:
         """A codec that was asked for and did not code is no measurement of it."""
         if self.codec is not None and counters["exact"]:
             why = ", ".join(counters["because"]) or "the op is not coded"
+            reduction = f" ({self.plan.redop})" if self.plan.op.reduces else ""
             raise ValueError(
-                f"expected {self.plan.op.name} of {self.plan.dtype} ({self.plan.redop}) to be coded by "
+                f"expected {self.plan.op.name} of {self.plan.dtype}{reduction} to be coded by "
                 f"{self.codec.spec}, got {counters['exact']} exact calls of {counters['calls']}: {why}"
             )
 
@@ -178,15 +179,17 @@ class Bench:
     def _summary(self, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         forms = {name: self._of_group(name, case, size, everyone) for name in self.groups}
         result = forms.pop("lowcomm")
-        calls = max(self.plan.iterations, 1)
+        calls = self.plan.iterations
         busiest = max((rank["counters"] for rank in everyone), key=lambda counters: counters["wire"])
         wire = busiest["wire"] / calls
         result |= {
             "coded": self.codec is not None,
             "wire_bytes": wire or None,
             "ratio": busiest["raw"] / busiest["wire"] if busiest["wire"] else None,
-            "encode_us": max(rank["counters"]["encode"] for rank in everyone) / calls * 1e6,
-            "decode_us": max(rank["counters"]["decode"] for rank in everyone) / calls * 1e6,
+            **{
+                f"{step}_us": max(rank["counters"][step] for rank in everyone) / calls * 1e6 if wire else None
+                for step in ("encode", "decode")
+            },
             "peer": None,
             "times_peer": None,
         }

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch_lowcomm.cli.machine import machine, versions
+from torch_lowcomm.cli.machine import heading, machine, versions
+
+__all__ = ["closing", "columns", "first_form", "heading", "line", "write_json", "wrong_of"]
 
 # Names and units of the columns, with their widths; the parser of a table reads names from the line that has "size".
 _FIRST = [("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 8), ("root", "", 6)]
@@ -22,13 +24,6 @@ _MORE = [
     ("ideal", "(%)", 7),
     ("x peer", "", 8),
 ]
-
-
-def heading(name: str, **options: object) -> str:
-    """The `#` lines above a table: versions, machine and options."""
-    about = {**versions(), **machine()}
-    lines = [name, "  ".join(f"{k}={v}" for k, v in about.items()), "  ".join(f"{k}={v}" for k, v in options.items())]
-    return "\n".join(f"# {line}" for line in lines)
 
 
 def columns() -> str:
@@ -59,8 +54,8 @@ def line(row: dict[str, Any]) -> str:
         _number(form["wire_bytes"], ".0f"),
         _number(form["ratio"], ".2f"),
         _number(form["relative_error"], ".2e"),
-        f"{form['encode_us']:.0f}",
-        f"{form['decode_us']:.0f}",
+        _number(form["encode_us"], ".0f"),
+        _number(form["decode_us"], ".0f"),
         _number(form["share_of_ideal"], ".1%").rstrip("%"),
         _number(form["times_peer"], ".2f"),
     ]

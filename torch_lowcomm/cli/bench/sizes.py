@@ -7,7 +7,7 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def byte_size(text: str) -> int:
-    """ "64M" as bytes; K, M and G are powers of 1024, as in nccl-tests.
+    """Bytes, of a text such as "64M"; K, M and G are powers of 1024, as in nccl-tests.
 
     Raises:
         ValueError: The text is no such number above 0.
@@ -19,7 +19,7 @@ def byte_size(text: str) -> int:
 
 
 def bit_rate(text: str) -> float:
-    """ "100M" or "100Mbit" as bits a second; k, M and G are powers of 1000, as rates of links are stated.
+    """Bits a second, of a text such as "100M" or "100Mbit"; k, M and G are powers of 1000, as rates of links are stated.
 
     Raises:
         ValueError: The text is no such number above 0.

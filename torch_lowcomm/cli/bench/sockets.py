@@ -85,8 +85,8 @@ class Connection:
 class Listener:
     """A listening socket of this rank; `address` is what a peer needs to reach it."""
 
-    def __init__(self, interface: str | None, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, rank: int, interface: str | None, timeout_s: float) -> None:
+        self._rank, self._timeout_s = rank, timeout_s
         self._socket = socket.create_server((own_ip(interface), 0))
         host, port = self._socket.getsockname()
         self._token = secrets.token_bytes(_TOKEN_BYTES)
@@ -98,13 +98,12 @@ class Listener:
         Raises:
             ConnectionError: It did not come in time.
         """
-        rank = int(os.environ["RANK"])
         expected = self._token + struct.pack("<I", peer)
         end = time.monotonic() + self._timeout_s
         while (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
             try:
-                made = Connection(self._socket.accept()[0], rank, peer, left)
+                made = Connection(self._socket.accept()[0], self._rank, peer, left)
             except TimeoutError:
                 break
             try:
@@ -115,7 +114,7 @@ class Listener:
                 pass
             made.__exit__(None, None, None)
         raise ConnectionError(
-            f"bench link: rank {rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
+            f"bench link: rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
             f"{self._timeout_s:g} s, got no connection"
         )
 
@@ -130,7 +129,7 @@ def own_ip(interface: str | None) -> str:
     """The IPv4 address of an interface, else of GLOO_SOCKET_IFNAME's first, else that from which MASTER_ADDR is reached.
 
     Raises:
-        ValueError: There is no such interface, or it has no IPv4 address.
+        OSError: There is no such interface, or it has no IPv4 address.
     """
     interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -140,7 +139,7 @@ def own_ip(interface: str | None) -> str:
             try:
                 found = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
             except OSError as error:
-                raise ValueError(
+                raise OSError(
                     f"--interface: expected a network interface with an IPv4 address, got {interface!r}: {error}"
                 ) from error
             return socket.inet_ntoa(found[20:24])
