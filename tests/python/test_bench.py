@@ -223,10 +223,10 @@ def test_rates_are_of_bits():
         ("all_reduce -d fp4", "-d: expected one of float, half"),
         ("all_reduce -n 0", "-n: expected at least 1, got 0"),
         ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
-        ("all_reduce --ranks 0", "--ranks: expected at least 1, got 0"),
+        ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
         ("all_reduce --timeout 0", "--timeout: expected more than 0 seconds, got 0"),
         ("link --skip 3 --seconds 2", "--skip: expected 0 or more and less than --seconds 2, got 3"),
-        ("link --ranks 1", "--ranks: expected at least 2 for a link between them, got 1"),
+        ("link --ranks 1", "--ranks: expected at least 2, got 1"),
     ],
 )
 def test_refusals_are_one_sentence(capsys, argv, says):

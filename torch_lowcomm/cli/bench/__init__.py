@@ -53,8 +53,8 @@ def main(arguments: argparse.Namespace) -> int:
     launched = launch.launched()
     try:
         prepared = arguments.prepare(arguments)
-        if arguments.ranks is not None and (launched or arguments.ranks < 1):
-            here = "none where a launcher has started the ranks" if launched else "at least 1"
+        if arguments.ranks is not None and (launched or arguments.ranks < 2):
+            here = "none where a launcher has started the ranks" if launched else "at least 2"
             raise ValueError(f"--ranks: expected {here}, got {arguments.ranks}")
         for name in ("timeout", "deadline"):
             if getattr(arguments, name) <= 0:

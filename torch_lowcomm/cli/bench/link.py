@@ -68,8 +68,6 @@ def prepare(arguments: argparse.Namespace) -> Job:
         )
     if arguments.pings < 1:
         raise ValueError(f"--pings: expected at least 1, got {arguments.pings}")
-    if arguments.ranks is not None and arguments.ranks < 2:
-        raise ValueError(f"--ranks: expected at least 2 for a link between them, got {arguments.ranks}")
     return Job(
         arguments.seconds, arguments.skip, arguments.pings, arguments.interface, arguments.timeout, arguments.json
     )
@@ -79,7 +77,7 @@ def run(job: Job) -> int:
     """One rank, of which the first prints and writes; the exit status."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks < 2:
-        raise ValueError(f"expected at least 2 ranks for a link between them, got {ranks}")
+        raise ValueError(f"expected at least 2 ranks, got {ranks}")
     first = rank == 0
     options = {"ranks": ranks, "seconds": job.seconds, "skip": job.skip, "pings": job.pings}
     if first:

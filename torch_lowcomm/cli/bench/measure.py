@@ -76,6 +76,8 @@ class Bench:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        if self.ranks < 2:
+            raise ValueError(f"expected at least 2 ranks, got {self.ranks}")
         for size in plan.sizes:
             count_of(plan, size, self.ranks)
         if plan.op.rooted and plan.root >= self.ranks:
