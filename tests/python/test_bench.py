@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import multiprocessing
+import os
 import sys
 import time
 
@@ -236,12 +237,20 @@ def test_refusals_are_one_sentence(capsys, argv, says):
     assert said.count("\n") == 1
 
 
-def test_an_unknown_op_is_refused(capsys):
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("gossip", ("'gossip'", "all_reduce", "sendrecv", "link")),
+        ("all_gather -o max", ("unrecognized arguments: -o max",)),
+        ("all_reduce --peer mpi", ("'mpi'", "gloo")),
+    ],
+)
+def test_what_no_op_takes_is_refused(capsys, argv, says):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", "gossip"])
+        cli.main(["bench", *argv.split()])
     assert ended.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "'gossip'" in last and "all_reduce" in last and "link" in last
+    assert all(part in last for part in says), last
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(capsys, monkeypatch):
@@ -303,6 +312,21 @@ def test_ranks_that_do_not_end_are_ended(capsys):
     assert (
         "expected all ranks to end within the deadline of 1 s, got ranks [0, 1] still there" in capsys.readouterr().err
     )
+
+
+def _die(_):
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+    dist.barrier()
+    return 0
+
+
+def test_a_rank_that_dies_is_named_by_the_others(capfd):
+    assert launch.local_ranks(_die, None, ranks=2, timeout_s=20, deadline_s=90) == 7
+    assert not multiprocessing.active_children()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torch_lowcomm bench: ")]
+    assert len(said) == 1 and said[0].startswith("torch_lowcomm bench: rank 0: "), said
+    assert "barrier" in said[0] or "rank 1" in said[0]
 
 
 def _links(r, path):

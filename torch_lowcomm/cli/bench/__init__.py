@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             epilog=collectives.COLUMNS,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        collectives.add_arguments(sub)
+        collectives.add_arguments(sub, op)
         _add_ranks(sub)
         sub.set_defaults(prepare=collectives.prepare, run=collectives.run)
     sub = ops.add_parser("link", description=link.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch_lowcomm._C import Codec, Options
 from torch_lowcomm.cli.bench import plot, report
 from torch_lowcomm.cli.bench.measure import Bench, Plan
-from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, REDOPS
+from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, REDOPS, Operation
 from torch_lowcomm.cli.bench.sizes import bit_rate, byte_size, sweep
 
 COLUMNS = """\
@@ -46,7 +46,7 @@ class Job:
     plot: Path | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
     """Declare the arguments of one op: nccl-tests' names first."""
     add = parser.add_argument
     add("-b", "--minbytes", default="32M", metavar="SIZE", help="smallest size, bytes or K, M, G of 1024 (32M)")
@@ -55,9 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--stepfactor", type=int, metavar="N", help="from one size to the next, a factor instead")
     add("-n", "--iters", type=int, default=20, metavar="N", help="timed calls of every size (20)")
     add("-w", "--warmup_iters", type=int, default=2, metavar="N", help="untimed calls before them (2)")
-    add("-o", "--op", dest="redop", default="sum", metavar="OP", help=f"reduction: {', '.join(REDOPS)} (sum)")
     add("-d", "--datatype", default="float", metavar="TYPE", help=f"{', '.join(DTYPES)} (float)")
-    add("-r", "--root", type=int, default=0, metavar="RANK", help="of a broadcast (0)")
+    parser.set_defaults(redop="sum", root=0)
+    if op.reduces:
+        add("-o", "--op", dest="redop", metavar="OP", help=f"reduction: {', '.join(REDOPS)} (sum)")
+    if op.rooted:
+        add("-r", "--root", type=int, metavar="RANK", help="that broadcasts (0)")
     add("-c", "--check", type=int, default=1, metavar="N", help="checked calls of every size, 0 for none (1)")
     add("--codec", metavar="CODEC", help="of this op, such as sym4:bucket=1024; must then be what codes it")
     add("--policy", metavar="POLICY", help="of the measured group, as in Options (LOWCOMM_POLICY, else exact)")

@@ -117,7 +117,7 @@ def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: li
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     rtt = everyone[a]["rtt_us"]
-    quarters = statistics.quantiles(rtt, n=4) if len(rtt) > 1 else rtt * 3
+    quarters = statistics.quantiles(rtt, n=4, method="inclusive") if len(rtt) > 1 else rtt * 3
     median = statistics.median(rtt)
     return {
         "a": a,

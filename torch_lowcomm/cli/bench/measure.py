@@ -204,7 +204,7 @@ class Bench:
         """An iteration lasts as long as its slowest rank."""
         times = [max(took) * 1e6 for took in zip(*(rank["seconds"][name] for rank in everyone), strict=True)]
         median = statistics.median(times)
-        quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [median] * 3
+        quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [median] * 3
         checks = [rank["checks"][name] for rank in everyone]
         differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
         norm = sum(check["norm"] for check in checks)
