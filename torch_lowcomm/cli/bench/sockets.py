@@ -79,6 +79,10 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
 
@@ -112,7 +116,7 @@ class Listener:
                     return made
             except ConnectionError:
                 pass
-            made.__exit__(None, None, None)
+            made.close()
         raise ConnectionError(
             f"bench link: rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
             f"{self._timeout_s:g} s, got no connection"
