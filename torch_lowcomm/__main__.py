@@ -1,4 +1,4 @@
-"""`python -m torch_lowcomm info | run`."""
+"""`python -m torch_lowcomm info | run | bench`."""
 
 import sys
 

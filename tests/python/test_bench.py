@@ -1,0 +1,362 @@
+"""`python -m torch_lowcomm bench`: real ranks measure every op, the columns and the JSON, what is wrong, what is refused."""
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import cli
+from torch_lowcomm.cli import bench
+from torch_lowcomm.cli.bench import launch, ops, sizes, sockets
+
+COLUMNS = ["size", "count", "type", "redop", "root"]
+COLUMNS += [f"{form} {name}" for form in ("out", "in") for name in ("time", "algbw", "busbw", "#wrong")]
+COLUMNS += ["min", "spread", "wire", "ratio", "rel.err", "encode", "decode", "ideal", "x peer"]
+SMALL = ["-b", "4K", "-e", "64K", "-f", "16", "-n", "2", "-w", "1"]
+
+
+def parsed(text):
+    """The rows of a table, by column."""
+    rows = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+def arguments_of(argv):
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args([str(a) for a in argv])
+
+
+def _run(r, commands):
+    """Every command on this rank: (status, stdout)."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(""), timeout_s=60)
+    done = []
+    for argv in commands:
+        arguments = arguments_of(argv)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            status = arguments.run(arguments.prepare(arguments))
+        done.append((status, out.getvalue()))
+    return done
+
+
+EXACT = [
+    ("all_reduce", "--peer", "gloo"),
+    ("all_reduce", "-o", "avg", "-d", "bfloat16"),
+    ("all_reduce", "-o", "max", "-d", "int32"),
+    ("all_gather", "-d", "int8", "--peer", "gloo"),
+    ("reduce_scatter", "-o", "prod", "-d", "double"),
+    ("reduce_scatter", "-o", "avg", "-d", "half"),
+    ("all_to_all", "-d", "uint8"),
+    ("broadcast", "-r", "1", "--peer", "gloo"),
+    ("sendrecv", "-d", "int64"),
+]
+CODED = [
+    ("all_gather", "--codec", "minmax8", "--rate", "100M", "--peer", "gloo"),
+    ("all_gather", "--codec", "gauss4", "-d", "bfloat16"),
+    ("reduce_scatter", "--policy", "reduce_scatter=qsgd4:bucket=64"),
+    ("reduce_scatter", "--codec", "sym4", "-o", "avg", "-d", "half"),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_op(request, tmp_path, size):
+    """Two ranks, whose exact results must have the same bits, and three, whose sums have an order."""
+    pool = request.getfixturevalue({2: "pair", 3: "trio"}[size])
+    cases = EXACT + CODED
+    commands = [[case[0], *SMALL, *case[1:], "--json", tmp_path / f"{i}.json"] for i, case in enumerate(cases)]
+    done = pool(_run, commands, timeout=120)
+    for i, case in enumerate(cases):
+        op = ops.OPERATIONS[case[0]]
+        text = done[0][i][1]
+        assert [answer[i][0] for answer in done] == [0] * size, (case, text)
+        assert [answer[i][1] for answer in done[1:]] == [""] * (size - 1), "rank 0 alone prints"
+        assert "# Out of bounds values : 0 OK" in text, (case, text)
+        rows = parsed(text)
+        stored = json.loads((tmp_path / f"{i}.json").read_text())
+        check_stored(stored, case, size)
+        parts = 1 if op.whole else size
+        item = ops.DTYPES[rows[0]["type"]].itemsize
+        assert [int(row["size"]) for row in rows] == [s // parts // item * parts * item for s in (4096, 65536)]
+        for row, kept in zip(rows, stored["rows"], strict=True):
+            assert int(row["size"]) == int(row["count"]) * parts * item
+            check_row(row, kept, op, case, size)
+
+
+def check_stored(stored, case, size):
+    assert set(stored) == {"versions", "machine", "op", "options", "rows", "wrong"}
+    assert stored["op"] == case[0]
+    assert stored["wrong"] == 0
+    assert stored["options"]["ranks"] == size
+    assert set(stored["versions"]) == {"python", "torch", "torch_lowcomm"}
+
+
+def check_row(row, kept, op, case, size):
+    coded = case in CODED
+    for short, form in (("out", "out_of_place"), ("in", "in_place")):
+        assert (kept[form] is not None) == (form in op.forms), "the forms that torch has of the op"
+        if kept[form] is None:
+            assert row[f"{short} time"] == row[f"{short} #wrong"] == "N/A"
+            continue
+        got = kept[form]
+        assert int(row[f"{short} #wrong"]) == got["wrong"] == got["ranks_differ"] == 0
+        assert len(got["times_us"]) == 2
+        assert got["min_us"] == min(got["times_us"]) <= got["time_us"] <= max(got["times_us"])
+        assert got["busbw_gb_s"] == pytest.approx(got["algbw_gb_s"] * op.bus(size))
+        assert got["algbw_gb_s"] == pytest.approx(int(row["size"]) / got["time_us"] / 1e3)
+        assert got["coded"] == coded
+        if not coded:
+            assert got["needed_bytes"] == pytest.approx(int(row["size"]) * op.bus(size), rel=0.01)
+        if got["wire_bytes"] is not None:
+            # What the op needs, and little more: a description and headers for a peer, and slices that are not all equal.
+            most = got["needed_bytes"] * (size - 1 if op.rooted else 1) * 1.25 + 1024 * (size - 1)
+            assert got["needed_bytes"] < got["wire_bytes"] < most
+        assert (got["relative_error"] == 0) == (not coded and size == 2) or (not coded and got["relative_error"] < 1e-2)
+        assert (got["peer"] is not None) == ("--peer" in case)
+        if got["peer"]:
+            assert got["peer"]["wrong"] == 0
+            assert got["times_peer"] == pytest.approx(got["peer"]["time_us"] / got["time_us"])
+            assert got["peer"]["needed_bytes"] >= got["needed_bytes"]
+        if "--rate" in case:
+            ideal = got["needed_bytes"] * 8 / (100e6 * 1448 / 1514)
+            assert got["ideal_us"] == pytest.approx(ideal * 1e6)
+            assert got["share_of_ideal"] == pytest.approx(got["ideal_us"] / got["time_us"])
+    assert (row["x peer"] != "N/A") == ("--peer" in case)
+    assert (row["ideal"] != "N/A") == ("--rate" in case)
+    assert coded <= (float(row["ratio"].replace("N/A", "0")) > 1.5)
+
+
+def _spoilt(r, argv, spoil):
+    """A run in which the last rank's result is changed after every call."""
+    call = ops.Case.call
+
+    def changed(case, group):
+        call(case, group)
+        if r.rank == r.size - 1:
+            spoil(case.result)
+
+    ops.Case.call = changed
+    try:
+        return _run(r, [argv])[0]
+    finally:
+        ops.Case.call = call
+
+
+def _one_off(result):
+    result[7] += 1
+
+
+def _nan(result):
+    result[-1] = float("nan")
+
+
+def _last_bit(result):
+    result.view(torch.int32)[3] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "spoil", "wrong"),
+    [
+        (["all_reduce"], _last_bit, 2),  # an element, and a rank that differs from rank 0
+        (["all_gather", "--codec", "minmax8"], _one_off, 2),
+        (["all_gather", "--codec", "gauss8"], _one_off, 4097),  # the block of 4096 that it stands in
+        (["reduce_scatter", "--codec", "sym4"], _nan, 1),
+        (["sendrecv"], _last_bit, 1),
+    ],
+    ids=str,
+)
+def test_a_wrong_result_is_counted(pair, argv, spoil, wrong):
+    for status, text in pair(_spoilt, [*argv, "-b", "64K", "-e", "64K", "-n", "1"], spoil):
+        assert status == 1
+        if text:
+            (row,) = parsed(text)
+            form = "in" if argv[0] == "all_reduce" else "out"
+            assert int(row[f"{form} #wrong"]) == wrong, text
+            assert "FAILED" in text
+
+
+def test_checks_can_be_left_out(pair):
+    status, text = pair(_spoilt, ["sendrecv", "-b", "4K", "-e", "4K", "-n", "1", "-c", "0"], _nan)[0]
+    assert status == 0
+    assert parsed(text)[0]["out #wrong"] == "N/A"
+    assert "not checked" in text
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "step", "factor", "expected"),
+    [
+        ("1M", "64M", "1M", 4, [2**20, 2**22, 2**24, 2**26]),
+        ("64K", "1M", "1M", 3, [65536, 196608, 589824]),
+        ("1K", "4K", "1K", None, [1024, 2048, 3072, 4096]),
+        ("8", "8", "1M", None, [8]),
+        ("1G", "1g", "1", None, [2**30]),
+    ],
+)
+def test_sizes_go_by_step_and_by_factor(least, most, step, factor, expected):
+    assert sizes.sweep(*map(sizes.byte_size, (least, most, step)), factor) == expected
+
+
+def test_rates_are_of_bits():
+    assert [sizes.bit_rate(t) for t in ("100M", "1Gbit", "2.5gbit/s", "9600")] == [1e8, 1e9, 2.5e9, 9600]
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("all_reduce -b 2M -e 1M", "expected -b no larger than -e, got 2097152 and 1048576 bytes"),
+        ("all_reduce -b 1X -e 1M", "expected a size above 0 in bytes such as 65536, 64K or 1M, got '1X'"),
+        ("all_reduce -f 1", "expected -f of at least 2, got 1"),
+        ("all_gather --codec zip9", "zip9"),
+        ("all_gather --codec levels4", "expected a codec that needs no level table"),
+        ("all_gather --policy gossip=sym4", "unknown op 'gossip'"),
+        ("all_gather --codec sym4 --policy all_gather=sym4", "expected --codec or --policy, got both"),
+        ("all_reduce -o med", "-o: expected one of sum, prod, min, max, avg, got 'med'"),
+        ("all_reduce -o avg -d int8", "-o avg: expected a floating type, got int8"),
+        ("all_reduce -d fp4", "-d: expected one of float, half"),
+        ("all_reduce -n 0", "-n: expected at least 1, got 0"),
+        ("all_reduce --rate fast", "expected a rate above 0 in bits a second"),
+        ("all_reduce --ranks 0", "--ranks: expected at least 2, got 0"),
+        ("all_reduce --timeout 0", "--timeout: expected more than 0 seconds, got 0"),
+        ("link --skip 3 --seconds 2", "--skip: expected 0 or more and less than --seconds 2, got 3"),
+        ("link --ranks 1", "--ranks: expected at least 2, got 1"),
+    ],
+)
+def test_refusals_are_one_sentence(capsys, argv, says):
+    assert cli.main(["bench", *argv.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("torch_lowcomm bench: ") and says in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ("gossip", ("'gossip'", "all_reduce", "sendrecv", "link")),
+        ("all_gather -o max", ("unrecognized arguments: -o max",)),
+        ("all_reduce --peer mpi", ("'mpi'", "gloo")),
+    ],
+)
+def test_what_no_op_takes_is_refused(capsys, argv, says):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", *argv.split()])
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert all(part in last for part in says), last
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["bench", "all_reduce", "--plot", "plot.png"]) == 2
+    assert "expected matplotlib to be installed" in capsys.readouterr().err
+
+
+def test_gloo_must_be_gloo(capsys, monkeypatch):
+    monkeypatch.setenv("LOWCOMM_AS_GLOO", "1")
+    assert cli.main(["bench", "all_reduce", "--peer", "gloo"]) == 2
+    assert "expected torch's gloo, got LOWCOMM_AS_GLOO=1" in capsys.readouterr().err
+
+
+def test_ranks_of_its_own(tmp_path):
+    """As a user starts it, with everything that it writes."""
+    pytest.importorskip("matplotlib")
+    command = [
+        sys.executable,
+        "-m",
+        "torch_lowcomm",
+        "bench",
+        "all_gather",
+        *SMALL,
+        "--codec",
+        "sym4",
+        "--peer",
+        "gloo",
+    ]
+    files = ["--json", tmp_path / "made" / "rows.json", "--plot", tmp_path / "plot.png"]
+    ended = ranks.run_command([*command, *files], deadline_s=120, cwd=tmp_path)
+    assert ended.code == 0, ended.text
+    assert [row["size"] for row in parsed(ended.out)] == ["4096", "65536"]
+    assert len(json.loads((tmp_path / "made" / "rows.json").read_text())["rows"]) == 2
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_under_torchrun_a_codec_that_codes_nothing_is_an_error(tmp_path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "torch_lowcomm", "bench", "all_gather", *SMALL, "-d", "int8", "--codec", "sym4"]
+    ended = ranks.run_command(command, deadline_s=120, cwd=tmp_path)
+    assert ended.code != 0
+    said = [line for line in ended.err.splitlines() if line.startswith("torch_lowcomm bench: ")]
+    assert said == [
+        "torch_lowcomm bench: expected all_gather of int8 to be coded by sym4:bucket=1024, got 3 exact calls of 3: "
+        "dtype Char"
+    ], ended.text
+    assert "# torch_lowcomm bench all_gather" in ended.out
+
+
+def _stall(_):
+    time.sleep(600)
+    return 0
+
+
+def test_ranks_that_do_not_end_are_ended(capsys):
+    assert launch.local_ranks(_stall, None, ranks=2, timeout_s=5, deadline_s=1) == 1
+    assert not multiprocessing.active_children()
+    assert (
+        "expected all ranks to end within the deadline of 1 s, got ranks [0, 1] still there" in capsys.readouterr().err
+    )
+
+
+def _die(_):
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+    dist.barrier()
+    return 0
+
+
+def test_a_rank_that_dies_is_named_by_the_others(capfd):
+    assert launch.local_ranks(_die, None, ranks=2, timeout_s=20, deadline_s=90) == 7
+    assert not multiprocessing.active_children()
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("torch_lowcomm bench: ")]
+    assert len(said) == 1 and said[0].startswith("torch_lowcomm bench: rank 0: "), said
+    assert "barrier" in said[0] or "rank 1" in said[0]
+
+
+def _links(r, path):
+    done = _run(
+        r, [["link", "--seconds", "0.3", "--skip", "0.1", "--pings", "20", "--interface", "lo", "--json", path]]
+    )
+    with pytest.raises(OSError, match="'nowhere0'"):
+        sockets.own_ip("nowhere0")
+    assert dist.get_world_size() == r.size
+    return done[0]
+
+
+def test_links(trio, tmp_path):
+    path = tmp_path / "link.json"
+    done = trio(_links, path, timeout=60)
+    assert [status for status, _ in done] == [0, 0, 0]
+    stored = json.loads(path.read_text())
+    assert set(stored) == {"versions", "machine", "op", "options", "rows", "hosts"}
+    assert [(row["a"], row["b"]) for row in stored["rows"]] == [(0, 1), (0, 2), (1, 2)]
+    for row in stored["rows"]:
+        assert len(row["rtts_us"]) == 20
+        assert 0 < row["rtt_min_us"] == min(row["rtts_us"]) <= row["rtt_us"]
+        ways = ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")
+        assert all(row[f"{way}_mbit_s"] > 0 for way in ways)
+    assert [(host["rank"], host["address"]) for host in stored["hosts"]] == [(r, "127.0.0.1") for r in range(3)]
+    moved = sum(row["a_to_b_mbit_s"] * 0.2e6 / 8 for row in stored["rows"])
+    for host in stored["hosts"]:
+        assert host["sent"] > moved / 2**16, "segments of at most 64 KiB carried what was counted"
+        assert host["retransmitted"] >= 0
+    lines = [line.split() for line in done[0][1].splitlines() if not line.startswith("#")]
+    assert [line[:2] for line in lines] == [["0", "1"], ["0", "2"], ["1", "2"]]
+    assert all(len(line) == 9 for line in lines)

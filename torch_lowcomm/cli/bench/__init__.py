@@ -1,0 +1,73 @@
+"""Time collectives as nccl-tests does, with bytes, error and correctness; or measure the link itself (`bench link`).
+
+torchrun … -m torch_lowcomm bench all_reduce -b 1M -e 64M -f 4 --codec sym4:bucket=1024 --peer gloo --rate 100M
+python -m torch_lowcomm bench all_gather --codec minmax8            # two ranks of its own on this machine
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from torch_lowcomm.cli.bench import collectives, launch, link
+from torch_lowcomm.cli.bench.ops import OPERATIONS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments: a command of its own for every op, and `link`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=", ".join([*OPERATIONS, "link"]))
+    for op in OPERATIONS.values():
+        sub = ops.add_parser(
+            op.name,
+            description=f"Time {op.name}; a size is that {op.about}.",
+            epilog=collectives.COLUMNS,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        collectives.add_arguments(sub, op)
+        _add_ranks(sub)
+        sub.set_defaults(prepare=collectives.prepare, run=collectives.run)
+    sub = ops.add_parser("link", description=link.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    link.add_arguments(sub)
+    _add_ranks(sub)
+    sub.set_defaults(prepare=link.prepare, run=link.run)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="ranks to start on this machine where no launcher did (2)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120, metavar="SECONDS", help="progress deadline of every wait (120)"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=3600, metavar="SECONDS", help="end the ranks started here after this (3600)"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Check the arguments, then be a rank, or start some.
+
+    Returns:
+        0; 1 when a result was wrong or a rank failed; 2 for a mistake in the arguments, said in one line.
+    """
+    launched = launch.launched()
+    try:
+        prepared = arguments.prepare(arguments)
+        if arguments.ranks is not None and (launched or arguments.ranks < 2):
+            here = "none where a launcher has started the ranks" if launched else "at least 2"
+            raise ValueError(f"--ranks: expected {here}, got {arguments.ranks}")
+        for name in ("timeout", "deadline"):
+            if getattr(arguments, name) <= 0:
+                raise ValueError(f"--{name}: expected more than 0 seconds, got {getattr(arguments, name):g}")
+    except ValueError as error:
+        launch.say(str(error))
+        return 2
+    if launched:
+        launch.leave(launch.rank(arguments.run, prepared, arguments.timeout))
+    return launch.local_ranks(
+        arguments.run,
+        prepared,
+        ranks=arguments.ranks or 2,
+        timeout_s=arguments.timeout,
+        deadline_s=arguments.deadline,
+    )

@@ -1,0 +1,140 @@
+"""How far a codec may be from what it was given, from what its description states."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torch_lowcomm._C import Codec
+
+BLOCK = 4096  # elements over which the norm is taken where a codec states nothing of the single one
+_ALLOWANCE = 1.25  # of such a norm: draws, and where buckets begin, are not those of the measured op
+# Unit of rounding to nearest, half the distance of the smallest numbers, the largest number.
+_CASTS = {"fp16": (2**-11, 2**-25, 65504.0), "bf16": (2**-8, 2**-134, 3.38e38), "fp8e4m3": (2**-4, 2**-10, 448.0)}
+_SCALARS = {"logbyte": 0.065, "log9": 0.032}  # relative, from 4e-4 to 2.6e3
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """Upper bounds on |error|: of every element (block 1), or on its Euclidean norm over every `block` elements."""
+
+    values: Tensor
+    block: int = 1
+
+    def __add__(self, other: Bound) -> Bound:
+        return dataclasses.replace(self, values=self.values + other.values)
+
+    def outside(self, error: Tensor) -> int:
+        """How many elements are out of bound; all of a block whose norm is. NaN is out."""
+        if self.block == 1:
+            return int((~(error.abs() <= self.values)).sum())
+        within = norms(error) <= self.values
+        counts = torch.full((len(within),), BLOCK)
+        if len(within):
+            counts[-1] = error.numel() - BLOCK * (len(within) - 1)
+        return int(counts[~within].sum())
+
+
+def norms(x: Tensor) -> Tensor:
+    """Euclidean norms over blocks of BLOCK elements, the last one short; fp64."""
+    padded = F.pad(x.double(), (0, -x.numel() % BLOCK))
+    return padded.view(-1, BLOCK).norm(dim=1)
+
+
+def states_elements(codec: Codec) -> bool:
+    """Whether a codec states how far a single element may be off.
+
+    Those that rotate, choose (`topk`), or follow a mean (`sign1`, `range=l2`) do not.
+    """
+    name, options = _parts(codec)
+    return not (
+        name.startswith("gauss")
+        or name in ("topk", "sign1")
+        or options.get("rotate") == "1"
+        or options.get("range") == "l2"
+    )
+
+
+def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
+    """The bound on a codec's error on one message.
+
+    A grid's is that of `lc.codec`: half a step, a step for `qsgd`, `dither` and the largest elements with `sym`; a
+    cast's is its unit of rounding, a scalar's its stated relative error. For codecs that state nothing of an element:
+    the norm, over every BLOCK elements, of what `Codec.roundtrip` of the same numbers errs, with a quarter on top (of
+    a tensor with fewer elements, at least the numbers' own norm).
+
+    Args:
+        codec: The codec of the message.
+        x: Its elements, 1-D.
+        slack: Where the codec was given other numbers, no further than this from x, in buckets that begin anywhere:
+            the second encode of an all_reduce. The bound is then on the error that is added.
+    """
+    x = x.float()
+    if not states_elements(codec):
+        error = norms(codec.roundtrip(x).double() - x.double())
+        size = norms(x)
+        if slack is not None:
+            error = error * (1 + slack.values / size.clamp(min=1e-30))
+            size = size + slack.values
+        if x.numel() < BLOCK:
+            error = torch.maximum(error, size)
+        return Bound(_ALLOWANCE * error + 2**-20 * size, BLOCK)
+    name, options = _parts(codec)
+    reach = x.abs().double() + (slack.values if slack is not None else 0)
+    if name in _CASTS:
+        unit, least, largest = _CASTS[name]
+        unit *= 2 if options.get("round") == "stochastic" else 1
+        return Bound(torch.maximum((unit * reach).clamp(min=least), reach - largest))
+    if name in _SCALARS:
+        return Bound((_SCALARS[name] * reach).clamp(min=4e-4))
+    return Bound(_grid(codec, x, slack))
+
+
+def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
+    """Half a step, or a step, of each element's bucket, with what rounding adds; FORMAT.md has the steps."""
+    name, options = _parts(codec)
+    family = name.rstrip("0123456789")
+    short = 2**-7 if options.get("meta") == "bf16" else 0.0  # what bfloat16 may add to a scale, at most
+    bucket = codec.bucket or max(x.numel(), 1)
+    wide = x.double()
+    low, high = _extremes(wide, bucket)
+    if slack is not None:
+        # No bucket, wherever it begins, reaches beyond the neighbours of the one that is counted from 0.
+        _, off = _extremes(slack.values, bucket)
+        high = F.max_pool1d((high + off)[None], 3, 1, 1)[0]
+        low = -F.max_pool1d((off - low)[None], 3, 1, 1)[0]
+    low, high = (t.repeat_interleave(bucket)[: x.numel()] for t in (low, high))
+    largest = torch.maximum(low.abs(), high.abs())
+    if family in ("sym", "mid", "tern"):
+        levels = 1 if family == "tern" else 2 ** (codec.bits - 1)
+        step = largest / levels
+        if slack is not None:  # sym's largest elements are up to a step beyond its last level
+            bound = step * (1.0 if family == "sym" else 0.5) * (1 + short) + short / 2 * largest
+        else:
+            step = step.bfloat16().double() if short else step
+            up = levels - {"sym": 1, "mid": 0.5, "tern": 0}[family]
+            down = levels - {"sym": 0, "mid": 0.5, "tern": 0}[family]
+            bound = torch.maximum(step / 2, torch.maximum(wide - up * step, -wide - down * step))
+    else:
+        step = (high - low + short * low.abs()) / (2**codec.bits - 1) * (1 + short)
+        if "delta" in options:
+            step = torch.full_like(step, float(options["delta"]))
+        bound = step if family in ("qsgd", "dither") else step / 2
+    # Codes are made with 15 fraction bits, values decoded in fp32.
+    return 1.001 * bound + 2**-20 * largest
+
+
+def _extremes(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
+    """Minimum and maximum of every bucket."""
+    pad = (0, -x.numel() % bucket)
+    low = F.pad(x, pad, value=float("inf")).view(-1, bucket).amin(1)
+    return low, F.pad(x, pad, value=float("-inf")).view(-1, bucket).amax(1)
+
+
+def _parts(codec: Codec) -> tuple[str, dict[str, str]]:
+    """Name and options: "sym4" and {"bucket": "1024"} of "sym4:bucket=1024"."""
+    name, _, rest = codec.spec.partition(":")
+    return name, dict(part.split("=", 1) for part in rest.split(",") if part)

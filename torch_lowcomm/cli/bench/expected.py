@@ -1,0 +1,98 @@
+"""What an op must give: exact results, how far each element may be from them, and what is wrong with a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from torch_lowcomm._C import Codec
+from torch_lowcomm.cli.bench.bounds import Bound, norms, stated_error
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The exact elements, 1-D, and the bound on the difference from them; without one the bits must be the same."""
+
+    exact: Tensor
+    bound: Bound | None = None
+
+    def wrong(self, result: Tensor) -> int:
+        """Elements of a result, 1-D, that are wrong; NaN is."""
+        if self.bound is None:
+            view = _BITS[result.element_size()]
+            return int((result.view(view) != self.exact.to(result.dtype).view(view)).sum())
+        return self.bound.outside(result.double() - self.exact.double())
+
+
+def moved(x: Tensor, codec: Codec | None) -> Expected:
+    """Elements that travel as one message and are not computed with: the same bits, or within the codec's bound."""
+    if codec is None:
+        return Expected(x)
+    return Expected(x, _widened(stated_error(codec, x), _rounding(x)))
+
+
+def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: int | None, again: bool) -> Expected:
+    """Elements that are reduced over the ranks.
+
+    Exact: the same bits where the order of operations does not matter (two ranks, integers, min, max), else within
+    (W-1)·u of sum |x|, u the dtype's unit of rounding (of a product: of its magnitude); an average rounds once more.
+    Coded: the sum of the codec's errors on what the ranks contribute, on top of that of an fp32 sum.
+
+    Args:
+        inputs: What each rank contributes, in rank order, all of one shape and dtype.
+        redop: sum, prod, min, max or avg.
+        codec: Of the contributions; None where they travel exact. Only sums and averages are coded.
+        own: The rank whose contribution is not coded, for it owns the result; None where every one may be.
+        again: Whether the result is coded once more (all_reduce).
+    """
+    parts = list(inputs)
+    ranks, dtype = len(parts), parts[0].dtype
+    if codec is None and (ranks <= 2 or not dtype.is_floating_point or redop in ("min", "max")):
+        return Expected(_in_dtype(parts, redop))
+    wide = torch.stack([part.double() for part in parts])
+    exact = wide.prod(0) if redop == "prod" else wide.sum(0)
+    magnitude = exact.abs() if redop == "prod" else wide.abs().sum(0)
+    unit = torch.finfo(dtype).eps / 2
+    roundings = ranks - 1 + (redop == "avg")
+    # The reference of fp64 is itself as far off.
+    slack = roundings * unit * magnitude * (2 if dtype == torch.float64 else 1.01) + torch.finfo(dtype).tiny
+    share = ranks if redop == "avg" else 1
+    exact, slack = exact / share, slack / share
+    if codec is None:
+        return Expected(exact, Bound(slack))
+    errors = [stated_error(codec, part) for rank, part in enumerate(parts) if rank != own]
+    bound = errors[0]
+    for error in errors[1:]:
+        bound = bound + error
+    slack = slack + magnitude / share * 2**-22 * ranks  # sums of decoded values, in fp32
+    bound = _widened(dataclasses.replace(bound, values=bound.values / share), slack)
+    if again:
+        bound = _widened(bound + stated_error(codec, exact, slack=bound), _rounding(exact.to(dtype)))
+    return Expected(exact, bound)
+
+
+def _in_dtype(parts: list[Tensor], redop: str) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        if redop in ("sum", "avg"):
+            total = total + part
+        elif redop == "prod":
+            total = total * part
+        else:
+            total = torch.minimum(total, part) if redop == "min" else torch.maximum(total, part)
+    return total / len(parts) if redop == "avg" else total
+
+
+def _rounding(x: Tensor) -> Tensor:
+    """What storing a decoded value in x's dtype adds."""
+    return x.double().abs() * torch.finfo(x.dtype).eps
+
+
+def _widened(bound: Bound, by: Tensor) -> Bound:
+    """The bound, larger by what every element may be off besides."""
+    return dataclasses.replace(bound, values=bound.values + (by if bound.block == 1 else norms(by)))

@@ -1,0 +1,133 @@
+"""Ranks: those that a launcher started, or some of our own on this machine, with deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing import connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+GRACE_S = 10.0  # for the others to say what they met, once a rank has failed
+Rank = Callable[..., int]
+
+
+def launched() -> bool:
+    """Whether a launcher such as torchrun has made this process a rank."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
+    """Be one rank: join, run, leave.
+
+    Returns:
+        The exit status: `function`'s; 2 after a ValueError, which rank 0 prints, for all ranks meet it; 1 after a
+        failure of a peer or the network, which every rank prints.
+    """
+    from torch_lowcomm._C import Options
+
+    who = int(os.environ["RANK"])
+    try:
+        dist.init_process_group("lowcomm", pg_options=Options(""), timeout=timedelta(seconds=timeout_s))
+        status = function(arguments)
+        dist.barrier()
+        dist.destroy_process_group()
+    except ValueError as error:
+        if who == 0:
+            say(str(error))
+        status = 2
+    except (RuntimeError, OSError) as error:
+        say(f"rank {who}: {error}")
+        status = 1
+    return status
+
+
+def say(problem: str) -> None:
+    """One line on stderr."""
+    print("torch_lowcomm bench: " + " ".join(problem.split()), file=sys.stderr, flush=True)
+
+
+def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:
+    """Start ranks on this machine and wait for them; none is left behind.
+
+    Args:
+        function: Called as `function(arguments)` in every rank's process; importable, as its argument is picklable.
+        arguments: Passed on.
+        ranks: Number of processes.
+        timeout_s: Of the ranks' groups. What is left this long, and GRACE_S, after a rank failed is ended.
+        deadline_s: What is left then is ended, and the run has failed.
+
+    Returns:
+        The largest exit status; 1 for a rank that was ended.
+    """
+    # The store is the parent's, as with torchrun: no port is chosen before it is bound.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    environment = {
+        "WORLD_SIZE": ranks,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", 1),
+    }
+    processes = []
+    try:
+        for r in range(ranks):
+            of_rank = {**environment, "RANK": r, "LOCAL_RANK": r}
+            process = context.Process(target=_enter, args=(function, arguments, timeout_s, of_rank), daemon=True)
+            process.start()
+            processes.append(process)
+        return _watch(processes, timeout_s, deadline_s)
+    finally:
+        for process in processes:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+
+
+def _watch(processes: list[Any], timeout_s: float, deadline_s: float) -> int:
+    start = time.monotonic()
+    end, why = start + deadline_s, f"expected all ranks to end within the deadline of {deadline_s:g} s"
+    while running := [p for p in processes if p.exitcode is None]:
+        if any(p.exitcode for p in processes) and end > time.monotonic() + timeout_s + GRACE_S:
+            end = time.monotonic() + timeout_s + GRACE_S
+            why = f"expected all ranks to end within {timeout_s + GRACE_S:g} s of the first that failed"
+        if time.monotonic() > end:
+            left = [r for r, p in enumerate(processes) if p.exitcode is None]
+            say(f"{why}, got ranks {left} still there after {time.monotonic() - start:.0f} s")
+            return 1
+        connection.wait([p.sentinel for p in running], timeout=0.2)
+    for r, process in enumerate(processes):
+        if process.exitcode < 0:
+            say(f"expected rank {r} to end by itself, got signal {-process.exitcode}")
+    return max(1 if p.exitcode < 0 else p.exitcode for p in processes)
+
+
+def _enter(function: Rank, arguments: Any, timeout_s: float, environment: dict[str, Any]) -> None:
+    os.environ.update({key: str(value) for key, value in environment.items()})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    status = rank(function, arguments, timeout_s)
+    leave(status)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    with contextlib.suppress(OSError):
+        connection.wait([parent.sentinel] if parent else [])
+    os._exit(1)
+
+
+def leave(status: int) -> None:
+    """End this rank at once: torch's own gloo, where it is measured, may abort as its process is taken down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,244 @@
+"""Measure the link between every two ranks: round trips, bandwidth each way, alone and both at once, retransmits.
+
+Over plain TCP sockets of the bench's own, whose addresses the ranks gather over the group: what the link and the hosts'
+TCP give, with no backend in between. A pair at a time; the other ranks wait. A rank listens on the address from which it
+reaches MASTER_ADDR, or on that of --interface.
+
+columns
+  a, b           the two ranks
+  rtt            us from a and back, 64 bytes each way: median, fastest, distance of the quartiles / median
+  a->b, b->a     goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first --skip
+                 seconds, so without TCP's start and what a shaper lets through at once, / the time that they took
+  a->b*, b->a*   the same with both ways busy
+Below them, of every rank's host (its network namespace): TCP segments that it sent and retransmitted during the run, by
+/proc/net/snmp (N/A without it); whatever else the host does is counted too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_lowcomm.cli.bench import report
+from torch_lowcomm.cli.bench.sockets import Connection, Listener
+
+_PING_BYTES = 64
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every rank gets."""
+
+    seconds: float
+    skip: float
+    pings: int
+    interface: str | None
+    timeout_s: float
+    json: Path | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("--seconds", type=float, default=3.0, metavar="S", help="that each direction is filled for (3)")
+    add("--skip", type=float, default=0.5, metavar="S", help="of these, not counted at the start (0.5)")
+    add("--pings", type=int, default=200, metavar="N", help="round trips (200)")
+    add("--interface", metavar="NAME", help="network interface whose IPv4 address is used (GLOO_SOCKET_IFNAME's first)")
+    add("--json", type=Path, metavar="FILE", help="versions, machine, options and every round trip")
+
+
+def prepare(arguments: argparse.Namespace) -> Job:
+    """The job that the arguments ask for.
+
+    Raises:
+        ValueError: An argument is wrong; it is named, with what was expected.
+    """
+    if not 0 <= arguments.skip < arguments.seconds:
+        raise ValueError(
+            f"--skip: expected 0 or more and less than --seconds {arguments.seconds:g}, got {arguments.skip:g}"
+        )
+    if arguments.pings < 1:
+        raise ValueError(f"--pings: expected at least 1, got {arguments.pings}")
+    return Job(
+        arguments.seconds, arguments.skip, arguments.pings, arguments.interface, arguments.timeout, arguments.json
+    )
+
+
+def run(job: Job) -> int:
+    """One rank, of which the first prints and writes; the exit status."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks < 2:
+        raise ValueError(f"expected at least 2 ranks, got {ranks}")
+    first = rank == 0
+    options = {"ranks": ranks, "seconds": job.seconds, "skip": job.skip, "pings": job.pings}
+    if first:
+        print(report.heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
+    with Listener(rank, job.interface, job.timeout_s) as listener:
+        addresses: list[Any] = [None] * ranks
+        dist.all_gather_object(addresses, listener.address)
+        before = tcp_segments()
+        rows = []
+        for a in range(ranks):
+            for b in range(a + 1, ranks):
+                row = _pair(job, rank, a, b, listener, addresses)
+                rows.append(row)
+                if first:
+                    print(_line(row), flush=True)
+        hosts = _hosts(before, addresses)
+    if first:
+        for host in hosts:
+            print(_host_line(host), flush=True)
+        if job.json:
+            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts)
+    return 0
+
+
+def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: list[Any]) -> dict[str, Any]:
+    """The row of two ranks, known to all of them."""
+    mine: dict[str, Any] = {}
+    if rank in (a, b):
+        peer = b if rank == a else a
+        meet: Callable[[], Connection] = (
+            (lambda: listener.accept(peer))
+            if rank == a
+            else (lambda: Connection.to(addresses[a], rank, a, job.timeout_s))
+        )
+        with meet() as link:
+            mine = _measure(job, link, leads=rank == a)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    rtt = everyone[a]["rtt_us"]
+    quarters = statistics.quantiles(rtt, n=4, method="inclusive") if len(rtt) > 1 else rtt * 3
+    median = statistics.median(rtt)
+    return {
+        "a": a,
+        "b": b,
+        "rtt_us": median,
+        "rtt_min_us": min(rtt),
+        "rtt_spread": (quarters[2] - quarters[0]) / median,
+        "rtts_us": rtt,
+        "a_to_b_mbit_s": everyone[b]["alone"],
+        "b_to_a_mbit_s": everyone[a]["alone"],
+        "a_to_b_both_mbit_s": everyone[b]["both"],
+        "b_to_a_both_mbit_s": everyone[a]["both"],
+    }
+
+
+def _measure(job: Job, link: Connection, *, leads: bool) -> dict[str, Any]:
+    """One end of a pair: round trips, then leader to follower, follower to leader, and both."""
+    got: dict[str, Any] = {}
+    ping = bytes(_PING_BYTES)
+    if leads:
+        got["rtt_us"] = []
+        for i in range(job.pings + 1):
+            start = time.perf_counter()
+            link.send(ping)
+            link.receive(_PING_BYTES)
+            if i > 0:  # the first finds caches and TCP cold
+                got["rtt_us"].append((time.perf_counter() - start) * 1e6)
+        _fill(job, link)
+        got["alone"] = _drain(job, link)
+    else:
+        for _ in range(job.pings + 1):
+            link.receive(_PING_BYTES)
+            link.send(ping)
+        got["alone"] = _drain(job, link)
+        _fill(job, link)
+    failed: list[Exception] = []
+
+    def send() -> None:
+        try:
+            _fill(job, link)
+        except Exception as error:  # raised by the thread that waits for this one
+            failed.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        got["both"] = _drain(job, link)
+    finally:
+        sender.join()
+    if failed:
+        raise failed[0]
+    return got
+
+
+def _fill(job: Job, link: Connection) -> None:
+    """Blocks that begin with 1 for the time, then one that begins with 0."""
+    block = b"\x01" + bytes(_BLOCK_BYTES - 1)
+    end = time.perf_counter() + job.seconds
+    while time.perf_counter() < end:
+        link.send(block)
+    link.send(bytes(_BLOCK_BYTES))
+
+
+def _drain(job: Job, link: Connection) -> float:
+    """Receive such blocks; their goodput in Mbit/s, without those of the first `skip` seconds."""
+    start = time.perf_counter()
+    since, counted = start, 0
+    while True:
+        more = link.receive(_BLOCK_BYTES)[0] == 1
+        now = time.perf_counter()
+        if now - start < job.skip:
+            since = now
+        else:
+            counted += _BLOCK_BYTES
+        if not more:
+            break
+    if counted == 0:
+        raise RuntimeError(
+            f"expected a block of {_BLOCK_BYTES} bytes after --skip {job.skip:g} s, got none: the link needs more --seconds"
+        )
+    return counted * 8 / (now - since) / 1e6
+
+
+def tcp_segments() -> dict[str, int] | None:
+    """TCP segments that this network namespace has sent and retransmitted, or None where Linux does not say."""
+    snmp = Path("/proc/self/net/snmp")
+    if not snmp.exists():
+        return None
+    names, values = (line.split()[1:] for line in snmp.read_text().splitlines() if line.startswith("Tcp:"))
+    of = dict(zip(names, map(int, values), strict=True))
+    return {"sent": of["OutSegs"], "retransmitted": of["RetransSegs"]}
+
+
+def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str, Any]]:
+    after = tcp_segments()
+    mine = (
+        {key: after[key] - before[key] for key in after} if before and after else {"sent": None, "retransmitted": None}
+    )
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return [{"rank": r, "address": addresses[r][0], **of} for r, of in enumerate(everyone)]
+
+
+def _host_line(host: dict[str, Any]) -> str:
+    sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
+    return f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}"
+
+
+_WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)
+
+
+def _columns() -> str:
+    names = ("a", "b", "rtt", "min", "spread", "a->b", "b->a", "a->b*", "b->a*")
+    units = ("", "", "(us)", "(us)", "(%)", *["(Mbit/s)"] * 4)
+    return "\n".join(
+        "#" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))[1:]
+        for cells in (names, units)
+    )
+
+
+def _line(row: dict[str, Any]) -> str:
+    rates = [f"{row[f'{way}_mbit_s']:.1f}" for way in ("a_to_b", "b_to_a", "a_to_b_both", "b_to_a_both")]
+    cells = [row["a"], row["b"], f"{row['rtt_us']:.1f}", f"{row['rtt_min_us']:.1f}", f"{row['rtt_spread'] * 100:.0f}"]
+    return "".join(f"{cell:>{width}}" for cell, width in zip([*cells, *rates], _WIDTHS, strict=True))

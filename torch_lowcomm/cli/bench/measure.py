@@ -1,0 +1,232 @@
+"""One rank of a bench: makes the groups, takes them in turn within every iteration, checks, and adds the ranks up."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import statistics
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm._C import Codec, Options
+from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case, Operation
+from torch_lowcomm.groups import backend_of
+
+_PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MTU of 1500 and TCP's time stamps
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is measured; the same on every rank.
+
+    Attributes:
+        name: The op's, in `OPERATIONS`.
+        sizes: Bytes, as the op counts them.
+        dtype, redop: Names of `DTYPES` and `REDOPS`.
+        root: Of a broadcast.
+        iterations, warm_up, checks: Timed, untimed and checked calls of every size and form.
+        policy: Of the measured group; None for the environment's.
+        peer: Backend measured beside it, or None.
+        rate: Of the link, bits a second, or None.
+        timeout_s: Of every group.
+    """
+
+    name: str
+    sizes: list[int]
+    dtype: str
+    redop: str
+    root: int
+    iterations: int
+    warm_up: int
+    checks: int
+    policy: str | None
+    peer: str | None
+    rate: float | None
+    timeout_s: float
+
+    @property
+    def op(self) -> Operation:
+        """The op of that name."""
+        return OPERATIONS[self.name]
+
+
+def count_of(plan: Plan, size: int, ranks: int) -> int:
+    """Elements of a rank's part in `size` bytes, rounded down.
+
+    Raises:
+        ValueError: There is not one.
+    """
+    parts = 1 if plan.op.whole else ranks
+    item = DTYPES[plan.dtype].itemsize
+    if size < parts * item:
+        raise ValueError(
+            f"expected sizes of at least {parts * item} bytes, an element of {plan.dtype} for each of {parts} parts, got {size}"
+        )
+    return size // item // parts
+
+
+class Bench:
+    """The groups of one rank. Collective: every rank makes one and iterates over `rows`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        if self.ranks < 2:
+            raise ValueError(f"expected at least 2 ranks, got {self.ranks}")
+        for size in plan.sizes:
+            count_of(plan, size, self.ranks)
+        if plan.op.rooted and plan.root >= self.ranks:
+            raise ValueError(f"expected -r below {self.ranks}, the number of ranks, got {plan.root}")
+        timeout = timedelta(seconds=plan.timeout_s)
+        # Every size is coded, the small ones too: what pays is a question to the bench.
+        options = Options(plan.policy, min_bytes=0)
+        self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=timeout)}
+        if plan.peer:
+            self.groups[plan.peer] = dist.new_group(backend=plan.peer, timeout=timeout)
+        self.policy = backend_of(self.groups["lowcomm"]).policy
+        named = dict(entry.split("=", 1) for entry in self.policy.split("; ") if entry)
+        self.codec = Codec(named[plan.op.key]) if plan.op.key in named else None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Measure; a row a size, equal on all ranks."""
+        plan = self.plan
+        for size in plan.sizes:
+            count = count_of(plan, size, self.ranks)
+            row: dict[str, Any] = {
+                "size_bytes": count * (1 if plan.op.whole else self.ranks) * DTYPES[plan.dtype].itemsize,
+                "count": count,
+                "type": plan.dtype,
+                "redop": plan.redop if plan.op.reduces else "none",
+                "root": plan.root if plan.op.rooted else -1,
+                "out_of_place": None,
+                "in_place": None,
+            }
+            for form in plan.op.forms:
+                case = Case(plan.op, form, self.rank, self.ranks, count, DTYPES[plan.dtype], plan.redop, plan.root)
+                row[form] = self._measure(case, row["size_bytes"])
+            yield row
+
+    def _measure(self, case: Case, size: int) -> dict[str, Any]:
+        seconds: dict[str, list[float]] = {name: [] for name in self.groups}
+        before = self._counters()
+        for iteration in range(-self.plan.warm_up, self.plan.iterations):
+            if iteration == 0:
+                before = self._counters()
+            for name, group in self.groups.items():
+                case.prepare()
+                dist.barrier()
+                start = time.perf_counter()
+                case.call(group)
+                if iteration >= 0:
+                    seconds[name].append(time.perf_counter() - start)
+        after = self._counters()
+        self._expect_coded(after)
+        mine = {
+            "seconds": seconds,
+            "counters": {key: after[key] - before[key] for key in after if key != "because"},
+            "checks": {name: self._check(case, name) for name in self.groups},
+        }
+        everyone: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everyone, mine)
+        return self._summary(case, size, everyone)
+
+    def _counters(self) -> dict[str, Any]:
+        """What the measured group counted of the op so far, on this rank."""
+        of = backend_of(self.groups["lowcomm"]).stats()
+        total: dict[str, Any] = {"calls": 0, "exact": 0, "raw": 0, "wire": 0, "encode": 0.0, "decode": 0.0}
+        because: dict[str, int] = {}
+        for name in self.plan.op.sent:
+            if name in of:
+                total["calls"] += of[name]["calls"]
+                total["exact"] += of[name]["exact_calls"]
+                total["raw"] += of[name]["raw_bytes"] - of[name]["inner_bytes"]
+                total["wire"] += of[name]["wire_bytes"] or 0
+                because |= of[name]["exact_because"]
+        for name in {*self.plan.op.sent, *(["recv"] if self.plan.op.name == "sendrecv" else [])} & set(of):
+            total["encode"] += of[name]["encode_s"]
+            total["decode"] += of[name]["decode_s"]
+        return total | {"because": because}
+
+    def _expect_coded(self, counters: dict[str, Any]) -> None:
+        """A codec that was asked for and did not code is no measurement of it."""
+        if self.codec is not None and counters["exact"]:
+            why = ", ".join(counters["because"]) or "the op is not coded"
+            reduction = f" ({self.plan.redop})" if self.plan.op.reduces else ""
+            raise ValueError(
+                f"expected {self.plan.op.name} of {self.plan.dtype}{reduction} to be coded by "
+                f"{self.codec.spec}, got {counters['exact']} exact calls of {counters['calls']}: {why}"
+            )
+
+    def _check(self, case: Case, name: str) -> dict[str, Any]:
+        """This rank's wrong elements and error, over all checked calls."""
+        codec = self.codec if name == "lowcomm" else None
+        pieces = case.expected(codec) if self.plan.checks else []
+        found: dict[str, Any] = {"wrong": 0, "error": 0.0, "norm": 0.0, "digests": []}
+        for _ in range(self.plan.checks):
+            case.prepare()
+            case.call(self.groups[name])
+            for result, expected in pieces:
+                found["wrong"] += expected.wrong(result)
+                found["error"] += float((result.double() - expected.exact.double()).square().sum())
+                found["norm"] += float(expected.exact.double().square().sum())
+            if case.op.equal:
+                found["digests"].append(hashlib.blake2b(case.result.view(torch.uint8).numpy()).hexdigest())
+        return found
+
+    def _summary(self, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
+        forms = {name: self._of_group(name, case, size, everyone) for name in self.groups}
+        result = forms.pop("lowcomm")
+        calls = self.plan.iterations
+        busiest = max((rank["counters"] for rank in everyone), key=lambda counters: counters["wire"])
+        wire = busiest["wire"] / calls
+        result |= {
+            "coded": self.codec is not None,
+            "wire_bytes": wire or None,
+            "ratio": busiest["raw"] / busiest["wire"] if busiest["wire"] else None,
+            **{
+                f"{step}_us": max(rank["counters"][step] for rank in everyone) / calls * 1e6 if wire else None
+                for step in ("encode", "decode")
+            },
+            "peer": None,
+            "times_peer": None,
+        }
+        for name, peer in forms.items():
+            result["peer"] = {"backend": name, **peer}
+            result["times_peer"] = peer["time_us"] / result["time_us"]
+        return result
+
+    def _of_group(self, name: str, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
+        """An iteration lasts as long as its slowest rank."""
+        times = [max(took) * 1e6 for took in zip(*(rank["seconds"][name] for rank in everyone), strict=True)]
+        median = statistics.median(times)
+        quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [median] * 3
+        checks = [rank["checks"][name] for rank in everyone]
+        differ = sum(check["digests"] != checks[0]["digests"] for check in checks)
+        norm = sum(check["norm"] for check in checks)
+        needed = self._needed_bytes(case, self.codec if name == "lowcomm" else None)
+        ideal = needed * 8 / (self.plan.rate * _PAYLOAD_OF_A_FRAME) * 1e6 if self.plan.rate else None
+        return {
+            "time_us": median,
+            "min_us": min(times),
+            "spread": (quarters[2] - quarters[0]) / median,
+            "times_us": times,
+            "algbw_gb_s": size / median / 1e3,
+            "busbw_gb_s": size / median / 1e3 * case.op.bus(self.ranks),
+            "wrong": sum(check["wrong"] for check in checks) + differ if self.plan.checks else None,
+            "ranks_differ": differ,
+            "relative_error": (sum(check["error"] for check in checks) / norm) ** 0.5 if norm else None,
+            "needed_bytes": needed,
+            "ideal_us": ideal,
+            "share_of_ideal": ideal / median if ideal else None,
+        }
+
+    def _needed_bytes(self, case: Case, codec: Codec | None) -> int:
+        """Payload that the busiest rank must send, however the op is done."""
+        pieces = case.op.pieces(self.ranks)
+        part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
+        return pieces * (codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize)

@@ -1,0 +1,191 @@
+"""The ops that are measured: how each is called, what it moves, and what it must give."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_lowcomm._C import Codec
+from torch_lowcomm.cli.bench.expected import Expected, moved, reduced
+
+OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
+DTYPES = {
+    "float": torch.float32,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int32": torch.int32,
+    "int64": torch.int64,
+}
+REDOPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG,
+}
+# The newer names are in torch 2.13 and later only.
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """What sets one op apart from another."""
+
+    name: str
+    about: str  # what the sizes are of
+    key: str  # in a policy
+    sent: tuple[str, ...]  # names under which `stats()` counts what it sends
+    forms: tuple[str, ...]  # that torch has of it
+    bus: Callable[[int], float]  # busbw / algbw at W ranks: the part of `size` that the busiest rank must send
+    pieces: Callable[[int], int]  # messages of the busiest rank, each as long as one rank's part
+    whole: bool = False  # whether a rank's count is all of `size`, else 1/W of it
+    reduces: bool = False
+    rooted: bool = False
+    equal: bool = False  # whether all ranks end with the same bytes
+
+
+def _share(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+OPERATIONS = {
+    op.name: op
+    for op in (
+        Operation(
+            "all_reduce", "of one rank's tensor", "all_reduce", ("all_reduce",), (IN_PLACE,),
+            lambda w: 2 * _share(w), lambda w: 2 * (w - 1), whole=True, reduces=True, equal=True,
+        ),
+        Operation(
+            "all_gather", "of the output, all ranks' parts", "all_gather", ("all_gather",), (OUT_OF_PLACE, IN_PLACE),
+            _share, lambda w: w - 1, equal=True,
+        ),
+        Operation(
+            "reduce_scatter", "of the input, all ranks' parts", "reduce_scatter", ("reduce_scatter",),
+            (OUT_OF_PLACE, IN_PLACE), _share, lambda w: w - 1, reduces=True,
+        ),
+        Operation(
+            "all_to_all", "of the input, all ranks' parts", "all_to_all", ("all_to_all",), (OUT_OF_PLACE,),
+            _share, lambda w: w - 1,
+        ),
+        Operation(
+            "broadcast", "of the tensor", "broadcast", ("broadcast",), (IN_PLACE,),
+            lambda w: 1.0, lambda w: 1, whole=True, rooted=True, equal=True,
+        ),
+        Operation(
+            "sendrecv", "of what a rank sends to the next rank, as it receives as much from the one before", "p2p",
+            ("p2p", "send"), (OUT_OF_PLACE,), lambda w: 1.0, lambda w: 1, whole=True,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Case:
+    """One op at one size on one rank, with its tensors made.
+
+    Attributes:
+        op: The op.
+        form: `OUT_OF_PLACE` or `IN_PLACE`.
+        rank: This rank.
+        ranks: Number of ranks.
+        count: Elements of one rank's part (`Operation.whole`: of the tensor).
+        dtype: Of the elements.
+        redop: Name of the reduction; ignored where the op has none.
+        root: Of a broadcast.
+    """
+
+    op: Operation
+    form: str
+    rank: int
+    ranks: int
+    count: int
+    dtype: torch.dtype
+    redop: str
+    root: int
+
+    def __post_init__(self) -> None:
+        whole = self.count * (1 if self.op.whole else self.ranks)
+        name = self.op.name
+        self._own = contribution(self.rank, whole if name in ("reduce_scatter", "all_to_all") else self.count, self)
+        self._input = self._own.clone()
+        own = slice(self.rank * self.count, (self.rank + 1) * self.count)
+        if name in ("all_reduce", "broadcast"):
+            self.result = self._input
+        elif name == "reduce_scatter":
+            self.result = self._input[own] if self.form == IN_PLACE else self._input.new_empty(self.count)
+        else:
+            self.result = self._input.new_empty(whole)
+            if self.form == IN_PLACE:
+                self._input = self.result[own]
+
+    def prepare(self) -> None:
+        """Give the tensors the contents that they have before a call; what is to be written holds what no op gives."""
+        self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
+        if self.op.name != "broadcast" or self.rank == self.root:
+            self._input.copy_(self._own)
+
+    def call(self, group: dist.ProcessGroup) -> None:
+        """The op, to its end."""
+        name = self.op.name
+        if name == "all_reduce":
+            dist.all_reduce(self._input, op=REDOPS[self.redop], group=group)
+        elif name == "all_gather":
+            _gather(self.result, self._input, group=group)
+        elif name == "reduce_scatter":
+            _scatter(self.result, self._input, op=REDOPS[self.redop], group=group)
+        elif name == "all_to_all":
+            dist.all_to_all_single(self.result, self._input, group=group)
+        elif name == "broadcast":
+            dist.broadcast(self._input, self.root, group=group)
+        else:
+            before, after = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+            ops = [
+                dist.P2POp(dist.irecv, self.result, before, group),
+                dist.P2POp(dist.isend, self._input, after, group),
+            ]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+
+    def expected(self, codec: Codec | None) -> list[tuple[Tensor, Expected]]:
+        """Pieces of this rank's result, 1-D, each with what it must be.
+
+        Args:
+            codec: What the op's messages are coded in, None for exact.
+        """
+        name, count = self.op.name, self.count
+        everyone = range(self.ranks)
+        if name == "all_reduce":
+            inputs = (contribution(r, count, self) for r in everyone)
+            return [(self.result, reduced(inputs, self.redop, codec, own=None, again=True))]
+        if name == "reduce_scatter":
+            inputs = (self._part_for(self.rank, r) for r in everyone)
+            return [(self.result, reduced(inputs, self.redop, codec, own=self.rank, again=False))]
+        if name == "broadcast":
+            return [(self.result, moved(contribution(self.root, count, self), codec))]
+        if name == "sendrecv":
+            return [(self.result, moved(contribution((self.rank - 1) % self.ranks, count, self), codec))]
+        parts = self.result.split(count)
+        if name == "all_gather":
+            return [(parts[r], moved(contribution(r, count, self), codec)) for r in everyone]
+        return [(parts[r], moved(self._part_for(self.rank, r), codec)) for r in everyone]
+
+    def _part_for(self, receiver: int, sender: int) -> Tensor:
+        whole = contribution(sender, self.count * self.ranks, self)
+        return whole[receiver * self.count : (receiver + 1) * self.count]
+
+
+def contribution(rank: int, elements: int, case: Case) -> Tensor:
+    """What a rank puts in, known to every rank: N(0, 1), or integers of -4 to 4 (unsigned: 0 to 4)."""
+    generator = torch.Generator().manual_seed(rank)
+    if case.dtype.is_floating_point:
+        return torch.randn(elements, generator=generator).to(case.dtype)
+    low = 0 if case.dtype == torch.uint8 else -4
+    return torch.randint(low, 5, (elements,), generator=generator).to(case.dtype)

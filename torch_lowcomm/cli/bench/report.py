@@ -1,0 +1,104 @@
+"""What a bench says: nccl-tests' table with further columns, and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch_lowcomm.cli.machine import heading, machine, versions
+
+__all__ = ["closing", "columns", "first_form", "heading", "line", "write_json", "wrong_of"]
+
+# Names and units of the columns, with their widths; the parser of a table reads names from the line that has "size".
+_FIRST = [("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 8), ("root", "", 6)]
+_FORM = [("time", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 8)]
+_MORE = [
+    ("min", "(us)", 10),
+    ("spread", "(%)", 7),
+    ("wire", "(B)", 11),
+    ("ratio", "", 7),
+    ("rel.err", "", 9),
+    ("encode", "(us)", 9),
+    ("decode", "(us)", 9),
+    ("ideal", "(%)", 7),
+    ("x peer", "", 8),
+]
+
+
+def columns() -> str:
+    """The three lines above the rows."""
+    form = sum(width for _, _, width in _FORM)
+    lines = ["#" + " " * (sum(w for _, _, w in _FIRST) - 1) + f"{'out-of-place':>{form}}{'in-place':>{form}}"]
+    all_columns = [*_FIRST, *_FORM, *_FORM, *_MORE]
+    lines += ["#" + "".join(f"{column[part]:>{column[2]}}" for column in all_columns)[1:] for part in (0, 1)]
+    return "\n".join(lines)
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table; what torch, the op or this run has not is N/A. The last columns are of the first form."""
+    cells = [row["size_bytes"], row["count"], row["type"], row["redop"], row["root"]]
+    for form in (row["out_of_place"], row["in_place"]):
+        if form is None:
+            cells += [None] * 4
+        else:
+            cells += [
+                f"{form['time_us']:.1f}",
+                *(f"{form[k]:.2f}" for k in ("algbw_gb_s", "busbw_gb_s")),
+                form["wrong"],
+            ]
+    form = first_form(row)
+    cells += [
+        f"{form['min_us']:.1f}",
+        f"{form['spread'] * 100:.0f}",
+        _number(form["wire_bytes"], ".0f"),
+        _number(form["ratio"], ".2f"),
+        _number(form["relative_error"], ".2e"),
+        _number(form["encode_us"], ".0f"),
+        _number(form["decode_us"], ".0f"),
+        _number(form["share_of_ideal"], ".1%").rstrip("%"),
+        _number(form["times_peer"], ".2f"),
+    ]
+    widths = [width for _, _, width in (*_FIRST, *_FORM, *_FORM, *_MORE)]
+    return "".join(f"{'N/A' if cell is None else cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+
+
+def first_form(row: dict[str, Any]) -> dict[str, Any]:
+    """The out-of-place measurement, or the in-place one of an op that has no other."""
+    form: dict[str, Any] = row["out_of_place"] or row["in_place"]
+    return form
+
+
+def forms_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All measurements of all rows, the peer's too."""
+    own = [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
+    return own + [form["peer"] for form in own if form["peer"]]
+
+
+def closing(rows: list[dict[str, Any]]) -> str:
+    """The `#` lines under the rows, as in nccl-tests."""
+    wrong = wrong_of(rows)
+    own = [row[form]["busbw_gb_s"] for row in rows for form in ("out_of_place", "in_place") if row[form]]
+    return "\n".join(
+        (
+            "# Out of bounds values : "
+            + ("not checked" if wrong is None else f"{wrong} {'FAILED' if wrong else 'OK'}"),
+            f"# Avg bus bandwidth    : {sum(own) / len(own):.4f} GB/s",
+        )
+    )
+
+
+def wrong_of(rows: list[dict[str, Any]]) -> int | None:
+    """Wrong elements of all measurements, the peer's too; None where nothing was checked."""
+    found = [form["wrong"] for form in forms_of(rows) if form["wrong"] is not None]
+    return sum(found) if found else None
+
+
+def write_json(path: Path, **content: Any) -> None:
+    """Versions, machine and the content."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"versions": versions(), "machine": machine(), **content}, indent=1) + "\n")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "N/A" if value is None else format(value, form)

@@ -1,0 +1,151 @@
+"""Plain TCP connections between ranks, under a deadline on progress."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+import time
+from types import TracebackType
+from typing import Any
+
+_SIOCGIFADDR = 0x8915  # of Linux
+_TOKEN_BYTES = 16
+Address = tuple[str, int, bytes]  # IPv4, port, and what a caller must show
+
+
+class Connection:
+    """A TCP connection to one rank. Every wait ends after `timeout_s` without a byte, as a ConnectionError."""
+
+    def __init__(self, made: socket.socket, rank: int, peer: int, timeout_s: float) -> None:
+        self._socket, self._rank, self._peer = made, rank, peer
+        self._sent = self._received = 0
+        self.patience(timeout_s)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    def to(cls, address: Address, rank: int, peer: int, timeout_s: float) -> Connection:
+        """Connect to a listening rank and say who calls."""
+        host, port, token = address
+        try:
+            made = cls(socket.create_connection((host, port), timeout_s), rank, peer, timeout_s)
+        except OSError as error:
+            raise ConnectionError(
+                f"bench link: rank {rank} expected rank {peer} to listen on {host}:{port}: {error}"
+            ) from error
+        made.send(token + struct.pack("<I", rank))
+        return made
+
+    def patience(self, timeout_s: float) -> None:
+        """Set how long a wait may last without a byte."""
+        self._timeout_s = timeout_s
+        self._socket.settimeout(timeout_s)
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self._socket.send(view)
+            except OSError as error:
+                raise self._failure(f"{len(view)} more bytes to be taken", error) from error
+            self._sent += sent
+            view = view[sent:]
+
+    def receive(self, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            try:
+                got = self._socket.recv_into(view[done:])
+            except OSError as error:
+                raise self._failure(f"{size - done} more bytes to come", error) from error
+            if got == 0:
+                raise self._failure(f"{size - done} more bytes to come", "the connection was closed")
+            done += got
+            self._received += got
+        return bytes(data)
+
+    def _failure(self, expected: str, got: object) -> ConnectionError:
+        got = f"no progress for {self._timeout_s:g} s" if isinstance(got, TimeoutError) else got
+        return ConnectionError(
+            f"bench link: rank {self._rank} with rank {self._peer}: expected {expected}, got {got} "
+            f"({self._sent} bytes sent, {self._received} received)"
+        )
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class Listener:
+    """A listening socket of this rank; `address` is what a peer needs to reach it."""
+
+    def __init__(self, rank: int, interface: str | None, timeout_s: float) -> None:
+        self._rank, self._timeout_s = rank, timeout_s
+        self._socket = socket.create_server((own_ip(interface), 0))
+        host, port = self._socket.getsockname()
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self.address: Address = (host, port, self._token)
+
+    def accept(self, peer: int) -> Connection:
+        """The connection that `peer` makes; a stranger's is closed.
+
+        Raises:
+            ConnectionError: It did not come in time.
+        """
+        expected = self._token + struct.pack("<I", peer)
+        end = time.monotonic() + self._timeout_s
+        while (left := end - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                made = Connection(self._socket.accept()[0], self._rank, peer, left)
+            except TimeoutError:
+                break
+            try:
+                if secrets.compare_digest(made.receive(len(expected)), expected):
+                    made.patience(self._timeout_s)
+                    return made
+            except ConnectionError:
+                pass
+            made.close()
+        raise ConnectionError(
+            f"bench link: rank {self._rank} expected rank {peer} to connect to {self.address[0]}:{self.address[1]} within "
+            f"{self._timeout_s:g} s, got no connection"
+        )
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._socket.close()
+
+
+def own_ip(interface: str | None) -> str:
+    """The IPv4 address of an interface, else of GLOO_SOCKET_IFNAME's first, else that from which MASTER_ADDR is reached.
+
+    Raises:
+        OSError: There is no such interface, or it has no IPv4 address.
+    """
+    interface = interface or os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        if interface:
+            import fcntl
+
+            try:
+                found = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            except OSError as error:
+                raise OSError(
+                    f"--interface: expected a network interface with an IPv4 address, got {interface!r}: {error}"
+                ) from error
+            return socket.inet_ntoa(found[20:24])
+        s.connect((os.environ["MASTER_ADDR"], 9))  # sends nothing
+        return str(s.getsockname()[0])
