@@ -8,8 +8,8 @@
 namespace lowcomm {
 namespace {
 
-constexpr std::array<std::string_view, 2> kCompressed = {"all_gather", "reduce_scatter"};
-constexpr std::array<std::string_view, 5> kLater = {"all_reduce", "all_to_all", "broadcast", "gather", "p2p"};
+constexpr std::array<std::string_view, 3> kCompressed = {"all_gather", "p2p", "reduce_scatter"};
+constexpr std::array<std::string_view, 4> kLater = {"all_reduce", "all_to_all", "broadcast", "gather"};
 
 std::string_view trimmed(std::string_view text) {
   const auto first = text.find_first_not_of(" \t\n");
@@ -21,9 +21,9 @@ void checkOp(const std::string& op) {
   if (std::find(kCompressed.begin(), kCompressed.end(), op) != kCompressed.end()) return;
   if (std::find(kLater.begin(), kLater.end(), op) != kLater.end()) {
     throw ValueError("policy: this version does not compress '" + op +
-                     "' yet; it compresses all_gather, reduce_scatter");
+                     "' yet; it compresses all_gather, p2p, reduce_scatter");
   }
-  throw ValueError("policy: unknown op '" + op + "', expected all_gather or reduce_scatter");
+  throw ValueError("policy: unknown op '" + op + "', expected all_gather, p2p or reduce_scatter");
 }
 
 CodecSpec codecOf(const std::string& op, std::string_view text) {
