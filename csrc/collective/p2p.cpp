@@ -75,7 +75,12 @@ P2pMessage::P2pMessage(GroupContext& group, EncodedMessage encoded, int peer, ui
 }
 
 P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag)
-    : op(group, "recv with tag " + std::to_string(tag), 0), peer(peer), tag(tag), plan_(std::move(plan)), sends_(false), output_(output) {}
+    : op(group, "recv with tag " + std::to_string(tag), 0),
+      peer(peer),
+      tag(tag),
+      plan_(std::move(plan)),
+      sends_(false),
+      output_(output) {}
 
 FrameHeader P2pMessage::header(const Chunk& chunk) const {
   FrameHeader header = plan_.header(chunk);
