@@ -40,8 +40,8 @@ class Options(Backend.Options):
     the default. Frozen.
 
     Args:
-        policy: "op=codec; op=codec", ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather
-            (LOWCOMM_POLICY; default "": exact).
+        policy: "op=codec; op=codec", ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather and p2p
+            (send and recv) (LOWCOMM_POLICY; default "": exact).
         min_bytes: A rank's raw contribution to an op under this stays exact (LOWCOMM_MIN_BYTES; 65536).
         timeout: Progress deadline: no frame for this long is a fault (default: init_process_group's timeout).
         seed: Of stochastic rounding (LOWCOMM_SEED; 0).

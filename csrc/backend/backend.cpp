@@ -106,7 +106,7 @@ void LowcommBackend::connect() {
   config.ring_from = static_cast<int>(std::min<uint64_t>(settings_.ring_from, INT_MAX));
   config.timeout = options_->timeout;
   engine_ =
-      std::make_unique<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)), std::move(config));
+      std::make_shared<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)), std::move(config));
 }
 
 Settings LowcommBackend::settings() const {
@@ -327,8 +327,9 @@ bool LowcommBackend::named(const std::string& op) const {
 
 // The codec of one tensor of an op, where the policy names the op and nothing speaks against it.
 // With axis=channel it follows the tensor's last dimension; ranks compare what comes of it before any element is sent.
+// What goes exact is counted under the op's name in stats(), where it is not the policy's.
 std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, const at::Tensor& tensor,
-                                                     uint64_t raw_bytes) {
+                                                     uint64_t raw_bytes, const std::string& counted_as) {
   const at::ScalarType type = tensor.scalar_type();
   std::optional<CodecSpec> codec;
   uint64_t min_bytes;
@@ -349,7 +350,7 @@ std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, cons
     because = untaken(*codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
   }
   if (because.empty()) return tensor.dim() == 0 ? codec : codec->withChannels(static_cast<uint64_t>(tensor.size(-1)));
-  noteExact(op, because);
+  noteExact(counted_as.empty() ? op : counted_as, because);
   return std::nullopt;
 }
 

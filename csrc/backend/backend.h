@@ -37,12 +37,12 @@ struct Counter {
 };
 
 // A c10d backend over inner ones. all_gather and reduce_scatter on host tensors are its own exchange, exact or, where
-// the policy says so, encoded; all_reduce, all_to_all, broadcast and gather are where they are encoded. All else goes
-// to the inner backend of the tensor's device unchanged. See docs of each file: exact.cpp, gather.cpp, scatter.cpp,
-// all_reduce.cpp, all_to_all.cpp, rooted.cpp, coalescing.cpp, backend.cpp (life).
+// the policy says so, encoded; all_reduce, all_to_all, broadcast, gather and messages are where they are encoded. All
+// else goes to the inner backend of the tensor's device unchanged. See docs of each file: exact.cpp, gather.cpp,
+// scatter.cpp, all_reduce.cpp, all_to_all.cpp, rooted.cpp, point_to_point.cpp, coalescing.cpp, backend.cpp (life).
 //
-// Threads: as any c10d backend, one caller at a time. Own ops run on the engine's worker, in order of issue; barrier
-// and shutdown drain it first.
+// Threads: as any c10d backend, one caller at a time. Own collectives run on the engine's worker, in order of issue;
+// barrier and shutdown drain it first. Own messages are sent and posted by the caller and finished by whoever waits.
 class LowcommBackend : public c10d::Backend {
  public:
   using Options = lowcomm::Options;  // not the base's
@@ -90,10 +90,13 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // ---- point to point and coalescing (coalescing.cpp) ----
+  // ---- point to point: own where the policy codes it, else the inner backend's (point_to_point.cpp) ----
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  // ValueError where the policy codes such a message: its sender must be named.
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // ---- coalescing (coalescing.cpp) ----
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -142,6 +145,9 @@ class LowcommBackend : public c10d::Backend {
   uint32_t reserveSlots(uint32_t count);
   static constexpr uint32_t kLayoutSlots = 1u << 15;
 
+  // Point-to-point messages draw in the steps from here on, one each; no op's sequence number comes so far.
+  static constexpr uint32_t kP2pSteps = 1u << 31;
+
   // Counts a call that goes exact though somebody named it, and logs it (INFO) the first time for this reason.
   void noteExact(const std::string& op, const std::string& because);
 
@@ -167,22 +173,31 @@ class LowcommBackend : public c10d::Backend {
     c10::intrusive_ptr<GroupWork> work;
     bool receive;
     bool device;
+    std::function<void()> encode;  // before anything of the block is issued; may be empty
   };
   struct Prepared;
+  struct Coded;
+  struct Flight;
 
   c10d::Backend& innerFor(const at::Tensor& tensor) const;
   WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
                    const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true,
                    std::function<void()> finish = {}, const std::string& detail = "");
-  WorkPtr pointToPoint(c10d::OpType op, const char* name, Tensors tensors, bool receive, int peer,
+  WorkPtr pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                        std::function<WorkPtr(c10d::Backend&)> call);
+  WorkPtr postpone(c10d::OpType op, Pending pending, std::function<WorkPtr()> issue);
+  std::shared_ptr<Coded> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
+  void encode(Coded& message);
+  WorkPtr post(const std::shared_ptr<Coded>& coded);
+  void finish(Flight& flight);
   WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                         const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
   bool ownOp(const at::Tensor& tensor, const std::string& op) const;
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
   int globalRank() const;
   bool named(const std::string& op) const;
-  std::optional<CodecSpec> chooseCodec(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes);
+  std::optional<CodecSpec> chooseCodec(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes,
+                                       const std::string& counted_as = "");
   WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                      Counter counter);
   WorkPtr scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs, const c10d::ReduceOp& reduce,
@@ -222,14 +237,14 @@ class LowcommBackend : public c10d::Backend {
   Settings settings_;
   Stats stats_;
   std::mutex engine_mutex_;
-  std::unique_ptr<Engine> engine_;
+  std::shared_ptr<Engine> engine_;  // shared with point-to-point Works, which outlive the group as its empty shell
   std::atomic<bool> stopped_{false};
   std::atomic<uint64_t> sequence_{0};
   std::vector<Pending> pending_;
   c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
   std::map<c10::DeviceIndex, DeviceQueue> queues_;
   std::shared_ptr<CallbackThreads> callbacks_ = std::make_shared<CallbackThreads>();
-  std::atomic<uint32_t> slots_{0};
+  std::atomic<uint32_t> slots_{0}, sent_{0};
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

@@ -8,9 +8,8 @@
 namespace lowcomm {
 namespace {
 
-constexpr std::array<std::string_view, 6> kCompressed = {"all_reduce", "all_gather", "reduce_scatter",
-                                                         "all_to_all", "broadcast",  "gather"};
-constexpr std::array<std::string_view, 1> kLater = {"p2p"};
+constexpr std::array<std::string_view, 7> kCompressed = {
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "p2p"};
 
 std::string names() {
   std::string text;
@@ -27,9 +26,6 @@ std::string_view trimmed(std::string_view text) {
 
 void checkOp(const std::string& op) {
   if (std::find(kCompressed.begin(), kCompressed.end(), op) != kCompressed.end()) return;
-  if (std::find(kLater.begin(), kLater.end(), op) != kLater.end()) {
-    throw ValueError("policy: this version does not compress '" + op + "' yet; it compresses " + names());
-  }
   throw ValueError("policy: unknown op '" + op + "', expected one of " + names());
 }
 
@@ -38,9 +34,10 @@ CodecSpec codecOf(const std::string& op, std::string_view text) {
     return CodecSpec::parse(text);
   } catch (const ValueError& error) {
     std::string what = "policy: " + op + ": " + error.what();
-    for (std::string_view name : kCompressed) {
-      if (text.find(std::string(name) + "=") != std::string_view::npos) what += " (entries are separated by ';')";
-    }
+    const auto named = [&](std::string_view name) {
+      return text.find(std::string(name) + "=") != std::string_view::npos;
+    };
+    if (std::any_of(kCompressed.begin(), kCompressed.end(), named)) what += " (entries are separated by ';')";
     throw ValueError(what);
   }
 }

@@ -25,7 +25,7 @@ class Policy {
   // Canonical text, ops in alphabetical order; parse(str()) is the same policy.
   std::string str() const;
 
-  // The codec for an op ("all_gather", "reduce_scatter"), or nothing: exact.
+  // The codec for an op ("all_gather", "p2p", "reduce_scatter"), or nothing: exact.
   std::optional<CodecSpec> codec(const std::string& op) const;
 
   bool empty() const { return codecs_.empty(); }

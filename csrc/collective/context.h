@@ -87,7 +87,7 @@ struct TransferError : PeerError {
   TransportError::Kind kind;
 };
 
-// One op in progress on the group's worker.
+// One op in progress, on the group's worker or beside it.
 class OpContext {
  public:
   using Clock = std::chrono::steady_clock;
@@ -97,7 +97,7 @@ class OpContext {
 
   GroupContext& group;
   const std::string op;
-  const uint32_t sequence;
+  uint32_t sequence;  // where it is not known from the start it is 0 until then
   const Clock::time_point start;
   OpCounters counters;
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op

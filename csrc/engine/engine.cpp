@@ -11,7 +11,7 @@ constexpr std::chrono::milliseconds kNoticePatience{500};
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
-    : transport_(std::move(transport)), group_(*transport_, std::move(config)), notices_(group_) {
+    : transport_(std::move(transport)), group_(*transport_, std::move(config)), notices_(group_), messages_(group_) {
   notices_.watch();
   worker_ = std::thread([this] { loop(); });
 }
@@ -41,6 +41,22 @@ uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32
     changed_.notify_all();
   }
   return sequence;
+}
+
+std::exception_ptr Engine::beside(OpContext& op, const std::function<void()>& part) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return ended(op.op);
+    ++beside_;
+  }
+  std::exception_ptr error = attempt(op, part);
+  {
+    // Told under the lock: whoever shuts the group down may destroy it as soon as the count is 0.
+    std::lock_guard<std::mutex> lock(mutex_);
+    --beside_;
+    changed_.notify_all();
+  }
+  return error;
 }
 
 void Engine::drain() {
@@ -82,6 +98,8 @@ void Engine::shutdown() {
   if (worker_.joinable()) worker_.join();
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [&] { return beside_ == 0; });
 }
 
 void Engine::loop() {
@@ -95,7 +113,11 @@ void Engine::loop() {
       queue_.pop_front();
       busy_ = true;
     }
-    execute(entry);
+    {
+      OpContext op(group_, entry.op, entry.sequence);
+      std::exception_ptr error = attempt(op, [&] { entry.job(op); });
+      entry.done(error, op.counters);
+    }
     entry = Entry{};  // what the closures hold goes before anybody who drains goes on
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -105,29 +127,25 @@ void Engine::loop() {
   }
 }
 
-void Engine::execute(Entry& entry) {
-  OpContext op(group_, entry.op, entry.sequence);
-  std::exception_ptr error;
+std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!ended_why_.empty()) error = ended(entry.op);
+    if (!ended_why_.empty()) return ended(op.op);
   }
-  if (!error) {
-    try {
-      entry.job(op);
-    } catch (const PeerRefused&) {
-      error = std::current_exception();
-    } catch (const ValueError& mistake) {
-      error = op.conversing ? abandon(op, mistake) : std::current_exception();
-    } catch (const TypeError& mistake) {
-      error = op.conversing ? abandon(op, mistake) : std::current_exception();
-    } catch (const PeerError& lost) {
-      error = lose(op, lost);
-    } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
-      error = abandon(op, other);
-    }
+  try {
+    job();
+    return nullptr;
+  } catch (const PeerRefused&) {
+    return std::current_exception();
+  } catch (const ValueError& mistake) {
+    return op.conversing ? abandon(op, mistake) : std::current_exception();
+  } catch (const TypeError& mistake) {
+    return op.conversing ? abandon(op, mistake) : std::current_exception();
+  } catch (const PeerError& lost) {
+    return lose(op, lost);
+  } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
+    return abandon(op, other);
   }
-  entry.done(error, op.counters);
 }
 
 // This rank leaves the conversation in the middle: whatever its reason, the peers are left with half an op.

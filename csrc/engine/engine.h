@@ -1,6 +1,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "collective/context.h"
+#include "collective/p2p.h"
 #include "engine/notice.h"
 
 namespace lowcomm {
@@ -36,6 +38,14 @@ class Engine {
   // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
   uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
 
+  // Runs `part` of an op on the calling thread, beside the worker and any number of other such threads: posting or
+  // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
+  // After abort(), a fault or shutdown() the part does not run.
+  std::exception_ptr beside(OpContext& op, const std::function<void()>& part);
+
+  // The group's point-to-point messages; post() and finish() are called in beside() only.
+  P2p& messages() { return messages_; }
+
   // Returns when everything submitted before has ended.
   void drain();
 
@@ -43,7 +53,8 @@ class Engine {
   // op under way; its Done comes from the worker as soon as its wait is broken.
   void abort(const std::string& why);
 
-  // Ends the worker after what is queued, then both lanes. Any number of times.
+  // Ends the worker after what is queued, then both lanes, and with them what runs beside the worker; returns when that
+  // has ended too. Any number of times, not from beside().
   void shutdown();
 
   // As drain(), for at most `patience`; whether everything has ended.
@@ -54,6 +65,7 @@ class Engine {
 
   void setTimeout(std::chrono::milliseconds timeout) { group_.timeout_ms = timeout.count(); }
   const GroupContext& group() const { return group_; }
+  GroupContext& group() { return group_; }
 
  private:
   struct Entry {
@@ -63,7 +75,7 @@ class Engine {
     Done done;
   };
   void loop();
-  void execute(Entry& entry);
+  std::exception_ptr attempt(OpContext& op, const std::function<void()>& job);
   std::exception_ptr abandon(OpContext& op, const std::exception& why);
   std::exception_ptr lose(OpContext& op, const PeerError& lost);
   std::exception_ptr ended(const std::string& op) const;
@@ -71,10 +83,12 @@ class Engine {
   std::unique_ptr<Transport> transport_;
   GroupContext group_;
   NoticeBoard notices_;
+  P2p messages_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> queue_;
   bool busy_ = false, stopping_ = false;
+  size_t beside_ = 0;      // threads in beside()
   std::string ended_why_;  // the first cause; empty while the group lives
   uint32_t sequence_ = 0;
   std::mutex joining_;

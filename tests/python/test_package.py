@@ -200,7 +200,6 @@ def test_run_names_a_missing_script():
     [
         ("all_gather", "expected 'op=codec'"),
         ("gossip=minmax8", "unknown op 'gossip'"),
-        ("p2p=qsgd8", "does not compress 'p2p' yet"),
         ("all_gather=zip", "zip"),
         ("all_gather=minmax9", "1...8"),
         ("all_gather=minmax8:bucket=100", "power of two"),

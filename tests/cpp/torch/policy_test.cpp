@@ -65,8 +65,9 @@ TEST(Policy, TextIsCanonicalAndParsesBack) {
 }
 
 TEST(Policy, ListsWhatMayBeCompressed) {
-  const Policy policy = Policy::parse("all_gather=minmax8:bucket=512");
+  const Policy policy = Policy::parse("p2p=qsgd4; all_gather=minmax8:bucket=512");
   EXPECT_EQ(policy.codec("all_gather"), (CodecSpec{CodecId::minmax, 8, 512}));
+  EXPECT_EQ(policy.codec("p2p"), (CodecSpec{CodecId::qsgd, 4, 1024}));
   EXPECT_EQ(policy.codec("reduce_scatter"), std::nullopt);
   EXPECT_EQ(policy.codec("all_reduce"), std::nullopt);
   EXPECT_EQ(Policy().codec("all_gather"), std::nullopt);
@@ -76,10 +77,10 @@ TEST(Policy, RefusesByName) {
   const std::map<std::string, std::vector<std::string>> cases = {
       {"minmax8", {"expected 'op=codec'", "'minmax8'"}},
       {"all_gather=minmax8; qsgd8", {"expected 'op=codec'", "'qsgd8'"}},
-      {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "reduce_scatter"}},
+      {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "p2p", "reduce_scatter"}},
       {"=minmax8", {"unknown op ''"}},
       {"all_gather=minmax8, reduce_scatter=qsgd8", {"policy: all_gather: codec", "separated by ';'"}},
-      {"p2p=qsgd8", {"does not compress 'p2p' yet"}},
+      {"barrier=qsgd8", {"unknown op 'barrier'", "all_reduce"}},
       {"all_gather=minmax8; all_gather=qsgd8", {"'all_gather' is named twice"}},
       {"all_gather=none; all_gather=qsgd8", {"'all_gather' is named twice"}},
       {"all_gather=", {"codec ''"}},

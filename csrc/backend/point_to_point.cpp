@@ -1,0 +1,232 @@
+// send and recv: encoded on lowcomm's own lane where the policy's `p2p` says so, else served by the inner backend.
+#include <ATen/ATen.h>
+#include <ATen/ThreadLocalState.h>
+
+#include <atomic>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/prepared.h"
+#include "backend/python_state.h"
+#include "collective/p2p.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kPolicyKey = "p2p";
+
+// A message under way. Nobody works on it until somebody asks: wait() without a time-out finishes it on the caller's
+// thread, everything else (a future, a poll, a wait with a time-out, which must not cost the group its lane) on one of
+// the callback threads.
+class P2pWork : public EngineWork {
+ public:
+  using Finish = std::function<std::exception_ptr(P2pWork&)>;
+
+  P2pWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
+          std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish)
+      : EngineWork(rank, type, title, std::move(name), tensors, type == c10d::OpType::RECV ? tensors : Tensors{},
+                   threads, queue.get()),
+        source_(type == c10d::OpType::RECV ? peer : -1),
+        threads_(std::move(threads)),
+        queue_(std::move(queue)),
+        finish_(std::move(finish)) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    if (timeout != kNoTimeout) {
+      finishBeside();
+    } else if (!claimed_.exchange(true)) {
+      blocking([&] { finishHere(); });
+    }
+    return EngineWork::wait(timeout);
+  }
+
+  bool isCompleted() override {
+    finishBeside();
+    return EngineWork::isCompleted();
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto future = EngineWork::getFuture();
+    finishBeside();
+    return future;
+  }
+
+  int sourceRank() const override { return source_ >= 0 ? source_ : c10d::Work::sourceRank(); }
+
+ private:
+  void finishHere() {
+    const std::exception_ptr error = finish_(*this);
+    finish_ = nullptr;
+    complete(error);
+  }
+
+  void finishBeside() {
+    if (claimed_.exchange(true)) return;
+    auto self = c10::intrusive_ptr<P2pWork>::reclaim_copy(this);
+    threads_->run([self] { self->finishHere(); });
+  }
+
+  const int source_;
+  const std::shared_ptr<CallbackThreads> threads_;
+  const std::shared_ptr<DeviceQueue> queue_;  // outlives the group's
+  Finish finish_;
+  std::atomic<bool> claimed_{false};
+};
+
+}  // namespace
+
+// A coded message from the call to its Work. The engine first: frames go back to its pool.
+struct LowcommBackend::Coded {
+  std::shared_ptr<Engine> engine;
+  const c10d::OpType type;
+  const at::Tensor tensor;
+  const CodecSpec codec;
+  const int peer;
+  const uint32_t tag;
+  std::optional<EncodedMessage> encoded = {};  // of a send
+
+  bool sends() const { return type == c10d::OpType::SEND; }
+  const char* name() const { return sends() ? "send" : "recv"; }
+  MessagePlan plan() const {
+    return planP2p(tensor.numel(), codec, wireType(tensor.scalar_type()), engine->group().chunk_bytes);
+  }
+};
+
+// A coded message between its issue and its end. Destroyed from the last to the first: the engine goes after the
+// frames.
+struct LowcommBackend::Flight {
+  std::shared_ptr<Coded> coded;
+  std::shared_ptr<P2pMessage> message;
+  std::shared_ptr<Prepared> prepared;
+  std::shared_ptr<DeviceQueue> queue;
+  at::ThreadLocalState state;  // the caller's: copies out keep its inference mode
+};
+
+// The op as one with a codec, or null where it goes exact.
+std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
+                                                             int tag) {
+  const char* name = type == c10d::OpType::SEND ? "send" : "recv";
+  if (!named(kPolicyKey) || tensors.size() != 1 || !tensors[0].defined() || !ownOp(tensors[0], kPolicyKey)) {
+    return nullptr;
+  }
+  expectLiving(name);
+  const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
+  if (!codec) return nullptr;
+  // A sender cannot know that its receiver would take anybody's, and frames wait under their sender's name.
+  TORCH_CHECK_VALUE(type != c10d::OpType::RECVANYSOURCE,
+                    "lowcomm: recv of a message that the policy codes (p2p=", codec->str(),
+                    "): expected a named source, got any");
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "lowcomm: ", name,
+                    ": expected a peer among the group's ranks 0...", size_ - 1, " other than this one, ", rank_,
+                    ", got ", peer);
+  TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
+                    " of a message that the policy codes: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
+  return std::shared_ptr<Coded>(new Coded{engine_, type, tensors[0], *codec, peer, static_cast<uint32_t>(tag)});
+}
+
+// All of a send's frames, so that what its data is refused for is found before anything is on its way.
+void LowcommBackend::encode(Coded& message) {
+  if (!message.sends() || message.encoded) return;
+  Prepared prepared;
+  DeviceQueue* queue = message.tensor.device().is_cpu() ? nullptr : &queueOf(message.tensor.device());
+  if (queue) queue->enter();
+  const at::Tensor host = prepared.readable(message.tensor, queue);
+  prepared.start();
+  const Draws draws{drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
+  translated(
+      [&] { message.encoded = encodeP2p(message.engine->group(), message.plan(), host.const_data_ptr(), draws); });
+}
+
+WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
+  expectLiving(coded->name());
+  encode(*coded);
+  auto prepared = std::make_shared<Prepared>();
+  std::shared_ptr<DeviceQueue> queue;
+  Engine& engine = *coded->engine;
+  std::shared_ptr<P2pMessage> message;
+  if (coded->sends()) {
+    message = std::make_shared<P2pMessage>(engine.group(), std::move(*coded->encoded), coded->peer, coded->tag);
+  } else {
+    if (!coded->tensor.device().is_cpu()) {
+      queue = std::make_shared<DeviceQueue>(queueOf(coded->tensor.device()));
+      queue->enter();
+    }
+    void* output = prepared->writable(coded->tensor).mutable_data_ptr();
+    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), output, coded->peer, coded->tag);
+  }
+  if (auto error = engine.beside(message->op, [&] { engine.messages().post(message); })) {
+    std::rethrow_exception(asTorchError(error));
+  }
+  stats_.call(coded->name(), /*exact=*/false);
+  stats_.moved(coded->name(), message->op.counters);
+
+  NoPythonObjects guard;
+  const std::shared_ptr<Flight> flight(new Flight{coded, message, prepared, queue, at::ThreadLocalState()});
+  // `this` is used in beside() alone: the group's end waits for what runs there, and nothing does afterwards.
+  const auto finish = [this, flight](P2pWork& work) {
+    Engine& engine = *flight->coded->engine;
+    const auto error = engine.beside(flight->message->op, [&] { this->finish(*flight); });
+    work.setArrival(flight->prepared->arrived);
+    return asTorchError(error);
+  };
+  return c10::make_intrusive<P2pWork>(rank_, coded->type, profilerTitle(options_->name, coded->name()),
+                                      EngineWork::Name{coded->name(), groupName(), message->op.sequence},
+                                      Tensors{coded->tensor}, coded->peer, callbacks_, queue, finish);
+}
+
+void LowcommBackend::finish(Flight& flight) {
+  struct Count {
+    LowcommBackend& backend;
+    const Flight& flight;
+    ~Count() {
+      OpCounters later;  // the rest was counted when it was posted
+      later.wait = flight.message->op.counters.wait;
+      later.decode = flight.message->op.counters.decode;
+      backend.stats_.moved(flight.coded->name(), later);
+    }
+  } count{*this, flight};
+  flight.coded->engine->messages().finish(*flight.message);
+  if (flight.prepared->copies_out.empty()) return;
+  at::ThreadLocalStateGuard restored(flight.state);
+  flight.prepared->finish(flight.queue.get());
+}
+
+WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
+                                     std::function<WorkPtr(c10d::Backend&)> call) {
+  const bool receive = op != c10d::OpType::SEND;
+  // The op may be started by its Work, which may outlive the group.
+  auto weak = c10::weak_intrusive_ptr<LowcommBackend>(c10::intrusive_ptr<LowcommBackend>::reclaim_copy(this));
+  const auto living = [weak, receive] {
+    auto backend = weak.lock();
+    TORCH_CHECK_WITH(DistBackendError, backend, "lowcomm: ", receive ? "recv" : "send",
+                     ": expected a living group, got one that is gone");
+    return backend;
+  };
+  if (auto message = coded(op, tensors, peer, tag)) {
+    return postpone(op, {nullptr, receive, /*device=*/false, [living, message] { living()->encode(*message); }},
+                    [living, message] { return living()->post(message); });
+  }
+  const bool device = !tensors.empty() && !tensors[0].device().is_cpu();
+  return postpone(op, {nullptr, receive, device, {}}, [living, op, tensors, receive, peer, call = std::move(call)] {
+    return living()->viaInner(op, receive ? "recv" : "send", tensors, receive ? tensors : Tensors{}, call,
+                              /*collective=*/false, {},
+                              ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer)));
+  });
+}
+
+WorkPtr LowcommBackend::send(Tensors& tensors, int to, int tag) {
+  return pointToPoint(c10d::OpType::SEND, tensors, to, tag,
+                      [tensors, to, tag](c10d::Backend& inner) mutable { return inner.send(tensors, to, tag); });
+}
+
+WorkPtr LowcommBackend::recv(Tensors& tensors, int from, int tag) {
+  return pointToPoint(c10d::OpType::RECV, tensors, from, tag,
+                      [tensors, from, tag](c10d::Backend& inner) mutable { return inner.recv(tensors, from, tag); });
+}
+
+WorkPtr LowcommBackend::recvAnysource(Tensors& tensors, int tag) {
+  return pointToPoint(c10d::OpType::RECVANYSOURCE, tensors, -1, tag,
+                      [tensors, tag](c10d::Backend& inner) mutable { return inner.recvAnysource(tensors, tag); });
+}
+
+}  // namespace lowcomm

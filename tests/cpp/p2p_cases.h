@@ -1,0 +1,79 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collective/p2p.h"
+#include "collective_cases.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm::test {
+
+using MessagePtr = std::shared_ptr<P2pMessage>;
+
+// A tensor and what its bytes become.
+struct Tensor {
+  Bytes data;
+  uint64_t elements;
+  DType dtype = DType::float32;
+  std::string codec = "sym4:bucket=1024";
+  Draws draws = {};
+
+  static Tensor random(uint64_t elements, uint32_t seed, const std::string& codec = "sym4:bucket=1024",
+                       DType dtype = DType::float32) {
+    return {randomTensor(dtype, elements, seed), elements, dtype, codec, {7, streamOf(3, 0), seed}};
+  }
+  Tensor empty() const {
+    Tensor out = *this;
+    out.data.assign(data.size(), std::byte{0x77});
+    return out;
+  }
+  MessagePlan plan(Engine& engine) const {
+    return planP2p(elements, CodecSpec::parse(codec), dtype, engine.group().chunk_bytes);
+  }
+  Bytes received() const { return asDecoded(single(elements, codec), dtype, data, draws); }
+};
+
+inline Outcome post(Engine& engine, const MessagePtr& message) {
+  return Outcome(engine.beside(message->op, [&] { engine.messages().post(message); }), message->op.counters);
+}
+
+inline MessagePtr sending(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
+  auto message = std::make_shared<P2pMessage>(
+      engine.group(), encodeP2p(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws), peer, tag);
+  const Outcome posted = post(engine, message);
+  EXPECT_TRUE(posted.ok()) << posted.what();
+  return message;
+}
+
+inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag = 0) {
+  auto message = std::make_shared<P2pMessage>(engine.group(), into.plan(engine), into.data.data(), peer, tag);
+  const Outcome posted = post(engine, message);
+  EXPECT_TRUE(posted.ok()) << posted.what();
+  return message;
+}
+
+inline Outcome finish(Engine& engine, const MessagePtr& message) {
+  return Outcome(engine.beside(message->op, [&] { engine.messages().finish(*message); }), message->op.counters);
+}
+
+inline void expectFinish(Engine& engine, const MessagePtr& message) {
+  const Outcome outcome = finish(engine, message);
+  EXPECT_TRUE(outcome.ok()) << outcome.what();
+}
+
+// Every rank's part on a thread of its own; what hangs is ended by its progress deadline.
+inline void together(Ranks& ranks, const std::function<void(int rank, Engine& engine)>& part) {
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks.size(); ++rank)
+    threads.emplace_back([&, rank] { part(rank, ranks.engine(rank)); });
+  for (auto& thread : threads)
+    thread.join();
+}
+
+}  // namespace lowcomm::test

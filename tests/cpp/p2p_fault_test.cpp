@@ -1,0 +1,310 @@
+// Messages that go wrong: frames that are not what they should be, tensors that differ, peers that never come. The
+// receiver says what it expected and what it got, its group is over, and the sender hears why.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "codec/error.h"
+#include "p2p_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::Bytes;
+using test::expectFinish;
+using test::finish;
+using test::holds;
+using test::MessagePtr;
+using test::Outcome;
+using test::Ranks;
+using test::receiving;
+using test::sending;
+using test::Tensor;
+using test::together;
+
+constexpr uint64_t kElements = 500'000;  // several frames
+
+void rewrite(std::span<std::byte> bytes, const std::function<void(FrameHeader&)>& change) {
+  FrameHeader header = openFrame(bytes);
+  change(header);
+  sealFrame(bytes.first(kFrameHeaderBytes + header.payload_bytes), header);
+}
+
+// The receiver fails with `part`, and so does what it does next; the sender, whose frames were all taken, learns it
+// with its next message.
+void expectNamed(Ranks& ranks, const Outcome& failed, const std::vector<std::string>& parts) {
+  EXPECT_TRUE(failed.is<PeerError>());
+  EXPECT_TRUE(
+      holds(failed.what(), {"recv with tag 5 failed between rank 1 and rank 0", "bytes received ", "elapsed "}));
+  EXPECT_TRUE(holds(failed.what(), parts));
+  EXPECT_TRUE(holds(ranks.engine(1).endedWhy(), parts));
+  Tensor again = Tensor::random(10, 1);
+  const auto later =
+      std::make_shared<P2pMessage>(ranks.engine(1).group(), again.plan(ranks.engine(1)), again.data.data(), 0, 5);
+  EXPECT_TRUE(holds(test::post(ranks.engine(1), later).what(), {"recv with tag 5", "lost group", "First cause"}));
+  const auto next = std::make_shared<P2pMessage>(
+      ranks.engine(0).group(),
+      encodeP2p(ranks.engine(0).group(), again.plan(ranks.engine(0)), again.data.data(), again.draws), 1, 9);
+  const Outcome told = test::post(ranks.engine(0), next).ok() ? finish(ranks.engine(0), next) : Outcome({}, {});
+  EXPECT_TRUE(holds(told.what(), {"send with tag 9", "rank 1", "gave the group up"}));
+  EXPECT_TRUE(holds(told.what(), parts));
+}
+
+TEST(P2pFault, SpoiltFramesAreNamed) {
+  const auto cut = [](std::span<std::byte> b) {
+    const auto rest = b.subspan(b.size() / 2);
+    std::memset(rest.data(), 0, rest.size());
+  };
+  const auto field = [](const std::function<void(FrameHeader&)>& change) {
+    return [change](std::span<std::byte> bytes) { rewrite(bytes, change); };
+  };
+  struct Damage {
+    int frame;
+    std::function<void(std::span<std::byte>)> apply;
+    const char* part;
+  };
+  const std::vector<Damage> damages = {
+      {1, [](std::span<std::byte> b) { b[b.size() - 1] ^= std::byte{1}; }, "crc32c: expected"},
+      {0, [](std::span<std::byte> b) { b[0] ^= std::byte{1}; }, "magic: expected"},
+      {2, cut, "crc32c: expected"},
+      {1, field([](FrameHeader& h) { h.sequence = 7; }), "sequence: expected 1, got 7"},
+      {1, field([](FrameHeader& h) { h.epoch = 4; }), "epoch: expected 5, got 4"},
+      {1, field([](FrameHeader& h) { h.first += 512; }), "first: expected "},
+      {1, field([](FrameHeader& h) { h.elements -= 512; }), "elements: expected "},
+      {0, field([](FrameHeader& h) { h.flags = kBf16Flag; }), "flags: expected 0, got 4"},
+      {0, field([](FrameHeader& h) { h.channel = 3; }), "channel: expected 0, got 3"},
+      {0, field([](FrameHeader& h) { h.payload_bytes = 64; }), "payload_bytes: expected "},
+  };
+  // Side by side: most of a failed group's time is patience.
+  std::vector<std::thread> groups;
+  for (const Damage& damage : damages) {
+    groups.emplace_back([&damage] {
+      SCOPED_TRACE(damage.part);
+      Ranks ranks(2, [](int, GroupConfig& config) { config.epoch = 5; });
+      std::atomic<int> seen{0};
+      ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
+        if (lane == Lane::bulk && from == 0 && seen++ == damage.frame) damage.apply(bytes);
+      });
+      const Tensor sent = Tensor::random(kElements, 1);
+      Tensor got = sent.empty();
+      const auto waiting = receiving(ranks.engine(1), got, 0, 5);
+      const auto going = sending(ranks.engine(0), sent, 1, 5);
+      const Outcome failed = finish(ranks.engine(1), waiting);
+      expectNamed(ranks, failed, {damage.part});
+    });
+  }
+  for (auto& group : groups)
+    group.join();
+}
+
+// A peer played by hand sends frames of its choice.
+struct ByHand {
+  MemoryHub hub{2};
+  std::unique_ptr<Transport> peer = hub.transport(0);
+  std::vector<Bytes> frames;
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  Engine engine{hub.transport(1), {.chunk_bytes = kMinChunkBytes, .timeout = milliseconds(20000)}};
+
+  // Frames of message `sequence`, which `which` of them are sent, in this order.
+  void say(const Tensor& tensor, uint32_t sequence, const std::vector<size_t>& which) {
+    EncodedMessage encoded = encodeP2p(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws);
+    for (size_t i : which) {
+      FrameHeader header = encoded.plan.header(encoded.plan.chunks[i]);
+      header.sequence = sequence;
+      header.key_hash = tensor.elements;
+      const std::span<std::byte> frame(encoded.frames[i].get(), kFrameHeaderBytes + header.payload_bytes);
+      sealFrame(frame, header);
+      frames.emplace_back(frame.begin(), frame.end());
+    }
+  }
+
+  // What the receive of two such messages comes to.
+  std::vector<Outcome> receive(const Tensor& like) {
+    Tensor into[] = {like.empty(), like.empty()};
+    std::vector<MessagePtr> messages;
+    for (Tensor& tensor : into)
+      messages.push_back(receiving(engine, tensor, 0, 5));
+    for (const Bytes& frame : frames)
+      transfers.push_back(peer->isend(Lane::bulk, 1, kFirstP2pTag + 5, frame));
+    std::vector<Outcome> outcomes;
+    for (size_t i : {0, 1}) {
+      outcomes.push_back(finish(engine, messages[i]));
+      if (outcomes.back().ok()) EXPECT_TRUE(into[i].data == like.received()) << i;
+    }
+    peer->cancel(Lane::bulk);
+    return outcomes;
+  }
+};
+
+TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
+  const Tensor tensor = Tensor::random(kElements, 1);
+  {
+    ByHand by_hand;
+    by_hand.say(tensor, 1, {0, 1, 2, 3});
+    by_hand.say(tensor, 2, {0, 1, 2, 3});
+    for (const Outcome& outcome : by_hand.receive(tensor))
+      EXPECT_TRUE(outcome.ok()) << outcome.what();
+  }
+  struct Case {
+    uint32_t first, second;
+    std::vector<size_t> first_frames, second_frames;
+    size_t fails;
+    const char* part;
+  };
+  const std::vector<Case> cases = {
+      {1, 1, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "sequence: expected 2, got 1"},  // a message twice
+      {2, 3, {0, 1, 2, 3}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},  // one that is missing
+      {1, 2, {0, 1, 1, 2, 3}, {0, 1, 2}, 0, "first: expected"},              // a frame twice
+      {1, 2, {0, 2, 3}, {0, 1, 2, 3}, 0, "first: expected"},                 // one that is missing
+      {1, 2, {0, 1, 2}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},     // the last one
+  };
+  for (const Case& c : cases) {
+    ByHand by_hand;
+    ASSERT_EQ(tensor.plan(by_hand.engine).chunks.size(), 4u);
+    by_hand.say(tensor, c.first, c.first_frames);
+    by_hand.say(tensor, c.second, c.second_frames);
+    const auto outcomes = by_hand.receive(tensor);
+    EXPECT_EQ(outcomes[0].ok(), c.fails == 1) << c.part;
+    EXPECT_TRUE(outcomes[c.fails].is<PeerError>());
+    EXPECT_TRUE(holds(outcomes[c.fails].what(), {"between rank 1 and rank 0", c.part}));
+  }
+}
+
+TEST(P2pFault, TensorsThatDifferAreToldWithBothValues) {
+  Engine* any = nullptr;
+  Ranks sizes(1);
+  any = &sizes.engine(0);
+  const uint64_t frame = Tensor::random(kElements, 1).plan(*any).chunks[0].elements;
+  struct Case {
+    Tensor sent, expected;
+    const char* part;
+  };
+  const std::vector<Case> cases = {
+      {Tensor::random(1000, 1), Tensor::random(999, 1),
+       "expected 999 elements of float32 in sym4:bucket=1024, got 1000"},
+      // Frame by frame the same, as far as both go.
+      {Tensor::random(2 * frame, 1), Tensor::random(frame, 1), "elements of float32"},
+      {Tensor::random(frame, 1), Tensor::random(2 * frame, 1), "elements of float32"},
+      {Tensor::random(0, 1), Tensor::random(10, 1), "expected 10 elements of float32 in sym4:bucket=1024, got 0 "},
+      {Tensor::random(10, 1), Tensor::random(0, 1), "expected 0 elements of float32, got 10 "},
+      {Tensor::random(100, 1, "sym4", DType::bfloat16), Tensor::random(100, 1, "sym4"),
+       "expected 100 elements of float32 in sym4:bucket=1024, got 100 elements of bfloat16"},
+      {Tensor::random(100, 1, "sym8"), Tensor::random(100, 1, "sym4"),
+       "in sym4:bucket=1024, got 100 elements of float32 in sym8"},
+      {Tensor::random(100, 1, "sym4:bucket=64"), Tensor::random(100, 1, "sym4"),
+       "bucket=1024, got 100 elements of float32 in sym4:bucket=64"},
+      {Tensor::random(96, 1, "sym4:axis=channel,C=32"), Tensor::random(96, 1, "sym4:axis=channel,C=48"),
+       "C=48, got 96 elements of float32 in sym4:axis=channel,C=32"},
+      {Tensor::random(100, 1, "fp8e4m3"), Tensor::random(100, 1, "log9"),
+       "in log9, got 100 elements of float32 in fp8e4m3"},
+      {Tensor::random(100, 1, "sym4:meta=bf16"), Tensor::random(100, 1, "sym4"), "flags: expected 0, got 4"},
+  };
+  std::vector<std::thread> groups;
+  for (const Case& c : cases) {
+    groups.emplace_back([&c] {
+      SCOPED_TRACE(c.part);
+      Ranks ranks(2);
+      Tensor got = c.expected.empty();
+      const auto waiting = receiving(ranks.engine(1), got, 0, 5);
+      const auto going = sending(ranks.engine(0), c.sent, 1, 5);
+      expectNamed(ranks, finish(ranks.engine(1), waiting), {c.part});
+    });
+  }
+  for (auto& group : groups)
+    group.join();
+}
+
+TEST(P2pFault, WhoNeverComesIsNamedAtTheDeadline) {
+  for (bool sends : {true, false}) {
+    Ranks ranks(2, [](int, GroupConfig& config) {
+      config.timeout = milliseconds(150);
+      config.global_ranks = {10, 11};
+      config.group = "outer";
+    });
+    Tensor tensor = Tensor::random(kElements, 1);
+    Engine& engine = ranks.engine(0);
+    const auto message = sends ? sending(engine, tensor, 1, 5) : receiving(engine, tensor, 1, 5);
+    const Outcome outcome = finish(engine, message);
+    EXPECT_TRUE(outcome.is<PeerError>());
+    EXPECT_TRUE(holds(outcome.what(),
+                      {sends ? "send with tag 5" : "recv with tag 5", "rank 0 (global 10)", "rank 1 (global 11)",
+                       "sequence 1", "group outer", "no byte for 150 ms", "progress deadline 150 ms"}));
+    const auto later = ranks.start(0, "all_gather", [](int, OpContext&) {}).get();
+    EXPECT_TRUE(holds(later.what(), {"First cause", "no byte for 150 ms"}));
+  }
+}
+
+// Frames that keep coming are progress, however long all of them take.
+TEST(P2pFault, SlowFramesAreNoFault) {
+  Ranks ranks(2, [](int, GroupConfig& config) { config.timeout = milliseconds(1000); });
+  const Tensor sent = Tensor::random(2 * kElements, 1);
+  Tensor got = sent.empty();
+  const auto waiting = receiving(ranks.engine(1), got, 0);
+  const auto start = OpContext::Clock::now();
+  ranks.hub().tamper([](int, int, Lane, std::span<std::byte>) { std::this_thread::sleep_for(milliseconds(200)); });
+  together(ranks,
+           [&](int rank, Engine& engine) { expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : waiting); });
+  EXPECT_GT(OpContext::Clock::now() - start, milliseconds(1000));
+  EXPECT_TRUE(got.data == sent.received());
+}
+
+TEST(P2pFault, AKilledPeerIsNamed) {
+  for (bool sends : {true, false}) {
+    Ranks ranks(2);
+    Tensor tensor = Tensor::random(kElements, 1);
+    Engine& engine = ranks.engine(0);
+    const auto message = sends ? sending(engine, tensor, 1, 5) : receiving(engine, tensor, 1, 5);
+    ranks.hub().kill(1);
+    const Outcome outcome = finish(engine, message);
+    EXPECT_TRUE(outcome.is<PeerError>());
+    EXPECT_TRUE(holds(outcome.what(), {"tag 5", "rank 1", "connection closed by peer"}));
+    // To it nothing starts any more; what was under way says the first cause.
+    const auto next = std::make_shared<P2pMessage>(engine.group(), tensor.plan(engine), tensor.data.data(), 1, 6);
+    EXPECT_TRUE(holds(test::post(engine, next).what(), {"recv with tag 6", "First cause", "closed by peer"}));
+  }
+}
+
+// However a group ends, nobody stays in a wait, and who waits is told; afterwards nothing is posted.
+TEST(P2pFault, AbortAndShutdownBreakWaits) {
+  for (bool abort : {true, false}) {
+    Ranks ranks(2);
+    Tensor tensor = Tensor::random(kElements, 1);
+    Engine& engine = ranks.engine(0);
+    const auto receive = receiving(engine, tensor, 1), send = sending(engine, tensor, 1);
+    std::vector<Outcome> outcomes;
+    std::thread waits([&] { outcomes.push_back(finish(engine, receive)); });
+    std::this_thread::sleep_for(milliseconds(30));
+    if (abort) engine.abort("the user asked");
+    engine.shutdown();  // returns when nobody is in a wait any more
+    waits.join();
+    outcomes.push_back(finish(engine, send));
+    for (const Outcome& outcome : outcomes)
+      EXPECT_TRUE(outcome.is<PeerError>()) << outcome.what();
+    EXPECT_TRUE(holds(outcomes[0].what(), {"recv with tag 0", abort ? "the user asked" : "cancelled"}));
+    EXPECT_TRUE(holds(outcomes[1].what(), {"send with tag 0", abort ? "the user asked" : "First cause"}));
+  }
+}
+
+// A rank that gives the group up over a message ends its waits on others too, and its collective's peer learns why.
+TEST(P2pFault, AFaultReachesCollectivesAndOtherMessages) {
+  Ranks ranks(3);
+  Tensor ten = Tensor::random(10, 1), into = ten.empty();
+  const auto waiting = receiving(ranks.engine(1), into, 2);  // rank 2 never sends
+  Tensor nine = Tensor::random(9, 1);
+  const auto wrong = receiving(ranks.engine(1), nine, 0, 5);
+  const auto sent = sending(ranks.engine(0), ten, 1, 5);
+  const auto from_1 = receiving(ranks.engine(2), ten, 1);  // nor rank 1
+  Outcome other({}, {});
+  std::thread waits([&] { other = finish(ranks.engine(1), waiting); });
+  std::this_thread::sleep_for(milliseconds(30));
+  const Outcome failed = finish(ranks.engine(1), wrong);
+  waits.join();
+  EXPECT_TRUE(holds(failed.what(), {"expected 9 elements", "got 10 elements"}));
+  EXPECT_TRUE(holds(other.what(), {"recv with tag 0", "the group was ended", "expected 9 elements"}));
+  EXPECT_TRUE(holds(finish(ranks.engine(2), from_1).what(), {"rank 1", "gave the group up", "expected 9 elements"}));
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,236 @@
+// Messages between two ranks: values, orders that must not block each other, numbers, and what each fault is called.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "codec/error.h"
+#include "collective/all_gather.h"
+#include "p2p_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using test::expectFinish;
+using test::holds;
+using test::MessagePtr;
+using test::Ranks;
+using test::receiving;
+using test::sending;
+using test::Tensor;
+using test::together;
+
+TEST(P2p, ValuesAreTheDecodedOnes) {
+  Ranks ranks(2);
+  for (const std::string& codec : test::kCodecs) {
+    for (DType dtype : test::kFloats) {
+      for (uint64_t n : {0u, 1u, 511u, 1025u, 16384u, 200'003u}) {
+        const uint64_t elements = test::wholeRows(n, codec);
+        const Tensor sent = Tensor::random(elements, 5, codec, dtype);
+        Tensor got = sent.empty();
+        together(ranks, [&](int rank, Engine& engine) {
+          expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : receiving(engine, got, 0));
+        });
+        EXPECT_TRUE(got.data == sent.received()) << codec << " " << dtypeName(dtype) << " " << elements;
+      }
+    }
+  }
+}
+
+TEST(P2p, CountsWhatIsSent) {
+  Ranks ranks(2);
+  const Tensor sent = Tensor::random(100'000, 1);
+  Tensor got = sent.empty();
+  OpCounters counters[2];
+  together(ranks, [&](int rank, Engine& engine) {
+    auto message = rank == 0 ? sending(engine, sent, 1) : receiving(engine, got, 0);
+    expectFinish(engine, message);
+    counters[rank] = message->op.counters;
+  });
+  uint64_t bytes = 0;
+  for (const Chunk& chunk : sent.plan(ranks.engine(0)).chunks)
+    bytes += kFrameHeaderBytes + chunk.payload_bytes;
+  EXPECT_EQ(counters[0].raw_bytes, 400'000u);
+  EXPECT_EQ(counters[0].wire_bytes, bytes);
+  EXPECT_EQ(counters[0].received_bytes, 0u);
+  EXPECT_EQ(counters[1].raw_bytes, 0u);
+  EXPECT_EQ(counters[1].wire_bytes, 0u);
+  EXPECT_EQ(counters[1].received_bytes, bytes);
+  EXPECT_GT(counters[0].encode.count(), 0);
+  EXPECT_GT(counters[1].decode.count(), 0);
+}
+
+// Tags 1, 2 are sent and waited for in this order, and received as 2, 1.
+TEST(P2p, TagsDoNotBlockEachOther) {
+  Ranks ranks(2);
+  const Tensor one = Tensor::random(200'000, 1), two = Tensor::random(300'000, 2);
+  Tensor got_one = one.empty(), got_two = two.empty();
+  together(ranks, [&](int rank, Engine& engine) {
+    if (rank == 0) {
+      const auto first = sending(engine, one, 1, 1), second = sending(engine, two, 1, 2);
+      expectFinish(engine, first);
+      expectFinish(engine, second);
+    } else {
+      expectFinish(engine, receiving(engine, got_two, 0, 2));
+      expectFinish(engine, receiving(engine, got_one, 0, 1));
+    }
+  });
+  EXPECT_TRUE(got_one.data == one.received());
+  EXPECT_TRUE(got_two.data == two.received());
+}
+
+TEST(P2p, AllMaySendBeforeTheyReceive) {
+  for (int size : {2, 12}) {
+    Ranks ranks(size);
+    const uint64_t n = size == 2 ? 1'000'000 : 50'000;
+    together(ranks, [&](int rank, Engine& engine) {
+      std::vector<MessagePtr> sends, receives;
+      std::vector<Tensor> got;
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) continue;
+        sends.push_back(sending(engine, Tensor::random(n, 100 * rank + peer), peer));
+      }
+      for (int peer = 0; peer < size; ++peer)
+        got.push_back(Tensor::random(n, 100 * peer + rank).empty());
+      for (int peer = size - 1; peer >= 0; --peer) {
+        if (peer != rank) receives.push_back(receiving(engine, got[peer], peer));
+      }
+      for (auto& message : sends)
+        expectFinish(engine, message);
+      for (auto& message : receives)
+        expectFinish(engine, message);
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer != rank) {
+          EXPECT_TRUE(got[peer].data == Tensor::random(n, 100 * peer + rank).received()) << rank << " from " << peer;
+        }
+      }
+    });
+  }
+}
+
+// Equal tags pair in order of issue, whatever the order of the waits; other tags come in between.
+TEST(P2p, ManyOutstandingKeepTheirOrder) {
+  constexpr int kMany = 60;
+  Ranks ranks(2);
+  together(ranks, [&](int rank, Engine& engine) {
+    std::vector<MessagePtr> messages;
+    std::vector<Tensor> tensors;
+    for (uint32_t i = 0; i < kMany; ++i)
+      tensors.push_back(Tensor::random(i % 7 == 0 ? 0 : 1000 * i, i, i % 2 ? "qsgd8" : "minmax4:bucket=64"));
+    std::vector<Tensor> got;
+    for (const Tensor& tensor : tensors)
+      got.push_back(tensor.empty());
+    for (uint32_t i = 0; i < kMany; ++i)
+      messages.push_back(rank == 0 ? sending(engine, tensors[i], 1, i % 3) : receiving(engine, got[i], 0, i % 3));
+    for (int i = kMany - 1; i >= 0; --i)
+      expectFinish(engine, messages[i]);
+    if (rank == 0) return;
+    for (uint32_t i = 0; i < kMany; ++i)
+      EXPECT_TRUE(got[i].data == tensors[i].received()) << i;
+  });
+}
+
+// Messages and a collective on the worker, at once: a rank waits for a message before it joins the other's op.
+TEST(P2p, RunsBesideACollective) {
+  Ranks ranks(2);
+  const std::vector<float> input(50'000, 1.5f);
+  const Tensor sent = Tensor::random(300'000, 1);
+  Tensor got = sent.empty();
+  const auto gather = [&](int, OpContext& op) {
+    std::vector<std::vector<float>> outputs(2, std::vector<float>(input.size()));
+    GatherMessage message{test::single(input.size(), "none"), DType::float32, input.data()};
+    for (auto& output : outputs)
+      message.outputs.push_back(output.data());
+    allGather(op, {message});
+    EXPECT_TRUE(outputs[0] == input && outputs[1] == input);
+  };
+  std::vector<std::future<test::Outcome>> pending(2);
+  together(ranks, [&](int rank, Engine& engine) {
+    if (rank == 0) pending[0] = ranks.start(0, "all_gather", gather);
+    expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : receiving(engine, got, 0));
+    if (rank == 1) pending[1] = ranks.start(1, "all_gather", gather);
+  });
+  for (const test::Outcome& outcome : ranks.finish(std::move(pending)))
+    EXPECT_TRUE(outcome.ok()) << outcome.what();
+  EXPECT_TRUE(got.data == sent.received());
+}
+
+// What cannot be encoded is found before anything is sent, in the last frame too, and takes no number.
+TEST(P2p, ACallersMistakeSendsNothing) {
+  Ranks ranks(2);
+  std::atomic<int> seen{0};
+  ranks.hub().tamper([&](int, int, Lane lane, std::span<std::byte>) { seen += lane == Lane::bulk; });
+  const Tensor whole = Tensor::random(400'000, 1);
+  Tensor got = whole.empty();
+  MessagePtr waiting = receiving(ranks.engine(1), got, 0);
+  for (uint64_t at : {0u, 399'999u}) {
+    Tensor spoilt = whole;
+    const float nan = NAN;
+    std::memcpy(spoilt.data.data() + 4 * at, &nan, 4);
+    try {
+      sending(ranks.engine(0), spoilt, 1);
+      ADD_FAILURE() << "a NaN was sent";
+    } catch (const ValueError& error) {
+      EXPECT_TRUE(holds(error.what(), {"expected finite elements", "at element " + std::to_string(at)}));
+    }
+  }
+  Tensor wide = Tensor::random(10, 1, "qsgd4:bucket=64,delta=0.001");
+  EXPECT_THROW(sending(ranks.engine(0), wide, 1), ValueError);
+  EXPECT_THROW(planP2p(10, CodecSpec::parse("sym4"), DType::int32, kMinChunkBytes), TypeError);
+  EXPECT_EQ(seen, 0);
+  const auto sent = sending(ranks.engine(0), whole, 1);
+  EXPECT_EQ(sent->op.sequence, 1u);
+  expectFinish(ranks.engine(1), waiting);
+  expectFinish(ranks.engine(0), sent);
+  EXPECT_TRUE(got.data == whole.received());
+}
+
+// A message whose holder drops it goes its way, and the group keeps it no longer than it must.
+TEST(P2p, DroppedMessagesArrive) {
+  Ranks ranks(2);
+  const Tensor sent = Tensor::random(300'000, 1);
+  Tensor got = sent.empty(), unread = sent.empty();
+  std::weak_ptr<P2pMessage> dropped[2];
+  dropped[0] = sending(ranks.engine(0), sent, 1);
+  dropped[1] = receiving(ranks.engine(1), unread, 0);
+  EXPECT_FALSE(dropped[0].expired());
+  together(ranks, [&](int rank, Engine& engine) {
+    expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : receiving(engine, got, 0));
+  });
+  EXPECT_TRUE(got.data == sent.received());
+  EXPECT_TRUE(unread.data == sent.empty().data) << "nobody asked for it";
+  for (auto& message : dropped)
+    EXPECT_TRUE(message.expired());
+}
+
+// What a message took from the pool is there for the next one, on both sides.
+TEST(P2p, BuffersAreUsedAgain) {
+  Ranks ranks(2);
+  const Tensor sent = Tensor::random(500'000, 1);
+  const size_t frames = sent.plan(ranks.engine(0)).chunks.size();
+  ASSERT_GT(frames, 3u);
+  const auto idle = [&](int rank) {
+    std::set<const std::byte*> addresses;
+    std::vector<BufferPool::Buffer> taken;
+    for (size_t i = 0; i < frames; ++i) {
+      taken.push_back(ranks.engine(rank).group().frames.take());
+      addresses.insert(taken.back().get());
+    }
+    return addresses;
+  };
+  std::set<const std::byte*> first[2];
+  for (int i = 0; i < 3; ++i) {
+    Tensor got = sent.empty();
+    together(ranks, [&](int rank, Engine& engine) {
+      expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : receiving(engine, got, 0));
+    });
+    for (int rank : {0, 1}) {
+      if (i == 0) first[rank] = idle(rank);
+      EXPECT_TRUE(idle(rank) == first[rank]) << rank;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,198 @@
+"""Coded messages whose peer dies, stops, stays away or means another tensor: named errors on live ranks, and a new group."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from collective_cases import bits, values
+from compressed_by_hand import options
+
+BIG = 1 << 22
+DEADLINE_S = 60.0  # the harness's
+NEVER_S = 10 * DEADLINE_S  # waiting for it fails the test
+SPEC = "sym4:bucket=1024"
+
+
+def _init(r, timeout_s, spec=SPEC):
+    r.init("lowcomm", timeout_s=timeout_s, pg_options=options(f"p2p={spec}"))
+
+
+def _says_everything(message, op, rank, peer):
+    parts = [
+        rf"{op} with tag \d+ failed between rank {rank}\b.* and rank {peer}\b",
+        r"sequence \d+",
+        "group ",
+        r"bytes sent \d+",
+        r"bytes received \d+",
+        r"elapsed \d",
+    ]
+    missing = [part for part in parts if not re.search(part, message)]
+    assert not missing, f"no {missing} in: {message}"
+
+
+def _goes_on(r, members):
+    """The process is whole: the lost group says so at once, ends, and another one works."""
+    import torch_lowcomm as lc
+
+    for op in (dist.isend, dist.irecv):
+        with pytest.raises(dist.DistBackendError, match="of a lost group; destroy it and make a new one. First cause"):
+            op(torch.ones(5000), (r.rank + 1) % r.size).wait()
+    with pytest.raises(dist.DistBackendError, match="First cause"):
+        dist.barrier()
+    dist.destroy_process_group()
+    again = ranks.Rank(r.rank, members, r.folder, stores=10)
+    if members == 1:
+        return
+    _init(again, 30)
+    right, left = (r.rank + 1) % members, (r.rank - 1) % members
+    got = torch.zeros(5000)
+    works = [dist.irecv(got, left), dist.isend(values(torch.float32, 5000, r.rank), right)]
+    for work in works:
+        work.wait()
+    want = lc.codec(SPEC).roundtrip(values(torch.float32, 5000, left))
+    assert torch.equal(bits(got), bits(want))
+    dist.destroy_process_group()
+
+
+def _lost(r, op, how, timeout_s):
+    """The last rank dies, stops or stays away in the middle of an exchange with rank 0; returns what rank 0 gets."""
+    _init(r, timeout_s)
+    culprit = r.size - 1
+    got, x = torch.zeros(BIG), torch.ones(BIG)
+    if r.rank in (0, culprit):
+        peer = culprit - r.rank
+        for work in [dist.irecv(got, peer), dist.isend(x, peer)]:
+            work.wait()
+    dist.barrier()
+    if r.rank == culprit:
+        if how == "stays away":
+            r.hear("over")
+            dist.destroy_process_group()
+            return None
+        (dist.isend if op == "recv" else dist.irecv)(x, 0)
+        time.sleep(0.002)  # into it
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    if r.rank == 0:
+        with pytest.raises(dist.DistBackendError) as failure:
+            for _ in range(5):  # the first may have been through before the signal
+                (dist.send if op == "send" else dist.recv)(x, culprit)
+        said = str(failure.value)
+        _says_everything(said, op, 0, culprit)
+        r.say("over")
+        _goes_on(r, r.size - 1)
+        return said
+    # A rank that waits for one that gave the group up hears its reason.
+    with pytest.raises(dist.DistBackendError) as failure:
+        dist.recv(torch.zeros(5000), 0)
+    _says_everything(str(failure.value), "recv", r.rank, 0)
+    _goes_on(r, r.size - 1)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_a_killed_peer_is_named(op):
+    """A death is seen by itself, long before any time-out."""
+    said = ranks.run_ranks(_lost, 3, op, "killed", NEVER_S, allow_exit={2: -signal.SIGKILL}, timeout=DEADLINE_S)
+    assert re.search("gave the group up.*rank 2", said[1]), said[1]
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_a_stopped_peer_is_named_at_the_deadline(op):
+    said = ranks.run_ranks(_lost, 2, op, "stopped", 2.0, kill_last=[1], timeout=DEADLINE_S)
+    assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
+
+
+@pytest.mark.parametrize("op", ["send", "recv"])
+def test_a_peer_that_never_comes_is_named_at_the_deadline(op):
+    said = ranks.run_ranks(_lost, 2, op, "stays away", 2.0, timeout=DEADLINE_S)
+    assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
+    assert op == "send" or "a message that its sender leaves exact does not come this way" in said[0], said[0]
+
+
+DIFFERENCES = {
+    "fewer elements": ((1000,), torch.float32, "expected 999 elements of float32 in sym4:bucket=1024, got 1000"),
+    "more frames": ((999_999,), torch.float32, "expected 999 elements of float32 .*, got 999999 elements"),
+    "another dtype": ((999,), torch.bfloat16, "expected 999 elements of float32 .*, got 999 elements of bfloat16"),
+}
+
+
+def _differ(r, name):
+    shape, dtype, said = DIFFERENCES[name]
+    _init(r, NEVER_S)
+    if r.rank == 0:
+        with pytest.raises(dist.DistBackendError, match=f"rank 1.*gave the group up.*{said}"):
+            # One of a frame is taken before it is looked at.
+            dist.send(torch.ones(shape, dtype=dtype), 1)
+            r.hear("seen")
+            dist.send(torch.ones(5000), 1, tag=4)
+    else:
+        got = torch.full((999,), 7.0)
+        with pytest.raises(dist.DistBackendError, match=said) as failure:
+            dist.recv(got, 0)
+        _says_everything(str(failure.value), "recv", 1, 0)
+        assert (got == 7).all(), "a frame is checked before anything of it is used"
+        r.say("seen")
+    _goes_on(r, 2)
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_tensors_that_differ_are_told_with_both_values(pair, name):
+    pair(_differ, name)
+
+
+def _channels(r):
+    """Shapes of as many elements in other channels are other codecs."""
+    _init(r, NEVER_S, "sym8:axis=channel")
+    if r.rank == 0:
+        dist.send(torch.ones(30, 40), 1)
+        r.hear("seen")
+    else:
+        with pytest.raises(dist.DistBackendError, match="expected 1200 .*C=30, got 1200 .*C=40"):
+            dist.recv(torch.ones(40, 30), 0)
+        r.say("seen")
+    dist.destroy_process_group()
+
+
+def test_other_channels_are_another_codec(pair):
+    pair(_channels)
+
+
+def _aborted(r):
+    """A program that aborts: its own waits end, and its peer's with its reason."""
+    import threading
+
+    _init(r, NEVER_S)
+    work = dist.irecv(torch.zeros(5000), 1 - r.rank)
+    if r.rank == 0:
+        failures = []
+
+        def waits():
+            try:
+                work.wait()
+            except dist.DistBackendError as error:
+                failures.append(str(error))
+
+        thread = threading.Thread(target=waits)
+        thread.start()
+        r.hear("waiting")
+        time.sleep(0.05)
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        thread.join()
+        assert re.search("recv .*aborted by the program of rank 0", failures[0]), failures
+    else:
+        r.say("waiting")
+        with pytest.raises(dist.DistBackendError, match="rank 0.*aborted by the program of rank 0"):
+            work.wait()
+    assert not work.is_success()
+    with pytest.raises(RuntimeError, match="aborted by the program of rank 0"):
+        work.get_future().wait()
+    dist.destroy_process_group()
+
+
+def test_an_abort_breaks_waits(pair):
+    pair(_aborted)
