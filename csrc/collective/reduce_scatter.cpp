@@ -49,16 +49,19 @@ class Scattering {
  private:
   void reduce(const Run& run, const std::vector<std::span<const std::byte>>& payloads) {
     const DType dtype = message_.dtype;
-    std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(accumulatorType(dtype)));
+    std::byte* out = static_cast<std::byte*>(message_.output) + run.at * itemBytes(dtype);
+    const void* own = contributions_.own(run);
+    // Where the result stands, if it has the type of the sum and is not read when something has been written there.
+    const bool direct = accumulatorType(dtype) == dtype && (own != out || op_.group.rank() == 0);
+    std::byte* sum = direct ? out : scratch(op_.group.accumulator, run.count * itemBytes(accumulatorType(dtype)));
     for (int rank = 0; rank < op_.group.size(); ++rank) {
       if (rank == op_.group.rank()) {
-        add(sum, contributions_.own(run), run.count, rank == 0);
+        add(sum, own, run.count, rank == 0);
       } else {
         op_.blame(rank, [&] { addReceived(sum, run, payloads[rank], rank == 0); });
       }
     }
-    reduceFinish(static_cast<std::byte*>(message_.output) + run.at * itemBytes(dtype), sum, dtype, run.count,
-                 reduction_.average ? op_.group.size() : 0);
+    reduceFinish(out, sum, dtype, run.count, reduction_.average ? op_.group.size() : 0);
   }
 
   void add(void* sum, const void* x, uint64_t count, bool first) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <type_traits>
 
 namespace lowcomm {
 namespace {
@@ -12,21 +13,24 @@ namespace {
 template <class Bits>
 int64_t firstFrom(const void* x, uint64_t n, Bits limit) {
   constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
+  using Signed = std::make_signed_t<Bits>;
   const std::byte* from = static_cast<const std::byte*>(x);
-  const auto refused = [&](uint64_t i) {
+  // Below 0 where the element is refused: a subtraction, which vectors have for every type where they have comparisons
+  // of signed ones alone.
+  const auto room = [&](uint64_t i) {
     Bits bits;
     std::memcpy(&bits, from + i * sizeof(Bits), sizeof(Bits));
-    return static_cast<Bits>(bits & kMagnitude) >= limit;
+    return static_cast<Signed>(static_cast<Bits>(limit - 1) - static_cast<Bits>(bits & kMagnitude));
   };
   // Block by block without a branch an element: nearly always there is nothing to find.
   constexpr uint64_t kBlock = 1024;
   for (uint64_t at = 0; at < n; at += kBlock) {
     const uint64_t end = std::min(n, at + kBlock);
-    bool any = false;
+    Signed all = 0;
     for (uint64_t i = at; i < end; ++i)
-      any |= refused(i);
-    for (uint64_t i = at; any && i < end; ++i) {
-      if (refused(i)) return static_cast<int64_t>(i);
+      all |= room(i);
+    for (uint64_t i = at; all < 0 && i < end; ++i) {
+      if (room(i) < 0) return static_cast<int64_t>(i);
     }
   }
   return -1;
