@@ -65,27 +65,25 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   return submit(kOp, std::move(work), std::move(prepared));
 }
 
-WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (named(kOp) && !tensors.empty()) {
-    const auto reduction = ownReduction(opts.reduceOp, tensors[0].scalar_type());
-    if (!reduction || reduction->kind != ReduceKind::sum) {
-      noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
-    } else if (const auto codecs = codecsOf(kOp, tensors)) {
-      return reduceMany(c10d::OpType::ALLREDUCE, tensors, *codecs, *reduction, nullptr);
-    }
+// The op as one of codes, or null where it goes exact.
+WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
+  if (!named(kOp) || tensors.empty()) return nullptr;
+  const auto reduction = ownReduction(reduce, tensors[0].scalar_type());
+  if (!reduction || reduction->kind != ReduceKind::sum) {
+    noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
+    return nullptr;
   }
+  const auto codecs = codecsOf(kOp, tensors);
+  return codecs ? reduceMany(op, tensors, *codecs, *reduction, nullptr) : nullptr;
+}
+
+WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  if (WorkPtr work = reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp)) return work;
   return exactAllReduce(tensors, opts);
 }
 
 WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  if (named(kOp) && !tensors.empty()) {
-    const auto reduction = ownReduction(opts.reduceOp, tensors[0].scalar_type());
-    if (!reduction || reduction->kind != ReduceKind::sum) {
-      noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
-    } else if (const auto codecs = codecsOf(kOp, tensors)) {
-      return reduceMany(c10d::OpType::ALLREDUCE_COALESCED, tensors, *codecs, *reduction, nullptr);
-    }
-  }
+  if (WorkPtr work = reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)) return work;
   return exactAllReduceCoalesced(tensors, opts);
 }
 

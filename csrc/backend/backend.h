@@ -204,6 +204,7 @@ class LowcommBackend : public c10d::Backend {
                       const Layout* layout, Counter counter);
   WorkPtr reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs, const Reduction& reduction,
                      std::shared_ptr<Residual> residual);
+  WorkPtr reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce);
   std::optional<std::vector<CodecSpec>> codecsOf(const std::string& op, const Tensors& tensors);
   WorkPtr exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs, Tensors kept_inputs);
   bool ownAllToAll(const Tensors& inputs, const Tensors& outputs);

@@ -87,28 +87,24 @@ class Gathering {
 
  private:
   void encode(size_t k, std::span<std::byte> payload) {
-    size_t at = 0;
-    for (const Run& run : plans_.of(op_.group.rank()).chunks[k].runs) {
-      outgoing_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
+    plans_.of(op_.group.rank()).chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+      outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
         run.encode(whole, advance(message_.input, run.at, message_.dtype), message_.dtype,
                    message_.draws.slot(run.segment));
       });
-      at += run.bytes;
-    }
+    });
   }
 
   // Frame k of what `owner` contributed, as `sender` sent it.
   void decode(int owner, size_t k, std::span<const std::byte> payload, int sender) {
     op_.blame(sender, [&] {
-      size_t at = 0;
-      for (const Run& run : plans_.of(owner).chunks[k].runs) {
+      plans_.of(owner).chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
         void* out = advance(message_.outputs[owner], run.at, message_.dtype);
         const bool in_place = owner == op_.group.rank() && run.codec->spec().id == CodecId::none &&
                               out == advance(message_.input, run.at, message_.dtype);
-        const auto whole = incoming_.take(run, owner, payload.subspan(at, run.bytes));
+        const auto whole = incoming_.take(run, owner, part);
         if (run.last() && !in_place) run.codec->decode(out, message_.dtype, whole, run.offset, run.count);
-        at += run.bytes;
-      }
+      });
     });
   }
 

@@ -163,13 +163,11 @@ class Reducing {
   // Frame k of the slice that `rank` has reduced.
   void take(int rank, size_t k, std::span<const std::byte> payload) {
     op_.blame(rank, [&] {
-      size_t at = 0;
-      for (const Run& run : plans_.of(rank).chunks[k].runs) {
-        const auto whole = incoming_.take(run, rank, payload.subspan(at, run.bytes));
-        at += run.bytes;
-        if (!run.last()) continue;
+      plans_.of(rank).chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+        const auto whole = incoming_.take(run, rank, part);
+        if (!run.last()) return;
         run.codec->decode(elementsAt(slices_[rank].first + run.at), message_.dtype, whole, run.offset, run.count);
-      }
+      });
     });
   }
 

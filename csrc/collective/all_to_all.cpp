@@ -59,26 +59,22 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   };
   phase.encode = [&](size_t k, int peer, std::span<std::byte> payload) {
     const auto* input = static_cast<const std::byte*>(message.inputs[peer]);
-    size_t at = 0;
-    for (const Run& run : sent.of(peer).chunks[k].runs) {
-      outgoing.write(payload.subspan(at, run.bytes), run, peer, [&](std::span<std::byte> whole) {
+    sent.of(peer).chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+      outgoing.write(part, run, peer, [&](std::span<std::byte> whole) {
         run.encode(whole, input + run.at * item, message.dtype, message.draws.slot(static_cast<uint32_t>(peer)),
                    "for rank " + std::to_string(peer));
       });
-      at += run.bytes;
-    }
+    });
   };
   phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     for (int rank = 0; rank < op.group.size(); ++rank) {
       if (payloads[rank].empty()) continue;
       auto* output = static_cast<std::byte*>(message.outputs[rank]);
       op.blame(rank, [&] {
-        size_t at = 0;
-        for (const Run& run : got.of(rank).chunks[k].runs) {
-          const auto whole = incoming.take(run, rank, payloads[rank].subspan(at, run.bytes));
-          at += run.bytes;
+        got.of(rank).chunks[k].eachRun(payloads[rank], [&](const Run& run, std::span<const std::byte> part) {
+          const auto whole = incoming.take(run, rank, part);
           if (run.last()) run.codec->decode(output + run.at * item, message.dtype, whole, run.offset, run.count);
-        }
+        });
       });
     }
   };

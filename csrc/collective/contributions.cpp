@@ -64,18 +64,16 @@ void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
   const MessagePlan& slice = slices_.of(peer);
   const auto slot = static_cast<uint32_t>(peer * slice.layout.segments().size());
   const std::string of = sliceFor(peer);
-  size_t at = 0;
-  for (const Run& run : slice.chunks[k].runs) {
+  slice.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
     const Draws draws = draws_.slot(slot + run.segment);
-    outgoing_.write(payload.subspan(at, run.bytes), run, peer, [&](std::span<std::byte> whole) {
+    outgoing_.write(part, run, peer, [&](std::span<std::byte> whole) {
       if (residuals_.empty()) return run.encode(whole, contribution(run, peer), dtype_, draws, of);
       run.countInMessage(of, [&] {
         fused(run).encodeFeedback(whole, {contribution(run, peer), dtype_}, {residuals_[peer] + run.at, DType::float32},
                                   run.offset, run.count, draws);
       });
     });
-    at += run.bytes;
-  }
+  });
 }
 
 // This rank's elements of `run` for `peer`, premultiplied where the reduction says so.

@@ -54,6 +54,16 @@ struct Chunk {
   uint64_t elements = 0;
   uint32_t payload_bytes = 0;
   std::vector<Run> runs;
+
+  // Calls f(run, its share of the payload) for every run; `payload` is a span of payload_bytes.
+  template <class Bytes, class F>
+  void eachRun(std::span<Bytes> payload, F&& f) const {
+    size_t at = 0;
+    for (const Run& run : runs) {
+      f(run, payload.subspan(at, run.bytes));
+      at += run.bytes;
+    }
+  }
 };
 
 // A message cut into frames: the same on every rank that knows layout, dtype and chunk_bytes, before anything is sent.

@@ -25,25 +25,21 @@ class Coded {
 
   void encode(size_t k, std::span<std::byte> payload, const void* input) {
     const auto* elements = static_cast<const std::byte*>(input);
-    size_t at = 0;
-    for (const Run& run : plan.chunks[k].runs) {
-      outgoing_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
+    plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+      outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
         run.encode(whole, elements + run.at * itemBytes(plan.dtype), plan.dtype, draws_);
       });
-      at += run.bytes;
-    }
+    });
   }
 
   void decode(int rank, size_t k, std::span<const std::byte> payload, void* output) {
     auto* elements = static_cast<std::byte*>(output);
     op_.blame(rank, [&] {
-      size_t at = 0;
-      for (const Run& run : plan.chunks[k].runs) {
-        const auto whole = incoming_.take(run, rank, payload.subspan(at, run.bytes));
-        at += run.bytes;
-        if (!run.last()) continue;
+      plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+        const auto whole = incoming_.take(run, rank, part);
+        if (!run.last()) return;
         run.codec->decode(elements + run.at * itemBytes(plan.dtype), plan.dtype, whole, run.offset, run.count);
-      }
+      });
     });
   }
 
