@@ -127,7 +127,8 @@ fuzz-seeds:
 # Collectives on slow links made of network namespaces, against gloo and what the links can carry; a quarter of an hour, as
 # root (it says so in a sentence otherwise).
 lab: build
-	$(BIN)/python benchmarks/linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png
+	$(BIN)/python benchmarks/linklab lanes --json benchmarks/results/linklab_lanes.json; lanes=$$?; \
+	  $(BIN)/python benchmarks/linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png && exit $$lanes
 .PHONY: lab
 
 # The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are.

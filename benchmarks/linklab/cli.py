@@ -33,7 +33,7 @@ def _add_links(parser: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of all three commands."""
+    """Of all commands."""
     top = argparse.ArgumentParser(prog="linklab", description="Slow links out of network namespaces; needs root.")
     commands = top.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="a command, a rank a host, with torchrun's environment")
@@ -49,6 +49,9 @@ def parser() -> argparse.ArgumentParser:
     )
     standard.add_argument("--json", type=Path, help="versions, machine, rows with every time, gates")
     standard.add_argument("--plot", type=Path, help="PNG")
+    lanes = commands.add_parser("lanes", help="a group's barrier while another group's bulk fills a 10 Mbit/s link")
+    lanes.add_argument("--repetitions", type=int, default=9, help="of every time (9)")
+    lanes.add_argument("--json", type=Path, help="versions, machine, all times, the gate")
     return top
 
 
@@ -114,6 +117,10 @@ def main(argv: Sequence[str]) -> int:
             from linklab import standard
 
             return standard.main(args)
+        if args.command == "lanes":
+            from linklab import lanes
+
+            return lanes.main(args)
         return {"run": _run, "validate": _validate}[args.command](args)
     except LabUnavailable as error:
         print(f"linklab: {error}", file=sys.stderr)
