@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,9 +38,13 @@ class TwoLevel:
     what this rank put on the slow link.
 
     One worker thread runs the ops in the order of issue, `async_op` or not. An op is two to four ops of groups, which all
-    ranks must issue in one order: callbacks of futures, the way without a thread, run in any. An op that fails on one
-    rank between hosts fails on all ranks, and the groups can go on where the reason was a value (a NaN). CUDA tensors are
-    reduced inside a host by NCCL, on a stream beside the caller's; that has not been run on a GPU.
+    ranks must issue in one order: callbacks of futures, the way without a thread, run in any.
+
+    An op that fails between hosts on one rank fails on all of them; where the reason was a value (a NaN) the next op works.
+    A fault or a difference (of sizes, ops) inside a host is that of its reduce_scatter on the host's ranks, and comes to the
+    other hosts at once as an op that differs, an all_gather: then the groups are over; make another TwoLevel.
+
+    CUDA tensors are reduced inside a host by NCCL, on a stream beside the caller's; no GPU has run that.
 
     Args:
         mesh: Of two dimensions (a slice of a larger one will do); every rank in it makes the TwoLevel. Collective.
@@ -161,7 +166,7 @@ class TwoLevel:
         mine = slices[self._place]
         if self._locals > 1:
             mine = torch.empty_like(mine)
-            dist.reduce_scatter(mine, slices, op, group=self.inside)
+            self._reduce_inside(mine, slices, op)
         before = residual.value if residual is not None else None
         try:
             self._between("all_reduce", lambda: self._reduce_slice(mine, op, residual))
@@ -251,7 +256,7 @@ class TwoLevel:
         by_place = input.view(self._hosts, self._locals, output.numel()).unbind(1)
         column = input.new_empty(self._hosts, output.numel())  # this host's sums for this place of every host
         if self._locals > 1:
-            dist.reduce_scatter(column, list(by_place), op, group=self.inside)
+            self._reduce_inside(column, list(by_place), op)
         else:
             column.copy_(by_place[0])
         self._between(
@@ -298,6 +303,16 @@ class TwoLevel:
             return future
         future.wait()
         return None
+
+    def _reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
+        try:
+            dist.reduce_scatter(output, inputs, op, group=self.inside)
+        except Exception:
+            # The other hosts are about to wait for this one's sums. An op that is not theirs tells them at once.
+            word = torch.zeros(1, dtype=torch.uint8)
+            with contextlib.suppress(Exception):
+                dist.all_gather([word.clone() for _ in range(self._hosts)], word, group=self.between, async_op=True)
+            raise
 
     def _between(self, name: str, run: Callable[[], Any], alone: Callable[[], Any] | None = None) -> None:
         """Run an op's part between hosts, then hear how the host's other ranks fared: all fail when one did."""

@@ -5,6 +5,7 @@ from datetime import timedelta
 from unittest import mock
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
@@ -309,14 +310,44 @@ def test_hosts_of_torchruns_environment(quad, sizes, places, says):
     quad(_environment, sizes, places, says)
 
 
-def _one_host_differs(r):
-    """Sizes that differ inside one host: found there, and told to the other one, which would wait."""
+def _one_host_differs(r, name):
+    """Sizes that differ inside one host: found there, and told to the other one, which would wait for its sums."""
+    import torch_lowcomm as lc
+
     two, n = two_level(r, (2, 2)), 4000
-    with pytest.raises(dist.DistBackendError, match=str(n + 1)):
-        two.all_reduce(torch.ones(n + (r.rank == 3)))
+    m = n + 4 * (r.rank == 3)
+    with pytest.raises(
+        dist.DistBackendError, match="elements a rank differs" if r.rank > 1 else "op differs.*all_gather"
+    ):
+        if name == "all_reduce":
+            two.all_reduce(torch.ones(m))
+        else:
+            two.reduce_scatter(torch.ones(m // 4), torch.ones(m))
+    again = lc.TwoLevel(mesh_of((2, 2)), codec=SPEC, inside="ranks", between="hosts")
     everybody = [values(torch.float32, n, q) for q in range(r.size)]
-    two.all_reduce(everybody[r.rank].clone())
+    t = everybody[r.rank].clone()
+    again.all_reduce(t)
+    assert torch.equal(t, all_reduced(lc.codec(SPEC), everybody, (2, 2), False))
 
 
-def test_what_fails_inside_a_host_is_told_to_the_others(quad):
-    quad(_one_host_differs, timeout=50)
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+def test_what_fails_inside_a_host_is_told_to_the_others(quad, name):
+    quad(_one_host_differs, name, timeout=50)
+
+
+def _one_dies(r):
+    two, n = two_level(r, (2, 2)), 40_000
+    residual = two.residual(torch.empty(n))
+    two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
+    before = residual.state_dict()["value"]
+    dist.barrier()
+    if r.rank == 3:
+        os._exit(7)
+    with pytest.raises(dist.DistBackendError):
+        two.all_reduce(values(torch.float32, n, r.rank), residual=residual)
+    assert torch.equal(residual.value, before)
+    return "told"
+
+
+def test_a_rank_that_dies_is_an_error_on_every_other():
+    assert ranks.run_ranks(_one_dies, 4, timeout=60, allow_exit={3: 7}) == ["told"] * 3 + [None]
