@@ -29,9 +29,9 @@ def hosts_of_environment() -> torch.Tensor:
     size, local = len(everybodys), int(everybodys[0][0])
     for rank, (found, place) in enumerate(row.tolist() for row in everybodys):
         if found < 1 or found != local:
-            has = f"{found}" if found >= 1 else "none"
+            first, has = (str(count) if count >= 1 else "none" for count in (local, found))
             raise ValueError(
-                f"TwoLevel: expected as many ranks on every host, got LOCAL_WORLD_SIZE {local} on rank 0 and {has} on rank "
+                f"TwoLevel: expected as many ranks on every host, got LOCAL_WORLD_SIZE {first} on rank 0 and {has} on rank "
                 f"{rank} (torchrun sets it)"
             )
         if place != rank % local:

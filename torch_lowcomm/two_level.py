@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -16,11 +14,11 @@ from torch.futures import Future
 
 from torch_lowcomm import _C
 from torch_lowcomm._hosts import hosts_of_environment, hosts_of_mesh
+from torch_lowcomm._op_queue import OpQueue
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.reduction import Residual, all_reduce
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-_this_thread = threading.local()  # `works` where it is a worker
 _NOTE_BYTES = 512  # of what ranks of a host tell one another about the link's part of an op
 
 
@@ -97,7 +95,7 @@ class TwoLevel:
             lambda: self._join_hosts(table[:, place].tolist(), timeout, _C.Options(policy, min_bytes=0)),
         )
         self._agree()
-        self._queue = ThreadPoolExecutor(1, "lowcomm-two-level")
+        self._queue = OpQueue("lowcomm-two-level")
 
     def _join_hosts(self, ranks: list[int], timeout: timedelta | None, options: _C.Options) -> None:
         self.between = _new_group(ranks, timeout, options)
@@ -158,7 +156,7 @@ class TwoLevel:
                 f"TwoLevel: all_reduce: expected a residual of this rank's slice, {expected} elements of "
                 f"{tensor.numel()}, got one of {residual.value.numel()}"
             )
-        return self._issue(lambda: self._all_reduce(tensor.detach(), op, residual), [tensor], async_op)
+        return self._queue.issue(lambda: self._all_reduce(tensor.detach(), op, residual), [tensor], async_op)
 
     def _all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, residual: Residual | None) -> None:
         flat = tensor.reshape(-1)  # a view where the tensor is contiguous
@@ -211,7 +209,7 @@ class TwoLevel:
         """
         self._check("all_gather", input)
         self._check_whole("all_gather", "output", output, input)
-        return self._issue(lambda: self._all_gather(output.detach(), input.detach()), [output, input], async_op)
+        return self._queue.issue(lambda: self._all_gather(output.detach(), input.detach()), [output, input], async_op)
 
     def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         column = input.new_empty(self._hosts, input.numel())  # the ranks at this place of every host
@@ -250,7 +248,9 @@ class TwoLevel:
         op = _as_op(op)
         self._check("reduce_scatter", output, op)
         self._check_whole("reduce_scatter", "input", input, output)
-        return self._issue(lambda: self._reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op)
+        return self._queue.issue(
+            lambda: self._reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op
+        )
 
     def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: dist.ReduceOp) -> None:
         by_place = input.view(self._hosts, self._locals, output.numel()).unbind(1)
@@ -282,27 +282,6 @@ class TwoLevel:
                 f"TwoLevel: {name}: expected a contiguous {what} of {self._hosts} x {self._locals} x {part.numel()} = "
                 f"{expected} elements, got {whole.numel()}{how}"
             )
-
-    def _issue(
-        self, run: Callable[[], None], tensors: list[torch.Tensor], async_op: bool
-    ) -> Future[torch.Tensor] | None:
-        """Queue an op on tensors, the result first, for the worker."""
-        if not async_op and getattr(_this_thread, "works", False):
-            raise ValueError(
-                "TwoLevel: expected async_op=True in a callback of a future, which the worker runs; got False"
-            )
-        result, stream = tensors[0], None
-        future: Future[torch.Tensor] = Future(devices=[result.device] if result.is_cuda else None)
-        if result.is_cuda:
-            stream = torch.cuda.Stream(result.device)
-            stream.wait_stream(torch.cuda.current_stream(result.device))
-            for tensor in tensors:
-                tensor.record_stream(stream)
-        self._queue.submit(_run, run, result, future, stream)
-        if async_op:
-            return future
-        future.wait()
-        return None
 
     def _reduce_inside(self, output: torch.Tensor, inputs: list[torch.Tensor], op: dist.ReduceOp) -> None:
         try:
@@ -337,18 +316,6 @@ class TwoLevel:
         everybodys = [torch.empty(_NOTE_BYTES, dtype=torch.uint8) for _ in range(self._locals)]
         dist.all_gather(everybodys, torch.frombuffer(bytearray(said), dtype=torch.uint8), group=self.inside)
         return [bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore") for note in everybodys]
-
-
-def _run(run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: Any) -> None:
-    """An op, on the worker: whatever comes of it, its future ends."""
-    _this_thread.works = True
-    with torch.cuda.stream(stream), torch.no_grad():
-        try:
-            run()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
 
 
 def _as_op(op: Any) -> dist.ReduceOp:

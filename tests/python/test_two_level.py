@@ -301,6 +301,7 @@ def _environment(r, sizes, places, says):
         ((1, 1, 1, 1), (0, 0, 0, 0), None),
         ((3, 3, 3, 1), (0, 1, 2, 0), "LOCAL_WORLD_SIZE 3 on rank 0 and 1 on rank 3"),
         ((2, None, 2, 2), (0, 1, 0, 1), "none on rank 1"),
+        ((None, None, None, None), (None, None, None, None), "LOCAL_WORLD_SIZE none on rank 0"),
         ((2, "two", 2, 2), (0, 1, 0, 1), "none on rank 1"),
         ((3, 3, 3, 3), (0, 1, 2, 0), "LOCAL_WORLD_SIZE 3 ranks, got 4 ranks"),
         ((2, 2, 2, 2), (0, 0, 1, 1), "LOCAL_RANK 1 on rank 1 of hosts of 2, got 0"),
