@@ -44,6 +44,21 @@ def test_one_sentence_when_torch_does_not_fit(found, built, says):
         assert "\n" not in message
 
 
+def test_a_source_folder_that_hides_the_installed_package_is_named(tmp_path):
+    source, installed = tmp_path / "source", tmp_path / "installed" / "torch_lowcomm"
+    shutil.copytree(ROOT / "torch_lowcomm", source / "torch_lowcomm", ignore=shutil.ignore_patterns("*.so", "_build*"))
+    shutil.copy(ROOT / "_torch_lowcomm_autoload.py", source)
+    installed.mkdir(parents=True)
+    (installed / "_build_info.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import torch_lowcomm"],
+        capture_output=True, text=True, timeout=120, cwd=source, env={**os.environ, "PYTHONPATH": str(installed.parent)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    said = done.stderr.splitlines()[-1]
+    assert f"not built in its source folder {source / 'torch_lowcomm'}, which hides the installed {installed}" in said
+
+
 @pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git"])
 def test_build_names_the_torch_it_cannot_use(tmp_path, version):
     (tmp_path / "torch").mkdir()
