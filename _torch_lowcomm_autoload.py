@@ -15,21 +15,20 @@ def register() -> None:
     doing = "register its backend"
     try:
         register_backend()
-        doing = "take gloo's place (LOWCOMM_AS_GLOO)"
-        if _as_gloo():
+        doing = "take gloo's place (LOWCOMM_AS_GLOO=1)"
+        value = os.environ.get("LOWCOMM_AS_GLOO", "")
+        if value not in ("", "0", "1"):
+            said = (
+                f"torch_lowcomm leaves gloo in its place: expected LOWCOMM_AS_GLOO to be 1, 0 or unset, got {value!r}"
+            )
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
+        elif value == "1":
             from torch_lowcomm import as_gloo
 
             as_gloo.install()
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(f"torch_lowcomm could not {doing} with this torch: {why}", RuntimeWarning, stacklevel=2)
-
-
-def _as_gloo() -> bool:
-    value = os.environ.get("LOWCOMM_AS_GLOO", "")
-    if value not in ("", "0", "1"):
-        raise ValueError(f"expected LOWCOMM_AS_GLOO to be 0 or 1, got {value!r}")
-    return value == "1"
 
 
 def register_backend() -> None:

@@ -19,6 +19,7 @@ from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.groups import exact, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
+from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
 
@@ -26,6 +27,7 @@ __all__ = [
     "Codec",
     "Options",
     "Residual",
+    "TwoLevel",
     "__version__",
     "all_reduce",
     "codec",

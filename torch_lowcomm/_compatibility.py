@@ -4,6 +4,8 @@ Read by the build too (`cmake/find_torch.py`), before there is a package: it imp
 """
 
 import importlib.util
+import pathlib
+import sys
 
 OLDEST, NEWEST = (2, 11), (2, 15)
 SUPPORTED = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
@@ -12,6 +14,15 @@ SUPPORTED = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
 def minor(version: str) -> tuple[int, ...]:
     """(2, 13) of "2.13.0+cpu"."""
     return tuple(int(part) for part in version.split(".")[:2])
+
+
+def shadowed(package: pathlib.Path) -> pathlib.Path | None:
+    """The built package of this name that `package`, first on sys.path, hides; None where there is none."""
+    for entry in sys.path:
+        other = (pathlib.Path(entry) / package.name).resolve()
+        if other != package and (other / "_build_info.py").is_file():
+            return other
+    return None
 
 
 def problem(found: str | None, built: str | None) -> str | None:
@@ -25,6 +36,12 @@ def problem(found: str | None, built: str | None) -> str | None:
         return f"torch_lowcomm needs PyTorch {SUPPORTED}: found none; install torch first."
     if minor(found) < OLDEST:
         return f"torch_lowcomm needs PyTorch {SUPPORTED}: found {found}, which is too old."
+    package = pathlib.Path(__file__).resolve().parent
+    if built is None and (hidden := shadowed(package)):
+        return (
+            f"torch_lowcomm's extension is not built in its source folder {package}, which hides the installed {hidden}: "
+            "run from another folder, or build it here with `pip install --no-build-isolation -e .`."
+        )
     if built is None:
         return (
             "torch_lowcomm's extension is not built: run `pip install --no-build-isolation -e .` in its source folder."

@@ -86,7 +86,7 @@ def codec(spec: str) -> Codec:
     Raises:
         ValueError: The text names no codec, or an option or value that this version does not have.
 
-    One that is too coarse for its bucket (1 or 2 bits, 512 elements and more) is warned of.
+    One that is too coarse for its bucket (1 or 2 bits, 512 elements and more) is warned of, with the errors measured there.
     """
     made = Codec(spec)
     caution(made.spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, overload
 
 import torch.distributed as dist
 
@@ -19,8 +19,13 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
         group: A process group; None for the default one.
 
     Raises:
-        ValueError: The group has no lowcomm backend, or there is no default group.
+        TypeError: Something else.
+        ValueError: The group has no lowcomm backend, this rank is not in it, or there is no default group.
     """
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("expected a group that this rank is in, got GroupMember.NON_GROUP_MEMBER")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"expected a process group, or None for the default one, got {type(group).__name__}")
     if group is None:
         if not dist.is_initialized():
             raise ValueError('expected a process group: call init_process_group("lowcomm") first')
@@ -34,19 +39,36 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
     return backend
 
 
-def set_policy(group: dist.ProcessGroup | None, policy: str) -> None:
+@overload
+def set_policy(policy: str, /) -> None: ...
+
+
+@overload
+def set_policy(group: dist.ProcessGroup | None, policy: str) -> None: ...
+
+
+def set_policy(group: Any, policy: str | None = None) -> None:
     """Change what a living group compresses. Collective: every rank of the group calls it.
+
+        lc.set_policy("all_gather=minmax8")             # the default group
+        lc.set_policy(group, "all_gather=minmax8")
 
     Ops issued before keep the old policy. Nothing changes when it raises.
 
     Args:
-        group: The group; None for the default one.
+        group: The group; None, or left out, for the default one.
         policy: Text as for `Options(policy=…)`, e.g. "all_gather=minmax8; reduce_scatter=qsgd8"; "" is exact.
 
     Raises:
+        TypeError: Other arguments, or in another order.
         ValueError: This rank's text is wrong; the part is named.
         DistBackendError: Ranks differ (both texts are named), a peer's text was wrong, or a peer failed.
     """
+    if isinstance(group, str) and policy is None:
+        group, policy = None, group
+    if isinstance(group, str) or not isinstance(policy, str):
+        got = ", ".join(type(argument).__name__ for argument in (group, policy))
+        raise TypeError(f"set_policy: expected (policy text) or (process group, policy text), got ({got})")
     backend = backend_of(group)
     backend.set_policy(policy)
     caution_of_policy(backend.policy)

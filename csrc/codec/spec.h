@@ -102,7 +102,7 @@ uint8_t frameFlags(const CodecSpec& spec);
 std::optional<std::string> misfit(const CodecSpec& spec);
 
 // A sentence for whoever chose this codec where it is allowed but hardly ever what was meant: a coarse grid over a
-// large bucket (1 or 2 bits, 512 elements and more) has an error about as large as the values. None for other codecs.
+// large bucket (1 or 2 bits, 512 elements and more) has an error of half the values or more. None for other codecs.
 std::optional<std::string> caution(const CodecSpec& spec);
 
 }  // namespace lowcomm

@@ -139,7 +139,7 @@ TEST(P2p, RunsBesideACollective) {
   Tensor got = sent.empty();
   const auto gather = [&](int, OpContext& op) {
     std::vector<std::vector<float>> outputs(2, std::vector<float>(input.size()));
-    GatherMessage message{test::single(input.size(), "none"), DType::float32, input.data()};
+    GatherMessage message{{test::single(input.size(), "none")}, DType::float32, input.data()};
     for (auto& output : outputs)
       message.outputs.push_back(output.data());
     allGather(op, {message});

@@ -38,6 +38,8 @@ def _local(r):
     for arguments, named in [({"weights": "foo8"}, "foo8"), ({"gradients": "qsgd9"}, r"expected 1\.\.\.8|qsgd9")]:
         with pytest.raises(ValueError, match=named):
             lc.fsdp.quantize(model, **arguments)
+    with pytest.raises(TypeError, match=r"exact: expected a function of \(name, parameter\).* got list"):
+        lc.fsdp.quantize(model, exact=["0.weight"])
     assert _exact_gathers(r, model)[0] == _exact_gathers(r, model)[1]
     lc.fsdp.quantize(model)
     with pytest.raises(ValueError, match="not quantized yet"):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import _torch_lowcomm_autoload
 import torch_lowcomm as lc
-from torch_lowcomm import _build_info, _compatibility
+from torch_lowcomm import _build_info, _compatibility, cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,21 @@ def test_one_sentence_when_torch_does_not_fit(found, built, says):
     else:
         assert says in message
         assert "\n" not in message
+
+
+def test_a_source_folder_that_hides_the_installed_package_is_named(tmp_path):
+    source, installed = tmp_path / "source", tmp_path / "installed" / "torch_lowcomm"
+    shutil.copytree(ROOT / "torch_lowcomm", source / "torch_lowcomm", ignore=shutil.ignore_patterns("*.so", "_build*"))
+    shutil.copy(ROOT / "_torch_lowcomm_autoload.py", source)
+    installed.mkdir(parents=True)
+    (installed / "_build_info.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import torch_lowcomm"],
+        capture_output=True, text=True, timeout=120, cwd=source, env={**os.environ, "PYTHONPATH": str(installed.parent)},
+    )  # fmt: skip
+    assert done.returncode != 0
+    said = done.stderr.splitlines()[-1]
+    assert f"not built in its source folder {source / 'torch_lowcomm'}, which hides the installed {installed}" in said
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git"])
@@ -159,8 +174,11 @@ def test_torch_imports_where_registering_fails():
 
 def test_a_wrong_as_gloo_is_a_warning(monkeypatch):
     monkeypatch.setenv("LOWCOMM_AS_GLOO", "yes")
-    with pytest.warns(RuntimeWarning, match="expected LOWCOMM_AS_GLOO to be 0 or 1, got 'yes'"):
+    with pytest.warns(RuntimeWarning) as said:
         _torch_lowcomm_autoload.register()
+    assert [str(one.message) for one in said] == [
+        "torch_lowcomm leaves gloo in its place: expected LOWCOMM_AS_GLOO to be 1, 0 or unset, got 'yes'"
+    ]
 
 
 def test_info_reports_and_tests_itself():
@@ -185,8 +203,24 @@ def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
         in run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="scalar").stdout
     )
     done = run("-m", "torch_lowcomm", "info", "--no-self-test", LOWCOMM_KERNELS="mmx")
-    assert done.returncode != 0
-    assert "LOWCOMM_KERNELS" in done.stderr.splitlines()[-1] and "mmx" in done.stderr.splitlines()[-1]
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert "LOWCOMM_KERNELS" in said and "mmx" in said
+
+
+@pytest.mark.parametrize(
+    ("built", "says"),
+    [
+        ("", "no: CUDA tensors are coded on the host"),
+        ("80-real;90-real;90-virtual", "compiled for sm_80, sm_90, PTX of sm_90, not used yet"),
+        ("89", "compiled for sm_89, PTX of sm_89, not used yet"),
+        ("native", "compiled for native, not used yet"),
+    ],
+)
+def test_info_names_what_cuda_kernels_were_compiled_for(monkeypatch, capsys, built, says):
+    monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", built)
+    assert cli.main(["info", "--no-self-test"]) == 0
+    assert f"CUDA kernels    {says}" in capsys.readouterr().out
 
 
 def test_run_names_a_missing_script():

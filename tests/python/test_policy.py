@@ -165,7 +165,7 @@ def _policies(r):
     check_gathered(r, x, "coded", eight)
     lc.set_policy(dist.group.WORLD, "all_gather=minmax4:bucket=128; reduce_scatter=qsgd8")
     check_gathered(r, x, "coded", four)
-    lc.set_policy(None, "reduce_scatter=qsgd8")
+    lc.set_policy("reduce_scatter=qsgd8")
     check_gathered(r, x, "exact")
     dist.all_gather_into_tensor(out, x, group=other)
     assert torch.equal(out[mine], four.roundtrip(x))
@@ -174,6 +174,18 @@ def _policies(r):
     assert torch.equal(out[mine], x)
     with pytest.raises(ValueError, match="lowcomm"):
         lc.set_policy(dist.new_group(backend="gloo"), "all_gather=minmax8")
+    for arguments, got in (
+        (("all_gather=minmax8", dist.group.WORLD), "str, ProcessGroup"),
+        ((dist.group.WORLD,), "ProcessGroup, NoneType"),
+        ((None, None), "NoneType, NoneType"),
+        (("a", "b"), "str, str"),
+    ):
+        with pytest.raises(TypeError, match=rf"expected \(policy text\) or .* got \({got}\)"):
+            lc.set_policy(*arguments)
+    with pytest.raises(TypeError, match="expected a process group, .* got list"):
+        lc.stats([0, 1])
+    with pytest.raises(ValueError, match="this rank is in"):
+        lc.set_policy(dist.GroupMember.NON_GROUP_MEMBER, "")
 
 
 def test_set_policy(pair, quad):

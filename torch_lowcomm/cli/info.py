@@ -67,8 +67,23 @@ def _self_test() -> str | None:
         return "; ".join(problems) or None
 
 
+def _architectures() -> str:
+    """What the CUDA kernels were compiled for, of CMake's words: "sm_80, sm_90, PTX of sm_90"."""
+    words = {"real": "sm_{}", "virtual": "PTX of sm_{}", "": "sm_{0}, PTX of sm_{0}"}
+    said = []
+    for architecture in _build_info.CUDA_ARCHITECTURES.split(";"):
+        number, _, kind = architecture.partition("-")
+        said.append(words[kind].format(number) if number[:1].isdigit() else architecture)  # or "native", "all"
+    return ", ".join(said)
+
+
 def main(arguments: argparse.Namespace) -> int:
-    """Print the report; exit status 1 when the self-test fails."""
+    """Print the report; exit status 1 when the self-test fails, 2 when the environment names kernels that are not here."""
+    try:
+        kernels = _C.kernels()
+    except ValueError as error:
+        print(f"torch_lowcomm info: {error}", file=sys.stderr)
+        return 2
     nccl = torch.cuda.is_available() and dist.is_nccl_available()
     rows = [
         ("torch_lowcomm", __version__),
@@ -78,10 +93,10 @@ def main(arguments: argparse.Namespace) -> int:
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
         (
             "CUDA kernels",
-            ("compiled for sm_80 and sm_90, not used yet" if _build_info.CUDA_KERNELS else "no (built without nvcc)")
+            (f"compiled for {_architectures()}, not used yet" if _build_info.CUDA_ARCHITECTURES else "no")
             + ": CUDA tensors are coded on the host",
         ),
-        ("kernels", f"{_C.kernels()} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
+        ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),
         ("inner backends", "gloo" + (", nccl" if nccl else "; no nccl here")),
         ("machine", f"{platform.machine()}, {os.cpu_count()} cores"),

@@ -74,6 +74,11 @@ def _plans(
     groups: list[ParameterGroup], weights: str, gradients: str, exact: Callable[[str, nn.Parameter], bool] | None
 ) -> list[_Plan]:
     """Everything of `quantize` that can fail on this rank alone."""
+    if exact is not None and not callable(exact):
+        raise TypeError(
+            "fsdp.quantize: exact: expected a function of (name, parameter), for example `lambda name, _: name in names`, "
+            f"got {type(exact).__name__}"
+        )
     weights, gradients = codec(weights).spec, codec(gradients).spec
     if any(g.uses_custom_comm(_LayoutComm) for g in groups):
         raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
@@ -143,6 +148,7 @@ def quantize(
     Raises:
         ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
             one module, or a model that is quantized already. Whatever is raised, the model is as it was.
+        TypeError: `exact` is no function.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
     groups: list[ParameterGroup] = []

@@ -1,0 +1,59 @@
+"""A worker thread for ops that are several collectives: in the order of issue, each with a future."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+_this_thread = threading.local()  # `works` where it is a worker
+
+
+class OpQueue:
+    """Runs ops one after the other on a thread of its own, which ends with this object or the interpreter."""
+
+    def __init__(self, name: str) -> None:
+        self._worker = ThreadPoolExecutor(1, name)
+
+    def issue(
+        self, run: Callable[[], None], tensors: list[torch.Tensor], async_op: bool
+    ) -> Future[torch.Tensor] | None:
+        """Queue an op; wait for it unless `async_op`.
+
+        Args:
+            run: The op.
+            tensors: What it reads and writes, all on one device; the first is its result. On a CUDA device the op comes
+                after what the caller's stream has, on a stream of its own, and who waits for the future waits for that.
+            async_op: Return the future of the result at once.
+
+        Raises:
+            ValueError: A worker, that is a future's callback, would wait.
+        """
+        if not async_op and getattr(_this_thread, "works", False):
+            raise ValueError("expected async_op=True in a callback of a future, which the worker runs; got False")
+        result, stream = tensors[0], None
+        future: Future[torch.Tensor] = Future(devices=[result.device] if result.is_cuda else None)
+        if result.is_cuda:
+            stream = torch.cuda.Stream(result.device)
+            stream.wait_stream(torch.cuda.current_stream(result.device))
+            for tensor in tensors:
+                tensor.record_stream(stream)
+        self._worker.submit(_run, run, result, future, stream)
+        if async_op:
+            return future
+        future.wait()
+        return None
+
+
+def _run(run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: Any) -> None:
+    """An op, on the worker: whatever comes of it, its future ends."""
+    _this_thread.works = True
+    with torch.cuda.stream(stream), torch.no_grad():
+        try:
+            run()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
