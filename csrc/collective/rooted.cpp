@@ -9,6 +9,7 @@
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "collective/plan.h"
 
@@ -28,7 +29,9 @@ class Coded {
     size_t at = 0;
     for (const Run& run : plan.chunks[k].runs) {
       outgoing_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
-        run.encode(whole, elements + run.at * itemBytes(plan.dtype), plan.dtype, draws_);
+        const std::byte* src = elements + run.at * itemBytes(plan.dtype);
+        run.encode(whole, src, plan.dtype, draws_);
+        sample(op_.counters.loss, k, plan.chunks.size(), run, src, plan.dtype, draws_);
       });
       at += run.bytes;
     }
