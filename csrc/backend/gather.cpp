@@ -78,8 +78,8 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
           prepared->finish(queue);
         }
       },
-      [this, work, prepared, op, ranges, state](std::exception_ptr error, const OpCounters& counters) {
-        if (ranges) ranges->report(*state);
+      [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
+        if (ranges) ranges->report();
         OpCounters moved = counters;
         if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
         stats_.moved(op, moved);

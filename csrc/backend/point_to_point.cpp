@@ -172,7 +172,7 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
     Engine& engine = *flight->coded->engine;
     const auto error = engine.beside(flight->message->op, [&] { this->finish(*flight); });
     work.setArrival(flight->prepared->arrived);
-    if (flight->ranges) flight->ranges->report(flight->state);
+    if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
   return c10::make_intrusive<P2pWork>(rank_, coded->type, profilerTitle(options_->name, coded->name()),

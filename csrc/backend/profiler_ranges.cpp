@@ -1,5 +1,7 @@
 #include "backend/profiler_ranges.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/api.h>
 
@@ -10,6 +12,11 @@ namespace lowcomm {
 namespace {
 
 using Clock = OpContext::Clock;
+
+// The profiler that the calling thread has joined; null: none.
+const void* profilerHere() {
+  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+}
 
 const char* nameOf(Doing doing) {
   return doing == Doing::encode ? "::encode" : doing == Doing::wait ? "::wait" : "::decode";
@@ -31,14 +38,30 @@ class ProfilerTime {
 
 std::shared_ptr<ProfilerRanges> ProfilerRanges::ofCaller(const std::string& op) {
   if (!torch::profiler::impl::profilerEnabled()) return nullptr;
-  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op));
+  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op, profilerHere()));
 }
 
-void ProfilerRanges::report(const at::ThreadLocalState& caller) const {
-  if (timeline_.empty()) return;  // it never ran
-  const at::ThreadLocalStateGuard restored(caller);
+void ProfilerRanges::report() const {
+  namespace profiler = torch::autograd::profiler;
+  if (timeline_.empty()) return;            // it never ran
+  if (const void* here = profilerHere()) {  // a message, finished by the thread that is profiled
+    if (here == profiler_) tell();
+    return;
+  }
+  if (!profiler::isProfilerEnabledInMainThread()) return;
+  try {
+    profiler::enableProfilerInChildThread();
+  } catch (const c10::Error&) {
+    return;  // stopped since
+  }
+  if (profilerHere() == profiler_) tell();
+  profiler::disableProfilerInChildThread();
+}
+
+void ProfilerRanges::tell() const {
   const ProfilerTime time;
   const auto tell = [&](const std::string& name, Clock::time_point start, Clock::time_point end) {
+    if (!torch::autograd::profiler::isProfilerEnabledInMainThread()) return;  // it is being stopped: see no more of it
     torch::autograd::profiler::reportBackendEventToActiveKinetoProfiler(
         time.of(start), time.of(end), /*debug_handle=*/-1, at::RecordScope::USER_SCOPE, name, "lowcomm");
   };

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <ATen/ThreadLocalState.h>
-
 #include <memory>
 #include <string>
 
@@ -12,11 +10,11 @@ namespace lowcomm {
 // What torch.profiler shows of an own op: "lowcomm::all_gather" and, inside it, "lowcomm::all_gather::encode",
 // "::wait" and "::decode", on the thread that ran it.
 //
-// The profiler sees the threads that it was started on, and others under the state of one of those. A range that the
-// worker opened by a RecordFunction under that state would be written into the profiler's memory when it closes, which
-// is gone where the profiler was stopped while an op goes on. So the op takes its times down for itself, and hands them
-// over, begin and end, once it has ended and before its Work says so: whoever waits for the op and then stops the
-// profiler has them all.
+// The profiler sees the thread that it was started on, and those that join it. A range that the worker opened by a
+// RecordFunction would be written into the profiler's memory when it closes, which is gone where the profiler was
+// stopped while an op goes on. So the op takes its times down for itself, and hands them over, begin and end, once it
+// has ended and before its Work says so: whoever waits for the op and then stops the profiler has them all. An op that
+// outlives the profiler that it was issued under is not shown, by no later one either.
 class ProfilerRanges {
  public:
   // Null unless a profiler runs on the calling thread: nothing is then taken down.
@@ -27,13 +25,15 @@ class ProfilerRanges {
 
   void add(const Stretch& stretch) { timeline_.push_back(stretch); }
 
-  // Once, when the op has ended: to the profiler that `caller`, the issuing thread's state, names.
-  void report(const at::ThreadLocalState& caller) const;
+  // Once, when the op has ended, on the thread that ran it.
+  void report() const;
 
  private:
-  explicit ProfilerRanges(const std::string& op) : name_("lowcomm::" + op) {}
+  ProfilerRanges(const std::string& op, const void* profiler) : name_("lowcomm::" + op), profiler_(profiler) {}
+  void tell() const;
 
   const std::string name_;
+  const void* const profiler_;  // compared only: it may be gone
   Timeline timeline_;
 };
 

@@ -93,6 +93,9 @@ void OpContext::fail(int peer, const std::string& why) const {
 }
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
+  note([&](OpProgress::State& state) {
+    if (!state.wait) state.wait = {peer, std::nullopt, doing, Clock::now()};  // it failed before there was a wait
+  });
   throw TransferError(story(peer, std::string(doing) + ": " + error.what()), peer, error.kind);
 }
 

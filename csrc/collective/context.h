@@ -139,7 +139,7 @@ class OpContext {
 
   // What the flight record is to know of the op from now on; `change` gets an OpProgress::State.
   template <class F>
-  void note(F&& change) {
+  void note(F&& change) const {
     if (progress) progress->update(change);
   }
 

@@ -23,7 +23,7 @@ class OpProgress {
     uint32_t received = 0, expected = 0;
   };
 
-  // The transfer that the op waits for, or that it failed on.
+  // The transfer that the op waits for, or that it failed on (perhaps when it was to begin).
   struct Wait {
     int peer;
     std::optional<uint32_t> frame;  // its number among those of this op between the two ranks, in its direction

@@ -19,13 +19,36 @@ using Stage = OpProgress::Stage;
 
 constexpr size_t kMostNameCharacters = 80;  // of a group in a file's name
 
+// Bytes of the UTF-8 character that stands at `at`; 0 where none does: a message may be cut anywhere.
+size_t characterAt(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+  const unsigned first = byte(0), second = byte(1);
+  if (first < 0x80) return 1;
+  const size_t length = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  // Of the second byte: no longer form of a character than there need be, no surrogate, nothing beyond U+10FFFF.
+  const unsigned low = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned high = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (first < 0xc2 || first > 0xf4 || second < low || second > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  return length;
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
-  for (const char c : text) {
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
     const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
+    const size_t length = characterAt(text, at);
+    if (length == 0) {
+      out += "\\ufffd";
+    } else if (length > 1) {
+      out += text.substr(at, length);
+      at += length - 1;
+    } else if (c == '"' || c == '\\') {
       out += std::string("\\") + c;
-    } else if (byte < 0x20 || byte >= 0x7f) {
+    } else if (byte < 0x20) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\u%04x", byte);
       out += escaped;

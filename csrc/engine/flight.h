@@ -31,7 +31,7 @@ namespace lowcomm {
 //     "sent_bytes", "received_bytes"   by this rank up to now, frame headers included
 //     "queued_s", "started_s", "ended_s"   null where it has not come so far
 //     "error"             of one that failed, else null
-// Ranks in an op are the group's. Text that is not ASCII stands byte by byte (\u0080 ... \u00ff).
+// Ranks in an op are the group's. The text is UTF-8; bytes of a message that are not stand as U+FFFD.
 class FlightRecord {
  public:
   // Of the last `entries` ops; 0: of none. `folder` is where write() puts it; empty: the system's for temporary files.

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -198,6 +199,27 @@ TEST(Flight, ACallersMistakeIsAFailedOpAndNoFile) {
   EXPECT_TRUE(
       holds(ranks.engine(1).record().json(), {"\"state\": \"failed\"", "\"error\": \"too \\\"long\\\"\\u000a\""}));
   EXPECT_TRUE(folder.files().empty());
+}
+
+// Gloo's messages hold an emoji, and a peer's are cut where they are too long.
+TEST(Flight, TextIsUtf8WhateverAMessageHolds) {
+  MemoryHub hub(1);
+  const auto transport = hub.transport(0);
+  const GroupContext group(*transport, {});
+  FlightRecord record(group, 1, "");
+  for (const char* whole : {"\xc3\xa9", "\xe2\x82\xac", "\xed\x9f\xbf", "\xf0\x9f\x8f\x96", "\xf4\x8f\xbf\xbf"}) {
+    record.add(whole, 1);
+    EXPECT_TRUE(holds(record.json(), {std::string("\"") + whole + "\""}));
+    record.add(std::string(whole).substr(0, strlen(whole) - 1) + "x", 1);
+    EXPECT_TRUE(holds(record.json(), {"\\ufffd", "x\", "}));
+    EXPECT_EQ(record.json().find(whole), std::string::npos);
+  }
+  for (const char* wrong : {"\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80",
+                            "\xf8\x80\x80\x80", "\x80", "\xff"}) {
+    record.add(wrong, 1);
+    const std::string text = record.json();
+    EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+  }
 }
 
 TEST(Flight, MessagesStandInItToo) {

@@ -115,22 +115,3 @@ def _only_what_is_profiled(r):
 
 def test_only_what_is_profiled(pair):
     pair(_only_what_is_profiled)
-
-
-def _op_that_outlives_the_profiler(r):
-    """A profiler that stops while ops are under way, over and over, neither crashes nor breaks the next one."""
-    _init(r)
-    for _ in range(20):
-        with profile(activities=[ProfilerActivity.CPU]):
-            works = [
-                dist.all_gather_into_tensor(torch.empty(N * r.size), torch.ones(N), async_op=True) for _ in range(3)
-            ]
-        for work in works:
-            work.wait()
-    with profile(activities=[ProfilerActivity.CPU]) as prof:
-        OPS["all_gather"](r)
-    assert len(_ranges(prof, "all_gather")[""]) == 1
-
-
-def test_an_op_that_outlives_the_profiler(pair):
-    pair(_op_that_outlives_the_profiler)
