@@ -17,7 +17,7 @@ from torch_lowcomm import fsdp  # noqa: E402
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
-from torch_lowcomm.groups import exact, reset_stats, set_policy, stats  # noqa: E402
+from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
@@ -32,6 +32,7 @@ __all__ = [
     "all_reduce",
     "codec",
     "exact",
+    "flight_record",
     "fsdp",
     "reset_stats",
     "set_policy",

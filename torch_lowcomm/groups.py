@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, overload
@@ -102,11 +103,41 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         went exact though a policy or `fsdp.quantize` named their op), "raw_bytes" (what this rank would have sent
         without a codec), "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes"
         (what it sent itself, frame headers included; None where the inner backend served every call), "ratio" (of
-        raw_bytes less inner_bytes to wire_bytes, or None), "encode_s", "wait_s", "decode_s"}}}
+        raw_bytes less inner_bytes to wire_bytes, or None), "encode_s", "wait_s", "decode_s", "wait_by_peer" (rank in
+        the group: its seconds of wait_s), "straggler" (the rank that was waited for most, or None), "relative_error"
+        (||decoded - x|| / ||x|| over samples of what this rank encoded: some thousands of elements an op, in another
+        place each time; None where nothing was coded, or only by codecs that take more than 16,384 elements at once)}}}
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}
     return {name: backend.stats() for name, backend in backends.items() if backend is not None}
+
+
+def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, Any]]:
+    """What groups are doing, and did last: their last ops and messages (`Options(flight_record=…)` of them).
+
+    At a time-out, at a fault and at `abort()` a group writes the same as JSON into a file, which the error names: in the
+    folder LOWCOMM_FLIGHT_DIR, else the system's for temporary files, by the name
+    lowcomm-flight-<group>-rank<global rank>-pid<pid>-epoch<epoch>.json. A file that cannot be written changes no error but
+    for saying so.
+
+    Args:
+        group: One group; None for every lowcomm group of this process.
+
+    Returns:
+        {group name: {"format" (1), "group", "size", "epoch", "rank" (in the group), "global_rank", "pid", "unix_time_s"
+        (now), "because" (why it was written; "" here), "ops": [oldest first, {"op", "sequence", "state" ("queued",
+        "under way", "done" or "failed"), "description" (what ranks compare: {"tensors", "dtype", "elements a rank",
+        "codec", …}; {} until the op starts), "missing" (peers of which not all frames have come: [{"rank", "received",
+        "expected"}]; frame 0 of a collective is its description), "wait" (what it waits for, or failed on: {"rank",
+        "frame", "doing", "since_s"}, or None), "sent_bytes", "received_bytes", "queued_s", "started_s", "ended_s"
+        (seconds from now, so negative; None for what has not come), "error" (or None)}]}}
+
+        Ranks in an op are the group's. An op that the inner backend serves is under way until somebody asks its Work.
+    """
+    names = _C.backend_names() if group is None else [backend_of(group).group_name]
+    backends = {name: _C.find_backend(name) for name in names}
+    return {name: json.loads(backend.flight_record()) for name, backend in backends.items() if backend is not None}
 
 
 def reset_stats() -> None:

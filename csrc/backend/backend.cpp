@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <climits>
+#include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/c10d_transport.h"
@@ -105,6 +106,8 @@ void LowcommBackend::connect() {
   config.connections = static_cast<int>(settings_.connections);
   config.ring_from = static_cast<int>(std::min<uint64_t>(settings_.ring_from, INT_MAX));
   config.timeout = options_->timeout;
+  config.flight_record = settings_.flight_record;
+  if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;
   engine_ =
       std::make_shared<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)), std::move(config));
 }
@@ -295,11 +298,25 @@ void LowcommBackend::shutdown() {
   if (device_) device_->shutdown();
 }
 
+std::string LowcommBackend::flightRecord() {
+  Engine* engine = running();
+  TORCH_CHECK_WITH(DistBackendError, engine, "lowcomm: flight record of group ", groupName(),
+                   ": expected a living group, got one that is gone");
+  return engine->record().json();
+}
+
 InnerOp LowcommBackend::describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const {
+  auto progress = engine_->record().add(name, static_cast<uint32_t>(sequence));
+  if (progress) {
+    progress->update([&](OpProgress::State& state) {
+      state.description = {{"inner backend", host_->getBackendName() + detail}};
+      state.start();
+    });
+  }
   return {"lowcomm: " + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " [op " +
               name + ", sequence " + std::to_string(sequence) + ", group " + groupName() + ", inner backend " +
               host_->getBackendName() + detail,
-          std::chrono::steady_clock::now()};
+          std::chrono::steady_clock::now(), engine_, std::move(progress)};
 }
 
 // An op of a group that is over fails at once, with the first cause, also where the inner backend would have served it.

@@ -162,6 +162,9 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                               const c10d::ReduceOp& op, Counter counter);
 
+  // The group's last ops and messages as JSON (engine/flight.h).
+  std::string flightRecord();
+
   Settings settings() const;
   const Stats& stats() const { return stats_; }
   Stats& stats() { return stats_; }

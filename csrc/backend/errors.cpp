@@ -31,8 +31,13 @@ std::exception_ptr asTorchError(std::exception_ptr error) {
   }
 }
 
-std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context) {
+std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context,
+                                const std::function<std::string(const std::string& message)>& ending) {
   if (!error) return error;
+  const auto lost = [&](const std::string& why) {
+    const std::string message = context + ": " + why;
+    return make<c10::DistBackendError>(ending ? message + ending(message) : message);
+  };
   try {
     std::rethrow_exception(error);
   } catch (const c10::ValueError&) {
@@ -46,9 +51,9 @@ std::exception_ptr asInnerError(std::exception_ptr error, const std::string& con
   } catch (const c10::DistBackendError& e) {
     return std::current_exception();
   } catch (const c10::Error& e) {
-    return make<c10::DistBackendError>(context + ": " + e.what_without_backtrace());
+    return lost(e.what_without_backtrace());
   } catch (const std::runtime_error& e) {
-    return make<c10::DistBackendError>(context + ": " + e.what());
+    return lost(e.what());
   } catch (...) {
     return std::current_exception();
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <string>
 
 namespace lowcomm {
@@ -20,7 +21,9 @@ auto translated(F&& f) {
 }
 
 // An inner backend's error under lowcomm's name: DistBackendError with op, sequence, group and rank before its own
-// text. Errors that already are ValueError, TypeError or the like stay what they are.
-std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context);
+// text, and what `ending` makes of the whole after it. Errors that already are ValueError, TypeError or the like stay
+// what they are.
+std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context,
+                                const std::function<std::string(const std::string& message)>& ending = {});
 
 }  // namespace lowcomm

@@ -82,7 +82,7 @@ WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensor
     if (coalesced_ && collective) coalesced_->add(work);
     return work;
   } catch (...) {
-    error = asInnerError(std::current_exception(), about.story());
+    error = about.failed(std::current_exception());
   }
   std::rethrow_exception(error);
 }
@@ -206,8 +206,9 @@ void LowcommBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wai
   std::exception_ptr error;
   try {
     host_->monitoredBarrier(opts, wait_all_ranks);
+    about.succeeded();
   } catch (...) {
-    error = asInnerError(std::current_exception(), about.story());
+    error = about.failed(std::current_exception());
   }
   if (error) std::rethrow_exception(error);
 }

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "backend/errors.h"
 #include "backend/prepared.h"
+#include "backend/profiler_ranges.h"
 #include "backend/python_state.h"
 
 namespace lowcomm {
@@ -65,9 +66,11 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
   const std::string op = name;
+  const auto ranges = ProfilerRanges::ofCaller(op);
   engine().submit(
       op,
-      [prepared, queue, state, copies](OpContext& context) {
+      [prepared, queue, state, copies, ranges](OpContext& context) {
+        if (ranges) ranges->follow(context);
         prepared->start();
         prepared->run(context);
         if (copies) {
@@ -75,7 +78,8 @@ WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> 
           prepared->finish(queue);
         }
       },
-      [this, work, prepared, op](std::exception_ptr error, const OpCounters& counters) {
+      [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
+        if (ranges) ranges->report();
         OpCounters moved = counters;
         if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
         stats_.moved(op, moved);

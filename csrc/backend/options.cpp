@@ -46,6 +46,7 @@ uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char*
 }
 
 constexpr int64_t kMostConnections = 64;
+constexpr int64_t kMostRecorded = 65536;
 
 Settings fill(const Options& o, Lookup lookup) {
   constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
@@ -66,6 +67,8 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.connections =
       integer(lookup, o.connections, "connections", "LOWCOMM_CONNECTIONS", settings.connections, 1, kMostConnections);
   settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
+  settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
+                                   settings.flight_record, 0, kMostRecorded);
   return settings;
 }
 
@@ -85,7 +88,7 @@ std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
          ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
-         ", ring_from=" + shown(ring_from) +
+         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "backend/errors.h"
 #include "backend/prepared.h"
+#include "backend/profiler_ranges.h"
 #include "backend/python_state.h"
 #include "collective/p2p.h"
 
@@ -99,7 +100,8 @@ struct LowcommBackend::Flight {
   std::shared_ptr<P2pMessage> message;
   std::shared_ptr<Prepared> prepared;
   std::shared_ptr<DeviceQueue> queue;
-  at::ThreadLocalState state;  // the caller's: copies out keep its inference mode
+  std::shared_ptr<ProfilerRanges> ranges;  // null where no profiler runs
+  at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
 };
 
 // The op as one with a codec, or null where it goes exact.
@@ -144,7 +146,9 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   std::shared_ptr<DeviceQueue> queue;
   Engine& engine = *coded->engine;
   std::shared_ptr<P2pMessage> message;
+  const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
+    if (ranges) ranges->add({Doing::encode, coded->encoded->start, coded->encoded->end});
     message = std::make_shared<P2pMessage>(engine.group(), std::move(*coded->encoded), coded->peer, coded->tag);
   } else {
     if (!coded->tensor.device().is_cpu()) {
@@ -154,6 +158,7 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
     void* output = prepared->writable(coded->tensor).mutable_data_ptr();
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), output, coded->peer, coded->tag);
   }
+  if (ranges) ranges->follow(message->op);
   if (auto error = engine.beside(message->op, [&] { engine.messages().post(message); })) {
     std::rethrow_exception(asTorchError(error));
   }
@@ -161,12 +166,13 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   stats_.moved(coded->name(), message->op.counters);
 
   NoPythonObjects guard;
-  const std::shared_ptr<Flight> flight(new Flight{coded, message, prepared, queue, at::ThreadLocalState()});
+  const std::shared_ptr<Flight> flight(new Flight{coded, message, prepared, queue, ranges, at::ThreadLocalState()});
   // `this` is used in beside() alone: the group's end waits for what runs there, and nothing does afterwards.
   const auto finish = [this, flight](P2pWork& work) {
     Engine& engine = *flight->coded->engine;
     const auto error = engine.beside(flight->message->op, [&] { this->finish(*flight); });
     work.setArrival(flight->prepared->arrived);
+    if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
   return c10::make_intrusive<P2pWork>(rank_, coded->type, profilerTitle(options_->name, coded->name()),
@@ -182,6 +188,7 @@ void LowcommBackend::finish(Flight& flight) {
       OpCounters later;  // the rest was counted when it was posted
       later.wait = flight.message->op.counters.wait;
       later.decode = flight.message->op.counters.decode;
+      later.wait_by_peer = flight.message->op.counters.wait_by_peer;
       backend.stats_.moved(flight.coded->name(), later);
     }
   } count{*this, flight};

@@ -1,11 +1,24 @@
 #include "backend/stats.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace lowcomm {
 namespace {
 double seconds(std::chrono::nanoseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 }  // namespace
+
+std::optional<int> OpStats::straggler() const {
+  const auto most = std::max_element(wait_by_peer_s.begin(), wait_by_peer_s.end());
+  if (most == wait_by_peer_s.end() || *most <= 0) return std::nullopt;
+  return static_cast<int>(most - wait_by_peer_s.begin());
+}
+
+std::optional<double> OpStats::relativeError() const {
+  return encoded > 0 ? std::optional(std::sqrt(loss / encoded)) : std::nullopt;
+}
 
 void Stats::call(const std::string& op, bool exact) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -37,6 +50,11 @@ void Stats::moved(const std::string& op, const OpCounters& counters) {
   stats.encode_s += seconds(counters.encode);
   stats.wait_s += seconds(counters.wait);
   stats.decode_s += seconds(counters.decode);
+  stats.wait_by_peer_s.resize(std::max(stats.wait_by_peer_s.size(), counters.wait_by_peer.size()));
+  for (size_t rank = 0; rank < counters.wait_by_peer.size(); ++rank)
+    stats.wait_by_peer_s[rank] += seconds(counters.wait_by_peer[rank]);
+  stats.loss += counters.loss.lost;
+  stats.encoded += counters.loss.whole;
 }
 
 std::map<std::string, OpStats> Stats::snapshot() const {

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "collective/context.h"
 
@@ -18,7 +20,14 @@ struct OpStats {
   uint64_t inner_bytes = 0;                       // of these, handed to the inner backend, which does not count
   uint64_t wire_bytes = 0;                        // what it sent, headers included; 0 for ops the inner backend serves
   double encode_s = 0, wait_s = 0, decode_s = 0;
-  bool counted = false;  // whether wire_bytes is counted: lowcomm's own ops
+
+  // The peer that was waited for most; nothing where none was.
+  std::optional<int> straggler() const;
+  // ||decoded - x|| / ||x||; nothing where nothing was sampled.
+  std::optional<double> relativeError() const;
+  std::vector<double> wait_by_peer_s;  // of wait_s, by group rank; empty where nothing was waited for
+  double loss = 0, encoded = 0;        // squares over what was sampled of what this rank encoded: of the error, of x
+  bool counted = false;                // whether wire_bytes is counted: lowcomm's own ops
 };
 
 // Thread-safe: callers count calls, the worker counts what moved.

@@ -101,6 +101,26 @@ std::string InnerOp::story() const {
   return what + ", elapsed " + seconds + " s]";
 }
 
+void InnerOp::succeeded() const {
+  if (progress) progress->update([](OpProgress::State& state) { state.end(""); });
+}
+
+std::exception_ptr InnerOp::failed(std::exception_ptr error) const {
+  if (!error || !progress) return asInnerError(error, story());
+  const auto living = engine.lock();
+  const auto end = [this](const std::string& why) {
+    progress->update([&](OpProgress::State& state) { state.end(why); });
+  };
+  const auto told = asInnerError(error, story(), [&](const std::string& message) -> std::string {
+    if (!living) return "";
+    if (progress->over()) return living->record().named();
+    end(message);
+    return living->record().write(message);
+  });
+  end("the inner backend refused it");  // where it has not ended so: a caller's mistake
+  return told;
+}
+
 InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOp op, Tensors outputs,
                      std::shared_ptr<CallbackThreads> threads, std::function<void()> finish)
     : c10d::Work(rank, type),
@@ -133,7 +153,7 @@ void InnerWork::synchronize() {
 }
 
 std::exception_ptr InnerWork::exception() const {
-  return asInnerError(inner_->exception(), outcome_->op.story());
+  return outcome_->op.failed(inner_->exception());
 }
 
 std::vector<at::Tensor> InnerWork::result() {
@@ -154,7 +174,7 @@ bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
     try {
       waited = inner->wait(timeout);
     } catch (...) {
-      failed = asInnerError(std::current_exception(), op.story());
+      failed = op.failed(std::current_exception());
     }
     if (!once) {
       if (failed) std::rethrow_exception(failed);
@@ -192,7 +212,7 @@ FuturePtr InnerWork::getFuture() {
     const bool copied = static_cast<bool>(outcome_->finish);
     future_ = inner->then(
         [outcome = outcome_, copied, outputs = outputs_](c10::ivalue::Future& done) {
-          if (done.hasError()) std::rethrow_exception(asInnerError(done.exception_ptr(), outcome->op.story()));
+          if (done.hasError()) std::rethrow_exception(outcome->op.failed(done.exception_ptr()));
           outcome->succeed();
           return copied ? c10::IValue(outputs) : done.value();
         },

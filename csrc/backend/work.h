@@ -8,6 +8,7 @@
 
 #include "backend/callback_threads.h"
 #include "backend/device_queue.h"
+#include "engine/engine.h"
 
 namespace lowcomm {
 
@@ -64,8 +65,17 @@ class EngineWork : public c10d::Work {
 struct InnerOp {
   std::string what;  // "lowcomm: all_reduce failed on rank 0 of 2 [op all_reduce, ..."
   std::chrono::steady_clock::time_point start;
+  std::weak_ptr<Engine> engine = {};          // whose flight record it stands in
+  std::shared_ptr<OpProgress> progress = {};  // null where nothing is recorded
 
   std::string story() const;  // with the time elapsed
+
+  // The inner backend's error as lowcomm's (asInnerError). The first time it is a peer's or the network's, the flight
+  // record is written, and named at its end.
+  std::exception_ptr failed(std::exception_ptr error) const;
+
+  // For the flight record: it ended well.
+  void succeeded() const;
 };
 
 // An op the inner backend serves. Everything is the inner Work's, but its errors carry lowcomm's account of the op, its
@@ -99,6 +109,7 @@ class InnerWork : public c10d::Work {
     std::function<void()> finish;
     std::once_flag finished;
     void succeed() {
+      op.succeeded();
       if (finish) std::call_once(finished, finish);
     }
     std::mutex mutex;

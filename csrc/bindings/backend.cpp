@@ -74,6 +74,13 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["encode_s"] = s.encode_s;
     entry["wait_s"] = s.wait_s;
     entry["decode_s"] = s.decode_s;
+    py::dict waits;
+    for (size_t rank = 0; rank < s.wait_by_peer_s.size(); ++rank) {
+      if (static_cast<int>(rank) != backend.getRank()) waits[py::int_(rank)] = s.wait_by_peer_s[rank];
+    }
+    entry["wait_by_peer"] = waits;
+    entry["straggler"] = s.straggler();
+    entry["relative_error"] = s.relativeError();
     ops[py::str(op)] = entry;
   }
   return ops;
@@ -104,12 +111,13 @@ void bindBackend(py::module_& m) {
       "help\n"
       "where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many ranks "
       "on\n"
-      "an all_gather goes around a ring, timeout (init_process_group's). Frozen. Every rank of a group must give the\n"
-      "same. Raises ValueError naming the field, what is expected and what it got.")
+      "an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
+      "`flight_record()` shows; 0: none), timeout (init_process_group's). Frozen. Every rank of a group must give the\n"
+      "same, but for flight_record. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
-                       std::optional<int64_t> ring_from) {
+                       std::optional<int64_t> ring_from, std::optional<int64_t> flight_record) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
@@ -117,6 +125,7 @@ void bindBackend(py::module_& m) {
              options->chunk_bytes = chunk_bytes;
              options->connections = connections;
              options->ring_from = ring_from;
+             options->flight_record = flight_record;
              if (timeout) {
                options->timeout = *timeout;
                options->timeout_set = true;
@@ -126,13 +135,15 @@ void bindBackend(py::module_& m) {
            }),
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
-           py::arg("connections") = py::none(), py::arg("ring_from") = py::none())
+           py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
+           py::arg("flight_record") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
       .def_property_readonly("chunk_bytes", [](const Options& o) { return o.chunk_bytes; })
       .def_property_readonly("connections", [](const Options& o) { return o.connections; })
       .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
+      .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
       .def_property_readonly("timeout",
                              [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.
@@ -170,6 +181,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.settings().policy.str(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.settings().min_bytes; })
       .def("stats", &statsOf)
+      .def("flight_record", &LowcommBackend::flightRecord)
       .def("reset_stats", [](LowcommBackend& b) { b.stats().reset(); })
       .def("set_policy", &LowcommBackend::setPolicy, py::arg("policy"), py::call_guard<py::gil_scoped_release>())
       .def(

@@ -6,6 +6,7 @@
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "collective/rank_plans.h"
 
@@ -87,10 +88,13 @@ class Gathering {
 
  private:
   void encode(size_t k, std::span<std::byte> payload) {
-    plans_.of(op_.group.rank()).chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+    const auto& chunks = plans_.of(op_.group.rank()).chunks;
+    chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
       outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
-        run.encode(whole, advance(message_.input, run.at, message_.dtype), message_.dtype,
-                   message_.draws.slot(run.segment));
+        const void* input = advance(message_.input, run.at, message_.dtype);
+        const Draws draws = message_.draws.slot(run.segment);
+        run.encode(whole, input, message_.dtype, draws);
+        sample(op_.counters.loss, k, chunks.size(), run, input, message_.dtype, draws);
       });
     });
   }

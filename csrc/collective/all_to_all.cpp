@@ -8,6 +8,7 @@
 #include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "collective/rank_plans.h"
 
@@ -59,10 +60,13 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   };
   phase.encode = [&](size_t k, int peer, std::span<std::byte> payload) {
     const auto* input = static_cast<const std::byte*>(message.inputs[peer]);
-    sent.of(peer).chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+    const auto& chunks = sent.of(peer).chunks;
+    const Draws draws = message.draws.slot(static_cast<uint32_t>(peer));
+    chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
       outgoing.write(part, run, peer, [&](std::span<std::byte> whole) {
-        run.encode(whole, input + run.at * item, message.dtype, message.draws.slot(static_cast<uint32_t>(peer)),
-                   "for rank " + std::to_string(peer));
+        const std::byte* src = input + run.at * item;
+        run.encode(whole, src, message.dtype, draws, "for rank " + std::to_string(peer));
+        sample(op.counters.loss, k, chunks.size(), run, src, message.dtype, draws);
       });
     });
   };

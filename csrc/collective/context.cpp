@@ -60,13 +60,32 @@ FrameHeader OpContext::header(FrameKind kind) const {
   return header;
 }
 
-void OpContext::wait(Transfer& transfer, int peer, const char* doing) {
-  Stopwatch watch(counters.wait);
+void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame) {
+  const auto since = Clock::now();
+  note([&](OpProgress::State& state) {
+    state.wait = {peer, frame, doing, since};
+    state.sent_bytes = counters.wire_bytes;
+    state.received_bytes = counters.received_bytes;
+  });
+  const auto waited = [&] {
+    const auto now = Clock::now();
+    spent(Doing::wait, since, now);
+    counters.wait_by_peer.resize(group.size());
+    counters.wait_by_peer[peer] += now - since;
+  };
   try {
     transfer.wait(std::chrono::milliseconds(group.timeout_ms.load()));
   } catch (const TransportError& error) {
-    fail(peer, error, doing);
+    waited();
+    fail(peer, error, doing);  // what it waited for stays in the record
   }
+  waited();
+  note([](OpProgress::State& state) { state.wait.reset(); });
+}
+
+void OpContext::spent(Doing doing, Clock::time_point start, Clock::time_point end) {
+  (doing == Doing::encode ? counters.encode : doing == Doing::wait ? counters.wait : counters.decode) += end - start;
+  if (timeline) timeline->push_back({doing, start, end});
 }
 
 void OpContext::fail(int peer, const std::string& why) const {
@@ -74,6 +93,9 @@ void OpContext::fail(int peer, const std::string& why) const {
 }
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
+  note([&](OpProgress::State& state) {
+    if (!state.wait) state.wait = {peer, std::nullopt, doing, Clock::now()};  // it failed before there was a wait
+  });
   throw TransferError(story(peer, std::string(doing) + ": " + error.what()), peer, error.kind);
 }
 

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "codec/error.h"
+#include "collective/progress.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -51,6 +53,8 @@ struct GroupConfig {
   int connections = 1;                         // to every peer, for bulk: frames take them in turn
   int ring_from = 0;                           // an all_gather of so many ranks goes around a ring; 0: none does
   std::chrono::milliseconds timeout{1800000};  // progress deadline
+  size_t flight_record = 0;                    // ops that the flight record holds; each rank's own affair
+  std::string flight_folder;                   // where it is written; empty: the system's for temporary files
 };
 
 // What every op of a group shares.
@@ -73,13 +77,32 @@ struct GroupContext {
   std::string rankName(int rank) const;  // "rank 1 (global 5)"
 };
 
+// What encoding lost, in squares: of ||decoded - x|| and ||x||.
+struct Loss {
+  double lost = 0, whole = 0;
+
+  bool taken() const { return whole > 0; }
+};
+
 // What one op moved and where its time went.
 struct OpCounters {
   uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
   uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
   uint64_t received_bytes = 0;
   std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
+  std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
+  Loss loss;                                           // of a sample of what this rank encoded
 };
+
+// What an op spends its time on.
+enum class Doing : uint8_t { encode, wait, decode };
+
+// A stretch of an op's time, for a profiler.
+struct Stretch {
+  Doing doing;
+  std::chrono::steady_clock::time_point start, end;
+};
+using Timeline = std::vector<Stretch>;
 
 // A transfer with a peer failed, as against what came in it.
 struct TransferError : PeerError {
@@ -100,13 +123,25 @@ class OpContext {
   uint32_t sequence;  // where it is not known from the start it is 0 until then
   const Clock::time_point start;
   OpCounters counters;
+  std::shared_ptr<OpProgress> progress;  // its entry in the flight record; null where nothing is recorded
+  Timeline* timeline = nullptr;          // where a profiler wants to know; else null
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
 
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;
 
-  // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story.
-  void wait(Transfer& transfer, int peer, const char* doing);
+  // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story. `doing` is a
+  // literal; `frame` the frame's number, where it is a frame (OpProgress::Wait).
+  void wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame = std::nullopt);
+
+  // Adds to the counter of what was done, and to the timeline.
+  void spent(Doing doing, Clock::time_point start, Clock::time_point end);
+
+  // What the flight record is to know of the op from now on; `change` gets an OpProgress::State.
+  template <class F>
+  void note(F&& change) const {
+    if (progress) progress->update(change);
+  }
 
   // Runs a check of what `peer` sent: a WireError becomes a PeerError that names it.
   template <class F>
@@ -128,15 +163,18 @@ class OpContext {
   std::string story(int peer, const std::string& why) const;
 };
 
-// Adds the time until it goes out of scope.
+// The time until it goes out of scope is spent on that.
 class Stopwatch {
  public:
-  explicit Stopwatch(std::chrono::nanoseconds& total) : total_(total), start_(OpContext::Clock::now()) {}
-  ~Stopwatch() { total_ += OpContext::Clock::now() - start_; }
+  Stopwatch(OpContext& op, Doing doing) : op_(op), doing_(doing), start_(OpContext::Clock::now()) {}
+  ~Stopwatch() { op_.spent(doing_, start_, OpContext::Clock::now()); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
 
  private:
-  std::chrono::nanoseconds& total_;
-  OpContext::Clock::time_point start_;
+  OpContext& op_;
+  const Doing doing_;
+  const OpContext::Clock::time_point start_;
 };
 
 }  // namespace lowcomm

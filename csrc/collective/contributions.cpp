@@ -67,13 +67,38 @@ void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
   slice.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
     const Draws draws = draws_.slot(slot + run.segment);
     outgoing_.write(part, run, peer, [&](std::span<std::byte> whole) {
-      if (residuals_.empty()) return run.encode(whole, contribution(run, peer), dtype_, draws, of);
+      const void* x = contribution(run, peer);
+      Loss& loss = op_.counters.loss;
+      if (residuals_.empty()) {
+        run.encode(whole, x, dtype_, draws, of);
+        return sample(loss, k, slice.chunks.size(), run, x, dtype_, draws);
+      }
+      float* residual = residuals_[peer] + run.at;
+      const auto window = windowOf(loss, k, slice.chunks.size(), run, draws.step);
+      if (window) withFeedback(x, residual, *window);
       run.countInMessage(of, [&] {
-        fused(run).encodeFeedback(whole, {contribution(run, peer), dtype_}, {residuals_[peer] + run.at, DType::float32},
-                                  run.offset, run.count, draws);
+        fused(run).encodeFeedback(whole, {x, dtype_}, {residual, DType::float32}, run.offset, run.count, draws);
       });
+      if (window) addLost(loss, residual, *window);
     });
   });
+}
+
+// What is encoded of a window, which the residual afterwards no longer tells.
+void Contributions::withFeedback(const void* x, const float* residual, const Window& window) {
+  encoded_.resize(window.count);
+  reduceAssign(encoded_.data(), static_cast<const std::byte*>(x) + window.first * itemBytes(dtype_), dtype_,
+               window.count);
+  reduceInto(encoded_.data(), residual + window.first, DType::float32, ReduceKind::sum, window.count);
+}
+
+// The new residual is what was encoded less what it decodes to.
+void Contributions::addLost(Loss& loss, const float* residual, const Window& window) {
+  std::vector<float>& decoded = decoded_;
+  decoded.resize(window.count);
+  for (uint64_t i = 0; i < window.count; ++i)
+    decoded[i] = encoded_[i] - residual[window.first + i];
+  addLoss(loss, encoded_.data(), decoded.data(), window.count);
 }
 
 // This rank's elements of `run` for `peer`, premultiplied where the reduction says so.

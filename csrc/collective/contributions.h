@@ -10,6 +10,7 @@
 #include "codec/codec.h"
 #include "codec/fused.h"
 #include "collective/context.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "collective/plan.h"
 #include "collective/rank_plans.h"
@@ -80,6 +81,8 @@ class Contributions {
 
  private:
   const void* contribution(const Run& run, int peer);
+  void withFeedback(const void* x, const float* residual, const Window& window);
+  void addLost(Loss& loss, const float* residual, const Window& window);
 
   OpContext& op_;
   const RankPlans& slices_;
@@ -90,6 +93,7 @@ class Contributions {
   const std::vector<float*> residuals_;
   std::optional<FusedCodec> fused_;
   std::vector<std::byte> repaired_;
+  std::vector<float> encoded_, decoded_;  // of the loss's sample
   OutgoingParts outgoing_;
   IncomingParts incoming_;
 };

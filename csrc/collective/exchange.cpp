@@ -32,14 +32,20 @@ struct Peer {
   std::array<Buffer, kWindow> in;
   std::array<std::unique_ptr<Transfer>, kWindow> receiving;
   uint32_t sent = 0, received = 0;  // frames, the description among them: what picks the connection
+  uint32_t taken = 0;               // of those received, waited for
   Buffer description_in;
   std::unique_ptr<Transfer> describing;
 };
 
 // One frame under way to one or more peers.
 struct Outgoing {
+  struct Way {
+    int peer;
+    uint32_t number;  // of the frame, among those to this peer
+    std::unique_ptr<Transfer> transfer;
+  };
   Buffer buffer;
-  std::vector<std::pair<int, std::unique_ptr<Transfer>>> sending;
+  std::vector<Way> sending;
 };
 
 class Runner {
@@ -57,6 +63,7 @@ class Runner {
 
   void run() {
     op_.conversing = true;
+    op_.note([&](OpProgress::State& state) { announce(state); });
     for (int d = 1; d < size_; ++d) {
       Peer& peer = peers_[from(d)];
       peer.description_in = group_.frames.take();
@@ -92,6 +99,25 @@ class Runner {
   }
 
  private:
+  // To the flight record: what will be compared, and how many frames will come.
+  void announce(OpProgress::State& state) const {
+    state.description = exchange_.description.fields;
+    state.frames.resize(size_);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      state.frames[peer].expected = 1;  // the description
+      for (const Round& round : rounds_)
+        state.frames[peer].expected += incoming(peer, round) != nullptr;
+    }
+  }
+
+  // Waits for the next frame from `peer`.
+  void take(Transfer& transfer, int peer, const char* doing) {
+    const uint32_t number = peers_[peer].taken++;
+    op_.wait(transfer, peer, doing, number);
+    op_.note([&](OpProgress::State& state) { state.frames[peer].received = number + 1; });
+  }
+
   int from(int distance) const { return (rank_ - distance + size_) % size_; }
   int to(int distance) const { return (rank_ + distance) % size_; }
   const Phase& phase(const Round& round) const { return exchange_.phases[round.phase]; }
@@ -116,9 +142,9 @@ class Runner {
 
   void send(Outgoing& frame, int peer, size_t bytes) {
     auto data = std::span<const std::byte>(frame.buffer.get(), bytes);
-    const uint32_t tag = tagOf(peers_[peer].sent++);
-    frame.sending.emplace_back(peer,
-                               guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, tag, data); }));
+    const uint32_t number = peers_[peer].sent++, tag = tagOf(number);
+    frame.sending.push_back(
+        {peer, number, guarded(peer, [&] { return group_.transport.isend(Lane::bulk, peer, tag, data); })});
     op_.counters.wire_bytes += bytes;
   }
 
@@ -132,8 +158,8 @@ class Runner {
   }
 
   void settle(Outgoing& frame) {
-    for (auto& [peer, transfer] : frame.sending)
-      op_.wait(*transfer, peer, "sending a frame");
+    for (Outgoing::Way& way : frame.sending)
+      op_.wait(*way.transfer, way.peer, "sending a frame", way.number);
     frame.sending.clear();
   }
 
@@ -195,7 +221,7 @@ class Runner {
         if (gaveUp()) {
           bytes = sealText(memoryOf(frame), FrameKind::error, reason_);
         } else {
-          Stopwatch watch(op_.counters.encode);
+          Stopwatch watch(op_, Doing::encode);
           bytes = seal(frame.buffer, dataHeader(*message, round));
         }
       }
@@ -211,7 +237,7 @@ class Runner {
   }
 
   void encodeRound(const Round& round, std::vector<Outgoing>& slot) {
-    Stopwatch watch(op_.counters.encode);
+    Stopwatch watch(op_, Doing::encode);
     const Phase& now = phase(round);
     const auto encode = [&](Outgoing& frame, int peer, const MessagePlan& message) {
       std::byte* payload = memoryOf(frame).get() + kFrameHeaderBytes;
@@ -250,7 +276,7 @@ class Runner {
   void checkDescriptions() {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
-      op_.wait(*peers_[peer].describing, peer, "waiting for its description of the op");
+      take(*peers_[peer].describing, peer, "waiting for its description of the op");
       op_.blame(peer, [&] {
         auto bytes = group_.frames.span(peers_[peer].description_in);
         FrameHeader got = openFrame(bytes);
@@ -272,8 +298,8 @@ class Runner {
       const int peer = from(d);
       const MessagePlan* message = incoming(peer, round);
       if (!message) continue;
-      op_.wait(*peers_[peer].receiving[r % kWindow], peer, "waiting for a frame");
-      Stopwatch watch(op_.counters.decode);
+      take(*peers_[peer].receiving[r % kWindow], peer, "waiting for a frame");
+      Stopwatch watch(op_, Doing::decode);
       op_.blame(peer, [&] {
         auto bytes = group_.frames.span(peers_[peer].in[r % kWindow]);
         FrameHeader got = openFrame(bytes);
@@ -287,7 +313,7 @@ class Runner {
       });
     }
     if (!gaveUp()) {
-      Stopwatch watch(op_.counters.decode);
+      Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {
         const std::byte* payload = outgoing_[r % kWindow][0].buffer.get() + kFrameHeaderBytes;
         payloads[rank_] = {payload, message->chunks[round.k].payload_bytes};

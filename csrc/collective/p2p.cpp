@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "codec/error.h"
+#include "collective/describe.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
@@ -45,20 +47,24 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 }
 
 EncodedMessage encodeP2p(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws) {
-  EncodedMessage encoded{std::move(plan), {}};
-  Stopwatch watch(encoded.encode);
+  EncodedMessage encoded{std::move(plan), {}, OpContext::Clock::now(), {}, {}};
   OutgoingParts parts;
-  for (const Chunk& chunk : encoded.plan.chunks) {
+  const size_t frames = encoded.plan.chunks.size();
+  for (size_t k = 0; k < frames; ++k) {
+    const Chunk& chunk = encoded.plan.chunks[k];
     encoded.frames.push_back(group.frames.take());
     std::span<std::byte> payload = group.frames.span(encoded.frames.back()).subspan(kFrameHeaderBytes);
     for (const Run& run : chunk.runs) {
       const DType dtype = encoded.plan.dtype;
       const auto* src = static_cast<const std::byte*>(input) + run.at * itemBytes(dtype);
-      parts.write(payload.first(run.bytes), run, 0,
-                  [&](std::span<std::byte> whole) { run.encode(whole, src, dtype, draws.slot(run.segment)); });
+      parts.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) {
+        run.encode(whole, src, dtype, draws.slot(run.segment));
+        sample(encoded.loss, k, frames, run, src, dtype, draws.slot(run.segment));
+      });
       payload = payload.subspan(run.bytes);
     }
   }
+  encoded.end = OpContext::Clock::now();
   return encoded;
 }
 
@@ -70,7 +76,8 @@ P2pMessage::P2pMessage(GroupContext& group, EncodedMessage encoded, int peer, ui
       sends_(true),
       output_(nullptr),
       frames_(std::move(encoded.frames)) {
-  op.counters.encode = encoded.encode;
+  op.counters.encode = encoded.end - encoded.start;
+  op.counters.loss = encoded.loss;
   op.counters.raw_bytes = plan_.rawBytes();
 }
 
@@ -90,6 +97,20 @@ FrameHeader P2pMessage::header(const Chunk& chunk) const {
   return header;
 }
 
+// To the flight record: what both sides must mean, and what will come.
+void P2pMessage::describe(OpProgress::State& state) const {
+  const Described described(plan_);
+  state.sequence = op.sequence;
+  state.description = {{"peer", std::to_string(peer)},
+                       {"tag", std::to_string(tag)},
+                       {"dtype", described.dtype},
+                       {"elements", described.elements},
+                       {"codec", described.codec}};
+  state.frames.resize(op.group.size());
+  if (!sends_) state.frames[peer].expected = static_cast<uint32_t>(plan_.chunks.size());
+  state.start();
+}
+
 void P2p::post(const std::shared_ptr<P2pMessage>& message) {
   // One lock for all: the numbers of a stream are its order on the link.
   std::lock_guard<std::mutex> lock(mutex_);
@@ -97,6 +118,7 @@ void P2p::post(const std::shared_ptr<P2pMessage>& message) {
   message->op.sequence = ++stream.last;
   stream.under_way.push_back(message);
   message->op.conversing = true;
+  message->op.note([&](OpProgress::State& state) { message->describe(state); });
   try {
     message->sends_ ? send(*message) : receive(*message);
   } catch (const TransportError& error) {
@@ -109,7 +131,7 @@ void P2p::send(P2pMessage& message) {
     const FrameHeader header = message.header(message.plan_.chunks[i]);
     const std::span<std::byte> frame(message.frames_[i].get(), kFrameHeaderBytes + header.payload_bytes);
     {
-      Stopwatch watch(message.op.counters.encode);
+      Stopwatch watch(message.op, Doing::encode);
       sealFrame(frame, header);
     }
     message.transfers_.push_back(group_.transport.isend(Lane::bulk, message.peer, kFirstP2pTag + message.tag, frame));
@@ -129,13 +151,17 @@ void P2p::receive(P2pMessage& message) {
 
 void P2p::finish(P2pMessage& message) {
   if (message.sends_) {
-    for (auto& transfer : message.transfers_)
-      message.op.wait(*transfer, message.peer, "sending a frame");
+    for (size_t i = 0; i < message.transfers_.size(); ++i)
+      message.op.wait(*message.transfers_[i], message.peer, "sending a frame", static_cast<uint32_t>(i));
   } else {
     decode(message);
   }
   message.transfers_.clear();
   message.frames_.clear();
+  message.op.note([&](OpProgress::State& state) {
+    state.received_bytes = message.op.counters.received_bytes;
+    state.end("");
+  });
   forget(message);
 }
 
@@ -146,8 +172,10 @@ void P2p::decode(P2pMessage& message) {
     const Chunk& chunk = message.plan_.chunks[i];
     op.wait(*message.transfers_[i], message.peer,
             i > 0 ? "waiting for a frame"
-                  : "waiting for the first frame (a message that its sender leaves exact does not come this way)");
-    Stopwatch watch(op.counters.decode);
+                  : "waiting for the first frame (a message that its sender leaves exact does not come this way)",
+            static_cast<uint32_t>(i));
+    op.note([&](OpProgress::State& state) { state.frames[message.peer].received = static_cast<uint32_t>(i + 1); });
+    Stopwatch watch(op, Doing::decode);
     op.blame(message.peer, [&] {
       const std::span<const std::byte> bytes = group_.frames.span(message.frames_[i]);
       const FrameHeader got = openFrame(bytes);
@@ -173,6 +201,7 @@ void P2p::forget(const P2pMessage& done) {
   auto& under_way = streams_[{done.peer, done.tag, done.sends_}].under_way;
   while (!under_way.empty() && static_cast<int32_t>(under_way.front()->op.sequence - done.op.sequence) <= 0) {
     dropped.push_back(std::move(under_way.front()));
+    dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
     under_way.pop_front();
   }
 }

@@ -37,7 +37,8 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 struct EncodedMessage {
   MessagePlan plan;
   std::vector<BufferPool::Buffer> frames;
-  std::chrono::nanoseconds encode{0};
+  OpContext::Clock::time_point start, end;  // of the encoding
+  Loss loss;
 };
 
 // Encodes all of a message before any of it is sent: a ValueError (a NaN under nonfinite=error, a range beyond delta)
@@ -62,6 +63,7 @@ class P2pMessage {
  private:
   friend class P2p;
   FrameHeader header(const Chunk& chunk) const;
+  void describe(OpProgress::State& state) const;
 
   const MessagePlan plan_;
   const bool sends_;

@@ -9,6 +9,7 @@
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/loss.h"
 #include "collective/parts.h"
 #include "collective/plan.h"
 
@@ -27,7 +28,9 @@ class Coded {
     const auto* elements = static_cast<const std::byte*>(input);
     plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
       outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
-        run.encode(whole, elements + run.at * itemBytes(plan.dtype), plan.dtype, draws_);
+        const std::byte* src = elements + run.at * itemBytes(plan.dtype);
+        run.encode(whole, src, plan.dtype, draws_);
+        sample(op_.counters.loss, k, plan.chunks.size(), run, src, plan.dtype, draws_);
       });
     });
   }

@@ -8,10 +8,30 @@ namespace {
 
 constexpr std::chrono::milliseconds kNoticePatience{500};
 
+std::string whatOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+void noteFailure(OpContext& op, const std::string& why) {
+  op.note([&](OpProgress::State& state) {
+    state.sent_bytes = op.counters.wire_bytes;
+    state.received_bytes = op.counters.received_bytes;
+    state.end(why);
+  });
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
-    : transport_(std::move(transport)), group_(*transport_, std::move(config)), notices_(group_), messages_(group_) {
+    : transport_(std::move(transport)),
+      group_(*transport_, config),
+      record_(group_, config.flight_record, config.flight_folder),
+      notices_(group_),
+      messages_(group_) {
   notices_.watch();
   worker_ = std::thread([this] { loop(); });
 }
@@ -29,7 +49,8 @@ uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32
     if (!ended_why_.empty() || stopping_) {
       refused = ended(op);
     } else {
-      queue_.push_back({std::move(op), sequence, std::move(job), std::move(done)});
+      auto progress = record_.add(op, sequence);
+      queue_.push_back({std::move(op), sequence, std::move(job), std::move(done), std::move(progress)});
     }
   }
   if (refused) {
@@ -49,6 +70,7 @@ std::exception_ptr Engine::beside(OpContext& op, const std::function<void()>& pa
     if (stopping_) return ended(op.op);
     ++beside_;
   }
+  if (!op.progress) op.progress = record_.add(op.op, op.sequence);
   std::exception_ptr error = attempt(op, part);
   {
     // Told under the lock: whoever shuts the group down may destroy it as soon as the count is 0.
@@ -83,6 +105,12 @@ void Engine::abort(const std::string& why) {
     sequence = sequence_;
   }
   notices_.send(why, sequence);
+  // Before what is under way is broken off: what it waits for is what a reader wants to know.
+  const std::string written = record_.write(why);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_why_ = why + written;
+  }
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
   changed_.notify_all();
@@ -115,7 +143,16 @@ void Engine::loop() {
     }
     {
       OpContext op(group_, entry.op, entry.sequence);
-      std::exception_ptr error = attempt(op, [&] { entry.job(op); });
+      op.progress = entry.progress;
+      std::exception_ptr error = attempt(op, [&] {
+        op.note([](OpProgress::State& state) { state.start(); });
+        entry.job(op);
+        op.note([&](OpProgress::State& state) {
+          state.sent_bytes = op.counters.wire_bytes;
+          state.received_bytes = op.counters.received_bytes;
+          state.end("");
+        });
+      });
       entry.done(error, op.counters);
     }
     entry = Entry{};  // what the closures hold goes before anybody who drains goes on
@@ -128,6 +165,12 @@ void Engine::loop() {
 }
 
 std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& job) {
+  const std::exception_ptr error = tried(op, job);
+  if (error) noteFailure(op, whatOf(error));
+  return error;
+}
+
+std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!ended_why_.empty()) return ended(op.op);
@@ -175,6 +218,8 @@ std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
   ask(TransportError::Kind::closed);
   notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + message, op.sequence);
   ask(TransportError::Kind::timed_out);
+  noteFailure(op, message);
+  message += record_.write(message);
   transport_->cancel(Lane::bulk);
   {
     std::lock_guard<std::mutex> lock(mutex_);

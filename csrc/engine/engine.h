@@ -13,6 +13,7 @@
 
 #include "collective/context.h"
 #include "collective/p2p.h"
+#include "engine/flight.h"
 #include "engine/notice.h"
 
 namespace lowcomm {
@@ -60,6 +61,10 @@ class Engine {
   // As drain(), for at most `patience`; whether everything has ended.
   bool drainFor(std::chrono::milliseconds patience);
 
+  // The group's last ops and messages, those of the inner backend too where the caller adds them. Written to a file,
+  // which the error of the group's end names, by a fault and by abort().
+  FlightRecord& record() { return record_; }
+
   // The first cause of the group's end; empty while it lives.
   std::string endedWhy();
 
@@ -73,15 +78,18 @@ class Engine {
     uint32_t sequence;
     Job job;
     Done done;
+    std::shared_ptr<OpProgress> progress;
   };
   void loop();
   std::exception_ptr attempt(OpContext& op, const std::function<void()>& job);
+  std::exception_ptr tried(OpContext& op, const std::function<void()>& job);
   std::exception_ptr abandon(OpContext& op, const std::exception& why);
   std::exception_ptr lose(OpContext& op, const PeerError& lost);
   std::exception_ptr ended(const std::string& op) const;
 
   std::unique_ptr<Transport> transport_;
   GroupContext group_;
+  FlightRecord record_;
   NoticeBoard notices_;
   P2p messages_;
   std::mutex mutex_;

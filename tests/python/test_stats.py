@@ -42,6 +42,15 @@ def _statistics(r):
         assert s["encode_s"] > 0, s
         assert s["wait_s"] > 0, s
         assert s["decode_s"] > 0, s
+        assert set(s["wait_by_peer"]) == set(range(r.size)) - {r.rank}, s
+        assert sum(s["wait_by_peer"].values()) == pytest.approx(s["wait_s"])
+        assert s["straggler"] == max(s["wait_by_peer"], key=s["wait_by_peer"].get), s
+        x = torch.randn(n)
+        whole = ((lc.codec(spec).roundtrip(x) - x).norm() / x.norm()).item()
+        assert s["relative_error"] == pytest.approx(whole, rel=0.2), s
+    assert stats[name]["all_reduce"]["wait_by_peer"] == {}, "the inner backend's"
+    assert stats[name]["all_reduce"]["straggler"] is None
+    assert stats[name]["all_reduce"]["relative_error"] is None
     lc.reset_stats()
     with lc.exact():
         dist.reduce_scatter_tensor(torch.empty(n), torch.randn(n * r.size))
@@ -52,6 +61,7 @@ def _statistics(r):
         assert (s["calls"], s["exact_calls"]) == (1, 1), s
         assert 4 * n * others <= s["wire_bytes"] < 1.01 * 4 * n * others, f"{op} moves (W-1)/W of the whole: {s}"
         assert s["encode_s"] + s["decode_s"] + s["wait_s"] > 0, s
+        assert s["relative_error"] is None, "nothing was coded"
     # Another group counts by itself, and leaves with it.
     other = dist.new_group()
     dist.all_gather_into_tensor(torch.empty(3 * r.size), torch.ones(3), group=other)
@@ -63,6 +73,37 @@ def _statistics(r):
 def test_statistics(pair, quad):
     pair(_statistics)
     quad(_statistics)
+
+
+def _straggler(r, slow):
+    """The rank that comes late is the one that all others waited for; that of messages is their peer."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="p2p=sym4; all_reduce=sym4", min_bytes=0))
+    name = dist.group.WORLD.group_name
+    x = torch.randn(100000)
+    for _ in range(2):
+        dist.barrier()
+        if r.rank == slow:
+            time.sleep(0.3)
+        dist.all_reduce(x.clone())
+    stats = lc.stats()[name]["all_reduce"]
+    if r.rank != slow:
+        assert stats["straggler"] == slow, stats
+    if r.rank < 2:
+        works = [dist.irecv(torch.empty(100000), 1 - r.rank), dist.isend(x, 1 - r.rank)]
+        for work in works:
+            work.wait()
+        stats = lc.stats()[name]
+        assert stats["send"]["relative_error"] == pytest.approx(0.13, rel=0.3), "4 bits of a normal distribution"
+        assert stats["recv"]["relative_error"] is None
+        assert stats["recv"]["straggler"] == 1 - r.rank
+        assert stats["recv"]["wait_by_peer"][1 - r.rank] == stats["recv"]["wait_s"] > 0
+    dist.barrier()
+
+
+def test_straggler(quad):
+    quad(_straggler, 2)
 
 
 def _own_loopback(r):

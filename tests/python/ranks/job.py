@@ -29,7 +29,7 @@ class Job:
                 rank=Rank(r, size, str(self.folder)),
                 body=pickle.dumps((fn, args)),
                 source=str(pathlib.Path(sys.modules[fn.__module__].__file__).parents[fn.__module__.count(".")]),
-                env=dict(env or {}),
+                env={"LOWCOMM_FLIGHT_DIR": str(self.folder), **(env or {})},
                 output=str(self.folder / f"output{r}"),
                 result=str(self.folder / f"result{r}"),
             )

@@ -1,0 +1,242 @@
+// The flight record: what it holds, in which order, what leaves it, and that it is written where an op is lost.
+#include "engine/flight.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <sstream>
+
+#include "collective/all_gather.h"
+#include "collective_cases.h"
+#include "p2p_cases.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm {
+namespace {
+
+using std::chrono::milliseconds;
+using test::holds;
+using test::Outcome;
+using test::Ranks;
+using Stage = OpProgress::Stage;
+
+// A folder of the test's own.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "flight-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::string& path() const { return path_; }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path_))
+      names.push_back(entry.path().filename().string());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream file(path_ + "/" + name);
+    std::stringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::string path_;
+};
+
+Ranks recording(int size, size_t entries, const std::string& folder, milliseconds timeout = milliseconds(20000)) {
+  return Ranks(size, [=](int, GroupConfig& config) {
+    config.group = "a/b \"c\"";
+    config.flight_record = entries;
+    config.flight_folder = folder;
+    config.timeout = timeout;
+  });
+}
+
+// all_gather of as many elements as make `frames` frames.
+void gather(OpContext& op, uint64_t frames) {
+  const uint64_t elements = frames * 16384;
+  const std::vector<float> input(elements, 1);
+  std::vector<std::vector<float>> outputs(op.group.size(), std::vector<float>(elements));
+  GatherMessage message{{test::single(elements, "none")}, DType::float32, input.data()};
+  for (auto& output : outputs)
+    message.outputs.push_back(output.data());
+  allGather(op, {message});
+}
+
+size_t count(const std::string& text, const std::string& part) {
+  size_t found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    ++found;
+  return found;
+}
+
+TEST(Flight, HoldsTheLastOpsInOrder) {
+  Ranks ranks = recording(2, 3, "");
+  for (const char* op : {"one", "two", "three", "four"})
+    ranks.expectRun(op, [](int, OpContext& context) { gather(context, 2); });
+  ranks.engine(0).drain();
+  const std::string text = ranks.engine(0).record().json();
+  EXPECT_TRUE(holds(text, {"\"group\": \"a/b \\\"c\\\"\"", "\"rank\": 0, \"global_rank\": null", "\"because\": \"\"",
+                           "\"op\": \"two\", \"sequence\": 2, \"state\": \"done\"", "\"elements a rank\": \"32768\"",
+                           "\"codec\": \"none\"", "\"missing\": [], \"wait\": null"}));
+  EXPECT_EQ(text.find("\"one\""), std::string::npos);
+  EXPECT_LT(text.find("\"two\""), text.find("\"three\""));
+  EXPECT_LT(text.find("\"three\""), text.find("\"four\""));
+  EXPECT_EQ(count(text, "\"done\""), 3u);
+}
+
+TEST(Flight, BytesAreTheOps) {
+  Ranks ranks = recording(2, 3, "");
+  const OpCounters moved = ranks.expectRun("op", [](int, OpContext& context) { gather(context, 7); })[0];
+  ranks.engine(0).drain();
+  EXPECT_GT(moved.wire_bytes, 7u * 65536);
+  EXPECT_TRUE(
+      holds(ranks.engine(0).record().json(), {"\"sent_bytes\": " + std::to_string(moved.wire_bytes) +
+                                              ", \"received_bytes\": " + std::to_string(moved.received_bytes)}));
+}
+
+TEST(Flight, WhatIsUnderWayStays) {
+  MemoryHub hub(1);
+  const auto transport = hub.transport(0);
+  const GroupContext group(*transport, {});
+  FlightRecord record(group, 3, "");
+  const auto add = [&](const char* op, Stage stage) {
+    auto progress = record.add(op, 1);
+    progress->update([&](OpProgress::State& state) {
+      if (stage != Stage::queued) state.start();
+      if (stage == Stage::done) state.end("");
+    });
+  };
+  add("stuck", Stage::under_way);
+  add("over", Stage::done);
+  add("queued1", Stage::queued);
+  add("queued2", Stage::queued);  // "over" leaves
+  EXPECT_EQ(record.json().find("\"over\""), std::string::npos);
+  add("queued3", Stage::queued);  // the oldest that is queued does
+  EXPECT_EQ(record.json().find("\"queued1\""), std::string::npos);
+  EXPECT_TRUE(holds(record.json(), {"\"stuck\"", "\"queued2\"", "\"queued3\"", "\"description\": {}",
+                                    "\"started_s\": null, \"ended_s\": null"}));
+}
+
+TEST(Flight, NothingIsRecordedWhereNobodyWantsIt) {
+  Folder folder;
+  Ranks ranks = recording(2, 0, folder.path());
+  ranks.expectRun("op", [](int, OpContext& context) {
+    EXPECT_EQ(context.progress, nullptr);
+    gather(context, 1);
+  });
+  ranks.engine(0).abort("enough");
+  EXPECT_EQ(ranks.engine(0).endedWhy(), "enough");
+  EXPECT_TRUE(holds(ranks.engine(0).record().json(), {"\"ops\": []"}));
+  EXPECT_TRUE(folder.files().empty());
+}
+
+TEST(Flight, ATimeOutLeavesAFileThatSaysWhoIsMissing) {
+  Folder folder;
+  Ranks ranks = recording(3, 8, folder.path(), milliseconds(300));
+  ranks.expectRun("before", [](int, OpContext& context) { gather(context, 1); });
+  std::vector<std::future<Outcome>> pending;
+  for (int rank : {0, 1})  // rank 2 never comes
+    pending.push_back(ranks.start(rank, "lost", [](int, OpContext& context) { gather(context, 7); }));
+  pending.push_back(ranks.start(0, "behind", [](int, OpContext& context) { gather(context, 1); }));
+  const auto outcomes = ranks.finish(std::move(pending));
+  const std::string name = "lowcomm-flight-a_b__c_-rank0-pid" + std::to_string(getpid()) + "-epoch0.json";
+  EXPECT_TRUE(holds(outcomes[0].what(), {"op lost", "flight record: " + folder.path() + "/" + name}));
+  EXPECT_TRUE(holds(outcomes[2].what(), {"behind", "First cause", name})) << "what comes later names it too";
+  const auto files = folder.files();
+  EXPECT_EQ(files.size(), 2u) << "one a rank that lost the group, and nothing half written";
+  ASSERT_TRUE(std::find(files.begin(), files.end(), name) != files.end());
+  const std::string text = folder.read(name);
+  EXPECT_TRUE(
+      holds(text, {"\"op\": \"before\", \"sequence\": 1, \"state\": \"done\"",
+                   "\"op\": \"lost\", \"sequence\": 2, \"state\": \"failed\"", "\"elements a rank\": \"114688\"",
+                   "{\"rank\": 2, \"received\": 0, \"expected\": 8}", "\"wait\": {\"rank\": 2, \"frame\": 0",
+                   "\"op\": \"behind\", \"sequence\": 3, \"state\": \"queued\"", "\"because\": \"lowcomm: lost"}));
+}
+
+TEST(Flight, AnAbortLeavesAFileOfWhatWasUnderWay) {
+  Folder folder;
+  Ranks ranks = recording(2, 8, folder.path());
+  std::promise<void> waiting;
+  std::vector<std::future<Outcome>> pending;
+  pending.push_back(ranks.start(0, "slow", [&](int, OpContext& context) {
+    waiting.set_value();
+    gather(context, 7);
+  }));
+  waiting.get_future().wait();
+  while (ranks.engine(0).record().json().find("\"frame\": 0") == std::string::npos)
+    std::this_thread::sleep_for(milliseconds(1));
+  ranks.engine(0).abort("the user asked");
+  const auto outcomes = ranks.finish(std::move(pending));
+  ASSERT_EQ(folder.files().size(), 1u);
+  EXPECT_TRUE(holds(outcomes[0].what(), {"the user asked", folder.path() + "/" + folder.files()[0]}));
+  EXPECT_TRUE(holds(folder.read(folder.files()[0]),
+                    {"\"because\": \"the user asked\"", "\"op\": \"slow\", \"sequence\": 1, \"state\": \"under way\"",
+                     "{\"rank\": 1, \"received\": 0, \"expected\": 8}"}));
+}
+
+TEST(Flight, AFileThatCannotBeWrittenMasksNothing) {
+  Ranks ranks = recording(2, 8, "/proc/no such folder");
+  ranks.engine(0).abort("the user asked");
+  EXPECT_TRUE(
+      holds(ranks.engine(0).endedWhy(), {"the user asked; the flight record could not be written to /proc/no"}));
+}
+
+TEST(Flight, ACallersMistakeIsAFailedOpAndNoFile) {
+  Folder folder;
+  Ranks ranks = recording(2, 8, folder.path());
+  ranks.run("wrong", [](int, OpContext&) { throw ValueError("too \"long\"\n"); });
+  ranks.engine(1).drain();
+  EXPECT_TRUE(
+      holds(ranks.engine(1).record().json(), {"\"state\": \"failed\"", "\"error\": \"too \\\"long\\\"\\u000a\""}));
+  EXPECT_TRUE(folder.files().empty());
+}
+
+// Gloo's messages hold an emoji, and a peer's are cut where they are too long.
+TEST(Flight, TextIsUtf8WhateverAMessageHolds) {
+  MemoryHub hub(1);
+  const auto transport = hub.transport(0);
+  const GroupContext group(*transport, {});
+  FlightRecord record(group, 1, "");
+  for (const char* whole : {"\xc3\xa9", "\xe2\x82\xac", "\xed\x9f\xbf", "\xf0\x9f\x8f\x96", "\xf4\x8f\xbf\xbf"}) {
+    record.add(whole, 1);
+    EXPECT_TRUE(holds(record.json(), {std::string("\"") + whole + "\""}));
+    record.add(std::string(whole).substr(0, strlen(whole) - 1) + "x", 1);
+    EXPECT_TRUE(holds(record.json(), {"\\ufffd", "x\", "}));
+    EXPECT_EQ(record.json().find(whole), std::string::npos);
+  }
+  for (const char* wrong : {"\xc0\x80", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80",
+                            "\xf8\x80\x80\x80", "\x80", "\xff"}) {
+    record.add(wrong, 1);
+    const std::string text = record.json();
+    EXPECT_TRUE(std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; }));
+  }
+}
+
+TEST(Flight, MessagesStandInItToo) {
+  Ranks ranks = recording(2, 8, "");
+  const test::Tensor x = test::Tensor::random(300000, 1);
+  test::Tensor y = x.empty();
+  const auto received = test::receiving(ranks.engine(1), y, 0, 7);
+  EXPECT_TRUE(holds(ranks.engine(1).record().json(),
+                    {"\"op\": \"recv with tag 7\", \"sequence\": 1, \"state\": \"under way\"", "\"peer\": \"0\"",
+                     "\"elements\": \"300000\"", "\"codec\": \"sym4:bucket=1024\"", "{\"rank\": 0, \"received\": 0"}));
+  const auto sent = test::sending(ranks.engine(0), x, 1, 7);
+  test::together(ranks, [&](int rank, Engine& engine) { test::expectFinish(engine, rank == 0 ? sent : received); });
+  for (int rank : {0, 1}) {
+    EXPECT_TRUE(holds(ranks.engine(rank).record().json(),
+                      {rank == 0 ? "send with tag 7" : "recv with tag 7", "\"state\": \"done\"", "\"missing\": []"}));
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,258 @@
+"""What a group says it was doing: `lc.flight_record()` while it lives, and the file that an error names when it is lost."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm.groups import backend_of
+
+DEADLINE_S = 60.0  # the harness's
+NEVER_S = 10 * DEADLINE_S  # waiting for it fails the test
+N = 1 << 18
+OPS = "ops"
+
+
+def _record(group=None):
+    import torch_lowcomm as lc
+
+    (record,) = lc.flight_record(group or dist.group.WORLD).values()
+    return record
+
+
+def _named(message):
+    """The record in the file that an error's text names."""
+    (path,) = re.findall(r"flight record: (\S+\.json)", message)
+    return pathlib.Path(path), json.loads(pathlib.Path(path).read_text())
+
+
+def _gather(r, n=N):
+    return dist.all_gather_into_tensor(torch.empty(n * r.size), torch.ones(n), async_op=True)
+
+
+def _of_a_living_group(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", min_bytes=0, flight_record=5))
+    name = dist.group.WORLD.group_name
+    for _ in range(3):
+        _gather(r).wait()
+    dist.all_reduce(torch.ones(10))
+    works = [dist.irecv(torch.empty(N), 1 - r.rank, tag=4), dist.isend(torch.ones(N), 1 - r.rank, tag=4)]
+    for work in works:
+        work.wait()
+    record = lc.flight_record()[name]
+    assert record == {**_record(), "unix_time_s": record["unix_time_s"], OPS: record[OPS]}
+    assert (record["format"], record["group"], record["size"], record["rank"]) == (1, name, r.size, r.rank)
+    assert (record["pid"], record["because"], record["global_rank"]) == (os.getpid(), "", r.rank)
+    assert abs(record["unix_time_s"] - time.time()) < 60
+    ops = record[OPS]
+    assert [op["op"] for op in ops] == ["all_gather"] * 2 + ["all_reduce", "recv with tag 4", "send with tag 4"]
+    assert [op["sequence"] for op in ops] == [2, 3, 4, 1, 1], "the first of six has left"
+    for op in ops:
+        assert op["state"] == "done", op
+        assert op["queued_s"] <= op["started_s"] <= op["ended_s"] <= 0, op
+        assert (op["missing"], op["wait"], op["error"]) == ([], None, None), op
+    said = ops[1]["description"]
+    assert (said["tensors"], said["dtype"], said["elements a rank"]) == ("1", "float32", str(N))
+    assert said["codec"] == "minmax8:bucket=1024"
+    codes = lc.codec("minmax8:bucket=1024").encoded_bytes(N)
+    assert codes < ops[1]["sent_bytes"] < 1.01 * codes
+    assert codes < ops[1]["received_bytes"] < 1.01 * codes
+    assert ops[2]["description"]["inner backend"].startswith("gloo")
+    assert ops[3]["description"]["peer"] == str(1 - r.rank)
+    dist.barrier()
+    # One that waits for a rank which has not come, and what is queued behind it.
+    if r.rank == 0:
+        works = [_gather(r), _gather(r)]
+        while not (record := _record())[OPS][-2]["wait"]:
+            time.sleep(0.001)
+        waiting, queued = record[OPS][-2:]
+        assert (waiting["state"], queued["state"]) == ("under way", "queued")
+        assert waiting["wait"]["rank"] == 1
+        assert waiting["wait"]["frame"] == 0
+        assert waiting["wait"]["since_s"] <= 0
+        assert waiting["missing"] == [{"rank": 1, "received": 0, "expected": 3}], waiting  # two frames of codes
+        assert queued["started_s"] is None
+        r.say("seen")
+    else:
+        r.hear("seen")
+        works = [_gather(r), _gather(r)]
+    for work in works:
+        work.wait()
+    assert [op["state"] for op in _record()[OPS][-2:]] == ["done"] * 2
+
+
+def test_of_a_living_group(pair):
+    pair(_of_a_living_group)
+
+
+def _lost(r, op, how, timeout_s, policy):
+    """The last rank is killed or stopped in the middle of an op; what the others' errors name says so."""
+    import torch_lowcomm as lc
+
+    def issue(n):
+        if op == "all_gather":
+            return _gather(r, n)
+        return dist.all_reduce(torch.ones(n), async_op=True)
+
+    r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(policy=policy, min_bytes=0))
+    issue(1000).wait()
+    culprit = r.size - 1
+    if r.rank == culprit:
+        issue(1 << 23)
+        time.sleep(0.004)
+        os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    with pytest.raises(dist.DistBackendError) as failure:
+        for _ in range(50):  # the first may have been through before the signal
+            issue(1 << 23).wait()
+    path, record = _named(str(failure.value))
+    name = dist.group.WORLD.group_name
+    assert path.parent == pathlib.Path(os.environ["LOWCOMM_FLIGHT_DIR"])
+    assert re.fullmatch(rf"lowcomm-flight-{name}-rank{r.rank}-pid{os.getpid()}-epoch\d+\.json", path.name)
+    assert not list(path.parent.glob("*.part")), "half a file"
+    assert (record["group"], record["rank"], record["pid"]) == (name, r.rank, os.getpid())
+    failed = next(entry for entry in record[OPS] if entry["state"] == "failed")
+    assert failed["op"] == op
+    assert failed["sequence"] == int(re.search(r"sequence (\d+)", str(failure.value)).group(1))
+    assert record["because"] == failed["error"]
+    assert record["because"] in str(failure.value)
+    if policy or op == "all_gather":
+        assert failed["description"]["elements a rank"] == str(1 << 23)
+        assert failed["wait"]["rank"] != r.rank
+        assert culprit in [entry["rank"] for entry in failed["missing"]], failed
+        assert failed["sent_bytes"] > 0
+        with pytest.raises(dist.DistBackendError, match=re.escape(path.name)):  # "First cause"
+            issue(10).wait()
+    now = _record()  # still to be asked for
+    assert failed["op"] in [entry["op"] for entry in now[OPS] if entry["state"] == "failed"]
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("op", "policy"),
+    [("all_gather", ""), ("all_gather", "all_gather=minmax8"), ("all_reduce", "all_reduce=sym4"), ("all_reduce", "")],
+)
+def test_after_a_killed_peer(op, policy):
+    allowed = {2: -signal.SIGKILL}
+    ranks.run_ranks(_lost, 3, op, "killed", NEVER_S, policy, allow_exit=allowed, timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("policy", ["", "all_gather=minmax8"])
+def test_after_a_time_out(policy):
+    ranks.run_ranks(_lost, 3, "all_gather", "stopped", 2.0, policy, kill_last=[2], timeout=DEADLINE_S)
+
+
+def _lost_message(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy="p2p=sym4", min_bytes=0))
+    dist.barrier()
+    if r.rank == 1:
+        dist.irecv(torch.empty(N), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError) as failure:
+        dist.recv(torch.empty(N), 1, tag=3)
+    _, record = _named(str(failure.value))
+    last = record[OPS][-1]
+    assert (last["op"], last["state"]) == ("recv with tag 3", "failed")
+    assert last["wait"]["rank"] == 1
+    assert last["wait"]["frame"] == 0
+    assert last["missing"] == [{"rank": 1, "received": 0, "expected": 1}]
+
+
+def test_after_a_lost_message():
+    ranks.run_ranks(_lost_message, 2, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
+
+
+def _aborted(r):
+    r.init("lowcomm", timeout_s=NEVER_S)
+    _gather(r).wait()
+    if r.rank == 1:
+        r.hear("over")
+        dist.destroy_process_group()
+        return
+    work = _gather(r)
+    while not _record()[OPS][-1]["wait"]:
+        time.sleep(0.001)
+    backend_of().abort()
+    with pytest.raises(dist.DistBackendError) as failure:
+        work.wait()
+    _, record = _named(str(failure.value))
+    assert record["because"] == "aborted by the program of rank 0"
+    last = record[OPS][-1]
+    assert (last["state"], last["wait"]["rank"]) == ("under way", 1), "written before it was broken off"
+    r.say("over")
+
+
+def test_after_an_abort():
+    ranks.run_ranks(_aborted, 2, timeout=DEADLINE_S)
+
+
+def _nowhere_to_write(r):
+    """The error is the same but for saying so."""
+    r.init("lowcomm", timeout_s=NEVER_S)
+    _gather(r).wait()
+    if r.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match=r"rank 1.*flight record could not be written to /proc/nowhere/"):
+        for _ in range(3):
+            _gather(r).wait()
+
+
+def test_a_file_that_cannot_be_written_masks_nothing():
+    env = {"LOWCOMM_FLIGHT_DIR": "/proc/nowhere"}
+    ranks.run_ranks(_nowhere_to_write, 2, env=env, allow_exit={1: -signal.SIGKILL}, timeout=DEADLINE_S)
+
+
+def _own_affair(r):
+    """Ranks need not agree; 0 is no record, and no file."""
+    import torch_lowcomm as lc
+
+    mine = lc.Options(flight_record=0) if r.rank == 0 else None
+    r.init("lowcomm", pg_options=mine)
+    for _ in range(4):
+        _gather(r).wait()
+    assert len(_record()[OPS]) == (0 if r.rank == 0 else 3)
+    backend_of().abort()
+    written = {
+        int(re.search(r"-rank(\d)-", path.name).group(1)) for path in pathlib.Path(r.folder).glob("lowcomm-flight-*")
+    }
+    assert 0 not in written
+    with pytest.raises(dist.DistBackendError) as failure:
+        _gather(r).wait()
+    if r.rank == 0:
+        assert "flight record" not in str(failure.value).split("rank 1 gave")[0]
+    else:
+        assert 1 in written
+
+
+def test_each_ranks_own_affair():
+    ranks.run_ranks(_own_affair, 2, env={"LOWCOMM_FLIGHT_RECORD": "3"})
+
+
+def test_the_option():
+    import torch_lowcomm as lc
+
+    assert lc.Options().flight_record is None
+    assert lc.Options(flight_record=7).flight_record == 7
+    assert "flight_record=7" in repr(lc.Options(flight_record=7))
+    for wrong in (-1, 65537):
+        with pytest.raises(ValueError, match=rf"flight_record: expected 0 \.\.\. 65536, got {wrong}"):
+            lc.Options(flight_record=wrong)
+
+
+def _wrong_environment(r):
+    with pytest.raises(ValueError, match="LOWCOMM_FLIGHT_RECORD: expected an integer, got 'many'"):
+        r.init("lowcomm")
+
+
+def test_the_environments_number_is_checked():
+    ranks.run_ranks(_wrong_environment, 1, env={"LOWCOMM_FLIGHT_RECORD": "many"})
