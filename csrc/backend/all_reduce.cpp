@@ -26,7 +26,8 @@ std::optional<std::vector<CodecSpec>> LowcommBackend::codecsOf(const std::string
     if (auto codec = chooseCodec(op, tensor, contribution)) codecs.push_back(*codec);
   }
   if (codecs.size() == tensors.size() && !codecs.empty()) return codecs;
-  if (!codecs.empty()) noteExact(op, "coalesced with a tensor that travels exact");
+  for (size_t i = 0; i < codecs.size(); ++i)
+    noteExact(op, "coalesced with a tensor that travels exact");
   return std::nullopt;
 }
 
@@ -38,12 +39,16 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   if (queue) queue->enter();
   const uint64_t key = drawKey();
   const int drawer = globalRank();
+  Tensors hosts;
+  for (const auto& tensor : tensors)
+    hosts.push_back(prepared->inPlace(tensor, queue));
+  // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
   uint32_t slot = 0;
   std::vector<AllReduceMessage> messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    at::Tensor host = prepared->inPlace(tensors[i], queue);
+    const at::Tensor& host = hosts[i];
     messages.push_back({static_cast<uint64_t>(host.numel()),
                         codecs[i],
                         wireType(host.scalar_type()),

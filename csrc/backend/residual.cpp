@@ -1,10 +1,16 @@
 #include "backend/residual.h"
 
+#include <c10/core/InferenceMode.h>
+
 #include <utility>
 
 namespace lowcomm {
 
-Residual::Residual(at::IntArrayRef shape) : value_(at::zeros(shape, at::kFloat)) {}
+// Whatever mode the caller is in: an inference tensor could not be written outside it.
+Residual::Residual(at::IntArrayRef shape) {
+  c10::InferenceMode normal(false);
+  value_ = at::zeros(shape, at::kFloat);
+}
 
 void Residual::expectIdle(const char* what) const {
   TORCH_CHECK_VALUE(!lent_, "lowcomm: residual: ", what,
@@ -21,6 +27,7 @@ void Residual::set(const at::Tensor& value) {
   expectIdle("set");
   TORCH_CHECK_VALUE(value.sizes() == value_.sizes(), "lowcomm: residual: expected shape ", value_.sizes(), ", got ",
                     value.sizes());
+  c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   value_ = value.detach().to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
@@ -30,6 +37,7 @@ float* Residual::begin(int64_t numel) {
   expectIdle("a new op");
   TORCH_CHECK_VALUE(numel == value_.numel(), "lowcomm: residual: expected a tensor of ", value_.numel(),
                     " elements, got ", numel);
+  c10::InferenceMode normal(false);
   at::NoGradGuard no_grad;
   if (!next_.defined()) next_ = at::empty_like(value_);
   next_.copy_(value_);
@@ -41,7 +49,7 @@ void Residual::commit() {
   std::lock_guard<std::mutex> lock(mutex_);
   // A new tensor where somebody holds the old one: what they have read stays what it was.
   std::swap(value_, next_);
-  if (next_.use_count() > 1) next_ = at::Tensor();
+  if (next_.use_count() > 1 || next_.storage().use_count() > 1) next_ = at::Tensor();
   lent_ = false;
 }
 

@@ -7,6 +7,15 @@
 #include "backend/prepared.h"
 
 namespace lowcomm {
+namespace {
+
+int checkedRoot(const char* op, int64_t root, int size) {
+  TORCH_CHECK_VALUE(root >= 0 && root < size, "lowcomm: ", op, ": expected a root among the group's ranks 0...",
+                    size - 1, ", got ", root);
+  return static_cast<int>(root);
+}
+
+}  // namespace
 
 WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* kOp = "broadcast";
@@ -14,11 +23,12 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   if (named(kOp) && !tensors.empty()) codecs = codecsOf(kOp, tensors);
   if (!codecs) return exactBroadcast(tensors, opts);
   expectLiving(kOp);
+  const int root = checkedRoot(kOp, opts.rootRank, size_);
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = tensors[0].device().is_cpu() ? nullptr : &queueOf(tensors[0].device());
   if (queue) queue->enter();
   const uint64_t key = drawKey();
-  const int drawer = globalRank(), root = static_cast<int>(opts.rootRank);
+  const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   std::vector<BroadcastMessage> messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -45,7 +55,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
   if (named(kOp) && inputs.size() == 1) codecs = codecsOf(kOp, inputs);
   if (!codecs) return exactGather(outputs, inputs, opts);
   expectLiving(kOp);
-  const int root = static_cast<int>(opts.rootRank);
+  const int root = checkedRoot(kOp, opts.rootRank, size_);
   const Tensors none;
   const Tensors& to = outputs.empty() ? none : outputs[0];
   const size_t expected = root == rank_ ? static_cast<size_t>(size_) : 0;

@@ -166,7 +166,8 @@ void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
   FloatEnv env;
   const auto addContribution = [&](const Contribution& c, const Pieces& piece, float* sum, bool starts) {
     if (c.own) {
-      const float* own = widened({c.own, dtype}, piece.at(), piece.size(), other_);
+      const DType type = c.own_type == DType::opaque ? dtype : c.own_type;
+      const float* own = widened({c.own, type}, piece.at(), piece.size(), other_);
       if (starts) {
         std::copy_n(own, piece.size(), sum);
       } else {
@@ -195,19 +196,15 @@ void FusedCodec::encodeSum(std::span<std::byte> dst, void* out, DType dtype,
     const std::span<std::byte> own = piece.room(dst, payload_);
     codec_->encode(own, sum, DType::float32, first + piece.at(), piece.size(), draws);
     piece.put(dst, own);
-    const bool wide = dtype == DType::float32;
-    float* decoded = wide ? static_cast<float*>(out) + piece.at() : room(decoded_, piece.size());
-    codec_->decode(decoded, DType::float32, own, first + piece.at(), piece.size());
-    if (!wide) write({out, dtype}, decoded, piece.at(), piece.size());
-    if (lost) keepLost(lost + piece.at(), sum, decoded, average_over > 0 ? average_over : 1, piece.size());
+    codec_->decode(static_cast<std::byte*>(out) + piece.at() * itemBytes(dtype), dtype, own, first + piece.at(),
+                   piece.size());
+    if (!lost) continue;
+    float* left = lost + piece.at();
+    kernels().difference(left, sum, widened({out, dtype}, piece.at(), piece.size(), decoded_), piece.size());
+    for (uint64_t i = 0; average_over > 1 && i < piece.size(); ++i)
+      left[i] *= static_cast<float>(average_over);
+    keepFinite(left, nullptr, piece.size());  // a sum may be beyond the largest number of `dtype`
   }
-}
-
-void FusedCodec::keepLost(float* lost, const float* sum, const float* decoded, int times, uint64_t count) const {
-  kernels().difference(lost, sum, decoded, count);
-  for (uint64_t i = 0; times > 1 && i < count; ++i)
-    lost[i] *= static_cast<float>(times);
-  if (!staysFinite(codec_->spec())) keepFinite(lost, nullptr, count);
 }
 
 }  // namespace lowcomm

@@ -26,6 +26,7 @@ struct State {
 struct Contribution {
   std::span<const std::byte> payload;
   const void* own = nullptr;
+  DType own_type = DType::opaque;  // of the own elements; opaque: that of the result
 };
 
 // A codec together with the arithmetic around it, piece by piece in the cache: what takes encode, decode and passes
@@ -61,10 +62,11 @@ class FusedCodec {
                       const Draws& draws);
 
   // What the owner of a slice makes of all ranks' contributions: their sum in fp32 in the order given, which is that of
-  // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst), the value that
-  // the owner too goes on with. Own elements and out are of `dtype`, out may be an own contribution. Throws ValueError
+  // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst) in `dtype`, the
+  // bits that whoever decodes dst has. Out may be an own contribution of that type. Throws ValueError
   // without contributions, WireError for a payload that is none; dst and out are then unspecified. `lost`, unless null,
-  // takes what the encoding lost of the undivided sum, (sum - decode(dst)) times the divisor: `count` fp32 elements.
+  // takes what the encoding, and the rounding to `dtype`, lost of the undivided sum, (sum - out) times the divisor: `count`
+  // fp32 elements, 0 where that is not finite.
   void encodeSum(std::span<std::byte> dst, void* out, DType dtype, std::span<const Contribution> contributions,
                  int average_over, uint64_t first, uint64_t count, const Draws& draws, float* lost = nullptr);
 
@@ -75,7 +77,6 @@ class FusedCodec {
   const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
   void write(State to, const float* x, uint64_t at, uint64_t count);
   void keep(State to, float* x, uint64_t at, uint64_t count);
-  void keepLost(float* lost, const float* sum, const float* decoded, int times, uint64_t count) const;
 
   std::shared_ptr<const Codec> codec_;
   std::vector<float> work_, other_, decoded_;

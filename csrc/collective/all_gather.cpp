@@ -34,7 +34,15 @@ class Gathering {
     return described;
   }
 
-  uint64_t rawBytes() const { return plans_.of(op_.group.rank()).rawBytes() * (op_.group.size() - 1); }
+  // Its own part to every other; around a ring all parts but the next rank's.
+  uint64_t rawBytes(bool ring) const {
+    const int rank = op_.group.rank(), size = op_.group.size();
+    if (!ring) return plans_.of(rank).rawBytes() * (size - 1);
+    uint64_t bytes = 0;
+    for (int owner = 0; owner < size; ++owner)
+      bytes += owner == (rank + 1) % size ? 0 : plans_.of(owner).rawBytes();
+    return bytes;
+  }
 
   // All at once: each rank to all others.
   Phase direct() {
@@ -131,7 +139,7 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   for (const GatherMessage& message : messages) {
     Gathering& tensor = tensors.emplace_back(op, message);
     described.push_back(tensor.described());
-    op.counters.raw_bytes += tensor.rawBytes();
+    op.counters.raw_bytes += tensor.rawBytes(ring);
     if (!ring) exchange.phases.push_back(tensor.direct());
     for (int step = 0; ring && step < size - 1; ++step)
       exchange.phases.push_back(tensor.relay(step, exchange.phases.size()));

@@ -1,5 +1,6 @@
 #include "collective/all_reduce.h"
 
+#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <deque>
@@ -127,15 +128,13 @@ class Reducing {
     for (int rank = 0; rank < ranks; ++rank)
       all[rank].payload = payloads[rank];
     all[own].own = contributions_.own(run);
+    all[own].own_type = contributions_.ownType();
     const Draws draws = message_.draws.slot(static_cast<uint32_t>(own)).again();
-    const bool feedback = message_.residual != nullptr;
-    std::byte* out = elementsAt(slices_[own].first + run.at);
-    float* wide = feedback ? reinterpret_cast<float*>(scratch(op_.group.accumulator, run.count * 4)) : nullptr;
-    float* lost = feedback ? message_.residual + slices_[own].first + run.at : nullptr;
+    float* lost = message_.residual ? message_.residual + slices_[own].first + run.at : nullptr;
     try {
       run.countInMessage("of the sum", [&] {
-        contributions_.fused(run).encodeSum(codes, feedback ? static_cast<void*>(wide) : out, contributions_.ownType(),
-                                            all, reduction_.average ? ranks : 0, run.offset, run.count, draws, lost);
+        contributions_.fused(run).encodeSum(codes, elementsAt(slices_[own].first + run.at), message_.dtype, all,
+                                            reduction_.average ? ranks : 0, run.offset, run.count, draws, lost);
       });
     } catch (const WireError&) {
       for (int rank = 0; rank < ranks; ++rank) {  // whose it is
@@ -146,18 +145,6 @@ class Reducing {
       }
       throw;
     }
-    if (feedback) finish(out, wide, lost, run.count);
-  }
-
-  // The reduction in the tensor's own type; what that rounds off is lost too.
-  void finish(std::byte* out, const float* reduced, float* lost, uint64_t count) {
-    reduceFinish(out, reduced, message_.dtype, count, 0);
-    if (message_.dtype == DType::float32) return;
-    const float each = reduction_.average ? static_cast<float>(op_.group.size()) : 1.0f;
-    std::vector<float> rounded(count);
-    reduceAssign(rounded.data(), out, message_.dtype, count);
-    for (uint64_t i = 0; i < count; ++i)
-      lost[i] += (reduced[i] - rounded[i]) * each;
   }
 
   // Frame k of the slice that `rank` has reduced.
@@ -195,8 +182,10 @@ void reduceAlone(const AllReduceMessage& message, const Reduction& reduction) {
   reduceInto(message.residual, message.data, message.dtype, ReduceKind::sum, n);
   reduceFinish(message.data, message.residual, message.dtype, n, 0);
   reduceAssign(rounded.data(), message.data, message.dtype, n);
-  for (uint64_t i = 0; i < n; ++i)
-    message.residual[i] -= rounded[i];
+  for (uint64_t i = 0; i < n; ++i) {
+    const float left = message.residual[i] - rounded[i];
+    message.residual[i] = std::isfinite(left) ? left : 0;  // as FusedCodec keeps it
+  }
 }
 
 }  // namespace

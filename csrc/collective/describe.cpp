@@ -23,7 +23,7 @@ std::string joined(const std::vector<Described>& messages, std::string Described
     same = same && message.*value == messages.front().*value;
     list += (list.empty() ? "" : ",") + message.*value;
   }
-  return same && !messages.empty() ? messages.front().*value : bounded(list);
+  return bounded(same && !messages.empty() ? messages.front().*value : list);
 }
 
 std::string codecOf(const MessagePlan& message) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
 #include "collective/loss.h"
@@ -53,6 +54,12 @@ class Coded {
   IncomingParts incoming_;
 };
 
+void expectRoot(const OpContext& op, int root) {
+  if (root >= 0 && root < op.group.size()) return;
+  throw ValueError(op.op + ": expected a root among the ranks 0..." + std::to_string(op.group.size() - 1) + ", got " +
+                   std::to_string(root));
+}
+
 // describe(), with the root before the codec.
 Hello describeRooted(const std::string& op, const std::vector<Described>& messages, int root) {
   Hello hello = describe(op, messages);
@@ -63,6 +70,7 @@ Hello describeRooted(const std::string& op, const std::vector<Described>& messag
 }  // namespace
 
 void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
+  expectRoot(op, root);
   std::deque<Coded> tensors;
   std::vector<Described> described;
   Exchange exchange;
@@ -88,6 +96,7 @@ void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int
 }
 
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
+  expectRoot(op, root);
   std::deque<Coded> tensors;
   std::vector<Described> described;
   Exchange exchange;

@@ -20,7 +20,8 @@ struct BroadcastMessage {
 };
 
 // broadcast of codes: `root` sends its encoded tensor to every rank and decodes it too, so all ranks end with identical
-// bits. Throws as runExchange; TypeError for a dtype that the codec does not take.
+// bits. Throws as runExchange; TypeError for a dtype that the codec does not take,
+// ValueError for a root that is none of the ranks.
 void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root);
 
 struct RootGatherMessage {

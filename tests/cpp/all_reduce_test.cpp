@@ -304,5 +304,43 @@ TEST(ErrorFeedback, NothingIsLostOverRanksAndSteps) {
   }
 }
 
+// Where a sum is beyond the largest number of a 16-bit type, and where a bucket is poisoned: ranks end alike all the
+// same, and a residual holds nothing that it could not go on from.
+TEST(ErrorFeedback, SumsBeyondTheTypeSpoilNothing) {
+  for (const char* name : {"bf16", "sym8", "minmax8", "qsgd8", "gauss4", "topk", "bf16:nonfinite=saturate",
+                           "sym8:nonfinite=poison", "bf16:nonfinite=poison"}) {
+    for (int size : {1, 2, 3}) {
+      for (DType dtype : {DType::float16, DType::bfloat16, DType::float32}) {
+        for (const Reduction& reduction : {kSum, kAverage}) {
+          const bool policy = std::string(name).find("nonfinite") != std::string::npos;
+          Ranks ranks(size);
+          const uint64_t n = 3000;
+          std::vector<std::vector<float>> residuals(size, std::vector<float>(n));
+          for (bool large : {true, false}) {
+            std::vector<Bytes> x(size, Bytes(n * itemBytes(dtype)));
+            for (int rank = 0; rank < size; ++rank) {
+              for (size_t i = 0; i < n; ++i) {
+                const float value = large ? (i % 3 == 0 ? -40000.0f : 40000.0f + static_cast<float>(rank)) : 1.0f;
+                test::fromFloat(dtype, x[rank].data() + i * itemBytes(dtype), value);
+              }
+            }
+            if (large && policy) test::fromFloat(dtype, x[0].data() + 700 * itemBytes(dtype), INFINITY);
+            ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
+              allReduce(op, {{n, CodecSpec::parse(name), dtype, x[rank].data(), drawsOf(rank), residuals[rank].data()}},
+                        reduction);
+            });
+            for (int rank = 1; rank < size; ++rank)
+              EXPECT_TRUE(x[rank] == x[0]) << name << " " << dtypeName(dtype) << ": rank " << rank << " of " << size;
+            for (const auto& residual : residuals) {
+              for (float e : residual)
+                ASSERT_TRUE(std::isfinite(e)) << name << " " << dtypeName(dtype) << " " << reduction.name() << size;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -89,15 +89,25 @@ TEST(Ring, RelaysWhatTheDirectExchangeSends) {
           {counts(size, unit), codec},
           {std::vector<uint64_t>(static_cast<size_t>(size), unit), codec, DType::bfloat16}};
       const auto sent = expectGathered(direct, tensors), relayed = expectGathered(ring, tensors);
-      uint64_t all = 0, all_relayed = 0;
+      uint64_t all = 0, all_relayed = 0, raw = 0, raw_relayed = 0;
       for (int rank = 0; rank < size; ++rank) {
         all += sent[rank].wire_bytes;
         all_relayed += relayed[rank].wire_bytes;
-        EXPECT_EQ(sent[rank].raw_bytes, relayed[rank].raw_bytes);
+        raw += sent[rank].raw_bytes;
+        raw_relayed += relayed[rank].raw_bytes;
       }
       EXPECT_EQ(all, all_relayed) << codec;
+      EXPECT_EQ(raw, raw_relayed) << codec;
     }
   }
+}
+
+TEST(Ring, CountsWhatEachRankSendsOn) {
+  Ranks ranks(3, ringFrom(3));
+  const auto counters = expectGathered(ranks, {{{100000, 0, 5}, "none"}});
+  EXPECT_EQ(counters[0].raw_bytes, 4 * 100005u);  // its own, and rank 2's
+  EXPECT_EQ(counters[1].raw_bytes, 4 * 100000u);
+  EXPECT_EQ(counters[2].raw_bytes, 4 * 5u);
 }
 
 TEST(Ring, OnlyFromSoManyRanksOn) {

@@ -98,5 +98,22 @@ TEST(Rooted, WhatTheRootCannotSendIsNamedEverywhereAndTheGroupGoesOn) {
   }
 }
 
+TEST(Rooted, ARootIsOneOfTheRanks) {
+  Ranks ranks(2);
+  std::vector<float> x(10);
+  for (int root : {-1, 2, 100000}) {
+    const auto sent = ranks.run("broadcast", [&](int, OpContext& op) {
+      broadcast(op, {{10, CodecSpec::parse("minmax8"), DType::float32, x.data(), {}}}, root);
+    });
+    const auto gathered = ranks.run("gather", [&](int, OpContext& op) {
+      gather(op, {{10, CodecSpec::parse("minmax8"), DType::float32, x.data(), {}, {}}}, root);
+    });
+    for (const auto* outcomes : {&sent, &gathered}) {
+      for (const auto& outcome : *outcomes)
+        EXPECT_TRUE(outcome.is<ValueError>() && test::holds(outcome.what(), {"0...1", std::to_string(root)}));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm

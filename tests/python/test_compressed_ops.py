@@ -230,6 +230,9 @@ def _rooted(r, spec):
                     x = values(dtype, n, "gather", q)
                     want = codec.roundtrip(x, seed=draw_key(), stream=q << 16, step=last_step())
                     assert torch.equal(out, want), (dtype, n, root, q)
+    for op in (lambda: dist.broadcast(torch.ones(100), 7), lambda: dist.gather(torch.ones(100), None, dst=7)):
+        with pytest.raises(ValueError, match="root.*7"):
+            op()
     objects = [{"any": "thing"}] if r.rank == 0 else [None]
     dist.broadcast_object_list(objects, 0)  # bytes: exact
     assert objects == [{"any": "thing"}]
@@ -317,6 +320,10 @@ def _feedback(r, average):
             lc.all_reduce(wrong, **kwargs)
     with pytest.raises(TypeError, match="Double"):
         lc.all_reduce(torch.ones(8, dtype=torch.float64), codec="sym4")
+    with torch.inference_mode():
+        inside = lc.Residual(torch.empty(8))
+        lc.all_reduce(torch.ones(8), codec="sym4", residual=inside)
+    lc.all_reduce(torch.ones(8), codec="sym4", residual=inside)
     with pytest.raises(ValueError, match="shape"):
         other.load_state_dict({"value": torch.ones(3)})
 
