@@ -1,0 +1,128 @@
+"""The command line: which rows, how many at a time, and the table."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import report
+
+from faults import table
+from faults.cases import Case, matrix
+
+
+def parser() -> argparse.ArgumentParser:
+    """Of the one command."""
+    top = argparse.ArgumentParser(prog="faults", description="Every op with every fault; cut links need root.")
+    top.add_argument(
+        "--only",
+        nargs="+",
+        default=["*"],
+        metavar="ROW",
+        help="rows by op,kind,fault,when,ranks with wildcards: 'all_*,compressed,kill*,*,4'",
+    )
+    top.add_argument("--jobs", type=int, default=1, help="rows at a time (1); they mostly wait")
+    top.add_argument("--json", type=Path, help="versions, machine, rows with their reasons and errors, gates")
+    top.add_argument("--list", action="store_true", help="the rows and why some are n/a; runs nothing")
+    return top
+
+
+def chosen(patterns: Sequence[str]) -> list[Case]:
+    """Rows that match one of the patterns, in the matrix' order. ValueError when a pattern matches none."""
+    rows = list(matrix())
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in rows):
+            raise ValueError(
+                f"--only: expected rows by op,kind,fault,when,ranks, such as {rows[0].name!r}, got {pattern!r}"
+            )
+    return [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
+
+
+def _work(cases: Sequence[Case], numbers: multiprocessing.Queue, rows: multiprocessing.Queue) -> None:
+    import ranks
+
+    from faults.run import Runner
+
+    try:
+        with Runner() as runner:
+            while (number := numbers.get()) is not None:
+                rows.put((number, runner.run(cases[number])))
+    except BaseException as error:
+        rows.put((None, f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        ranks.close_zygote()
+
+
+def run(cases: Sequence[Case], jobs: int) -> Iterator[tuple[int, object]]:
+    """Numbers and rows as they are done, in processes that share the work. RuntimeError when one of them fails."""
+    context = multiprocessing.get_context("spawn")
+    numbers, rows = context.Queue(), context.Queue()
+    for number in range(len(cases)):
+        numbers.put(number)
+    workers = [context.Process(target=_work, args=(cases, numbers, rows)) for _ in range(jobs)]
+    for worker in workers:
+        numbers.put(None)
+        worker.start()
+    try:
+        for _ in cases:
+            number, row = rows.get()
+            if number is None:
+                raise RuntimeError(row)
+            yield number, row
+    finally:
+        for worker in workers:
+            worker.join(10)
+            if worker.is_alive():
+                worker.terminate()  # as Ctrl-C: a lab removes itself
+                worker.join()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs rows; 1 when one fails, 2 for wrong arguments."""
+    top = parser()
+    args = top.parse_args(argv)
+    try:
+        cases = chosen(args.only)
+        if args.jobs < 1:
+            raise ValueError(f"--jobs: expected 1 or more, got {args.jobs}")
+    except ValueError as error:
+        top.error(str(error))
+    if args.list:
+        for case in cases:
+            print(f"{case.name}{'  n/a: ' if case.impossible() else ''}{case.impossible()}")
+        return 0
+    print(report.heading("faults", rows=f"{len(cases)} of {len(list(matrix()))}", jobs=args.jobs), flush=True)
+    done: dict[int, object] = {}
+    start = time.monotonic()
+    try:
+        for number, row in run(cases, args.jobs):
+            done[number] = row
+            if row.verdict != "n/a":
+                print(table.line(row), flush=True)
+            if args.json and len(done) % 20 == 0:
+                write(args.json, done, start)
+    except KeyboardInterrupt:
+        print("# interrupted", file=sys.stderr)
+    rows = [done[number] for number in sorted(done)]
+    print(table.table(rows))
+    if args.json:
+        write(args.json, done, start)
+    return report.finish(gates(rows), None, {})
+
+
+def gates(rows: Sequence) -> list[report.Gate]:
+    """No row may fail."""
+    return [report.Gate("rows that fail", sum(row.verdict == "FAIL" for row in rows), "==", 0)]
+
+
+def write(path: Path, done: dict[int, object], start: float) -> None:
+    """What is known so far."""
+    rows = [done[number] for number in sorted(done)]
+    content = {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in rows]}
+    report.write_json(path, content, gates(rows))
