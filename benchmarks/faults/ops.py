@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import zlib
 from typing import Any
 
@@ -34,6 +35,11 @@ CODE_ERROR = 0.3
 
 def values(n: int, *key: object) -> torch.Tensor:
     """Normal values that depend on the key alone."""
+    return _drawn(n, *key).clone()
+
+
+@functools.lru_cache(maxsize=64)  # a row asks for the same ones four times
+def _drawn(n: int, *key: object) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(zlib.crc32(repr(key).encode())))
 
 
