@@ -15,10 +15,23 @@ SIGNALS = ("kill -9", "SIGSTOP")
 CUTS = ("long cut", "short cut")
 FRAMES = ("corrupted", "truncated", "duplicated", "older epoch")
 DIFFERENCES = ("another op", "another shape", "another codec")
+# What a rank calls that calls another op.
+OTHER = {
+    "all_reduce": "broadcast",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_gather",
+    "broadcast": "all_reduce",
+    "gather": "broadcast",
+    "send/recv": "all_reduce",
+}
 FAULTS = (*SIGNALS, *CUTS, *FRAMES, *DIFFERENCES)
 WHEN = ("before", "during", "after")
 SIZES = (2, 4)
 
+# An op, and others after it: a frame that comes twice is taken for one of the next op's, and a rank that needs nothing
+# more from who finds it hears of it in the one after that.
+ATTEMPTS = 3
 SLACK_S = 2.0  # how much later than the deadline an error may come
 
 
@@ -71,6 +84,15 @@ class Case:
     def deadline_s(self) -> float:
         """The group's time-out; links of a lab are slow, so theirs is longer, and longer still where it must not pass."""
         return {"long cut": 2.0, "short cut": 6.0}.get(self.fault, 1.0)
+
+    @property
+    def attempts(self) -> int:
+        """Ops that a rank calls, until one fails."""
+        return 2 if self.recovers else ATTEMPTS
+
+    def called(self, rank: int, attempt: int) -> str:
+        """What a rank calls in an attempt, counted from 0."""
+        return OTHER[self.op] if self.fault == "another op" and rank == self.culprit and attempt == 0 else self.op
 
     @property
     def survivors(self) -> int:

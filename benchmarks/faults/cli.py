@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import json
 import multiprocessing
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import ranks
 import report
+from linklab.tools import die_with_us
 
 from faults import table
 from faults.cases import Case, matrix
+from faults.run import Row, Runner
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--jobs", type=int, default=1, help="rows at a time (1); they mostly wait")
     top.add_argument("--json", type=Path, help="versions, machine, rows with their reasons and errors, gates")
+    top.add_argument(
+        "--resume", action="store_true", help="rows that the JSON file has and did not fail are not run again"
+    )
     top.add_argument("--list", action="store_true", help="the rows and why some are n/a; runs nothing")
     return top
 
@@ -43,38 +50,35 @@ def chosen(patterns: Sequence[str]) -> list[Case]:
     return [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
 
 
-def _work(cases: Sequence[Case], numbers: multiprocessing.Queue, rows: multiprocessing.Queue) -> None:
-    import ranks
-
-    from faults.run import Runner
-
+def _work(cases: multiprocessing.Queue, rows: multiprocessing.Queue) -> None:
+    die_with_us()
     try:
         with Runner() as runner:
-            while (number := numbers.get()) is not None:
-                rows.put((number, runner.run(cases[number])))
+            while (case := cases.get()) is not None:
+                rows.put(runner.run(case))
     except BaseException as error:
-        rows.put((None, f"{type(error).__name__}: {error}"))
+        rows.put(f"{type(error).__name__}: {error}")
         raise
     finally:
         ranks.close_zygote()
 
 
-def run(cases: Sequence[Case], jobs: int) -> Iterator[tuple[int, object]]:
-    """Numbers and rows as they are done, in processes that share the work. RuntimeError when one of them fails."""
+def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
+    """Rows as they are done, in processes that share the work. RuntimeError when one of them fails."""
     context = multiprocessing.get_context("spawn")
-    numbers, rows = context.Queue(), context.Queue()
-    for number in range(len(cases)):
-        numbers.put(number)
-    workers = [context.Process(target=_work, args=(cases, numbers, rows)) for _ in range(jobs)]
+    todo, rows = context.Queue(), context.Queue()
+    for case in cases:
+        todo.put(case)
+    workers = [context.Process(target=_work, args=(todo, rows)) for _ in range(jobs)]
     for worker in workers:
-        numbers.put(None)
+        todo.put(None)
         worker.start()
     try:
         for _ in cases:
-            number, row = rows.get()
-            if number is None:
+            row = rows.get()
+            if not isinstance(row, Row):
                 raise RuntimeError(row)
-            yield number, row
+            yield row
     finally:
         for worker in workers:
             worker.join(10)
@@ -89,6 +93,8 @@ def main(argv: Sequence[str]) -> int:
     args = top.parse_args(argv)
     try:
         cases = chosen(args.only)
+        if args.resume and not args.json:
+            raise ValueError("--resume: expected --json with the file to go on with, got none")
         if args.jobs < 1:
             raise ValueError(f"--jobs: expected 1 or more, got {args.jobs}")
     except ValueError as error:
@@ -98,31 +104,43 @@ def main(argv: Sequence[str]) -> int:
             print(f"{case.name}{'  n/a: ' if case.impossible() else ''}{case.impossible()}")
         return 0
     print(report.heading("faults", rows=f"{len(cases)} of {len(list(matrix()))}", jobs=args.jobs), flush=True)
-    done: dict[int, object] = {}
+    done: dict[Case, Row] = {}
+    if args.resume:
+        done = {row.case: row for row in earlier(args.json) if row.verdict != "FAIL"}
+        cases = [case for case in cases if case not in done]
     start = time.monotonic()
     try:
-        for number, row in run(cases, args.jobs):
-            done[number] = row
+        for row in run(cases, args.jobs):
+            done[row.case] = row
             if row.verdict != "n/a":
                 print(table.line(row), flush=True)
             if args.json and len(done) % 20 == 0:
-                write(args.json, done, start)
+                write(args.json, in_order(done), start)
     except KeyboardInterrupt:
         print("# interrupted", file=sys.stderr)
-    rows = [done[number] for number in sorted(done)]
+    rows = in_order(done)
     print(table.table(rows))
     if args.json:
-        write(args.json, done, start)
+        write(args.json, rows, start)
     return report.finish(gates(rows), None, {})
 
 
-def gates(rows: Sequence) -> list[report.Gate]:
+def gates(rows: Sequence[Row]) -> list[report.Gate]:
     """No row may fail."""
     return [report.Gate("rows that fail", sum(row.verdict == "FAIL" for row in rows), "==", 0)]
 
 
-def write(path: Path, done: dict[int, object], start: float) -> None:
+def in_order(done: dict[Case, Row]) -> list[Row]:
+    """Of the matrix."""
+    return [done[case] for case in matrix() if case in done]
+
+
+def earlier(path: Path) -> list[Row]:
+    """Rows of a JSON file; none where there is no file yet."""
+    return [Row.from_json(row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
+def write(path: Path, rows: Sequence[Row], start: float) -> None:
     """What is known so far."""
-    rows = [done[number] for number in sorted(done)]
     content = {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in rows]}
     report.write_json(path, content, gates(rows))

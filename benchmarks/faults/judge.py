@@ -21,13 +21,14 @@ class Verdict:
     said: str  # one of the errors
 
 
-def named(case: Case, rank: int, message: str) -> list[str]:
+def named(case: Case, rank: int, attempt: int, message: str) -> list[str]:
     """What is missing in an error: the op, this rank, a sequence number, the group, the time; of lowcomm's own a peer too.
 
     What gloo serves knows no peer but of a message. A rank may hear of the group's end from an op that only says what the
     first cause was; that has all this in it then.
     """
-    op = "(send|recv)" if case.op == "send/recv" else case.op
+    called = case.called(rank, attempt)
+    op = "(send|recv)" if called == "send/recv" else called
     parts = [op, rf"rank {rank}\b", r"sequence \d+", r"group", r"elapsed \d+\.\d+ s"]
     if case.own:
         parts += [r"rank \d+.* and rank \d+|aborted by the program of rank \d+", r"bytes sent \d+, bytes received \d+"]
@@ -71,7 +72,7 @@ def judge(case: Case, facts: list[Facts | None]) -> Verdict:
             said = attempt["message"]
             if attempt["error"] != "DistBackendError":
                 reasons.append(f"rank {rank}: expected a DistBackendError, got {attempt['error']}: {said[:300]}")
-            if missing := named(case, rank, said):
+            if missing := named(case, rank, i, said):
                 reasons.append(f"rank {rank}: no {missing} in: {said[:300]}")
             late.append(attempt["ended"] - _began(case, facts, rank, i) - case.deadline_s)
             if late[-1] > SLACK_S:

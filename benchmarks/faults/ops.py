@@ -11,23 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from faults.cases import OPS, SPEC, Case
+from faults.cases import OPS, OTHER, SPEC, Case
 
 POLICY_KEYS = (*OPS[:-1], "p2p")
 POLICY = "; ".join(f"{key}={SPEC}" for key in POLICY_KEYS)
 CHUNK_BYTES = 65536
 # Between two ranks: three frames of the smallest size, in codes and as they are.
 PAIR_ELEMENTS = {"compressed": 320 * 1024, "exact": 40 * 1024}
-# What a rank calls that calls another op, of the same elements where there is one.
-OTHER = {
-    "all_reduce": "broadcast",
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "all_to_all": "all_gather",
-    "broadcast": "all_reduce",
-    "gather": "broadcast",
-    "send/recv": "all_reduce",
-}
 OTHER_SPEC = "sym8:bucket=1024"
 # Of the sum of squares, of codes of 4 bits rounded twice (all_reduce) on normal values.
 CODE_ERROR = 0.3

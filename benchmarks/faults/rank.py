@@ -170,10 +170,14 @@ class Player:
         return not attempt.error
 
     def _attempts(self, **first: Any) -> None:
-        """The op, and another one after it, which hears of the fault at the latest."""
+        """The op, and others after it until one fails."""
         if self._attempt(**first):
-            self._attempt()
+            self._attempts_left()
         self.r.say(f"over{self.r.rank}")
+
+    def _attempts_left(self) -> None:
+        while len(self.facts.attempts) < self.case.attempts and self._attempt():
+            pass
 
     # ---- faults ----
 
@@ -197,7 +201,7 @@ class Player:
         elif when == "after":
             self._attempt()
             self._strike()
-            self._attempts()
+            self._attempts_left()
         elif self.tap:
 
             def act(frame: tap.Frame) -> list[tap.Frame]:
@@ -226,7 +230,7 @@ class Player:
         if case.when == "after":
             if self._attempt():
                 r.hear("fault", _PEER_PATIENCE_S)
-                self._attempt()
+                self._attempts_left()
             r.say(f"over{r.rank}")
         else:
             self._attempts(issued=lambda _: r.say(f"in{r.rank}"))
@@ -301,7 +305,7 @@ class Player:
             self._sever()
             mending = self._mending()
         self.facts.fault_at = float(r.hear("fault", _PEER_PATIENCE_S))
-        self._attempt()
+        self._attempts_left()
         r.say(f"over{r.rank}")
         if self.culprit:
             mending.join()

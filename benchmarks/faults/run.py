@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import signal
 import tempfile
 import threading
@@ -42,6 +43,12 @@ class Row:
             del row["facts"]
         return {**row.pop("case"), **row}
 
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> Row:
+        """What `to_json` gave."""
+        case = Case(*(row[field.name] for field in dataclasses.fields(Case)))
+        return Row(case, *(row.get(field.name, []) for field in dataclasses.fields(Row)[1:]))
+
 
 class Runner:
     """Runs rows one after another; keeps the labs it made. A context manager."""
@@ -68,7 +75,7 @@ class Runner:
                 facts = ranks.run_ranks(play, case.size, case, home, timeout=_ROW_DEADLINE_S, allow_exit=allow)
             verdict = judge.judge(case, facts)
         except (ranks.RanksFailed, LabError) as error:
-            verdict = judge.Verdict(False, [str(error)[-4000:]], None, "")
+            verdict = judge.Verdict(False, [_cause(str(error)), str(error)[-4000:]], None, "")
         seconds = time.monotonic() - start
         word = "PASS" if verdict.passed else "FAIL"
         return Row(case, word, verdict.reasons, verdict.late_s, verdict.said, seconds, facts)
@@ -93,6 +100,14 @@ class Runner:
                 over.set()
                 thread.join()
                 lab.restore(case.culprit)
+
+
+def _cause(report: str) -> str:
+    """The line of a failed job's report that says most."""
+    told = re.search(r"^\s*what\(\):.*$", report, re.MULTILINE) or re.search(
+        r"^\w*(Error|Exception)\b.*$", report, re.MULTILINE
+    )
+    return told[0].strip() if told else report.splitlines()[0]
 
 
 def _serve(lab: Lab, host: int, folder: Path, over: threading.Event) -> None:
