@@ -94,6 +94,11 @@ class Case:
         """What a rank calls in an attempt, counted from 0."""
         return OTHER[self.op] if self.fault == "another op" and rank == self.culprit and attempt == 0 else self.op
 
+    def framed(self, rank: int, attempt: int) -> bool:
+        """Whether lowcomm serves what a rank calls, and not gloo: one that leaves the codec may get gloo's op."""
+        odd = self.fault == "another codec" and rank == self.culprit and attempt == 0
+        return self.own and not (odd and self.op not in (*OWN_EXACT, "all_reduce"))
+
     @property
     def survivors(self) -> int:
         """Ranks of the group that is made afterwards."""

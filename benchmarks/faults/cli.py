@@ -13,7 +13,9 @@ from pathlib import Path
 
 import ranks
 import report
-from linklab.tools import die_with_us
+from linklab.cli import EXIT_UNAVAILABLE
+from linklab.errors import LabUnavailable
+from linklab.tools import check, die_with_us
 
 from faults import table
 from faults.cases import Case, matrix
@@ -88,7 +90,7 @@ def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs rows; 1 when one fails, 2 for wrong arguments."""
+    """Runs rows; 1 when one fails, 2 for wrong arguments, 77 where links are to be cut and no lab can be made."""
     top = parser()
     args = top.parse_args(argv)
     try:
@@ -110,12 +112,17 @@ def main(argv: Sequence[str]) -> int:
         cases = [case for case in cases if case not in done]
     start = time.monotonic()
     try:
+        if any(case.cut for case in cases):
+            check()
         for row in run(cases, args.jobs):
             done[row.case] = row
             if row.verdict != "n/a":
                 print(table.line(row), flush=True)
             if args.json and len(done) % 20 == 0:
                 write(args.json, in_order(done), start)
+    except LabUnavailable as error:
+        print(f"faults: {error}; rows without a cut link need none: --only '*,kill*' …", file=sys.stderr)
+        return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         print("# interrupted", file=sys.stderr)
     rows = in_order(done)

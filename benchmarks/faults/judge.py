@@ -8,7 +8,7 @@ from typing import Any
 
 from faults.cases import FRAMES, SLACK_S, Case
 
-Facts = dict[str, Any]  # rank.Facts as a dict
+Facts = dict[str, Any]  # facts.Facts as a dict
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ def named(case: Case, rank: int, attempt: int, message: str) -> list[str]:
     called = case.called(rank, attempt)
     op = "(send|recv)" if called == "send/recv" else called
     parts = [op, rf"rank {rank}\b", r"sequence \d+", r"group", r"elapsed \d+\.\d+ s"]
-    if case.own:
+    if case.framed(rank, attempt):
         parts += [r"rank \d+.* and rank \d+|aborted by the program of rank \d+", r"bytes sent \d+, bytes received \d+"]
     return [part for part in parts if not re.search(part, message)]
 

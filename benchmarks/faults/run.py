@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import ranks
-from linklab import Lab, LabError
+from linklab import Lab, LabError, LabUnavailable
 
 from faults import judge
 from faults.cases import Case
-from faults.rank import Home, play
+from faults.home import Home
+from faults.rank import play
 
 _ROW_DEADLINE_S = 75.0
 _MBIT_PER_PEER = 4  # of a lab's links, so that every op lasts some tenths of a second
@@ -74,6 +75,8 @@ class Runner:
             with self._home(case) as home:
                 facts = ranks.run_ranks(play, case.size, case, home, timeout=_ROW_DEADLINE_S, allow_exit=allow)
             verdict = judge.judge(case, facts)
+        except LabUnavailable:
+            raise
         except (ranks.RanksFailed, LabError) as error:
             verdict = judge.Verdict(False, [_cause(str(error)), str(error)[-4000:]], None, "")
         seconds = time.monotonic() - start
