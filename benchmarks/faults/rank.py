@@ -94,7 +94,9 @@ class Player:
             attempt.equal = same_bits(op.outputs, self.reference)
         if op and op.residual:
             now = op.residual.value
-            kept, committed = torch.equal(now, op.residual_before), torch.equal(now, self.residual_after)
+            kept = torch.equal(now, op.residual_before)
+            # Another op than the row's may be lent one where the undisturbed run had none.
+            committed = self.residual_after is not None and torch.equal(now, self.residual_after)
             attempt.residual = "kept" if kept else "committed" if committed else "changed"
         return not attempt.error
 
