@@ -1,0 +1,77 @@
+"""The last rank's link is cut before the op, while its bytes are on the way, or before the next one; and restored."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from faults.home import interface_bytes
+from faults.ops import Issued
+
+if TYPE_CHECKING:
+    from faults.rank import Player
+
+_SHORT_S = 0.5
+_UNDER_WAY = 16 << 10  # bytes across the interface, of 160 KiB and more
+
+
+def play(player: Player) -> None:
+    """The row's part of one rank; returns once the link is back."""
+    threads: list[threading.Thread] = []
+    {"before": _before, "during": _during, "after": _after}[player.case.when](player, threads)
+    player.r.say(f"over{player.r.rank}")
+    for thread in threads:
+        thread.join()
+    player.hear("restored")
+
+
+def _cut(player: Player, threads: list[threading.Thread]) -> None:
+    """Cuts; a thread restores, half a second later or once every rank has given up."""
+    home = player.home
+    assert home
+
+    def restore() -> None:
+        if player.case.recovers:
+            time.sleep(_SHORT_S)
+        else:
+            for rank in range(player.case.size):
+                player.hear(f"over{rank}")
+        home.ask("restore")
+        player.r.say("restored")
+
+    home.ask("cut")
+    player.facts.fault_at = time.monotonic()
+    player.r.say("fault", player.facts.fault_at)
+    threads.append(threading.Thread(target=restore))
+    threads[-1].start()
+
+
+def _before(player: Player, threads: list[threading.Thread]) -> None:
+    if player.culprit:
+        _cut(player, threads)
+    player.facts.fault_at = float(player.hear("fault"))
+    player.attempts()
+
+
+def _during(player: Player, threads: list[threading.Thread]) -> None:
+    start = interface_bytes()
+
+    def begun(_: Issued) -> None:
+        end = time.monotonic() + player.case.deadline_s
+        while interface_bytes() < start + _UNDER_WAY and time.monotonic() < end:
+            time.sleep(0.001)
+        _cut(player, threads)
+
+    player.attempts(issued=begun if player.culprit else None)
+    player.facts.fault_at = float(player.hear("fault"))
+
+
+def _after(player: Player, threads: list[threading.Thread]) -> None:
+    if not player.attempt():
+        raise AssertionError(f"expected the op before the cut to succeed: {player.facts.attempts[0].message}")
+    player.together("through")
+    if player.culprit:
+        _cut(player, threads)
+    player.facts.fault_at = float(player.hear("fault"))
+    player.attempts_left()
