@@ -1,21 +1,43 @@
 #include "backend/profiler_ranges.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/api.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace lowcomm {
 namespace {
 
 using Clock = OpContext::Clock;
 
-// The profiler that the calling thread has joined; null: none.
-const void* profilerHere() {
-  return c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
+// While it lives the calling thread reports to the profiler that `profiled` holds. Not by
+// enableProfilerInChildThread(): that replaces the callback that the profiler will remove from its own thread when it
+// stops, and the one that is left there shows everything twice to all profilers after it.
+class Joined {
+ public:
+  explicit Joined(std::shared_ptr<c10::ThreadLocalDebugInfo> profiled) : own_(c10::ThreadLocalDebugInfo::current()) {
+    c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(profiled));
+  }
+  ~Joined() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(own_)); }
+  Joined(const Joined&) = delete;
+  Joined& operator=(const Joined&) = delete;
+
+ private:
+  std::shared_ptr<c10::ThreadLocalDebugInfo> own_;
+};
+
+// Whether the profiler that the calling thread has joined still runs: one that stops removes its callback first, and
+// collects its events, from every thread's memory, after that.
+bool running() {
+  struct Profiler : torch::profiler::impl::ProfilerStateBase {
+    static bool runs(const ProfilerStateBase& state) { return state.*(&Profiler::handle_) != 0; }
+  };
+  const auto* state = torch::profiler::impl::ProfilerStateBase::get(/*global=*/false);
+  return state && Profiler::runs(*state);
 }
 
 const char* nameOf(Doing doing) {
@@ -38,30 +60,15 @@ class ProfilerTime {
 
 std::shared_ptr<ProfilerRanges> ProfilerRanges::ofCaller(const std::string& op) {
   if (!torch::profiler::impl::profilerEnabled()) return nullptr;
-  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op, profilerHere()));
+  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op, c10::ThreadLocalDebugInfo::current()));
 }
 
 void ProfilerRanges::report() const {
-  namespace profiler = torch::autograd::profiler;
-  if (timeline_.empty()) return;            // it never ran
-  if (const void* here = profilerHere()) {  // a message, finished by the thread that is profiled
-    if (here == profiler_) tell();
-    return;
-  }
-  if (!profiler::isProfilerEnabledInMainThread()) return;
-  try {
-    profiler::enableProfilerInChildThread();
-  } catch (const c10::Error&) {
-    return;  // stopped since
-  }
-  if (profilerHere() == profiler_) tell();
-  profiler::disableProfilerInChildThread();
-}
-
-void ProfilerRanges::tell() const {
+  if (timeline_.empty()) return;  // it never ran
+  const Joined joined(profiled_);
   const ProfilerTime time;
   const auto tell = [&](const std::string& name, Clock::time_point start, Clock::time_point end) {
-    if (!torch::autograd::profiler::isProfilerEnabledInMainThread()) return;  // it is being stopped: see no more of it
+    if (!running()) return;
     torch::autograd::profiler::reportBackendEventToActiveKinetoProfiler(
         time.of(start), time.of(end), /*debug_handle=*/-1, at::RecordScope::USER_SCOPE, name, "lowcomm");
   };

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "collective/context.h"
 
@@ -29,11 +32,11 @@ class ProfilerRanges {
   void report() const;
 
  private:
-  ProfilerRanges(const std::string& op, const void* profiler) : name_("lowcomm::" + op), profiler_(profiler) {}
-  void tell() const;
+  ProfilerRanges(const std::string& op, std::shared_ptr<c10::ThreadLocalDebugInfo> profiled)
+      : name_("lowcomm::" + op), profiled_(std::move(profiled)) {}
 
   const std::string name_;
-  const void* const profiler_;  // compared only: it may be gone
+  const std::shared_ptr<c10::ThreadLocalDebugInfo> profiled_;  // the issuing thread's: keeps the profiler's memory
   Timeline timeline_;
 };
 

@@ -115,3 +115,17 @@ def _only_what_is_profiled(r):
 
 def test_only_what_is_profiled(pair):
     pair(_only_what_is_profiled)
+
+
+def _profilers_in_turn(r):
+    """What the op's ranges are told by leaves nothing behind: the program's own ops stand once in every profile."""
+    _init(r)
+    for _ in range(4):
+        with profile(activities=[ProfilerActivity.CPU]) as prof:
+            OPS["all_gather"](r)
+        assert [e.name for e in prof.events()].count("aten::ones") == 1
+        assert len(_ranges(prof, "all_gather")[""]) == 1
+
+
+def test_profilers_in_turn(pair):
+    pair(_profilers_in_turn)
