@@ -43,7 +43,8 @@ class Environment {
 class OptionsTest : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES"})
+    for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES",
+                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM"})
       unsetenv(name);
   }
 };
@@ -181,7 +182,9 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
     std::vector<std::string> parts;
   } cases[] = {
       {"LOWCOMM_POLICY", "all_gather=zip", {"LOWCOMM_POLICY: ", "'zip'"}},
-      {"LOWCOMM_POLICY", "all_reduce=qsgd8", {"LOWCOMM_POLICY: ", "'all_reduce' yet"}},
+      {"LOWCOMM_POLICY", "barrier=qsgd8", {"LOWCOMM_POLICY: ", "unknown op 'barrier'"}},
+      {"LOWCOMM_CONNECTIONS", "0", {"LOWCOMM_CONNECTIONS: expected 1 ... 64, got 0"}},
+      {"LOWCOMM_RING_FROM", "-1", {"LOWCOMM_RING_FROM: expected 0 ... ", "got -1"}},
       {"LOWCOMM_MIN_BYTES", "64k", {"LOWCOMM_MIN_BYTES: expected an integer, got '64k'"}},
       {"LOWCOMM_MIN_BYTES", "-1", {"LOWCOMM_MIN_BYTES: expected 0 ... ", "got -1"}},
       {"LOWCOMM_SEED", "x", {"LOWCOMM_SEED: expected an integer, got 'x'"}},
@@ -198,11 +201,15 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
 
 TEST_F(OptionsTest, ReprShowsEveryField) {
   Options options;
-  EXPECT_EQ(options.repr(), "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, timeout=None)");
+  EXPECT_EQ(options.repr(),
+            "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, ring_from=None, "
+            "flight_record=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
-  EXPECT_EQ(options.repr(),
-            "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, timeout=None)");
+  EXPECT_EQ(
+      options.repr(),
+      "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, ring_from=None, "
+      "flight_record=None, timeout=None)");
 }
 
 }  // namespace
