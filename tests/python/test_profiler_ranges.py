@@ -149,4 +149,4 @@ def _outlived(r):
 
 def test_an_op_that_outlives_its_profiler():
     """In fresh processes: a heap that was written to shows at their end."""
-    ranks.run_ranks(_outlived, 2)
+    ranks.run_ranks(_outlived, 2, timeout=120)
