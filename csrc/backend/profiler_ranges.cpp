@@ -30,16 +30,6 @@ class Joined {
   std::shared_ptr<c10::ThreadLocalDebugInfo> own_;
 };
 
-// Whether the profiler that the calling thread has joined still runs: one that stops removes its callback first, and
-// collects its events, from every thread's memory, after that.
-bool running() {
-  struct Profiler : torch::profiler::impl::ProfilerStateBase {
-    static bool runs(const ProfilerStateBase& state) { return state.*(&Profiler::handle_) != 0; }
-  };
-  const auto* state = torch::profiler::impl::ProfilerStateBase::get(/*global=*/false);
-  return state && Profiler::runs(*state);
-}
-
 const char* nameOf(Doing doing) {
   return doing == Doing::encode ? "::encode" : doing == Doing::wait ? "::wait" : "::decode";
 }
@@ -58,17 +48,32 @@ class ProfilerTime {
 
 }  // namespace
 
+ProfilerHere::ProfilerHere() {
+  if (torch::profiler::impl::profilerEnabled()) held_ = c10::ThreadLocalDebugInfo::current();
+}
+
+// A profiler that stops removes its callback first, and collects its events, from every thread's memory, after that.
+bool ProfilerHere::running() const {
+  struct Profiler : torch::profiler::impl::ProfilerStateBase {
+    static bool runs(const ProfilerStateBase& state) { return state.*(&Profiler::handle_) != 0; }
+  };
+  if (!held_) return false;
+  const Joined joined(held_);
+  const auto* state = torch::profiler::impl::ProfilerStateBase::get(/*global=*/false);
+  return state && Profiler::runs(*state);
+}
+
 std::shared_ptr<ProfilerRanges> ProfilerRanges::ofCaller(const std::string& op) {
   if (!torch::profiler::impl::profilerEnabled()) return nullptr;
-  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op, c10::ThreadLocalDebugInfo::current()));
+  return std::shared_ptr<ProfilerRanges>(new ProfilerRanges(op));
 }
 
 void ProfilerRanges::report() const {
   if (timeline_.empty()) return;  // it never ran
-  const Joined joined(profiled_);
+  const Joined joined(profiler_.held());
   const ProfilerTime time;
   const auto tell = [&](const std::string& name, Clock::time_point start, Clock::time_point end) {
-    if (!running()) return;
+    if (!profiler_.running()) return;
     torch::autograd::profiler::reportBackendEventToActiveKinetoProfiler(
         time.of(start), time.of(end), /*debug_handle=*/-1, at::RecordScope::USER_SCOPE, name, "lowcomm");
   };

@@ -4,11 +4,25 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "collective/context.h"
 
 namespace lowcomm {
+
+// The profiler that a thread is under. Copies keep its memory, not its life.
+class ProfilerHere {
+ public:
+  // Of the calling thread.
+  ProfilerHere();
+
+  // Whether one runs. Once it does not it will never again: its events are being collected, or gone.
+  bool running() const;
+
+  std::shared_ptr<c10::ThreadLocalDebugInfo> held() const { return held_; }
+
+ private:
+  std::shared_ptr<c10::ThreadLocalDebugInfo> held_;  // null where none ran
+};
 
 // What torch.profiler shows of an own op: "lowcomm::all_gather" and, inside it, "lowcomm::all_gather::encode",
 // "::wait" and "::decode", on the thread that ran it.
@@ -32,11 +46,10 @@ class ProfilerRanges {
   void report() const;
 
  private:
-  ProfilerRanges(const std::string& op, std::shared_ptr<c10::ThreadLocalDebugInfo> profiled)
-      : name_("lowcomm::" + op), profiled_(std::move(profiled)) {}
+  explicit ProfilerRanges(const std::string& op) : name_("lowcomm::" + op) {}
 
   const std::string name_;
-  const std::shared_ptr<c10::ThreadLocalDebugInfo> profiled_;  // the issuing thread's: keeps the profiler's memory
+  const ProfilerHere profiler_;  // the issuing thread's
   Timeline timeline_;
 };
 

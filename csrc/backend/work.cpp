@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <set>
+#include <utility>
 
 #include "backend/errors.h"
 #include "backend/python_state.h"
@@ -86,6 +87,11 @@ void EngineWork::complete(std::exception_ptr error) {
     std::lock_guard<std::mutex> lock(future_mutex_);
     asked = asked_;
     if (!asked) tell(error);  // nobody can have a callback on it yet
+  }
+  // The event of its title ends in the profiler's memory, which is gone with a profiler that was stopped since, and
+  // would end there when it is dropped too: it is left for good.
+  if (recordFunctionEndCallback_ && !profiler_.running()) {
+    new std::function<void()>(std::exchange(recordFunctionEndCallback_, nullptr));
   }
   finish(error);
   if (asked) {

@@ -8,6 +8,7 @@
 
 #include "backend/callback_threads.h"
 #include "backend/device_queue.h"
+#include "backend/profiler_ranges.h"
 #include "engine/engine.h"
 
 namespace lowcomm {
@@ -59,6 +60,7 @@ class EngineWork : public c10d::Work {
   std::mutex future_mutex_;
   bool asked_ = false;  // somebody holds the future, and may have callbacks on it
   c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const ProfilerHere profiler_;  // that shows its title
 };
 
 // What lowcomm knows of an op that the inner backend serves: the account that its errors carry.

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -129,3 +130,23 @@ def _profilers_in_turn(r):
 
 def test_profilers_in_turn(pair):
     pair(_profilers_in_turn)
+
+
+def _outlived(r):
+    """Profilers that stop while ops are under way, over and over: nobody writes to what they have left."""
+    _init(r)
+    for _ in range(8):
+        with profile(activities=[ProfilerActivity.CPU]):
+            works = [
+                dist.all_gather_into_tensor(torch.empty(N * r.size), torch.ones(N), async_op=True) for _ in range(3)
+            ]
+        for work in works:
+            work.wait()
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        OPS["all_gather"](r)
+    assert len(_ranges(prof, "all_gather")[""]) == 1
+
+
+def test_an_op_that_outlives_its_profiler():
+    """In fresh processes: a heap that was written to shows at their end."""
+    ranks.run_ranks(_outlived, 2, timeout=120)
