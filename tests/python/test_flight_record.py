@@ -156,10 +156,12 @@ def _lost_message(r):
     r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy="p2p=sym4", min_bytes=0))
     dist.barrier()
     if r.rank == 1:
-        dist.irecv(torch.empty(N), 0)
+        r.hear("posted")
         os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.irecv(torch.empty(N), 1, tag=3)
+    r.say("posted")
     with pytest.raises(dist.DistBackendError) as failure:
-        dist.recv(torch.empty(N), 1, tag=3)
+        work.wait()
     _, record = _named(str(failure.value))
     last = record[OPS][-1]
     assert (last["op"], last["state"]) == ("recv with tag 3", "failed")
