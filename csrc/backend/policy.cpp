@@ -62,8 +62,8 @@ Policy Policy::parse(std::string_view text) {
       throw ValueError("policy: " + op + ": expected a codec that needs no level table, got '" + codec.str() +
                        "', for which a group has none");
     }
-    if (codec.axis == Axis::channel && (op == "all_to_all" || op == "broadcast" || op == "p2p")) {
-      // Its ends may shape the same elements differently, and each would decide by its own.
+    if (codec.axis == Axis::channel && op == "all_to_all") {
+      // Its ends need not shape the same elements alike, and each would decide by its own.
       throw ValueError("policy: " + op + ": expected a codec that does not follow a tensor's shape, got '" +
                        codec.str() + "'");
     }

@@ -22,7 +22,7 @@ SHARE = (
     "all_to_all,compressed,short cut,during,2",
     "gather,compressed,corrupted,during,4",
     "broadcast,compressed,truncated,after,4",
-    "send/recv,compressed,duplicated,after,4",
+    "send/recv,compressed,duplicated,after,2",
     "reduce_scatter,exact,older epoch,before,2",
     "all_to_all,compressed,another op,before,2",
     "broadcast,compressed,another shape,after,2",

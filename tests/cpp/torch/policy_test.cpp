@@ -81,7 +81,7 @@ TEST(Policy, RefusesByName) {
       {"allgather=minmax8", {"unknown op 'allgather'", "all_gather", "p2p", "reduce_scatter"}},
       {"=minmax8", {"unknown op ''"}},
       {"all_gather=minmax8, reduce_scatter=qsgd8", {"policy: all_gather: codec", "separated by ';'"}},
-      {"p2p=sym8:axis=channel,C=8", {"p2p", "shape", "axis=channel"}},
+      {"all_to_all=sym8:axis=channel,C=8", {"all_to_all", "shape", "axis=channel"}},
       {"barrier=qsgd8", {"unknown op 'barrier'", "all_reduce"}},
       {"all_gather=minmax8; all_gather=qsgd8", {"'all_gather' is named twice"}},
       {"all_gather=none; all_gather=qsgd8", {"'all_gather' is named twice"}},
