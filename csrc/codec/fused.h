@@ -65,8 +65,8 @@ class FusedCodec {
   // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst) in `dtype`, the
   // bits that whoever decodes dst has. Out may be an own contribution of that type. Throws ValueError
   // without contributions, WireError for a payload that is none; dst and out are then unspecified. `lost`, unless null,
-  // takes what the encoding, and the rounding to `dtype`, lost of the undivided sum, (sum - out) times the divisor: `count`
-  // fp32 elements, 0 where that is not finite.
+  // takes what the encoding, and the rounding to `dtype`, lost of the undivided sum, (sum - out) times the divisor:
+  // `count` fp32 elements, 0 where that is not finite.
   void encodeSum(std::span<std::byte> dst, void* out, DType dtype, std::span<const Contribution> contributions,
                  int average_over, uint64_t first, uint64_t count, const Draws& draws, float* lost = nullptr);
 
