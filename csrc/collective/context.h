@@ -44,7 +44,7 @@ class BufferPool {
   std::vector<std::byte*> all_, idle_;
 };
 
-// What a group is made with; all but the name, the ranks and the time-out is agreed by its ranks.
+// What a group is made with. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
 struct GroupConfig {
   std::string group = "default";
   std::vector<int> global_ranks;               // by group rank; empty: not shown in messages
