@@ -35,8 +35,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                                    const Reduction& reduction, std::shared_ptr<Residual> residual) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = tensors[0].device().is_cpu() ? nullptr : &queueOf(tensors[0].device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   Tensors hosts;
@@ -64,10 +63,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
   stats_.call(kOp, /*exact=*/false);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
-                                              EngineWork::Name{kOp, groupName(), sequence}, tensors, tensors,
-                                              callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(op, kOp, sequence, tensors, tensors, queue, std::move(prepared));
 }
 
 // The op as one of codes, or null where it goes exact.

@@ -61,8 +61,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                                       Tensors kept_inputs) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(inputs[0]);
   AllToAllMessage message;
   message.dtype = wireType(inputs[0].scalar_type());
   bool exact = true;
@@ -83,10 +82,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
   message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
   prepared->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
   stats_.call(kOp, exact);
-  auto work = c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
-                                              EngineWork::Name{kOp, groupName(), sequence}, std::move(kept_inputs),
-                                              std::move(kept_outputs), callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(op, kOp, sequence, std::move(kept_inputs), std::move(kept_outputs), queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,

@@ -218,7 +218,9 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                             std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
   WorkPtr exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
-  WorkPtr submit(const char* name, c10::intrusive_ptr<EngineWork> work, std::shared_ptr<Prepared> prepared);
+  WorkPtr submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
+                 DeviceQueue* queue, std::shared_ptr<Prepared> prepared);
+  DeviceQueue* enterQueue(const at::Tensor& tensor);
   void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();

@@ -51,56 +51,11 @@ int LowcommBackend::globalRank() const {
   return static_cast<size_t>(rank_) < global.size() ? static_cast<int>(global[rank_]) : rank_;
 }
 
-DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
-  auto found = queues_.find(device.index());
-  if (found == queues_.end()) found = queues_.emplace(device.index(), DeviceQueue(device)).first;
-  return found->second;
-}
-
-WorkPtr LowcommBackend::submit(const char* name, c10::intrusive_ptr<EngineWork> work,
-                               std::shared_ptr<Prepared> prepared) {
-  const Tensors outputs = work->result();
-  DeviceQueue* queue = nullptr;
-  if (!outputs.empty() && !outputs[0].device().is_cpu()) queue = &queueOf(outputs[0].device());
-  const bool copies = queue || !prepared->copies_out.empty();
-  NoPythonObjects guard;
-  auto state = std::make_shared<at::ThreadLocalState>();
-  const std::string op = name;
-  const auto ranges = ProfilerRanges::ofCaller(op);
-  engine().submit(
-      op,
-      [prepared, queue, state, copies, ranges](OpContext& context) {
-        if (ranges) ranges->follow(context);
-        prepared->start();
-        prepared->run(context);
-        if (copies) {
-          at::ThreadLocalStateGuard restored(*state);
-          prepared->finish(queue);
-        }
-      },
-      [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
-        if (ranges) ranges->report();
-        OpCounters moved = counters;
-        if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
-        stats_.moved(op, moved);
-        work->setArrival(prepared->arrived);
-        if (prepared->ended) prepared->ended(error);
-        prepared->run = {};
-        prepared->kept.clear();
-        prepared->copies_out.clear();
-        work->complete(asTorchError(error));
-      },
-      static_cast<uint32_t>(work->getSequencenumber()));
-  if (coalesced_) coalesced_->add(work);
-  return work;
-}
-
 WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                                    Counter counter) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(inputs[0]);
   // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -147,10 +102,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   }
   prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
   stats_.call(kOp, exact);
-  auto work =
-      c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
-                                      EngineWork::Name{kOp, groupName(), sequence}, inputs, all, callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(op, kOp, sequence, inputs, all, queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {

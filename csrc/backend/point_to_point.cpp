@@ -130,8 +130,7 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
 void LowcommBackend::encode(Coded& message) {
   if (!message.sends() || message.encoded) return;
   Prepared prepared;
-  DeviceQueue* queue = message.tensor.device().is_cpu() ? nullptr : &queueOf(message.tensor.device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(message.tensor);
   const at::Tensor host = prepared.readable(message.tensor, queue);
   prepared.start();
   const Draws draws{drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};

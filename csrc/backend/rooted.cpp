@@ -25,8 +25,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   expectLiving(kOp);
   const int root = checkedRoot(kOp, opts.rootRank, size_);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = tensors[0].device().is_cpu() ? nullptr : &queueOf(tensors[0].device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
@@ -43,10 +42,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     lowcomm::broadcast(context, messages, root);
   };
   stats_.call(kOp, /*exact=*/false);
-  auto work = c10::make_intrusive<EngineWork>(rank_, c10d::OpType::BROADCAST, profilerTitle(options_->name, kOp),
-                                              EngineWork::Name{kOp, groupName(), sequence}, tensors, tensors,
-                                              callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(c10d::OpType::BROADCAST, kOp, sequence, tensors, tensors, queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
@@ -62,7 +58,6 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
   TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ", rank_, ", got ",
                     to.size());
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = inputs[0].device().is_cpu() ? nullptr : &queueOf(inputs[0].device());
   RootGatherMessage message;
   for (const auto& output : to) {
     TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
@@ -71,7 +66,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
                      inputs[0].scalar_type(), ", got ", output.scalar_type());
   }
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(inputs[0]);
   at::Tensor in = prepared->readable(inputs[0], queue);
   message.elements = static_cast<uint64_t>(in.numel());
   message.codec = codecs->front();
@@ -85,10 +80,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     lowcomm::gather(context, {message}, root);
   };
   stats_.call(kOp, /*exact=*/false);
-  auto work =
-      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::GATHER, profilerTitle(options_->name, kOp),
-                                      EngineWork::Name{kOp, groupName(), sequence}, inputs, to, callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(c10d::OpType::GATHER, kOp, sequence, inputs, to, queue, std::move(prepared));
 }
 
 }  // namespace lowcomm

@@ -26,8 +26,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   auto prepared = std::make_shared<Prepared>();
   const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = reduction.kind == ReduceKind::sum;
-  DeviceQueue* queue = outputs[0].device().is_cpu() ? nullptr : &queueOf(outputs[0].device());
-  if (queue) queue->enter();
+  DeviceQueue* queue = enterQueue(outputs[0]);
   uint64_t contribution = 0;  // all slices of all tensors
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (const auto& input : inputs[i])
@@ -67,10 +66,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     reduceScatter(context, messages, reduction);
   };
   stats_.call(kOp, exact);
-  auto work =
-      c10::make_intrusive<EngineWork>(rank_, op, profilerTitle(options_->name, kOp),
-                                      EngineWork::Name{kOp, groupName(), sequence}, flat, outputs, callbacks_, queue);
-  return submit(kOp, std::move(work), std::move(prepared));
+  return submit(op, kOp, sequence, flat, outputs, queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,

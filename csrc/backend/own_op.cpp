@@ -1,0 +1,63 @@
+// What every op of lowcomm's own goes through: the queue of its tensors' device, and the engine's.
+#include <ATen/ThreadLocalState.h>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/prepared.h"
+#include "backend/profiler_ranges.h"
+#include "backend/python_state.h"
+
+namespace lowcomm {
+
+DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
+  auto found = queues_.find(device.index());
+  if (found == queues_.end()) found = queues_.emplace(device.index(), DeviceQueue(device)).first;
+  return found->second;
+}
+
+DeviceQueue* LowcommBackend::enterQueue(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return nullptr;
+  DeviceQueue& queue = queueOf(tensor.device());
+  queue.enter();
+  return &queue;
+}
+
+WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
+                               DeviceQueue* queue, std::shared_ptr<Prepared> prepared) {
+  auto work = c10::make_intrusive<EngineWork>(rank_, type, profilerTitle(options_->name, name),
+                                              EngineWork::Name{name, groupName(), sequence}, std::move(inputs),
+                                              std::move(outputs), callbacks_, queue);
+  const bool copies = queue || !prepared->copies_out.empty();
+  NoPythonObjects guard;
+  auto state = std::make_shared<at::ThreadLocalState>();
+  const std::string op = name;
+  const auto ranges = ProfilerRanges::ofCaller(op);
+  engine().submit(
+      op,
+      [prepared, queue, state, copies, ranges](OpContext& context) {
+        if (ranges) ranges->follow(context);
+        prepared->start();
+        prepared->run(context);
+        if (copies) {
+          at::ThreadLocalStateGuard restored(*state);
+          prepared->finish(queue);
+        }
+      },
+      [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
+        if (ranges) ranges->report();
+        OpCounters moved = counters;
+        if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
+        stats_.moved(op, moved);
+        work->setArrival(prepared->arrived);
+        if (prepared->ended) prepared->ended(error);
+        prepared->run = {};
+        prepared->kept.clear();
+        prepared->copies_out.clear();
+        work->complete(asTorchError(error));
+      },
+      static_cast<uint32_t>(sequence));
+  if (coalesced_) coalesced_->add(work);
+  return work;
+}
+
+}  // namespace lowcomm
