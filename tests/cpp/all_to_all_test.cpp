@@ -11,12 +11,9 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::drawsOf;
 using test::Ranks;
 using test::single;
-
-Draws drawsOf(int rank) {
-  return {5, streamOf(rank, 0), 6};
-}
 
 // What `from` sends `to`: sizes differ by pair, some are empty, and small parts go exact.
 struct Pairs {

@@ -81,6 +81,11 @@ inline Layout single(uint64_t count, const std::string& codec) {
   return Layout::single(count, CodecSpec::parse(codec));
 }
 
+// What a rank's stochastic codecs draw by.
+inline Draws drawsOf(int rank, uint32_t slot = 0) {
+  return {5, streamOf(rank, slot), 6};
+}
+
 // The count below n that a codec with channels takes; n itself for others.
 inline uint64_t wholeRows(uint64_t n, const std::string& codec) {
   const CodecSpec spec = CodecSpec::parse(codec);

@@ -13,12 +13,9 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::drawsOf;
 using test::Ranks;
 using test::single;
-
-Draws drawsOf(int rank) {
-  return {5, streamOf(rank, 0), 6};
-}
 
 struct Parts {
   std::vector<uint64_t> counts;  // by rank

@@ -11,12 +11,9 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::drawsOf;
 using test::Ranks;
 using test::single;
-
-Draws drawsOf(int rank, uint32_t tensor = 0) {
-  return {5, streamOf(rank, tensor), 6};
-}
 
 TEST(Broadcast, EverybodyHasWhatTheRootsCodesSay) {
   for (const std::string& codec : test::kCodecs) {
