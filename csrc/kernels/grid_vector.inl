@@ -16,8 +16,11 @@ namespace {
 
 constexpr size_t kGroup = 1024;
 constexpr size_t kBlock = 512;
-constexpr int kMaxBuckets = 16;     // of 64 elements in a group
-constexpr size_t kPrefetch = 2048;  // elements ahead
+constexpr int kMaxBuckets = 16;  // of 64 elements in a group
+// Elements ahead: what an encode will read, what a decode will write. Measured on Sapphire Rapids, where 512 comes too
+// late for both and 2048 costs an encode a sixth of its speed.
+constexpr size_t kPrefetch = kLanes == 16 ? 768 : 1536;
+constexpr size_t kPrefetchWritten = 768;
 
 // What runs once a group is not worth a copy in each of a hundred loops.
 #define LOWCOMM_ONCE static __attribute__((noinline))
