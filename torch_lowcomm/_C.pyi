@@ -45,7 +45,8 @@ class Options(Backend.Options):
         min_bytes: A rank's raw contribution to an op under this stays exact (LOWCOMM_MIN_BYTES; 65536).
         timeout: Progress deadline: no frame for this long is a fault (default: init_process_group's timeout).
         seed: Of stochastic rounding (LOWCOMM_SEED; 0).
-        chunk_bytes: Payload of a full frame, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144).
+        chunk_bytes: Payload of a full frame, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144); a message of fewer than
+            32 such frames is cut into as many, of 65,536 bytes or more.
         connections: To every peer for bulk data, 1 … 64; frames take them in turn. More help where one TCP stream does
             not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1).
         ring_from: An all_gather of so many ranks or more goes around a ring: each rank sends to the next one only

@@ -48,9 +48,17 @@ size_t frameCapacity(size_t chunk_bytes) {
   return kFrameHeaderBytes + std::max(chunk_bytes, kLargestGranule);
 }
 
+size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes) {
+  size_t bytes = 0;
+  for (const Segment& segment : layout.segments())
+    bytes += makeCodec(segment.codec)->encodedBytes(segment.count, dtype);
+  return std::min(chunk_bytes, std::max(kMinChunkBytes, bytes / kFrames / kPartUnit * kPartUnit));
+}
+
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   MessagePlan plan{layout, dtype, {}};
-  const size_t most = frameCapacity(chunk_bytes) - kFrameHeaderBytes;
+  const size_t full = fullPayload(layout, dtype, chunk_bytes);
+  const size_t most = frameCapacity(full) - kFrameHeaderBytes;
   Chunk chunk;
   auto close = [&](uint64_t next) {
     if (!chunk.runs.empty()) plan.chunks.push_back(std::move(chunk));
@@ -67,7 +75,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
     if (codec->granularity() == Codec::kUncut) {
       const size_t whole = codec->encodedBytes(segment.count, dtype);
       for (size_t part = 0; part < whole;) {
-        const size_t bytes = partFitting(whole - part, chunk_bytes, chunk.payload_bytes);
+        const size_t bytes = partFitting(whole - part, full, chunk.payload_bytes);
         if (bytes == 0) {
           close(segment.first);
           continue;
@@ -84,7 +92,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
       const uint64_t at = segment.first + offset;
       const uint64_t left = segment.count - offset;
       const size_t used = chunk.payload_bytes;
-      uint64_t count = used < chunk_bytes ? fitting(*codec, dtype, left, chunk_bytes - used) : 0;
+      uint64_t count = used < full ? fitting(*codec, dtype, left, full - used) : 0;
       if (count == 0 && used == 0) count = fitting(*codec, dtype, left, most);
       if (count == 0) {
         close(at);

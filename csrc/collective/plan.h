@@ -87,7 +87,14 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 // Bytes that any frame of the group fits in, header included: a cut needs one granule even where a chunk is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
-// Cuts at multiples of each codec's granularity, filling frames up to `chunk_bytes` of payload (FORMAT.md, "Filling
+// Frames that a message is cut into at least, where that makes none smaller than kMinChunkBytes: before the first one
+// is encoded and after the last one has come the link has nothing to do.
+inline constexpr size_t kFrames = 32;
+
+// Payload bytes of a full frame of such a message, a group's `chunk_bytes` or less.
+size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes);
+
+// Cuts at multiples of each codec's granularity, filling frames up to fullPayload() bytes (FORMAT.md, "Filling
 // frames").
 // Throws TypeError when a codec of the layout does not take `dtype`.
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);

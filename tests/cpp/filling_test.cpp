@@ -75,7 +75,11 @@ struct Frame {
   std::vector<std::pair<size_t, uint64_t>> runs;  // segment, elements
 };
 
-std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t c) {
+std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t chunk_bytes) {
+  uint64_t t = 0;
+  for (const Segment& segment : layout.segments())
+    t += bytesOf(segment, itemsize, segment.count);
+  const uint64_t c = std::min<uint64_t>(chunk_bytes, std::max<uint64_t>(65536, t / 2048 * 64));
   const uint64_t m = std::max<uint64_t>(c, 65600);
   std::vector<Frame> frames;
   Frame open;
@@ -167,8 +171,8 @@ TEST(Filling, OneSegment) {
     for (size_t chunk_bytes : kChunkSizes) {
       const uint64_t bits = std::max<uint64_t>(1, CodecSpec::parse(codec).bits);
       const uint64_t full = chunk_bytes * 8 / (codec[0] == 'n' ? 32 : bits);
-      std::vector<uint64_t> counts = {0,    1,     511,   512,   513,    1023,         1024,
-                                      1025, 65535, 65536, 65537, 131073, 3 * full + 77};
+      std::vector<uint64_t> counts = {0,     1,     511,   512,    513,           1023,          1024,          1025,
+                                      65535, 65536, 65537, 131073, 3 * full + 77, 33 * full - 1, 70 * full + 77};
       for (uint64_t near = full / 512 * 512 - 1536; near <= full + 1024; near += 512)
         counts.insert(counts.end(), {near - 1, near, near + 1});
       for (uint64_t n : counts)
