@@ -176,7 +176,7 @@ class LowcommBackend : public c10d::Backend {
     c10::intrusive_ptr<GroupWork> work;
     bool receive;
     bool device;
-    std::function<void()> encode;  // before anything of the block is issued; may be empty
+    std::function<void()> prepare;  // before anything of the block is issued; may be empty
   };
   struct Prepared;
   struct Coded;
@@ -190,7 +190,7 @@ class LowcommBackend : public c10d::Backend {
                        std::function<WorkPtr(c10d::Backend&)> call);
   WorkPtr postpone(c10d::OpType op, Pending pending, std::function<WorkPtr()> issue);
   std::shared_ptr<Coded> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
-  void encode(Coded& message);
+  void prepare(Coded& message);
   WorkPtr post(const std::shared_ptr<Coded>& coded);
   void finish(Flight& flight);
   WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,

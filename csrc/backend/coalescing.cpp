@@ -1,6 +1,6 @@
-// Coalescing: inside a block point-to-point ops are put off. At its end sends are encoded, which finds what their data
-// is refused for while nothing is on its way, then receives are posted before sends (a rank that sends first runs the
-// exchange half-duplex). One implementation serves both devices.
+// Coalescing: inside a block point-to-point ops are put off. At its end what sends need from a device is set under way,
+// then receives are posted before sends (a rank that sends first runs the exchange half-duplex). One implementation
+// serves both devices.
 #include "backend/backend.h"
 
 namespace lowcomm {
@@ -34,7 +34,7 @@ WorkPtr LowcommBackend::endCoalescing() {
   coalesced_.reset();
   pending_.clear();
   for (Pending& p : pending) {
-    if (p.encode && !p.work->issued()) p.encode();
+    if (p.prepare && !p.work->issued()) p.prepare();
   }
   // NCCL starts grouped ops together, so their order does not matter to it.
   const bool grouped =

@@ -84,7 +84,10 @@ struct LowcommBackend::Coded {
   const CodecSpec codec;
   const int peer;
   const uint32_t tag;
-  std::optional<EncodedMessage> encoded = {};  // of a send
+  // Of a send, between prepare() and post().
+  std::shared_ptr<Prepared> prepared = {};
+  at::Tensor host = {};  // its elements
+  Draws draws = {};
 
   bool sends() const { return type == c10d::OpType::SEND; }
   const char* name() const { return sends() ? "send" : "recv"; }
@@ -126,29 +129,26 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
   return std::shared_ptr<Coded>(new Coded{engine_, type, tensors[0], *codec, peer, static_cast<uint32_t>(tag)});
 }
 
-// All of a send's frames, so that what its data is refused for is found before anything is on its way.
-void LowcommBackend::encode(Coded& message) {
-  if (!message.sends() || message.encoded) return;
-  Prepared prepared;
-  DeviceQueue* queue = enterQueue(message.tensor);
-  const at::Tensor host = prepared.readable(message.tensor, queue);
-  prepared.start();
-  const Draws draws{drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
-  translated(
-      [&] { message.encoded = encodeP2p(message.engine->group(), message.plan(), host.const_data_ptr(), draws); });
+// What of a send can be under way before anything is posted: copies from a device.
+void LowcommBackend::prepare(Coded& message) {
+  if (!message.sends() || message.prepared) return;
+  message.prepared = std::make_shared<Prepared>();
+  message.host = message.prepared->readable(message.tensor, enterQueue(message.tensor));
+  message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
 }
 
 WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   expectLiving(coded->name());
-  encode(*coded);
+  prepare(*coded);
   auto prepared = std::make_shared<Prepared>();
   std::shared_ptr<DeviceQueue> queue;
   Engine& engine = *coded->engine;
   std::shared_ptr<P2pMessage> message;
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
-    if (ranges) ranges->add({Doing::encode, coded->encoded->start, coded->encoded->end});
-    message = std::make_shared<P2pMessage>(engine.group(), std::move(*coded->encoded), coded->peer, coded->tag);
+    coded->prepared->start();
+    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->host.const_data_ptr(), coded->draws,
+                                           coded->peer, coded->tag);
   } else {
     if (!coded->tensor.device().is_cpu()) {
       queue = std::make_shared<DeviceQueue>(queueOf(coded->tensor.device()));
@@ -161,6 +161,8 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   if (auto error = engine.beside(message->op, [&] { engine.messages().post(message); })) {
     std::rethrow_exception(asTorchError(error));
   }
+  coded->prepared.reset();  // it is encoded
+  coded->host.reset();
   stats_.call(coded->name(), /*exact=*/false);
   stats_.moved(coded->name(), message->op.counters);
 
@@ -209,7 +211,7 @@ WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, in
     return backend;
   };
   if (auto message = coded(op, tensors, peer, tag)) {
-    return postpone(op, {nullptr, receive, /*device=*/false, [living, message] { living()->encode(*message); }},
+    return postpone(op, {nullptr, receive, /*device=*/false, [living, message] { living()->prepare(*message); }},
                     [living, message] { return living()->post(message); });
   }
   const bool device = !tensors.empty() && !tensors[0].device().is_cpu();

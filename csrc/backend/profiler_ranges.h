@@ -40,8 +40,6 @@ class ProfilerRanges {
   // From now on the op's stretches are taken down. This outlives the op.
   void follow(OpContext& op) { op.timeline = &timeline_; }
 
-  void add(const Stretch& stretch) { timeline_.push_back(stretch); }
-
   // Once, when the op has ended, on the thread that ran it.
   void report() const;
 

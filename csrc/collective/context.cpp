@@ -42,7 +42,8 @@ GroupContext::GroupContext(Transport& transport, GroupConfig config)
       connections(config.connections),
       ring_from(config.ring_from),
       timeout_ms(config.timeout.count()),
-      frames(frameCapacity(config.chunk_bytes)) {}
+      frames(frameCapacity(config.chunk_bytes)),
+      window(transport.size() - 1) {}
 
 std::string GroupContext::rankName(int rank) const {
   std::string name = "rank " + std::to_string(rank);
@@ -86,6 +87,17 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
 void OpContext::spent(Doing doing, Clock::time_point start, Clock::time_point end) {
   (doing == Doing::encode ? counters.encode : doing == Doing::wait ? counters.wait : counters.decode) += end - start;
   if (timeline) timeline->push_back({doing, start, end});
+}
+
+std::string OpContext::refusal(const ValueError& mistake) const {
+  return (group.rankName(group.rank()) + ": " + mistake.what()).substr(0, kMaxErrorText);
+}
+
+void OpContext::refused(int peer, const std::string& why) const {
+  throw PeerRefused("lowcomm: " + op +
+                    " failed, a rank could not send its part: " + (why.empty() ? "it gave no reason" : why) + " [op " +
+                    op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", told by " +
+                    group.rankName(peer) + " to " + group.rankName(group.rank()) + "]");
 }
 
 void OpContext::fail(int peer, const std::string& why) const {

@@ -11,6 +11,7 @@
 
 #include "codec/error.h"
 #include "collective/progress.h"
+#include "collective/send_window.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -71,6 +72,7 @@ struct GroupContext {
   std::atomic<std::chrono::milliseconds::rep> timeout_ms;  // progress deadline: no frame for this long is a fault
   BufferPool frames;
   std::vector<std::byte> accumulator, scaled;  // scratch of the worker's reductions, kept from op to op
+  SendWindow window;                           // the worker's
 
   int rank() const { return transport.rank(); }
   int size() const { return transport.size(); }
@@ -109,6 +111,14 @@ struct TransferError : PeerError {
   TransferError(const std::string& what, int peer, TransportError::Kind kind) : PeerError(what, peer), kind(kind) {}
   TransportError::Kind kind;
 };
+
+// A peer could not send its data (its caller's mistake). The conversation stayed whole: the op failed, the group did
+// not.
+struct PeerRefused : PeerError {
+  using PeerError::PeerError;
+};
+
+inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
 
 // One op in progress, on the group's worker or beside it.
 class OpContext {
@@ -152,6 +162,12 @@ class OpContext {
       fail(peer, error.what());
     }
   }
+
+  // What this rank's error frames say of why it cannot send.
+  std::string refusal(const ValueError& mistake) const;
+
+  // Throws PeerRefused: a peer's error frame said why; the text may be empty.
+  [[noreturn]] void refused(int peer, const std::string& why) const;
 
   // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.
   [[noreturn]] void fail(int peer, const std::string& why) const;

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -19,8 +18,6 @@ namespace {
 
 using Buffer = BufferPool::Buffer;
 
-constexpr size_t kMaxErrorText = 1024;
-
 struct Round {
   size_t phase;
   size_t k;      // counted in the phase
@@ -29,8 +26,8 @@ struct Round {
 
 // One peer's side of the conversation: what was posted and what came.
 struct Peer {
-  std::array<Buffer, kWindow> in;
-  std::array<std::unique_ptr<Transfer>, kWindow> receiving;
+  std::array<Buffer, SendWindow::kMost> in;
+  std::array<std::unique_ptr<Transfer>, SendWindow::kMost> receiving;
   uint32_t sent = 0, received = 0;  // frames, the description among them: what picks the connection
   uint32_t taken = 0;               // of those received, waited for
   Buffer description_in;
@@ -68,13 +65,13 @@ class Runner {
       Peer& peer = peers_[from(d)];
       peer.description_in = group_.frames.take();
       peer.describing = receive(from(d), peer.description_in);
-      for (size_t r = 0; r < std::min(kWindow, rounds_.size()); ++r)
+      for (size_t r = 0; r < std::min(SendWindow::kMost, rounds_.size()); ++r)
         post(from(d), r);
     }
     sendDescriptions();
     size_t sent = 0, finished = 0;
     while (finished < rounds_.size()) {
-      if (sent < rounds_.size() && sent < finished + kWindow && rounds_[sent].needs <= finished) {
+      if (sent < rounds_.size() && sent < finished + group_.window.rounds() && rounds_[sent].needs <= finished) {
         sendRound(sent++);
       } else {
         if (finished == 0) checkDescriptions();
@@ -90,12 +87,7 @@ class Runner {
       settle(frame);
     op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
-    if (refused_) {
-      throw PeerRefused("lowcomm: " + op_.op + " failed, a rank could not send its part: " +
-                        (reason_.empty() ? "it gave no reason" : reason_) + " [op " + op_.op + ", sequence " +
-                        std::to_string(op_.sequence) + ", group " + group_.name + ", told by " +
-                        group_.rankName(*refused_) + " to " + group_.rankName(rank_) + "]");
-    }
+    if (refused_) op_.refused(*refused_, reason_);
   }
 
  private:
@@ -167,22 +159,15 @@ class Runner {
   void post(int peer, size_t r) {
     if (!incoming(peer, rounds_[r])) return;
     Peer& p = peers_[peer];
-    Buffer& buffer = p.in[r % kWindow];
+    Buffer& buffer = p.in[r % SendWindow::kMost];
     if (!buffer) buffer = group_.frames.take();
-    p.receiving[r % kWindow] = receive(peer, buffer);
+    p.receiving[r % SendWindow::kMost] = receive(peer, buffer);
   }
 
   size_t seal(Buffer& buffer, FrameHeader header) {
     const size_t bytes = kFrameHeaderBytes + header.payload_bytes;
     sealFrame({buffer.get(), bytes}, header);
     return bytes;
-  }
-
-  size_t sealText(Buffer& buffer, FrameKind kind, const std::string& text) {
-    FrameHeader header = op_.header(kind);
-    header.payload_bytes = static_cast<uint32_t>(text.size());
-    std::memcpy(buffer.get() + kFrameHeaderBytes, text.data(), text.size());
-    return seal(buffer, header);
   }
 
   // What is said to `peer` about the op, and is to be heard from it.
@@ -198,7 +183,7 @@ class Runner {
     for (int d = 1; d < size_; ++d) {
       const bool first = static_cast<size_t>(d) <= descriptions_.size();
       Outgoing& frame = first ? descriptions_[d - 1] : descriptions_[0];
-      if (first) bytes = sealText(memoryOf(frame), FrameKind::control, descriptionFor(to(d)).text());
+      if (first) bytes = sealText(memoryOf(frame).get(), op_.header(FrameKind::control), descriptionFor(to(d)).text());
       send(frame, to(d), bytes);
     }
   }
@@ -206,7 +191,7 @@ class Runner {
   void sendRound(size_t r) {
     const Round& round = rounds_[r];
     const bool same = phase(round).same_to_all;
-    std::vector<Outgoing>& slot = outgoing_[r % kWindow];
+    std::vector<Outgoing>& slot = outgoing_[r % SendWindow::kMost];
     for (Outgoing& frame : slot)
       settle(frame);
     slot.resize(std::max(slot.size(), same ? size_t{1} : static_cast<size_t>(size_ - 1)));
@@ -219,7 +204,7 @@ class Runner {
       Outgoing& frame = slot[same ? 0 : d - 1];
       if (!same || bytes == 0) {
         if (gaveUp()) {
-          bytes = sealText(memoryOf(frame), FrameKind::error, reason_);
+          bytes = sealText(memoryOf(frame).get(), op_.header(FrameKind::error), reason_);
         } else {
           Stopwatch watch(op_, Doing::encode);
           bytes = seal(frame.buffer, dataHeader(*message, round));
@@ -260,7 +245,7 @@ class Runner {
   // In a catch block: this rank's data cannot be sent.
   void giveUp(const ValueError& error) {
     own_error_ = std::current_exception();
-    reason_ = (group_.rankName(rank_) + ": " + error.what()).substr(0, kMaxErrorText);
+    reason_ = op_.refusal(error);
   }
 
   // What a round carries to everybody and this rank keeps too; null where it carries nothing.
@@ -293,15 +278,16 @@ class Runner {
 
   void finishRound(size_t r) {
     const Round& round = rounds_[r];
+    const auto waited_before = op_.counters.wait;
     std::vector<std::span<const std::byte>> payloads(size_);
     for (int d = 1; d < size_; ++d) {
       const int peer = from(d);
       const MessagePlan* message = incoming(peer, round);
       if (!message) continue;
-      take(*peers_[peer].receiving[r % kWindow], peer, "waiting for a frame");
+      take(*peers_[peer].receiving[r % SendWindow::kMost], peer, "waiting for a frame");
       Stopwatch watch(op_, Doing::decode);
       op_.blame(peer, [&] {
-        auto bytes = group_.frames.span(peers_[peer].in[r % kWindow]);
+        auto bytes = group_.frames.span(peers_[peer].in[r % SendWindow::kMost]);
         FrameHeader got = openFrame(bytes);
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
         payloads[peer] = framePayload(bytes, got);
@@ -312,10 +298,11 @@ class Runner {
         }
       });
     }
+    if (r > 0) group_.window.waited(op_.counters.wait - waited_before);
     if (!gaveUp()) {
       Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {
-        const std::byte* payload = outgoing_[r % kWindow][0].buffer.get() + kFrameHeaderBytes;
+        const std::byte* payload = outgoing_[r % SendWindow::kMost][0].buffer.get() + kFrameHeaderBytes;
         payloads[rank_] = {payload, message->chunks[round.k].payload_bytes};
       }
       try {
@@ -324,9 +311,9 @@ class Runner {
         giveUp(error);
       }
     }
-    if (r + kWindow < rounds_.size()) {
+    if (r + SendWindow::kMost < rounds_.size()) {
       for (int d = 1; d < size_; ++d)
-        post(from(d), r + kWindow);
+        post(from(d), r + SendWindow::kMost);
     }
   }
 
@@ -343,7 +330,7 @@ class Runner {
   const int rank_, size_;
   std::vector<Peer> peers_;
   std::vector<Round> rounds_;
-  std::array<std::vector<Outgoing>, kWindow> outgoing_;
+  std::array<std::vector<Outgoing>, SendWindow::kMost> outgoing_;
   std::vector<Outgoing> descriptions_;
   std::exception_ptr own_error_;
   std::optional<int> refused_;  // the peer whose error frame came first

@@ -48,8 +48,8 @@ struct Phase {
 };
 
 // What is under every collective: each rank sends the frames of its messages to its peers and receives theirs, a round
-// being at most one frame to and from each peer. Receives are posted before sends, kWindow rounds are under way at a
-// time, and a round is encoded while the ones before it travel.
+// being at most one frame to and from each peer. Receives are posted before sends, several rounds are under way at a
+// time (send_window.h), and a round is encoded while the ones before it travel.
 //
 // The conversation with a peer is: one control frame that describes the op (ranks that disagree find out here, with
 // both values), then the frames. A rank that cannot encode (a NaN) sends error frames in place of what is left, so
@@ -62,14 +62,6 @@ struct Exchange {
   std::function<std::pair<std::string, std::string>(int peer)> describe_pair;
 
   std::vector<Phase> phases;  // in order
-};
-
-inline constexpr size_t kWindow = 4;
-
-// A peer could not send its data (its caller's mistake). The conversation stayed whole: the op failed, the group did
-// not.
-struct PeerRefused : PeerError {
-  using PeerError::PeerError;
 };
 
 // Runs it to the end. Throws ValueError when this rank's own data could not be encoded and PeerRefused when a peer's

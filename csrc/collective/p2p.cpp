@@ -1,5 +1,6 @@
 #include "collective/p2p.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <string>
@@ -8,7 +9,6 @@
 #include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/loss.h"
-#include "collective/parts.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -46,38 +46,15 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
   return plan;
 }
 
-EncodedMessage encodeP2p(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws) {
-  EncodedMessage encoded{std::move(plan), {}, OpContext::Clock::now(), {}, {}};
-  OutgoingParts parts;
-  const size_t frames = encoded.plan.chunks.size();
-  for (size_t k = 0; k < frames; ++k) {
-    const Chunk& chunk = encoded.plan.chunks[k];
-    encoded.frames.push_back(group.frames.take());
-    std::span<std::byte> payload = group.frames.span(encoded.frames.back()).subspan(kFrameHeaderBytes);
-    for (const Run& run : chunk.runs) {
-      const DType dtype = encoded.plan.dtype;
-      const auto* src = static_cast<const std::byte*>(input) + run.at * itemBytes(dtype);
-      parts.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) {
-        run.encode(whole, src, dtype, draws.slot(run.segment));
-        sample(encoded.loss, k, frames, run, src, dtype, draws.slot(run.segment));
-      });
-      payload = payload.subspan(run.bytes);
-    }
-  }
-  encoded.end = OpContext::Clock::now();
-  return encoded;
-}
-
-P2pMessage::P2pMessage(GroupContext& group, EncodedMessage encoded, int peer, uint32_t tag)
+P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer,
+                       uint32_t tag)
     : op(group, "send with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
-      plan_(std::move(encoded.plan)),
+      plan_(std::move(plan)),
       sends_(true),
-      output_(nullptr),
-      frames_(std::move(encoded.frames)) {
-  op.counters.encode = encoded.end - encoded.start;
-  op.counters.loss = encoded.loss;
+      input_(input),
+      draws_(draws) {
   op.counters.raw_bytes = plan_.rawBytes();
 }
 
@@ -112,11 +89,17 @@ void P2pMessage::describe(OpProgress::State& state) const {
 }
 
 void P2p::post(const std::shared_ptr<P2pMessage>& message) {
-  // One lock for all: the numbers of a stream are its order on the link.
-  std::lock_guard<std::mutex> lock(mutex_);
-  Stream& stream = streams_[{message->peer, message->tag, message->sends_}];
-  message->op.sequence = ++stream.last;
-  stream.under_way.push_back(message);
+  Stream* stream;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stream = &streams_[{message->peer, message->tag, message->sends_}];  // stays where it is
+  }
+  std::lock_guard<std::mutex> in_order(stream->posting);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    message->op.sequence = ++stream->last;
+    stream->under_way.push_back(message);
+  }
   message->op.conversing = true;
   message->op.note([&](OpProgress::State& state) { message->describe(state); });
   try {
@@ -127,15 +110,47 @@ void P2p::post(const std::shared_ptr<P2pMessage>& message) {
 }
 
 void P2p::send(P2pMessage& message) {
-  for (size_t i = 0; i < message.frames_.size(); ++i) {
-    const FrameHeader header = message.header(message.plan_.chunks[i]);
-    const std::span<std::byte> frame(message.frames_[i].get(), kFrameHeaderBytes + header.payload_bytes);
+  OpContext& op = message.op;
+  OutgoingParts parts;
+  std::string reason;
+  for (size_t k = 0; k < message.plan_.chunks.size(); ++k) {
+    message.frames_.push_back(group_.frames.take());
+    const std::span<std::byte> room = group_.frames.span(message.frames_.back());
+    size_t bytes = 0;
     {
-      Stopwatch watch(message.op, Doing::encode);
-      sealFrame(frame, header);
+      Stopwatch watch(op, Doing::encode);
+      const FrameHeader header = message.header(message.plan_.chunks[k]);
+      try {
+        if (!message.own_error_) encode(message, k, room.subspan(kFrameHeaderBytes), parts);
+      } catch (const ValueError& mistake) {
+        message.own_error_ = std::current_exception();
+        reason = op.refusal(mistake);
+        op.counters.raw_bytes = 0;  // nothing is delivered
+        op.note([&](OpProgress::State& state) { state.end(reason); });
+      }
+      if (message.own_error_) {
+        bytes = sealText(room.data(), op.header(FrameKind::error), reason);
+      } else {
+        bytes = kFrameHeaderBytes + header.payload_bytes;
+        sealFrame(room.first(bytes), header);
+      }
     }
-    message.transfers_.push_back(group_.transport.isend(Lane::bulk, message.peer, kFirstP2pTag + message.tag, frame));
-    message.op.counters.wire_bytes += frame.size();
+    message.transfers_.push_back(
+        group_.transport.isend(Lane::bulk, message.peer, kFirstP2pTag + message.tag, room.first(bytes)));
+    op.counters.wire_bytes += bytes;
+  }
+}
+
+void P2p::encode(P2pMessage& message, size_t k, std::span<std::byte> payload, OutgoingParts& parts) {
+  const MessagePlan& plan = message.plan_;
+  for (const Run& run : plan.chunks[k].runs) {
+    const auto* src = static_cast<const std::byte*>(message.input_) + run.at * itemBytes(plan.dtype);
+    const Draws draws = message.draws_.slot(run.segment);
+    parts.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) {
+      run.encode(whole, src, plan.dtype, draws);
+      sample(message.op.counters.loss, k, plan.chunks.size(), run, src, plan.dtype, draws);
+    });
+    payload = payload.subspan(run.bytes);
   }
 }
 
@@ -158,11 +173,14 @@ void P2p::finish(P2pMessage& message) {
   }
   message.transfers_.clear();
   message.frames_.clear();
+  message.op.conversing = false;
   message.op.note([&](OpProgress::State& state) {
     state.received_bytes = message.op.counters.received_bytes;
-    state.end("");
+    if (!message.refused_) state.end("");  // of a send that failed the first end counts
   });
   forget(message);
+  if (message.own_error_) std::rethrow_exception(message.own_error_);
+  if (message.refused_) message.op.refused(message.peer, *message.refused_);
 }
 
 void P2p::decode(P2pMessage& message) {
@@ -180,8 +198,13 @@ void P2p::decode(P2pMessage& message) {
       const std::span<const std::byte> bytes = group_.frames.span(message.frames_[i]);
       const FrameHeader got = openFrame(bytes);
       op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
-      expectMessage(got, message.header(chunk));
       std::span<const std::byte> payload = framePayload(bytes, got);
+      if (got.kind == FrameKind::error && got.sequence == op.sequence && got.epoch == group_.epoch) {
+        const std::string why(reinterpret_cast<const char*>(payload.data()), std::min(payload.size(), kMaxErrorText));
+        if (!message.refused_) message.refused_ = why;
+        return;
+      }
+      expectMessage(got, message.header(chunk));
       const DType dtype = message.plan_.dtype;
       for (const Run& run : chunk.runs) {
         const auto whole = parts.take(run, message.peer, payload.first(run.bytes));
@@ -201,7 +224,7 @@ void P2p::forget(const P2pMessage& done) {
   auto& under_way = streams_[{done.peer, done.tag, done.sends_}].under_way;
   while (!under_way.empty() && static_cast<int32_t>(under_way.front()->op.sequence - done.op.sequence) <= 0) {
     dropped.push_back(std::move(under_way.front()));
-    dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
+    if (!dropped.back()->refused_) dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
     under_way.pop_front();
   }
 }

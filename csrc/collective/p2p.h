@@ -3,14 +3,19 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/parts.h"
 #include "collective/plan.h"
 
 namespace lowcomm {
@@ -21,8 +26,13 @@ namespace lowcomm {
 // message's number among those of its (peer, tag, direction), by which one that is missing, stale or came twice is
 // named.
 //
-// Nothing waits for its turn here: a send hands all its frames to the transport, a receive posts all its buffers, on
-// the calling thread and at once. What that costs in memory is the encoded message, on both sides.
+// Nothing waits for its turn here: a send hands each frame to the transport as it is encoded, a receive posts all its
+// buffers, on the calling thread and at once. What that costs in memory is the encoded message, on both sides.
+//
+// A message that cannot be encoded to its end (a NaN under nonfinite=error, a range beyond delta) is one that arrives
+// as such: error frames take the place of what is left, its receiver gets the reason, its sender the ValueError when it
+// finishes, and both go on, as in a collective. Looking at all elements before anything is sent would keep the link
+// idle for as long as encoding them does: both are bound by reading them.
 
 // A message's tag is 0...kP2pTags - 1, its transport tag kFirstP2pTag more: those below belong to the collectives, and
 // gloo has none above.
@@ -33,26 +43,12 @@ inline constexpr uint32_t kFirstP2pTag = 1u << 30;
 // some is told. TypeError when the codec does not take the dtype.
 MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes);
 
-// A message whose payloads stand in frame buffers, of which nothing was sent yet.
-struct EncodedMessage {
-  MessagePlan plan;
-  std::vector<BufferPool::Buffer> frames;
-  OpContext::Clock::time_point start, end;  // of the encoding
-  Loss loss;
-};
-
-// Encodes all of a message before any of it is sent: a ValueError (a NaN under nonfinite=error, a range beyond delta)
-// leaves nothing half said and takes no number, so that the caller may send something else in its place. Checking the
-// elements first and encoding them on the way would save no time (both are bound by reading them) and would have to
-// know every codec's reasons.
-EncodedMessage encodeP2p(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws);
-
 // One message under way. The group keeps it too, until a message of its (peer, tag, direction) is through that is not
 // older: a holder who drops it leaves it to the transport.
 class P2pMessage {
  public:
-  // To send.
-  P2pMessage(GroupContext& group, EncodedMessage encoded, int peer, uint32_t tag);
+  // To send: post() reads `input`, plan.layout.elements() elements of plan.dtype; nobody does afterwards.
+  P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag);
   // To receive: finish() writes `output`, plan.layout.elements() elements of plan.dtype.
   P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag);
 
@@ -67,9 +63,13 @@ class P2pMessage {
 
   const MessagePlan plan_;
   const bool sends_;
-  void* const output_;
+  const void* input_ = nullptr;
+  const Draws draws_ = {};
+  void* const output_ = nullptr;
   std::vector<BufferPool::Buffer> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
+  std::exception_ptr own_error_;        // of a send: its ValueError
+  std::optional<std::string> refused_;  // of a receive: what the sender's error frame said
 };
 
 // The messages of one group. Thread-safe; one message is posted once, and finished by one thread.
@@ -77,23 +77,26 @@ class P2p {
  public:
   explicit P2p(GroupContext& group) : group_(group) {}
 
-  // Gives the message its number and hands every frame of it to the transport. Throws TransferError.
+  // Gives the message its number, encodes it, and hands every frame to the transport. Throws TransferError.
   void post(const std::shared_ptr<P2pMessage>& message);
 
   // Waits for every frame, under the progress deadline, and decodes those of a receive one by one as they come. The
   // deadline runs from the wait: on a link that is busy with messages nobody waits for, theirs is no progress of this
-  // one. Throws PeerError: a transfer failed, or a frame is not the one expected (with both values).
+  // one. Throws the ValueError of a send that could not be encoded, PeerRefused where the sender's could not, and any
+  // other PeerError where a transfer failed or a frame is not the one expected (with both values).
   void finish(P2pMessage& message);
 
  private:
   // (peer, tag, whether it sends)
   using Key = std::tuple<int, uint32_t, bool>;
   struct Stream {
-    uint32_t last = 0;  // number given
+    std::mutex posting;  // one at a time: a stream's numbers are its order on the link
+    uint32_t last = 0;   // number given
     std::deque<std::shared_ptr<P2pMessage>> under_way;
   };
 
   void send(P2pMessage& message);
+  void encode(P2pMessage& message, size_t k, std::span<std::byte> payload, OutgoingParts& parts);
   void receive(P2pMessage& message);
   void decode(P2pMessage& message);
   void forget(const P2pMessage& done);

@@ -110,6 +110,14 @@ void sealFrame(std::span<std::byte> frame, const FrameHeader& header) {
   out.put(frameCrc(frame));
 }
 
+size_t sealText(std::byte* frame, FrameHeader header, const std::string& text) {
+  header.payload_bytes = static_cast<uint32_t>(text.size());
+  std::memcpy(frame + kFrameHeaderBytes, text.data(), text.size());
+  const size_t bytes = kFrameHeaderBytes + text.size();
+  sealFrame({frame, bytes}, header);
+  return bytes;
+}
+
 FrameHeader openFrame(std::span<const std::byte> received) {
   Cursor in(received, "frame");
   const auto magic = in.read<uint32_t>("magic");

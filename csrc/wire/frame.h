@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"
@@ -39,6 +40,10 @@ struct FrameHeader {
 // Writes header and CRC-32C in front of the payload that already stands at frame[64...].
 // frame.size() must be 64 + header.payload_bytes (ValueError otherwise).
 void sealFrame(std::span<std::byte> frame, const FrameHeader& header);
+
+// Writes a frame whose payload is `text`, into a buffer that has room for it; `header` but for payload_bytes. Returns
+// the frame's bytes.
+size_t sealText(std::byte* frame, FrameHeader header, const std::string& text);
 
 // Checks what can be checked without knowing the op: magic, version, kind, codec, dtype and flag numbers, reserved
 // fields, payload length against the bytes at hand, CRC-32C. `received` may be longer than the frame (a receive

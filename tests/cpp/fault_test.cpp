@@ -223,10 +223,10 @@ TEST(Fault, LateFramesDoNotSpoilTheNotice) {
   Bytes notice(frameCapacity(kMinChunkBytes)), frame(notice.size());
   std::vector<std::unique_ptr<Transfer>> transfers;
   transfers.push_back(peer->isend(Lane::bulk, 0, 0, garbage));  // the description, to be refused
-  for (size_t i = 0; i < 1 + kWindow; ++i)
+  for (size_t i = 0; i < 1 + SendWindow::kMost; ++i)
     transfers.push_back(peer->irecv(Lane::bulk, 0, 0, frame));
   std::this_thread::sleep_for(milliseconds(50));
-  for (size_t i = 0; i < kWindow; ++i)
+  for (size_t i = 0; i < SendWindow::kMost; ++i)
     transfers.push_back(peer->isend(Lane::bulk, 0, 0, garbage));
   std::this_thread::sleep_for(milliseconds(20));
   peer->irecv(Lane::control, 0, 1, notice)->wait(milliseconds(5000));

@@ -43,9 +43,12 @@ inline Outcome post(Engine& engine, const MessagePtr& message) {
   return Outcome(engine.beside(message->op, [&] { engine.messages().post(message); }), message->op.counters);
 }
 
+inline MessagePtr toSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
+  return std::make_shared<P2pMessage>(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws, peer, tag);
+}
+
 inline MessagePtr sending(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
-  auto message = std::make_shared<P2pMessage>(
-      engine.group(), encodeP2p(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws), peer, tag);
+  auto message = toSend(engine, tensor, peer, tag);
   const Outcome posted = post(engine, message);
   EXPECT_TRUE(posted.ok()) << posted.what();
   return message;

@@ -44,9 +44,7 @@ void expectNamed(Ranks& ranks, const Outcome& failed, const std::vector<std::str
   const auto later =
       std::make_shared<P2pMessage>(ranks.engine(1).group(), again.plan(ranks.engine(1)), again.data.data(), 0, 5);
   EXPECT_TRUE(holds(test::post(ranks.engine(1), later).what(), {"recv with tag 5", "lost group", "First cause"}));
-  const auto next = std::make_shared<P2pMessage>(
-      ranks.engine(0).group(),
-      encodeP2p(ranks.engine(0).group(), again.plan(ranks.engine(0)), again.data.data(), again.draws), 1, 9);
+  const auto next = test::toSend(ranks.engine(0), again, 1, 9);
   const Outcome told = test::post(ranks.engine(0), next).ok() ? finish(ranks.engine(0), next) : Outcome({}, {});
   EXPECT_TRUE(holds(told.what(), {"send with tag 9", "rank 1", "gave the group up"}));
   EXPECT_TRUE(holds(told.what(), parts));
@@ -109,14 +107,18 @@ struct ByHand {
 
   // Frames of message `sequence`, which `which` of them are sent, in this order.
   void say(const Tensor& tensor, uint32_t sequence, const std::vector<size_t>& which) {
-    EncodedMessage encoded = encodeP2p(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws);
+    const MessagePlan plan = tensor.plan(engine);
     for (size_t i : which) {
-      FrameHeader header = encoded.plan.header(encoded.plan.chunks[i]);
+      const Chunk& chunk = plan.chunks[i];
+      FrameHeader header = plan.header(chunk);
       header.sequence = sequence;
       header.key_hash = tensor.elements;
-      const std::span<std::byte> frame(encoded.frames[i].get(), kFrameHeaderBytes + header.payload_bytes);
+      Bytes frame(kFrameHeaderBytes + chunk.payload_bytes);
+      chunk.eachRun(std::span(frame).subspan(kFrameHeaderBytes), [&](const Run& run, std::span<std::byte> payload) {
+        run.encode(payload, tensor.data.data() + run.at * itemBytes(tensor.dtype), tensor.dtype, tensor.draws);
+      });
       sealFrame(frame, header);
-      frames.emplace_back(frame.begin(), frame.end());
+      frames.push_back(std::move(frame));
     }
   }
 

@@ -156,34 +156,66 @@ TEST(P2p, RunsBesideACollective) {
   EXPECT_TRUE(got.data == sent.received());
 }
 
-// What cannot be encoded is found before anything is sent, in the last frame too, and takes no number.
-TEST(P2p, ACallersMistakeSendsNothing) {
+// What cannot be encoded fails on both sides with the place of the reason, wherever it stands, and nothing else does.
+TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
   Ranks ranks(2);
-  std::atomic<int> seen{0};
-  ranks.hub().tamper([&](int, int, Lane lane, std::span<std::byte>) { seen += lane == Lane::bulk; });
   const Tensor whole = Tensor::random(400'000, 1);
-  Tensor got = whole.empty();
-  MessagePtr waiting = receiving(ranks.engine(1), got, 0);
-  for (uint64_t at : {0u, 399'999u}) {
+  const size_t frames = whole.plan(ranks.engine(0)).chunks.size();
+  ASSERT_GT(frames, 3u);
+  const auto refused = [&](const Tensor& spoilt, const std::string& why) {
+    Tensor got = spoilt.empty(), beside = whole.empty();
+    together(ranks, [&](int rank, Engine& engine) {
+      if (rank == 0) {
+        const auto message = sending(engine, spoilt, 1), good = sending(engine, whole, 1);
+        const test::Outcome outcome = test::finish(engine, message);
+        EXPECT_TRUE(outcome.is<ValueError>());
+        EXPECT_FALSE(outcome.is<PeerError>());
+        EXPECT_TRUE(holds(outcome.what(), {why}));
+        EXPECT_EQ(message->op.counters.raw_bytes, 0u);
+        expectFinish(engine, good);
+      } else {
+        const auto message = receiving(engine, got, 0), good = receiving(engine, beside, 0);
+        const test::Outcome outcome = test::finish(engine, message);
+        EXPECT_TRUE(outcome.is<PeerRefused>());
+        EXPECT_TRUE(holds(outcome.what(),
+                          {"recv with tag 0", "could not send its part: rank 0: ", why, "told by rank 0 to rank 1"}));
+        expectFinish(engine, good);
+      }
+    });
+    EXPECT_TRUE(beside.data == whole.received());
+  };
+  for (uint64_t at : {0u, 200'000u, 399'999u}) {
     Tensor spoilt = whole;
     const float nan = NAN;
     std::memcpy(spoilt.data.data() + 4 * at, &nan, 4);
-    try {
-      sending(ranks.engine(0), spoilt, 1);
-      ADD_FAILURE() << "a NaN was sent";
-    } catch (const ValueError& error) {
-      EXPECT_TRUE(holds(error.what(), {"expected finite elements", "at element " + std::to_string(at)}));
-    }
+    refused(spoilt, "at element " + std::to_string(at));
   }
-  Tensor wide = Tensor::random(10, 1, "qsgd4:bucket=64,delta=0.001");
-  EXPECT_THROW(sending(ranks.engine(0), wide, 1), ValueError);
+  refused(Tensor::random(10, 1, "qsgd4:bucket=64,delta=0.001"), "delta");
   EXPECT_THROW(planP2p(10, CodecSpec::parse("sym4"), DType::int32, kMinChunkBytes), TypeError);
-  EXPECT_EQ(seen, 0);
-  const auto sent = sending(ranks.engine(0), whole, 1);
-  EXPECT_EQ(sent->op.sequence, 1u);
-  expectFinish(ranks.engine(1), waiting);
-  expectFinish(ranks.engine(0), sent);
-  EXPECT_TRUE(got.data == whole.received());
+  // Nobody has to ask, on either side.
+  const auto ends = [&](int rank) { return ranks.engine(rank).endedWhy(); };
+  EXPECT_EQ(ends(0) + ends(1), "");
+}
+
+// A frame is on its way while the next one is encoded.
+TEST(P2p, SendsWhileItEncodes) {
+  Ranks ranks(2);
+  const Tensor sent = Tensor::random(4'000'000, 1);
+  const size_t frames = sent.plan(ranks.engine(0)).chunks.size();
+  Tensor spoilt = sent;  // its last element would be found first by who looks at all of them before sending any
+  const float nan = NAN;
+  std::memcpy(spoilt.data.data() + 4 * (sent.elements - 1), &nan, 4);
+  std::atomic<size_t> data{0}, errors{0};
+  ranks.hub().tamper([&](int, int, Lane lane, std::span<std::byte> bytes) {
+    if (lane == Lane::bulk) ++(openFrame(bytes).kind == FrameKind::data ? data : errors);
+  });
+  Tensor got = sent.empty();
+  together(ranks, [&](int rank, Engine& engine) {
+    const auto message = rank == 0 ? sending(engine, spoilt, 1) : receiving(engine, got, 0);
+    EXPECT_FALSE(test::finish(engine, message).ok());
+  });
+  EXPECT_EQ(data, frames - 1);
+  EXPECT_EQ(errors, 1u);
 }
 
 // A message whose holder drops it goes its way, and the group keeps it no longer than it must.

@@ -144,20 +144,25 @@ def _batches(r):
     assert (integers == left).all()
     for k, t in enumerate(floats):
         _same(t, codec.roundtrip(values(torch.float32, 999, left, k)))
-    # A NaN in a batch is found before anything of it is posted: the batch can be issued again.
-    out = torch.zeros(5000)
-    for spoilt in (True, False):
-        mine = values(torch.float32, 5000, r.rank)
-        if spoilt:
-            mine[4999] = float("nan")
-        ops = [dist.P2POp(dist.irecv, out, left), dist.P2POp(dist.isend, mine, right)]
-        if spoilt:
-            with pytest.raises(ValueError, match="expected finite elements.*got nan at element 4999"):
-                dist.batch_isend_irecv(ops)
-            dist.barrier()
-        else:
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
+    # A NaN fails its own message, on both sides: the others of the batch arrive, and it can be sent again.
+    out, beside = torch.zeros(5000), torch.zeros(5000)
+    mine = values(torch.float32, 5000, r.rank)
+    spoilt = mine.clone()
+    spoilt[4999] = float("nan")
+    works = [dist.irecv(out, left), dist.irecv(beside, left), dist.isend(spoilt, right), dist.isend(mine, right)]
+    reason = "expected finite elements.*got nan at element 4999"
+    with pytest.raises(dist.DistBackendError, match=f"could not send its part: rank {left}.*{reason}"):
+        works[0].wait()
+    with pytest.raises(ValueError, match=reason):
+        works[2].wait()
+    works[1].wait()
+    works[3].wait()
+    _same(beside, codec.roundtrip(values(torch.float32, 5000, left)))
+    with pytest.raises((ValueError, dist.DistBackendError), match=reason):
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, out, left), dist.P2POp(dist.isend, spoilt, right)]):
+            work.wait()
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, out, left), dist.P2POp(dist.isend, mine, right)]):
+        work.wait()
     _same(out, codec.roundtrip(values(torch.float32, 5000, left)))
     # An exact scope holds for what is issued in it, though the block ends later.
     import torch_lowcomm as lc
@@ -341,8 +346,11 @@ def _refused(r):
                 op([x], right, tag)
     for bad in (float("nan"), float("inf")):
         x[123] = bad
+        work = dist.isend(x, right, tag=1)
+        with pytest.raises(dist.DistBackendError, match="could not send its part.*at element 123"):
+            dist.recv(torch.zeros(5000), left, tag=1)
         with pytest.raises(ValueError, match="expected finite elements .*at element 123"):
-            dist.isend(x, right)
+            work.wait()
     x[123] = 1
     got = torch.zeros(5000)
     works = [dist.irecv(got, left, tag=2**30 - 1), dist.isend(x, right, tag=2**30 - 1)]
