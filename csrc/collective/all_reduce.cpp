@@ -63,7 +63,6 @@ class Reducing {
     Phase phase;
     phase.out = plans_.all();
     phase.in.assign(op_.group.size(), &own_);
-    phase.check = [this](size_t k) { contributions_.checkOwn(k); };
     phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
       contributions_.encode(k, peer, payload);
     };
@@ -136,6 +135,9 @@ class Reducing {
         contributions_.fused(run).encodeSum(codes, elementsAt(slices_[own].first + run.at), message_.dtype, all,
                                             reduction_.average ? ranks : 0, run.offset, run.count, draws, lost);
       });
+    } catch (const ValueError&) {  // its own numbers may be why
+      contributions_.checkOwn(run);
+      throw;
     } catch (const WireError&) {
       for (int rank = 0; rank < ranks; ++rank) {  // whose it is
         std::vector<float> decoded(rank == own ? 0 : run.count);

@@ -50,14 +50,16 @@ Contributions::Contributions(OpContext& op, const RankPlans& slices, DType dtype
 }
 
 void Contributions::checkOwn(size_t k) {
-  const int own = op_.group.rank();
-  const auto& chunks = slices_.of(own).chunks;
+  const auto& chunks = slices_.of(op_.group.rank()).chunks;
   if (k >= chunks.size()) return;
-  const std::string of = sliceFor(own);
   for (const Run& run : chunks[k].runs) {
-    if (run.part > 0) continue;  // looked at with the first one
-    run.codec->expectTaken(contribution(run, own), dtype_, run.at, run.count, of);
+    if (run.part == 0) checkOwn(run);
   }
+}
+
+void Contributions::checkOwn(const Run& run) {
+  const int own = op_.group.rank();
+  run.codec->expectTaken(contribution(run, own), dtype_, run.at, run.count, sliceFor(own));
 }
 
 void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {

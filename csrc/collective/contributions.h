@@ -48,6 +48,7 @@ class Contributions {
 
   // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen.
   void checkOwn(size_t k);
+  void checkOwn(const Run& run);
 
   // The payload of frame k for `peer`.
   void encode(size_t k, int peer, std::span<std::byte> payload);
