@@ -18,7 +18,7 @@ KEYS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter"
 
 @dataclasses.dataclass
 class Case:
-    """An op of one rank with its tensors allocated.
+    """An op of one rank with its tensors allocated. `prepare` is called before each `call`, and not timed.
 
     `exact` is its result in fp32, `decoded` what the codec makes of it where that is known beforehand: no sum was coded.
     A rank sends `messages` messages of `elements` elements to whom they are for, whatever the way they take.
@@ -33,6 +33,7 @@ class Case:
     peers: list[int]
     same_everywhere: bool  # whether all ranks end with the same tensor
     sums: bool  # whether the exact result depends on the order of a sum
+    prepare: Callable[[], object] = lambda: None
 
     def needed_bytes(self, codec: str | None) -> int:
         """What a rank must send, exact or coded, without frames."""
@@ -64,13 +65,9 @@ def _all_reduce(rank: int, size: int, elements: int) -> Case:
     mine = normal(rank, elements)
     output = torch.empty_like(mine)
 
-    def call(group: dist.ProcessGroup) -> None:
-        # In place, as it is used; the copy is an even cost of every group, and small beside a link's.
-        output.copy_(mine)
-        dist.all_reduce(output, group=group)
-
     return Case(
-        call=call,
+        prepare=lambda: output.copy_(mine),  # in place, as it is used
+        call=lambda group: dist.all_reduce(output, group=group),
         output=output,
         exact=_sum(size, elements),
         decoded=None,

@@ -87,6 +87,7 @@ def check(case: cases.Case, name: str, group: dist.ProcessGroup) -> dict[str, An
     """One more call: its error, whether that is as it must be, and its bytes by the library's count."""
     case.output.fill_(float("nan"))
     before = counted(group, name)
+    case.prepare()
     case.call(group)
     after = counted(group, name)
     error = ((case.output - case.exact).norm() / case.exact.norm()).item()
@@ -123,6 +124,7 @@ def measure(op: str, elements: int, repetitions: int, warm_up: int, sockets: dic
     stretches = {name: Stretch() for name in acts}
     for repetition in range(-warm_up, repetitions):
         for name, act in acts.items():
+            case.prepare()
             stretches[name].measure(act, keep=repetition >= 0)
     rows[RAW] = {"counted_bytes": coded, "relative_error": 0.0, "good": True, "crc": None}
     for name, row in rows.items():
