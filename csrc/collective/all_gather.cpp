@@ -1,31 +1,33 @@
 #include "collective/all_gather.h"
 
 #include <cstddef>
+#include <cstring>
 #include <deque>
+#include <memory>
 #include <span>
 
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "collective/loss.h"
-#include "collective/parts.h"
 #include "collective/rank_plans.h"
+#include "collective/sink.h"
+#include "collective/source.h"
 
 namespace lowcomm {
 namespace {
-
-void* advance(void* base, uint64_t elements, DType dtype) {
-  return static_cast<std::byte*>(base) + elements * itemBytes(dtype);
-}
-
-const void* advance(const void* base, uint64_t elements, DType dtype) {
-  return static_cast<const std::byte*>(base) + elements * itemBytes(dtype);
-}
 
 // One tensor's way from its input to every rank's output.
 class Gathering {
  public:
   Gathering(OpContext& op, const GatherMessage& message)
-      : op_(op), message_(message), plans_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()) {}
+      : op_(op), message_(message), plans_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()) {
+    const int own = op.group.rank();
+    source_ = makeSource(op, message.stage,
+                         {plans_.of(own), message.input, message.draws, {}, /*decoded=*/message.outputs[own]});
+    for (int rank = 0; rank < op.group.size(); ++rank) {
+      sinks_.push_back(
+          makeSink(op, message.stage, {plans_.of(rank), message.outputs[rank], rank == own ? message.input : nullptr}));
+    }
+  }
 
   Described described() const {
     Described described = plans_.described();
@@ -50,10 +52,11 @@ class Gathering {
     phase.out.assign(op_.group.size(), &plans_.of(op_.group.rank()));
     phase.in = plans_.all();
     phase.same_to_all = true;
-    phase.encode = [this](size_t k, int, std::span<std::byte> payload) { encode(k, payload); };
+    phase.start = [this](size_t k) { start(k); };
+    phase.encode = [this](size_t k, int, std::span<std::byte> payload) { source_->encode(k, payload); };
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       for (int rank = 0; rank < op_.group.size(); ++rank) {
-        if (!payloads[rank].empty()) decode(rank, k, payloads[rank], rank);
+        if (!payloads[rank].empty()) take(rank, k, payloads[rank], rank);
       }
     };
     return phase;
@@ -74,10 +77,11 @@ class Gathering {
       phase.after = number - 1;
       phase.ready = [](size_t k) { return k; };
     }
+    if (step == 0) phase.start = [this](size_t k) { start(k); };
     phase.encode = [this, step](size_t k, int, std::span<std::byte> payload) {
       if (step == 0) {
-        encode(k, payload);
-        decode(op_.group.rank(), k, payload, op_.group.rank());
+        source_->encode(k, payload);
+        take(op_.group.rank(), k, payload, op_.group.rank());
       } else {
         std::memcpy(payload.data(), codes_[k].data(), payload.size());
       }
@@ -86,7 +90,7 @@ class Gathering {
     phase.absorb = [this, before, got, goes_on](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       const auto payload = payloads[before];
       if (payload.empty()) return;
-      decode(got, k, payload, before);
+      take(got, k, payload, before);
       if (!goes_on) return;
       if (codes_.size() <= k) codes_.resize(k + 1);
       codes_[k].assign(payload.begin(), payload.end());
@@ -94,37 +98,26 @@ class Gathering {
     return phase;
   }
 
- private:
-  void encode(size_t k, std::span<std::byte> payload) {
-    const auto& chunks = plans_.of(op_.group.rank()).chunks;
-    chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-      outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
-        const void* input = advance(message_.input, run.at, message_.dtype);
-        const Draws draws = message_.draws.slot(run.segment);
-        run.encode(whole, input, message_.dtype, draws);
-        sample(op_.counters.loss, k, chunks.size(), run, input, message_.dtype, draws);
-      });
-    });
+  void settle() {
+    for (const auto& sink : sinks_)
+      sink->settle();
   }
 
-  // Frame k of what `owner` contributed, as `sender` sent it.
-  void decode(int owner, size_t k, std::span<const std::byte> payload, int sender) {
-    op_.blame(sender, [&] {
-      plans_.of(owner).chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
-        void* out = advance(message_.outputs[owner], run.at, message_.dtype);
-        const bool in_place = owner == op_.group.rank() && run.codec->spec().id == CodecId::none &&
-                              out == advance(message_.input, run.at, message_.dtype);
-        const auto whole = incoming_.take(run, owner, part);
-        if (run.last() && !in_place) run.codec->decode(out, message_.dtype, whole, run.offset, run.count);
-      });
-    });
+ private:
+  void start(size_t k) {
+    if (k < plans_.of(op_.group.rank()).chunks.size()) source_->start(k);
+  }
+
+  // Frame k of what `owner` contributed, as `sender` sent it. Of staged elements the source has decoded its own.
+  void take(int owner, size_t k, std::span<const std::byte> payload, int sender) {
+    if (!message_.stage || owner != op_.group.rank()) sinks_[owner]->take(k, payload, sender);
   }
 
   OpContext& op_;
   const GatherMessage& message_;
   const RankPlans plans_;
-  OutgoingParts outgoing_;  // the same for all peers
-  IncomingParts incoming_;
+  std::unique_ptr<Source> source_;             // the same for all peers
+  std::vector<std::unique_ptr<Sink>> sinks_;   // by rank
   std::vector<std::vector<std::byte>> codes_;  // by frame, what the ring sends on in its next step
 };
 
@@ -146,6 +139,8 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   }
   exchange.description = describe(op.op, described);
   runExchange(op, exchange);
+  for (Gathering& tensor : tensors)
+    tensor.settle();
 }
 
 }  // namespace lowcomm

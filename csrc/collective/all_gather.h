@@ -6,6 +6,7 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/stage.h"
 #include "kernels/dtype.h"
 #include "wire/layout.h"
 
@@ -22,6 +23,8 @@ struct GatherMessage {
   // The caller's element type and numbers of elements, which ranks compare. Set them where dtype is opaque.
   std::string type_name = {};
   std::string type_elements = {};
+  // Where `input` and `outputs` are, with float32, float16 or bfloat16 elements; null: in host memory.
+  Stage* stage = nullptr;
 };
 
 // all_gather. Every rank's (encoded) message reaches every other, (W−1)·n elements out and in; the owner decodes its

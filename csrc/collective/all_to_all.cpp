@@ -2,15 +2,19 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "collective/loss.h"
-#include "collective/parts.h"
 #include "collective/rank_plans.h"
+#include "collective/sink.h"
+#include "collective/source.h"
+#include "collective/staged_check.h"
 
 namespace lowcomm {
 namespace {
@@ -43,8 +47,18 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   for (int rank = 0; rank < op.group.size(); ++rank)
     op.counters.raw_bytes += rank == own ? 0 : sent.of(rank).rawBytes();
 
-  OutgoingParts outgoing;
-  IncomingParts incoming;
+  std::vector<std::unique_ptr<Source>> sources(op.group.size());
+  std::vector<std::unique_ptr<Sink>> sinks(op.group.size());
+  for (int rank = 0; rank < op.group.size(); ++rank) {
+    if (rank == own) continue;
+    const Draws draws = message.draws.slot(static_cast<uint32_t>(rank));
+    sources[rank] =
+        makeSource(op, message.stage, {sent.of(rank), message.inputs[rank], draws, "for rank " + std::to_string(rank)});
+    sinks[rank] = makeSink(op, message.stage, {got.of(rank), message.outputs[rank]});
+  }
+  constexpr const char* kKept = "that it keeps";
+  std::optional<StagedCheck> check;
+  if (message.stage) check.emplace(*message.stage, sent.of(own), message.inputs[own], kKept);
   Exchange exchange;
   Described described(sent.of(own));
   described.codec = described.elements = "by pair";
@@ -55,37 +69,32 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   Phase phase;
   phase.out = sent.all();
   phase.in = got.all();
+  if (check) {
+    phase.start = [&](size_t k) {
+      check->start(k);
+      for (int rank = 0; rank < op.group.size(); ++rank) {
+        if (rank != own && k < sent.of(rank).chunks.size()) sources[rank]->start(k);
+      }
+    };
+  }
   phase.check = [&](size_t k) {
-    if (k == 0 && codec) codec->expectTaken(message.inputs[own], message.dtype, 0, kept, "that it keeps");
+    if (check) return check->finish(k);
+    if (k == 0 && codec) codec->expectTaken(message.inputs[own], message.dtype, 0, kept, kKept);
   };
-  phase.encode = [&](size_t k, int peer, std::span<std::byte> payload) {
-    const auto* input = static_cast<const std::byte*>(message.inputs[peer]);
-    const auto& chunks = sent.of(peer).chunks;
-    const Draws draws = message.draws.slot(static_cast<uint32_t>(peer));
-    chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-      outgoing.write(part, run, peer, [&](std::span<std::byte> whole) {
-        const std::byte* src = input + run.at * item;
-        run.encode(whole, src, message.dtype, draws, "for rank " + std::to_string(peer));
-        sample(op.counters.loss, k, chunks.size(), run, src, message.dtype, draws);
-      });
-    });
-  };
+  phase.encode = [&](size_t k, int peer, std::span<std::byte> payload) { sources[peer]->encode(k, payload); };
   phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     for (int rank = 0; rank < op.group.size(); ++rank) {
-      if (payloads[rank].empty()) continue;
-      auto* output = static_cast<std::byte*>(message.outputs[rank]);
-      op.blame(rank, [&] {
-        got.of(rank).chunks[k].eachRun(payloads[rank], [&](const Run& run, std::span<const std::byte> part) {
-          const auto whole = incoming.take(run, rank, part);
-          if (run.last()) run.codec->decode(output + run.at * item, message.dtype, whole, run.offset, run.count);
-        });
-      });
+      if (!payloads[rank].empty()) sinks[rank]->take(k, payloads[rank], rank);
     }
   };
   exchange.phases.push_back(std::move(phase));
   runExchange(op, exchange);
+  for (const auto& sink : sinks) {
+    if (sink) sink->settle();
+  }
 
   if (!codec) return;
+  if (message.stage) return message.stage->kernels().copy(message.outputs[own], message.inputs[own], kept * item);
   std::memcpy(message.outputs[own], message.inputs[own], kept * item);
   if (codec->needsRepair(message.outputs[own], message.dtype, kept)) {
     codec->repair(message.outputs[own], message.dtype, kept);

@@ -4,6 +4,7 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/stage.h"
 #include "kernels/dtype.h"
 #include "wire/layout.h"
 
@@ -17,6 +18,9 @@ struct AllToAllMessage {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
+  // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
+  // to be repaired on a device.
+  Stage* stage = nullptr;
 };
 
 // all_to_all by direct exchange, encoded. What a rank keeps is copied as it is (but obeys the codec's nonfinite=).

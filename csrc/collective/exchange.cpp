@@ -69,13 +69,13 @@ class Runner {
         post(from(d), r);
     }
     sendDescriptions();
-    size_t sent = 0, finished = 0;
-    while (finished < rounds_.size()) {
-      if (sent < rounds_.size() && sent < finished + group_.window.rounds() && rounds_[sent].needs <= finished) {
+    size_t sent = 0;
+    while (finished_ < rounds_.size()) {
+      if (sent < rounds_.size() && sent < finished_ + group_.window.rounds() && rounds_[sent].needs <= finished_) {
         sendRound(sent++);
       } else {
-        if (finished == 0) checkDescriptions();
-        finishRound(finished++);
+        if (finished_ == 0) checkDescriptions();
+        finishRound(finished_++);
       }
     }
     if (rounds_.empty()) checkDescriptions();
@@ -196,7 +196,7 @@ class Runner {
       settle(frame);
     slot.resize(std::max(slot.size(), same ? size_t{1} : static_cast<size_t>(size_ - 1)));
     // Every peer's frame is encoded before any is sent: a rank that finds a NaN tells all of them in the same round.
-    if (!gaveUp()) encodeRound(round, slot);
+    if (!gaveUp()) encodeRound(r, slot);
     size_t bytes = 0;
     for (int d = 1; d < size_; ++d) {
       const MessagePlan* message = outgoing(to(d), round);
@@ -221,14 +221,25 @@ class Runner {
     return header;
   }
 
-  void encodeRound(const Round& round, std::vector<Outgoing>& slot) {
+  // Round r, and the next one where what it is made of is there: a device makes that one's frames while the host waits
+  // for these.
+  void startRounds(size_t r) {
+    for (; started_ < rounds_.size() && started_ <= r + 1 && rounds_[started_].needs <= finished_; ++started_) {
+      const Round& round = rounds_[started_];
+      if (phase(round).start) phase(round).start(round.k);
+    }
+  }
+
+  void encodeRound(size_t r, std::vector<Outgoing>& slot) {
     Stopwatch watch(op_, Doing::encode);
+    const Round& round = rounds_[r];
     const Phase& now = phase(round);
     const auto encode = [&](Outgoing& frame, int peer, const MessagePlan& message) {
       std::byte* payload = memoryOf(frame).get() + kFrameHeaderBytes;
       now.encode(round.k, peer, {payload, message.chunks[round.k].payload_bytes});
     };
     try {
+      startRounds(r);
       if (now.check) now.check(round.k);
       if (now.same_to_all) {
         if (const MessagePlan* message = sameToAll(round)) encode(slot[0], rank_, *message);
@@ -330,6 +341,7 @@ class Runner {
   const int rank_, size_;
   std::vector<Peer> peers_;
   std::vector<Round> rounds_;
+  size_t started_ = 0, finished_ = 0;  // rounds
   std::array<std::vector<Outgoing>, SendWindow::kMost> outgoing_;
   std::vector<Outgoing> descriptions_;
   std::exception_ptr own_error_;

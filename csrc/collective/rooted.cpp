@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <deque>
 #include <iterator>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -10,49 +11,30 @@
 #include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "collective/loss.h"
-#include "collective/parts.h"
 #include "collective/plan.h"
+#include "collective/sink.h"
+#include "collective/source.h"
 
 namespace lowcomm {
 namespace {
 
 // One tensor that travels as codes, and who is at which end.
-class Coded {
- public:
+struct Coded {
   const MessagePlan plan;
+  std::unique_ptr<Source> source;            // null where this rank sends nothing
+  std::vector<std::unique_ptr<Sink>> sinks;  // by rank that sends something
 
-  Coded(OpContext& op, uint64_t elements, const CodecSpec& codec, DType dtype, const Draws& draws)
-      : plan(planMessage(Layout::single(elements, codec), dtype, op.group.chunk_bytes)), op_(op), draws_(draws) {}
-
-  void encode(size_t k, std::span<std::byte> payload, const void* input) {
-    const auto* elements = static_cast<const std::byte*>(input);
-    plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-      outgoing_.write(part, run, 0, [&](std::span<std::byte> whole) {
-        const std::byte* src = elements + run.at * itemBytes(plan.dtype);
-        run.encode(whole, src, plan.dtype, draws_);
-        sample(op_.counters.loss, k, plan.chunks.size(), run, src, plan.dtype, draws_);
-      });
-    });
+  void settle() {
+    for (const auto& sink : sinks) {
+      if (sink) sink->settle();
+    }
   }
-
-  void decode(int rank, size_t k, std::span<const std::byte> payload, void* output) {
-    auto* elements = static_cast<std::byte*>(output);
-    op_.blame(rank, [&] {
-      plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
-        const auto whole = incoming_.take(run, rank, part);
-        if (!run.last()) return;
-        run.codec->decode(elements + run.at * itemBytes(plan.dtype), plan.dtype, whole, run.offset, run.count);
-      });
-    });
-  }
-
- private:
-  OpContext& op_;
-  const Draws draws_;
-  OutgoingParts outgoing_;
-  IncomingParts incoming_;
 };
+
+template <class Message>
+MessagePlan planOf(const OpContext& op, const Message& message) {
+  return planMessage(Layout::single(message.elements, message.codec), message.dtype, op.group.chunk_bytes);
+}
 
 void expectRoot(const OpContext& op, int root) {
   if (root >= 0 && root < op.group.size()) return;
@@ -77,22 +59,31 @@ void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int
   const int size = op.group.size();
   const bool sends = op.group.rank() == root;
   for (const BroadcastMessage& message : messages) {
-    Coded& tensor = tensors.emplace_back(op, message.elements, message.codec, message.dtype, message.draws);
+    Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
     described.emplace_back(tensor.plan);
     if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
+    if (sends) {
+      tensor.source = makeSource(op, message.stage, {tensor.plan, message.data, message.draws, {}, message.data});
+    }
+    tensor.sinks.resize(size);
+    tensor.sinks[root] = makeSink(op, message.stage, {tensor.plan, message.data});
+    const bool decoded = sends && message.stage;  // by the source
     Phase phase;
     phase.out.assign(size, sends ? &tensor.plan : nullptr);
     phase.in.assign(size, nullptr);
     phase.in[root] = &tensor.plan;
     phase.same_to_all = sends;
-    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.encode(k, payload, message.data); };
-    phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      tensor.decode(root, k, payloads[root], message.data);
+    if (sends) phase.start = [&](size_t k) { tensor.source->start(k); };
+    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.source->encode(k, payload); };
+    phase.absorb = [&, decoded](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      if (!decoded) tensor.sinks[root]->take(k, payloads[root], root);
     };
     exchange.phases.push_back(std::move(phase));
   }
   exchange.description = describeRooted(op.op, described, root);
   runExchange(op, exchange);
+  for (Coded& tensor : tensors)
+    tensor.settle();
 }
 
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
@@ -103,24 +94,32 @@ void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int r
   const int size = op.group.size();
   const bool takes = op.group.rank() == root;
   for (const RootGatherMessage& message : messages) {
-    Coded& tensor = tensors.emplace_back(op, message.elements, message.codec, message.dtype, message.draws);
+    Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
     described.emplace_back(tensor.plan);
     if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
+    tensor.source = makeSource(
+        op, message.stage, {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});
+    for (int rank = 0; takes && rank < size; ++rank)
+      tensor.sinks.push_back(makeSink(op, message.stage, {tensor.plan, message.outputs[rank]}));
     Phase phase;
     phase.out.assign(size, nullptr);
     phase.in.assign(size, takes ? &tensor.plan : nullptr);
     phase.out[root] = &tensor.plan;
     phase.same_to_all = takes;  // to nobody: what the root keeps it encodes to have it as the others' are
-    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.encode(k, payload, message.input); };
-    phase.absorb = [&](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+    phase.start = [&](size_t k) { tensor.source->start(k); };
+    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.source->encode(k, payload); };
+    phase.absorb = [&, root](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       for (int rank = 0; rank < size; ++rank) {
-        if (!payloads[rank].empty()) tensor.decode(rank, k, payloads[rank], message.outputs[rank]);
+        const bool decoded = rank == root && message.stage;  // by the source
+        if (!payloads[rank].empty() && !decoded) tensor.sinks[rank]->take(k, payloads[rank], rank);
       }
     };
     exchange.phases.push_back(std::move(phase));
   }
   exchange.description = describeRooted(op.op, described, root);
   runExchange(op, exchange);
+  for (Coded& tensor : tensors)
+    tensor.settle();
 }
 
 }  // namespace lowcomm

@@ -6,6 +6,7 @@
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "collective/context.h"
+#include "collective/stage.h"
 #include "kernels/dtype.h"
 
 namespace lowcomm {
@@ -17,6 +18,7 @@ struct BroadcastMessage {
   DType dtype = DType::float32;
   void* data = nullptr;  // the root's are sent, everybody's are overwritten by what they decode to
   Draws draws;
+  Stage* stage = nullptr;  // where `data` is; null: in host memory
 };
 
 // broadcast of codes: `root` sends its encoded tensor to every rank and decodes it too, so all ranks end with identical
@@ -31,6 +33,7 @@ struct RootGatherMessage {
   const void* input = nullptr;
   std::vector<void*> outputs;  // on the root, by rank; its own may be where `input` is
   Draws draws;
+  Stage* stage = nullptr;  // where `input` and `outputs` are; null: in host memory
 };
 
 // gather of codes: every rank sends its encoded tensor to `root`, which decodes them, and its own as the others would

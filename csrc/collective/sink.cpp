@@ -1,0 +1,40 @@
+#include "collective/sink.h"
+
+#include "collective/parts.h"
+#include "collective/staged_sink.h"
+
+namespace lowcomm {
+namespace {
+
+class HostSink final : public Sink {
+ public:
+  HostSink(OpContext& op, SinkElements elements) : op_(op), elements_(elements) {}
+
+  void take(size_t k, std::span<const std::byte> payload, int sender) override {
+    const MessagePlan& plan = elements_.plan;
+    op_.blame(sender, [&] {
+      plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+        const size_t at = run.at * itemBytes(plan.dtype);
+        std::byte* y = static_cast<std::byte*>(elements_.data) + at;
+        const bool there = elements_.sent && run.codec->spec().id == CodecId::none &&
+                           y == static_cast<const std::byte*>(elements_.sent) + at;
+        const auto whole = parts_.take(run, sender, part);
+        if (run.last() && !there) run.codec->decode(y, plan.dtype, whole, run.offset, run.count);
+      });
+    });
+  }
+
+ private:
+  OpContext& op_;
+  const SinkElements elements_;
+  IncomingParts parts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sink> makeSink(OpContext& op, Stage* stage, SinkElements elements) {
+  if (stage) return std::make_unique<StagedSink>(op, *stage, elements);
+  return std::make_unique<HostSink>(op, elements);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective/stage.h"
+
+namespace lowcomm {
+
+// Elements on a device that stay with their owner and are not encoded, so that no codec looks at them: what
+// Codec::expectTaken is on the host. They are encoded for the sake of the refused word alone; the payload stays there.
+class StagedCheck {
+ public:
+  // Of the plan's frames from `data` on, which both outlive this. `of` ends a NonFiniteError.
+  StagedCheck(Stage& stage, const MessagePlan& plan, const void* data, std::string of)
+      : stage_(stage), plan_(plan), data_(static_cast<const std::byte*>(data)), of_(std::move(of)) {}
+
+  // Begins to look at frame k, and throws the NonFiniteError of one that was begun; each in order, at most two frames
+  // under way. Nothing past the last frame.
+  void start(size_t k);
+  void finish(size_t k);
+
+ private:
+  struct Begun {
+    Stage::SlotPtr slot;
+    std::vector<const Run*> runs;
+  };
+
+  Stage& stage_;
+  const MessagePlan& plan_;
+  const std::byte* const data_;
+  const std::string of_;
+  std::deque<Begun> begun_;
+};
+
+}  // namespace lowcomm
