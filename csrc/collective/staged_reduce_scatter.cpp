@@ -1,0 +1,118 @@
+#include "collective/staged_reduce_scatter.h"
+
+#include <cstddef>
+#include <deque>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "collective/describe.h"
+#include "collective/exchange.h"
+#include "collective/rank_plans.h"
+#include "collective/staged_check.h"
+#include "collective/staged_contributions.h"
+#include "collective/staged_sink.h"
+
+namespace lowcomm {
+namespace {
+
+// One tensor: as Scattering of reduce_scatter.cpp, the sums being the device's.
+class StagedScattering {
+ public:
+  StagedScattering(OpContext& op, Stage& stage, const ScatterMessage& message, const Reduction& reduction)
+      : op_(op),
+        stage_(stage),
+        message_(message),
+        average_over_(reduction.average ? op.group.size() : 0),
+        slices_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()),
+        contributions_(op, stage, slices_, message.dtype, message.inputs, message.draws),
+        own_(stage, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {}
+
+  Described described() const { return slices_.described(); }
+
+  uint64_t rawBytes() const {
+    uint64_t bytes = 0;
+    for (int rank = 0; rank < op_.group.size(); ++rank)
+      bytes += rank == op_.group.rank() ? 0 : slices_.of(rank).rawBytes();
+    return bytes;
+  }
+
+  Phase phase() {
+    Phase phase;
+    phase.out = slices_.all();
+    phase.in.assign(op_.group.size(), &slices_.of(op_.group.rank()));
+    phase.start = [this](size_t k) {
+      own_.start(k);
+      contributions_.start(k);
+    };
+    phase.check = [this](size_t k) { own_.finish(k); };
+    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
+      contributions_.encode(k, peer, payload);
+    };
+    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
+    return phase;
+  }
+
+  void settle() {
+    Stopwatch watch(op_, Doing::decode);
+    while (!summed_.empty())
+      settleFirst();
+  }
+
+ private:
+  void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+    while (summed_.size() >= kStagedFrames)
+      settleFirst();
+    auto loaded = contributions_.load(k, payloads);
+    if (!loaded.slot) return;
+    const DType dtype = message_.dtype;
+    for (const auto& whole : loaded.runs) {
+      const Run& run = *whole.run;
+      std::byte* out = static_cast<std::byte*>(message_.output) + run.at * itemBytes(dtype);
+      stage_.kernels().sum(run, out, dtype, whole.terms, average_over_, stage_.workspace(run, dtype),
+                           loaded.slot->word());
+    }
+    stage_.report(*loaded.slot);
+    summed_.push_back(std::move(loaded));
+  }
+
+  void settleFirst() {
+    const auto loaded = std::move(summed_.front());
+    summed_.pop_front();
+    if (!stage_.refused(*loaded.slot)) return;
+    for (const auto& whole : loaded.runs)
+      contributions_.blame(whole);
+    throw std::logic_error(op_.op +
+                           ": a sum was refused on the device, but every contribution to it decodes on the host");
+  }
+
+  OpContext& op_;
+  Stage& stage_;
+  const ScatterMessage& message_;
+  const int average_over_;
+  const RankPlans slices_;
+  StagedContributions contributions_;
+  StagedCheck own_;
+  std::deque<StagedContributions::Loaded> summed_;  // by kernels that may still be at it
+};
+
+}  // namespace
+
+void reduceScatterStaged(OpContext& op, Stage& stage, const std::vector<ScatterMessage>& messages,
+                         const Reduction& reduction) {
+  std::deque<StagedScattering> tensors;
+  std::vector<Described> described;
+  Exchange exchange;
+  for (const ScatterMessage& message : messages) {
+    StagedScattering& tensor = tensors.emplace_back(op, stage, message, reduction);
+    described.push_back(tensor.described());
+    op.counters.raw_bytes += tensor.rawBytes();
+    exchange.phases.push_back(tensor.phase());
+  }
+  exchange.description = describeReduction(op.op, described, reduction);
+  runExchange(op, exchange);
+  for (StagedScattering& tensor : tensors)
+    tensor.settle();
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "collective/staged_all_reduce.h"
+#include "collective/staged_reduce_scatter.h"
+#include "host_stage.h"
+#include "ranks_on_threads.h"
+
+namespace lowcomm::test {
+
+inline const Reduction kSum;
+inline const Reduction kAverage{ReduceKind::sum, true};
+
+// Which ranks stage: bit r for rank r.
+using Staging = unsigned;
+inline constexpr Staging kNobody = 0, kAll = ~0u, kEven = 0x55555555u;
+
+// One op on one rank, with the stage that its elements are on, or null.
+using Op = std::function<void(int rank, OpContext& op, Stage* stage)>;
+
+inline Ranks::Job on(Staging staging, Op op) {
+  return [=](int rank, OpContext& context) {
+    const auto stage = staging >> rank & 1 ? lateStage(context.group.chunk_bytes) : nullptr;
+    op(rank, context, stage.get());
+  };
+}
+
+inline void reduce(OpContext& op, Stage* stage, const std::vector<AllReduceMessage>& messages,
+                   const Reduction& reduction) {
+  stage ? allReduceStaged(op, *stage, messages, reduction) : allReduce(op, messages, reduction);
+}
+
+inline void scatter(OpContext& op, Stage* stage, const std::vector<ScatterMessage>& messages,
+                    const Reduction& reduction) {
+  stage ? reduceScatterStaged(op, *stage, messages, reduction) : reduceScatter(op, messages, reduction);
+}
+
+}  // namespace lowcomm::test

@@ -1,0 +1,174 @@
+// Collectives whose elements are on a device: what they are refused for is told as it is of host memory.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <list>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collective/all_gather.h"
+#include "collective_cases.h"
+#include "staged_cases.h"
+#include "wire/frame.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace test;
+
+// Elements that stay until the ranks have gone: a device may still be at them when an op has thrown.
+class Memory {
+ public:
+  std::vector<float>& of(uint64_t n, float value = 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return all_.emplace_back(n, value);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::vector<float>> all_;
+} memory;
+
+// What every rank is told of one op in a group of its own.
+std::vector<std::string> told(int size, const std::string& name, Staging staging, const Op& op) {
+  Ranks ranks(size);
+  std::vector<std::string> texts;
+  for (const auto& outcome : ranks.run(name, on(staging, op)))
+    texts.push_back(outcome.what());
+  // The group goes on.
+  ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, Stage* stage) {
+                    auto& fine = memory.of(1000, 1);
+                    reduce(context, stage,
+                           {{1000, CodecSpec::parse("sym4"), DType::float32, fine.data(), drawsOf(rank)}}, kSum);
+                  }));
+  return texts;
+}
+
+TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
+  const uint64_t n = 6 * 57344 + 13;
+  const int size = 3;
+  for (const char* codec : {"qsgd8:bucket=64", "bf16", "topk", "gauss4"}) {
+    const CodecSpec spec = CodecSpec::parse(codec);
+    // In a slice for another, in the own one, and in the last block of all.
+    for (uint64_t at : {uint64_t{3}, n / 2 + 1, n - 1}) {
+      std::vector<std::vector<std::string>> texts;
+      for (Staging staging : {kNobody, kAll, kEven, ~kEven}) {
+        texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, Stage* stage) {
+          auto& x = memory.of(n, 1);
+          if (rank == 1) x[at] = NAN;
+          reduce(op, stage, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+        }));
+        texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, Stage* stage) {
+          auto &x = memory.of(n, 1), &y = memory.of(n * size);
+          if (rank == 1) x[at] = NAN;
+          GatherMessage message;
+          message.layouts = {test::single(n, codec)};
+          message.dtype = DType::float32;
+          message.input = x.data();
+          for (int r = 0; r < size; ++r)
+            message.outputs.push_back(y.data() + r * n);
+          message.draws = drawsOf(rank);
+          message.stage = stage;
+          allGather(op, {message});
+        }));
+        texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, Stage* stage) {
+          auto &x = memory.of(n * size, 1), &y = memory.of(n);
+          if (rank == 1) x[2 * n * (at > n / 2) + at] = NAN;
+          ScatterMessage message;
+          message.layouts = {test::single(n, codec)};
+          message.dtype = DType::float32;
+          for (int r = 0; r < size; ++r)
+            message.inputs.push_back(x.data() + r * n);
+          message.output = y.data();
+          message.draws = drawsOf(rank);
+          scatter(op, stage, {message}, kSum);
+        }));
+      }
+      for (size_t i = 3; i < texts.size(); ++i)
+        EXPECT_EQ(texts[i], texts[i % 3]) << codec << " at " << at << ", way " << i / 3;
+      EXPECT_TRUE(test::holds(texts[0][1], {"nan"})) << texts[0][1];
+    }
+  }
+}
+
+TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
+  const uint64_t n = 6 * 57344 + 13;
+  for (const auto& [codec, value] : {std::pair("bf16", 2.5e38f), std::pair("qsgd8:bucket=64", 8e37f)}) {
+    for (uint64_t at : {uint64_t{5}, n - 1}) {
+      std::vector<std::vector<std::string>> texts;
+      for (Staging staging : {kNobody, kAll, kEven}) {
+        texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, Stage* stage) {
+          auto& x = memory.of(n, 1);
+          x[at] = value;
+          reduce(op, stage, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+        }));
+      }
+      EXPECT_TRUE(test::holds(texts[0][0], {"of the sum"})) << texts[0][0];
+      EXPECT_EQ(texts[1], texts[0]) << codec;
+      EXPECT_EQ(texts[2], texts[0]) << codec;
+    }
+  }
+}
+
+// A frame whose checksum is right and whose payload is none: rank 1 sends it to rank 0 as number `frame`.
+std::string blamed(Staging staging, int frame, const std::string& name, const Op& op) {
+  Ranks ranks(2);
+  int seen = 0;
+  ranks.hub().tamper([&](int from, int to, Lane lane, std::span<std::byte> bytes) {
+    if (lane != Lane::bulk || from != 1 || to != 0 || seen++ != frame) return;
+    const FrameHeader header = openFrame(bytes);
+    const auto whole = bytes.first(kFrameHeaderBytes + header.payload_bytes);
+    std::memset(whole.data() + kFrameHeaderBytes, 0xff, 8);  // a base and a step that are NaN
+    sealFrame(whole, header);
+  });
+  const auto outcomes = ranks.run(name, on(staging, op));
+  EXPECT_TRUE(outcomes[0].is<PeerError>()) << outcomes[0].what();
+  // Without what was under way then: bytes and seconds.
+  const std::string text = outcomes[0].what();
+  return text.substr(0, text.find(" [op"));
+}
+
+TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
+  const uint64_t n = 6 * 57344 + 13;
+  const CodecSpec codec = CodecSpec::parse("minmax8:bucket=64");
+  const Op all_reduce = [&](int rank, OpContext& op, Stage* stage) {
+    auto& x = memory.of(n, 1);
+    reduce(op, stage, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+  };
+  const Op all_gather = [&](int rank, OpContext& op, Stage* stage) {
+    auto &x = memory.of(n, 1), &y = memory.of(2 * n);
+    GatherMessage message;
+    message.layouts = {Layout::single(n, codec)};
+    message.dtype = DType::float32;
+    message.input = x.data();
+    message.outputs = {y.data(), y.data() + n};
+    message.draws = drawsOf(rank);
+    message.stage = stage;
+    allGather(op, {message});
+  };
+  const Op reduce_scatter = [&](int rank, OpContext& op, Stage* stage) {
+    auto &x = memory.of(2 * n, 1), &y = memory.of(n);
+    ScatterMessage message;
+    message.layouts = {Layout::single(n, codec)};
+    message.dtype = DType::float32;
+    message.inputs = {x.data(), x.data() + n};
+    message.output = y.data();
+    message.draws = drawsOf(rank);
+    scatter(op, stage, {message}, kSum);
+  };
+  for (int frame : {1, 3, 5}) {
+    for (const auto& [name, op] :
+         {std::pair("all_reduce", all_reduce), {"all_gather", all_gather}, {"reduce_scatter", reduce_scatter}}) {
+      const std::string expected = blamed(kNobody, frame, name, op);
+      EXPECT_TRUE(test::holds(expected, {"rank 1"})) << expected;
+      for (Staging staging : {kAll, kEven})
+        EXPECT_EQ(blamed(staging, frame, name, op), expected) << name << ", frame " << frame;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

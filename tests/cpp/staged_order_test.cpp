@@ -1,0 +1,103 @@
+// Collectives whose elements are on a device: what it is told when, and what crosses.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/all_gather.h"
+#include "collective_cases.h"
+#include "staged_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace test;
+
+// The first order that starts with `text`, from `from` on.
+size_t find(const std::vector<std::string>& told, const std::string& text, size_t from = 0) {
+  for (size_t i = from; i < told.size(); ++i) {
+    if (told[i].starts_with(text)) return i;
+  }
+  ADD_FAILURE() << "no '" << text << "' after " << from;
+  return told.size();
+}
+
+TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
+  const uint64_t n = 5 * 16384 + 100;
+  auto device = std::make_shared<test::LateDevice>();
+  Ranks ranks(2);
+  ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
+    std::vector<float> x(n, 1.0f), y(2 * n);
+    const auto stage = lateStage(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
+    GatherMessage message;
+    message.layouts = {test::single(n, "bf16")};
+    message.dtype = DType::float32;
+    message.input = x.data();
+    message.outputs = {y.data(), y.data() + n};
+    message.stage = stage.get();
+    allGather(op, {message});
+  });
+  // Kernel and copy of the next frame stand in the queue before anybody waits for this one's.
+  const auto& told = device->told;
+  const size_t first = find(told, "encode 0"), second = find(told, "encode " + std::to_string(32768));
+  const size_t copied = find(told, "copy", second), waited = find(told, "wait");
+  EXPECT_LT(first, second);
+  EXPECT_LT(second, copied);
+  EXPECT_LT(copied, waited);
+  const size_t third = find(told, "encode " + std::to_string(2 * 32768));
+  EXPECT_LT(waited, third);
+  EXPECT_LT(third, find(told, "wait", waited + 1));
+}
+
+// The payloads of a message, which is all that it has to copy.
+uint64_t codesOf(uint64_t n, const char* codec, size_t chunk_bytes) {
+  uint64_t bytes = 0;
+  for (const Chunk& chunk : planMessage(test::single(n, codec), DType::float32, chunk_bytes).chunks)
+    bytes += chunk.payload_bytes;
+  return bytes;
+}
+
+// Payloads cross once each way and nothing else does: what is sent to one peer or to all, what comes from every peer.
+TEST(StagedOrder, OnlyCodesCross) {
+  const uint64_t n = 4 * 57344;
+  const char* codec = "sym4:bucket=1024";
+  for (int size : {2, 4}) {
+    const auto w = static_cast<uint64_t>(size);
+    const uint64_t slice = codesOf(n / w, codec, kMinChunkBytes), part = codesOf(n, codec, kMinChunkBytes);
+    Ranks ranks(size);
+    std::vector<uint64_t> out(w), in(w);
+    ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
+      std::vector<float> x(n, 1.0f);
+      const auto stage = lateStage(op.group.chunk_bytes);
+      allReduceStaged(op, *stage, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+      out[rank] = stage->hostBytes();
+      in[rank] = stage->deviceBytes();
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(out[rank], w * slice);  // to every peer its slice, and the own one's sum
+      EXPECT_EQ(in[rank], 2 * (w - 1) * slice);
+    }
+    ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
+      std::vector<float> x(n, 1.0f), y(n * w);
+      const auto stage = lateStage(op.group.chunk_bytes);
+      GatherMessage message;
+      message.layouts = {test::single(n, codec)};
+      message.dtype = DType::float32;
+      message.input = x.data();
+      for (uint64_t r = 0; r < w; ++r)
+        message.outputs.push_back(y.data() + r * n);
+      message.stage = stage.get();
+      allGather(op, {message});
+      out[rank] = stage->hostBytes();
+      in[rank] = stage->deviceBytes();
+    });
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_EQ(out[rank], part);
+      EXPECT_EQ(in[rank], (w - 1) * part);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

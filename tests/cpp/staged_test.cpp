@@ -1,0 +1,267 @@
+// Collectives whose elements are on a device: the bits of those in host memory, whoever else stages.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "collective/all_gather.h"
+#include "collective/all_to_all.h"
+#include "collective/rooted.h"
+#include "collective_cases.h"
+#include "staged_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace test;
+
+std::vector<Bytes> tensorsOf(int ranks, DType dtype, uint64_t n, uint32_t seed = 1) {
+  std::vector<Bytes> tensors;
+  for (int rank = 0; rank < ranks; ++rank)
+    tensors.push_back(test::randomTensor(dtype, n, seed + static_cast<uint32_t>(rank)));
+  return tensors;
+}
+
+TEST(Staged, AllReduceHasTheHostsBits) {
+  for (const std::string& name : test::kCodecs) {
+    if (name == "none") continue;
+    const CodecSpec codec = CodecSpec::parse(name);
+    for (int size : {2, 3, 4}) {
+      Ranks ranks(size);
+      for (DType dtype : test::kFloats) {
+        for (const Reduction& reduction : {kSum, kAverage}) {
+          for (uint64_t any : {uint64_t{1}, uint64_t{700}, uint64_t{12 * 57344 + 13}}) {
+            if (any > 1000 && (size != 3 || dtype == DType::float16 || reduction.average)) continue;
+            const uint64_t n = test::wholeRows(any, name);
+            std::vector<std::vector<Bytes>> results;
+            for (Staging staging : {kNobody, kAll, kEven}) {
+              std::vector<Bytes> tensors = tensorsOf(size, dtype, n);
+              ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                                reduce(op, stage, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}}, reduction);
+                              }));
+              results.push_back(tensors);
+            }
+            for (size_t i = 1; i < results.size(); ++i) {
+              for (int rank = 0; rank < size; ++rank) {
+                ASSERT_TRUE(results[i][rank] == results[0][rank])
+                    << name << " " << dtypeName(dtype) << " " << reduction.name() << ", " << n << " elements, rank "
+                    << rank << " of " << size << (i == 1 ? ", all stage" : ", some stage");
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Staged, SeveralTensorsOfAnySizes) {
+  const std::vector<std::pair<uint64_t, const char*>> cases = {
+      {0, "sym4"}, {5, "qsgd8:bucket=64"}, {300000, "minmax4"}, {70000, "topk:keep=0.9"}, {100000, "sym4:bucket=128"}};
+  for (int size : {2, 4}) {
+    Ranks ranks(size);
+    std::vector<std::vector<Bytes>> results;
+    for (Staging staging : {kNobody, kAll, kEven}) {
+      std::vector<Bytes> all;
+      for (int rank = 0; rank < size; ++rank) {
+        for (size_t t = 0; t < cases.size(); ++t)
+          all.push_back(test::randomTensor(DType::float32, cases[t].first, static_cast<uint32_t>(7 * rank + t)));
+      }
+      ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                        std::vector<AllReduceMessage> messages;
+                        for (size_t t = 0; t < cases.size(); ++t) {
+                          messages.push_back({cases[t].first, CodecSpec::parse(cases[t].second), DType::float32,
+                                              all[static_cast<size_t>(rank) * cases.size() + t].data(),
+                                              drawsOf(rank, static_cast<uint32_t>(t * 16))});
+                        }
+                        reduce(op, stage, messages, kSum);
+                      }));
+      results.push_back(all);
+    }
+    EXPECT_TRUE(results[1] == results[0]) << size;
+    EXPECT_TRUE(results[2] == results[0]) << size;
+  }
+}
+
+// Layouts of all codecs, exact parts among them; parts that differ by rank; outputs where the input is.
+TEST(Staged, AllGatherHasTheHostsBits) {
+  for (int ring_from : {0, 3}) {
+    for (int size : {2, 3, 4}) {
+      Ranks ranks(size, [&](int, GroupConfig& config) { config.ring_from = ring_from; });
+      for (DType dtype : test::kFloats) {
+        for (uint32_t seed : {1u, 2u, 3u}) {
+          // Of many codecs, alike on all ranks; or of one, a rank's own length each.
+          std::vector<Layout> layouts(size, test::mixedLayout(12, 9));
+          for (int rank = 0; seed > 1 && rank < size; ++rank) {
+            const uint64_t n = rank > 0 ? 1000 * static_cast<uint64_t>(rank) + 7 : seed == 3 ? 300001 : 1;
+            layouts[rank] = test::single(n, "minmax4");
+          }
+          uint64_t all = 0;
+          std::vector<uint64_t> starts;
+          for (const Layout& layout : layouts) {
+            starts.push_back(all);
+            all += layout.elements();
+          }
+          const size_t item = itemBytes(dtype);
+          std::vector<std::vector<Bytes>> results;
+          for (Staging staging : {kNobody, kAll, kEven}) {
+            std::vector<Bytes> outputs(size, Bytes(all * item));
+            for (int rank = 0; rank < size; ++rank) {
+              const Bytes x = test::randomTensor(dtype, layouts[rank].elements(), seed + static_cast<uint32_t>(rank));
+              std::copy(x.begin(), x.end(), outputs[rank].begin() + static_cast<ptrdiff_t>(starts[rank] * item));
+            }
+            ranks.expectRun("all_gather", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                              GatherMessage message;
+                              message.layouts = layouts;
+                              message.dtype = dtype;
+                              for (int r = 0; r < size; ++r)
+                                message.outputs.push_back(outputs[rank].data() + starts[r] * item);
+                              message.input = message.outputs[rank];
+                              message.draws = drawsOf(rank);
+                              message.stage = stage;
+                              allGather(op, {message});
+                            }));
+            results.push_back(outputs);
+          }
+          for (size_t i = 1; i < results.size(); ++i)
+            ASSERT_TRUE(results[i] == results[0]) << dtypeName(dtype) << ", seed " << seed << ", " << size << " ranks";
+        }
+      }
+    }
+  }
+}
+
+TEST(Staged, ReduceScatterHasTheHostsBits) {
+  for (int size : {2, 3, 4}) {
+    Ranks ranks(size);
+    for (DType dtype : test::kFloats) {
+      for (const Reduction& reduction : {kSum, kAverage}) {
+        for (uint32_t seed : {1u, 2u, 3u}) {
+          const Layout layout = seed == 3 ? test::single(200013, "qsgd4:bucket=64") : test::mixedLayout(14, seed);
+          const uint64_t n = layout.elements();
+          std::vector<std::vector<Bytes>> results;
+          for (Staging staging : {kNobody, kAll, kEven}) {
+            std::vector<Bytes> inputs = tensorsOf(size, dtype, n * static_cast<uint64_t>(size), seed);
+            std::vector<Bytes> outputs(size, Bytes(n * itemBytes(dtype)));
+            ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                              ScatterMessage message;
+                              message.layouts = {layout};
+                              message.dtype = dtype;
+                              for (int r = 0; r < size; ++r)
+                                message.inputs.push_back(inputs[rank].data() + r * n * itemBytes(dtype));
+                              message.output = outputs[rank].data();
+                              message.draws = drawsOf(rank);
+                              scatter(op, stage, {message}, reduction);
+                            }));
+            results.push_back(outputs);
+          }
+          for (size_t i = 1; i < results.size(); ++i) {
+            ASSERT_TRUE(results[i] == results[0])
+                << dtypeName(dtype) << " " << reduction.name() << ", seed " << seed << ", " << size << " ranks";
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Staged, ReduceScatterOfUnevenSlicesInPlace) {
+  const int size = 3;
+  Ranks ranks(size);
+  const std::vector<uint64_t> counts = {70000, 1, 130001};
+  std::vector<std::vector<Bytes>> results;
+  for (Staging staging : {kNobody, kAll, kEven}) {
+    std::vector<Bytes> x = tensorsOf(size, DType::bfloat16, 200002);
+    ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                      ScatterMessage message;
+                      message.dtype = DType::bfloat16;
+                      uint64_t at = 0;
+                      for (int r = 0; r < size; ++r) {
+                        message.layouts.push_back(test::single(counts[r], "sym8:bucket=128"));
+                        message.inputs.push_back(x[rank].data() + 2 * at);
+                        if (r == rank) message.output = x[rank].data() + 2 * at;
+                        at += counts[r];
+                      }
+                      message.draws = drawsOf(rank);
+                      scatter(op, stage, {message}, kSum);
+                    }));
+    results.push_back(x);
+  }
+  EXPECT_TRUE(results[1] == results[0]);
+  EXPECT_TRUE(results[2] == results[0]);
+}
+
+TEST(Staged, RootedOnesHaveTheHostsBits) {
+  for (const std::string& name : test::kCodecs) {
+    if (name == "none") continue;
+    for (int size : {2, 3}) {
+      Ranks ranks(size);
+      for (uint64_t any : {uint64_t{0}, uint64_t{700}, uint64_t{5 * 57344 + 13}}) {
+        const uint64_t n = test::wholeRows(any, name);
+        const DType dtype = DType::bfloat16;
+        const int root = size - 1;
+        std::vector<std::vector<Bytes>> results;
+        for (Staging staging : {kNobody, kAll, kEven}) {
+          std::vector<Bytes> tensors = tensorsOf(size, dtype, n), gathered(size, Bytes(2 * n));
+          const std::vector<Bytes> inputs = tensors;
+          ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                            BroadcastMessage message{
+                                n, CodecSpec::parse(name), dtype, tensors[rank].data(), drawsOf(rank), stage};
+                            broadcast(op, {message}, root);
+                          }));
+          ranks.expectRun("gather", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                            RootGatherMessage message{n,  CodecSpec::parse(name), dtype, inputs[rank].data(),
+                                                      {}, drawsOf(rank),          stage};
+                            for (int r = 0; rank == root && r < size; ++r)
+                              message.outputs.push_back(gathered[r].data());
+                            lowcomm::gather(op, {message}, root);
+                          }));
+          tensors.insert(tensors.end(), gathered.begin(), gathered.end());
+          results.push_back(tensors);
+        }
+        ASSERT_TRUE(results[1] == results[0]) << name << ", " << n;
+        ASSERT_TRUE(results[2] == results[0]) << name << ", " << n;
+      }
+    }
+  }
+}
+
+TEST(Staged, AllToAllHasTheHostsBits) {
+  for (const char* name : {"none", "qsgd4:bucket=64", "fp8e4m3", "topk"}) {
+    for (int size : {2, 3}) {
+      Ranks ranks(size);
+      // From a to b.
+      const auto count = [](int a, int b) { return static_cast<uint64_t>(a == 1 ? 0 : 90000 * b + 300 * a + 1); };
+      std::vector<std::vector<Bytes>> results;
+      for (Staging staging : {kNobody, kAll, kEven}) {
+        std::vector<Bytes> inputs, outputs;
+        for (int a = 0; a < size; ++a) {
+          for (int b = 0; b < size; ++b) {
+            inputs.push_back(test::randomTensor(DType::float16, count(a, b), static_cast<uint32_t>(a * size + b)));
+            outputs.emplace_back(2 * count(b, a));
+          }
+        }
+        ranks.expectRun("all_to_all", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+                          AllToAllMessage message;
+                          message.dtype = DType::float16;
+                          for (int r = 0; r < size; ++r) {
+                            message.sent.push_back(test::single(count(rank, r), name));
+                            message.got.push_back(test::single(count(r, rank), name));
+                            message.inputs.push_back(inputs[static_cast<size_t>(rank * size + r)].data());
+                            message.outputs.push_back(outputs[static_cast<size_t>(rank * size + r)].data());
+                          }
+                          message.draws = drawsOf(rank);
+                          message.stage = stage;
+                          allToAll(op, message);
+                        }));
+        results.push_back(outputs);
+      }
+      EXPECT_TRUE(results[1] == results[0]) << name << ", " << size;
+      EXPECT_TRUE(results[2] == results[0]) << name << ", " << size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm
