@@ -1,4 +1,5 @@
 // The real sources of csrc/cuda, compiled for the host.
+#include "cuda/accumulate.cu"
 #include "cuda/cast.cu"
 #include "cuda/device.cu"
 #include "cuda/fused_delta.cu"
@@ -10,6 +11,7 @@
 #include "cuda/grid_encode_float16.cu"
 #include "cuda/grid_encode_float32.cu"
 #include "cuda/noise.cu"
+#include "cuda/run_kernels.cu"
 #include "cuda/scalar.cu"
 #include "cuda/topk_decode.cu"
 #include "cuda/topk_encode.cu"

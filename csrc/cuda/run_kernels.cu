@@ -1,0 +1,196 @@
+#include "cuda/run_kernels.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "codec/element.h"
+#include "codec/family.h"
+#include "codec/payload.h"
+#include "cuda/accumulate.h"
+#include "cuda/cast.h"
+#include "cuda/fused.h"
+#include "cuda/grid.h"
+#include "cuda/launch.cuh"
+#include "cuda/plain_run.h"
+#include "cuda/scalar.h"
+#include "cuda/topk.h"
+#include "cuda/uncut.h"
+
+namespace lowcomm::cuda {
+namespace {
+
+constexpr uint64_t kBlockElements = 512;
+
+enum class Kind { none, grid, uncut, cast, scalar, topk };
+
+Kind kindOf(const CodecSpec& codec) {
+  if (codec.id == CodecId::none) return Kind::none;
+  if (codec.id == CodecId::topk) return Kind::topk;
+  if (isCast(codec.id)) return Kind::cast;
+  if (plainFamily(codec.id) != nullptr) return Kind::scalar;
+  return codec.axis == Axis::channel || codec.bucket == kTensorBucket ? Kind::uncut : Kind::grid;
+}
+
+bool isFused(const CodecSpec& codec, size_t terms) {
+  return kindOf(codec) == Kind::grid && !isRotated(codec) && !gridFamily(codec.id)->book && terms <= kMostTerms;
+}
+
+GridRun gridRun(const Run& run, DType dtype) {
+  return {run.codec->spec(), dtype, run.count};
+}
+
+PlainRun plainRun(const Run& run, DType dtype) {
+  return {run.codec->spec(), dtype, run.count};
+}
+
+uint64_t blockOf(const Run& run) {
+  return run.offset / kBlockElements;
+}
+
+PhiloxKey keyOf(const Draws& draws) {
+  return {draws.seed, draws.stream, draws.step};
+}
+
+// In front of what the codec's kernels need: the float32 sum, or the elements that a fused kernel decodes it to.
+size_t sumBytes(const Run& run) {
+  return up64(run.count * sizeof(float));
+}
+
+std::byte* behindSum(const Run& run, void* workspace) {
+  return static_cast<std::byte*>(workspace) + sumBytes(run);
+}
+
+}  // namespace
+
+bool RunKernels::takes(const CodecSpec& codec, DType dtype) const {
+  return isCoded(dtype) && !needsTable(codec) && !codec.open();
+}
+
+size_t RunKernels::workspaceBytes(const Run& run, DType dtype) const {
+  size_t codec = 0;
+  for (const DType type : {dtype, DType::float32}) {  // a sum is encoded from float32
+    switch (kindOf(run.codec->spec())) {
+      case Kind::uncut:
+        codec = std::max(codec, uncutWorkspaceBytes(gridRun(run, type)));
+        break;
+      case Kind::topk:
+        codec = std::max(codec, topkWorkspaceBytes(gridRun(run, type)));
+        break;
+      default:
+        break;
+    }
+  }
+  return sumBytes(run) + codec;
+}
+
+void RunKernels::copy(void* to, const void* from, size_t bytes) {
+  constexpr const char* kDoing = "copy";
+  const DeviceScope scope(place_.device, kDoing);
+  if (bytes > 0) check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, place_.stream), kDoing, place_.device);
+}
+
+void RunKernels::clear(void* at, size_t bytes) {
+  constexpr const char* kDoing = "clear";
+  const DeviceScope scope(place_.device, kDoing);
+  if (bytes > 0) check(cudaMemsetAsync(at, 0, bytes, place_.stream), kDoing, place_.device);
+}
+
+void RunKernels::encode(const Run& run, void* payload, const void* x, DType dtype, const Draws& draws, void* workspace,
+                        uint32_t* refused) {
+  std::byte* spare = behindSum(run, workspace);
+  switch (kindOf(run.codec->spec())) {
+    case Kind::none: {
+      const size_t bytes = run.count * itemBytes(dtype);
+      copy(payload, x, bytes);
+      return clear(static_cast<std::byte*>(payload) + bytes, up64(bytes) - bytes);
+    }
+    case Kind::grid:
+      return encodeGrid(place_, gridRun(run, dtype), payload, x, blockOf(run), keyOf(draws), refused);
+    case Kind::uncut:
+      return encodeUncut(place_, gridRun(run, dtype), payload, x, keyOf(draws), spare, refused);
+    case Kind::cast:
+      return encodeCast(place_, plainRun(run, dtype), payload, x, blockOf(run), keyOf(draws), refused);
+    case Kind::scalar:
+      return encodeScalar(place_, plainRun(run, dtype), payload, x);
+    case Kind::topk:
+      return encodeTopk(place_, gridRun(run, dtype), payload, x, keyOf(draws), spare, refused);
+  }
+}
+
+void RunKernels::decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace, uint32_t* refused) {
+  std::byte* spare = behindSum(run, workspace);
+  switch (kindOf(run.codec->spec())) {
+    case Kind::none:
+      return copy(y, payload, run.count * itemBytes(dtype));
+    case Kind::grid:
+      return decodeGrid(place_, gridRun(run, dtype), y, payload, refused);
+    case Kind::uncut:
+      return decodeUncut(place_, gridRun(run, dtype), y, payload, spare, refused);
+    case Kind::cast:
+      return decodeCast(place_, plainRun(run, dtype), y, payload, refused);
+    case Kind::scalar:
+      return decodeScalar(place_, plainRun(run, dtype), y, payload, refused);
+    case Kind::topk:
+      return decodeTopk(place_, gridRun(run, dtype), y, payload, spare, refused);
+  }
+}
+
+void RunKernels::decodeAdd(const Run& run, float* acc, DType dtype, const void* payload, void* workspace,
+                           uint32_t* refused) {
+  std::byte* spare = behindSum(run, workspace);
+  switch (kindOf(run.codec->spec())) {
+    case Kind::none:
+      return accumulate(place_, acc, payload, dtype, run.count, /*starts=*/false);
+    case Kind::grid:
+      return decodeAddGrid(place_, gridRun(run, dtype), acc, payload, refused);
+    case Kind::uncut:
+      return decodeAddUncut(place_, gridRun(run, dtype), acc, payload, spare, refused);
+    case Kind::cast:
+      return decodeAddCast(place_, plainRun(run, dtype), acc, payload, refused);
+    case Kind::scalar:
+      return decodeAddScalar(place_, plainRun(run, dtype), acc, payload, refused);
+    case Kind::topk:
+      return decodeAddTopk(place_, gridRun(run, dtype), acc, payload, spare, refused);
+  }
+}
+
+// The first term is written, not added to zeros: -0 would become 0.
+void RunKernels::add(const Run& run, float* acc, DType dtype, std::span<const StagedTerm> terms, void* workspace,
+                     uint32_t* refused) {
+  for (size_t i = 0; i < terms.size(); ++i) {
+    if (terms[i].own != nullptr || run.codec->spec().id == CodecId::none) {
+      const void* x = terms[i].own != nullptr ? terms[i].own : terms[i].payload;
+      accumulate(place_, acc, x, dtype, run.count, /*starts=*/i == 0);
+    } else if (i == 0) {
+      decode(run, acc, DType::float32, terms[i].payload, workspace, refused);
+    } else {
+      decodeAdd(run, acc, dtype, terms[i].payload, workspace, refused);
+    }
+  }
+}
+
+void RunKernels::sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over,
+                     void* workspace, uint32_t* refused) {
+  auto* acc = static_cast<float*>(workspace);
+  add(run, acc, dtype, terms, workspace, refused);
+  finishSum(place_, out, acc, dtype, run.count, static_cast<uint32_t>(average_over));
+}
+
+void RunKernels::encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms,
+                           int average_over, const Draws& draws, void* workspace, uint32_t* refused) {
+  if (isFused(run.codec->spec(), terms.size())) {
+    std::vector<FusedTerm> fused;
+    for (const StagedTerm& term : terms)
+      fused.push_back({term.payload, term.own});
+    return cuda::encodeSum(place_, gridRun(run, dtype), payload, workspace, fused, static_cast<uint32_t>(average_over),
+                           blockOf(run), keyOf(draws), refused);
+  }
+  auto* acc = static_cast<float*>(workspace);
+  add(run, acc, dtype, terms, workspace, refused);
+  finishSum(place_, acc, acc, DType::float32, run.count, static_cast<uint32_t>(average_over));
+  encode(run, payload, acc, DType::float32, draws, workspace, refused);
+}
+
+}  // namespace lowcomm::cuda
