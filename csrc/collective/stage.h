@@ -125,9 +125,6 @@ class Stage {
   // Payloads that stand in slot.host(): to the device, the word made 0.
   void load(Slot& slot);
 
-  // `with` is used by the queue until what `slot` is fetched or reported by.
-  void share(const Slot& slot, Slot& with) { with.landing_ = slot.landing_; }
-
   // Waits for what was fetched or reported; whether something was refused.
   bool refused(Slot& slot);
 

@@ -150,7 +150,6 @@ class StagedReducing {
       payload += whole.run->whole;
     }
     stage_.fetch(*sum.codes);
-    stage_.share(*sum.codes, *sum.from.slot);
     sums_.push_back(std::move(sum));
   }
 
