@@ -53,6 +53,9 @@ class Options(Backend.Options):
             (LOWCOMM_RING_FROM; 0: never).
         flight_record: How many of the group's last ops and messages `flight_record()` shows, 0 … 65,536; 0: none. Each
             rank's own affair (LOWCOMM_FLIGHT_RECORD; 64).
+        staged: Whether CUDA tensors that are coded are coded on their device, so that only codes are copied to the host;
+            where False, or where the build or the device cannot, their values are. Each rank's own affair
+            (LOWCOMM_STAGED; 1).
 
     Raises:
         ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.
@@ -71,6 +74,7 @@ class Options(Backend.Options):
         connections: int | None = None,
         ring_from: int | None = None,
         flight_record: int | None = None,
+        staged: bool | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -90,6 +94,8 @@ class Options(Backend.Options):
     def ring_from(self) -> int | None: ...
     @property
     def flight_record(self) -> int | None: ...
+    @property
+    def staged(self) -> bool | None: ...
 
 class Residual:
     def __init__(self, shape: Sequence[int]) -> None: ...

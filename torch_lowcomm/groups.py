@@ -100,13 +100,17 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
 
     Returns:
         {group name: {op: {"calls", "exact_calls" (of these, with nothing coded), "exact_because" (reason: tensors that
-        went exact though a policy or `fsdp.quantize` named their op), "raw_bytes" (what this rank would have sent
-        without a codec), "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes"
-        (what it sent itself, frame headers included; None where the inner backend served every call), "ratio" (of
-        raw_bytes less inner_bytes to wire_bytes, or None), "encode_s", "wait_s", "decode_s", "wait_by_peer" (rank in
-        the group: its seconds of wait_s), "straggler" (the rank that was waited for most, or None), "relative_error"
-        (||decoded - x|| / ||x|| over samples of what this rank encoded: some thousands of elements an op, in another
-        place each time; None where nothing was coded, or only by codecs that take more than 16,384 elements at once)}}}
+        went exact though a policy or `fsdp.quantize` named their op), "staged_calls" (with CUDA tensors that were coded on
+        their device), "unstaged_because" (reason: coded calls that copied the values of CUDA tensors instead),
+        "device_to_host_bytes" and "host_to_device_bytes" (what own ops copied of CUDA tensors: of staged ones the codes,
+        else values; send and recv are not counted), "raw_bytes" (what this rank would have sent without a codec),
+        "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes" (what it sent itself,
+        frame headers included; None where the inner backend served every call), "ratio" (of raw_bytes less inner_bytes to
+        wire_bytes, or None), "encode_s", "wait_s", "decode_s", "wait_by_peer" (rank in the group: its seconds of wait_s),
+        "straggler" (the rank that was waited for most, or None), "relative_error" (||decoded - x|| / ||x|| over samples
+        of what this rank encoded in host memory: some thousands of elements an op, in another
+        place each time; None where nothing was coded there, or only by codecs that take more than 16,384 elements at
+        once)}}}
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}

@@ -7,6 +7,7 @@
 #include "backend/errors.h"
 #include "backend/own_reduction.h"
 #include "backend/prepared.h"
+#include "collective/staged_all_reduce.h"
 
 namespace lowcomm {
 namespace {
@@ -38,26 +39,27 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   DeviceQueue* queue = enterQueue(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
-  Tensors hosts;
+  std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
+  prepared->stage = stageFor(kOp, queue, {tensors, codecs, /*keeps_own=*/true, std::move(because)});
+  std::vector<void*> data;
   for (const auto& tensor : tensors)
-    hosts.push_back(prepared->inPlace(tensor, queue));
+    data.push_back(prepared->sourceAndTarget(tensor, queue));
   // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
   uint32_t slot = 0;
   std::vector<AllReduceMessage> messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& host = hosts[i];
-    messages.push_back({static_cast<uint64_t>(host.numel()),
+    messages.push_back({static_cast<uint64_t>(tensors[i].numel()),
                         codecs[i],
-                        wireType(host.scalar_type()),
-                        host.mutable_data_ptr(),
+                        wireType(tensors[i].scalar_type()),
+                        data[i],
                         {key, streamOf(drawer, slot), static_cast<uint32_t>(sequence)},
                         state});
     slot += static_cast<uint32_t>(size_);
   }
-  prepared->run = [messages = std::move(messages), reduction](OpContext& context) {
-    allReduce(context, messages, reduction);
+  prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
+    stage ? allReduceStaged(context, *stage, messages, reduction) : allReduce(context, messages, reduction);
   };
   if (residual) {
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };

@@ -64,19 +64,27 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
   DeviceQueue* queue = enterQueue(inputs[0]);
   AllToAllMessage message;
   message.dtype = wireType(inputs[0].scalar_type());
-  bool exact = true;
+  bool exact = true, coded = false;  // what is sent, and anything
+  Staged staged{inputs, {}, /*keeps_own=*/true};
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {
     // As if every part had this one's size: what equal splits are measured by.
     std::optional<CodecSpec> codec;
     if (part.numel() > 0) codec = chooseCodec(kOp, part, part.nbytes() * static_cast<uint64_t>(size_));
     exact = exact && !(sent && codec);
+    coded = coded || codec;
+    staged.codecs.push_back(codec.value_or(CodecSpec{}));
     return Layout::single(static_cast<uint64_t>(part.numel()), codec.value_or(CodecSpec{}));
   };
   for (int rank = 0; rank < size_; ++rank) {
     message.sent.push_back(layoutOf(inputs[rank], true));
     message.got.push_back(layoutOf(outputs[rank], false));
-    message.inputs.push_back(prepared->readable(inputs[rank], queue).const_data_ptr());
-    message.outputs.push_back(prepared->writable(outputs[rank]).mutable_data_ptr());
+  }
+  staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
+  if (coded) prepared->stage = stageFor(kOp, queue, staged);
+  message.stage = prepared->stage.get();
+  for (int rank = 0; rank < size_; ++rank) {
+    message.inputs.push_back(prepared->source(inputs[rank], queue));
+    message.outputs.push_back(prepared->target(outputs[rank]));
   }
   const uint64_t sequence = ++sequence_;
   message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};

@@ -13,6 +13,7 @@
 #include "backend/work.h"
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
+#include "collective/stage.h"
 #include "engine/engine.h"
 #include "wire/hello.h"
 
@@ -218,6 +219,16 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                             std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
   WorkPtr exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
+  // What of an op asks whether its elements can stay on their device (staging.cpp).
+  struct Staged {
+    Tensors tensors;                // inputs and outputs
+    std::vector<CodecSpec> codecs;  // of all of them
+    bool keeps_own = false;         // whether something is not encoded that obeys the codec's nonfinite= all the same
+    std::string because = {};       // what else speaks against it
+  };
+  // The stage of an op, or null: its tensors are on the host (`queue` is null), or their values are copied there, which
+  // is counted and, the first time for its reason, logged (INFO).
+  std::shared_ptr<Stage> stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged);
   WorkPtr submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
                  DeviceQueue* queue, std::shared_ptr<Prepared> prepared);
   DeviceQueue* enterQueue(const at::Tensor& tensor);

@@ -69,11 +69,24 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   Tensors all;
+  Staged staged{inputs, {}};
+  std::vector<std::optional<CodecSpec>> codecs;
   bool exact = true;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    codecs.push_back(layout ? std::nullopt : chooseCodec(kOp, inputs[i], contribution));
+    exact = exact && !codecs[i] && !(layout && layout->coded());
+    staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
+    staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
+  }
+  if (layout) {
+    for (const Segment& segment : layout->segments())
+      staged.codecs.push_back(segment.codec);
+  }
+  if (!exact) prepared->stage = stageFor(kOp, queue, staged);
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    std::optional<CodecSpec> codec = layout ? std::nullopt : chooseCodec(kOp, inputs[i], contribution);
-    at::Tensor in = prepared->readable(inputs[i], queue);
+    const std::optional<CodecSpec>& codec = codecs[i];
+    const at::Tensor& in = inputs[i];
     DType dtype = wireType(in.scalar_type());
     GatherMessage message;
     message.dtype = dtype;
@@ -87,9 +100,10 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
       message.type_name = c10::toString(in.scalar_type());
       message.type_elements = countsOf(outputs[i], in);
     }
-    message.input = in.const_data_ptr();
+    message.input = prepared->source(in, queue);
+    message.stage = prepared->stage.get();
     for (auto& output : outputs[i]) {
-      auto* base = static_cast<std::byte*>(prepared->writable(output).mutable_data_ptr());
+      auto* base = static_cast<std::byte*>(prepared->target(output));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t r = 0; r < ranks; ++r)
         message.outputs.push_back(base + r * in.nbytes());
@@ -97,7 +111,6 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     }
     message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)),
                      layout ? counter.step : static_cast<uint32_t>(sequence)};
-    exact = exact && !codec && !(layout && layout->coded());
     messages.push_back(std::move(message));
   }
   prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };

@@ -69,6 +69,8 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
+  settings.staged = integer(lookup, o.staged ? std::optional<int64_t>(*o.staged) : std::nullopt, "staged",
+                            "LOWCOMM_STAGED", 1, 0, 1) == 1;
   return settings;
 }
 
@@ -89,6 +91,7 @@ std::string Options::repr() const {
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
          ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
          ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
+         ", staged=" + (staged ? (*staged ? "True" : "False") : "None") +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

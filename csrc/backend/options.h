@@ -10,7 +10,8 @@
 
 namespace lowcomm {
 
-// What a group runs with once everything is filled in; the same on all its ranks, but for the flight record.
+// What a group runs with once everything is filled in; the same on all its ranks, but for what is said to be each
+// rank's own affair.
 struct Settings {
   Policy policy;
   uint64_t min_bytes = 65536;        // a rank's raw contribution under this stays exact
@@ -19,10 +20,12 @@ struct Settings {
   uint64_t connections = 1;          // to every peer, for bulk
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
+  bool staged = true;                // CUDA tensors that are coded are coded where they are; each rank's own affair
 };
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
-// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD),
+// LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
+// LOWCOMM_STAGED),
 // then from the defaults of Settings. Frozen once made; c10d hands the same object to every group, so a group copies
 // it.
 struct Options : c10d::Backend::Options {
@@ -35,6 +38,7 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> connections;
   std::optional<int64_t> ring_from;
   std::optional<int64_t> flight_record;
+  std::optional<bool> staged;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 

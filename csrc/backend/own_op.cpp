@@ -42,6 +42,8 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
           at::ThreadLocalStateGuard restored(*state);
           prepared->finish(queue);
         }
+        prepared->count(context.counters);
+        prepared->stage.reset();
       },
       [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
         if (ranges) ranges->report();
@@ -51,6 +53,7 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
         work->setArrival(prepared->arrived);
         if (prepared->ended) prepared->ended(error);
         prepared->run = {};
+        prepared->stage.reset();
         prepared->kept.clear();
         prepared->copies_out.clear();
         work->complete(asTorchError(error));

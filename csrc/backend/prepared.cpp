@@ -21,6 +21,7 @@ at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQue
       host.copy_(dense, /*non_blocking=*/true);
       kept.push_back(dense);
     });
+    to_host += host.nbytes();
     landed = queue->mark();
   } else {
     host = plain(input) ? input : input.resolve_conj().resolve_neg().contiguous();
@@ -45,6 +46,29 @@ at::Tensor LowcommBackend::Prepared::inPlace(const at::Tensor& tensor, DeviceQue
   at::Tensor host = readable(tensor, queue);
   if (!plain(tensor)) copies_out.emplace_back(tensor, host);
   return host;
+}
+
+const void* LowcommBackend::Prepared::source(const at::Tensor& input, DeviceQueue* queue) {
+  return stage ? input.const_data_ptr() : readable(input, queue).const_data_ptr();
+}
+
+void* LowcommBackend::Prepared::target(const at::Tensor& output) {
+  return stage ? output.mutable_data_ptr() : writable(output).mutable_data_ptr();
+}
+
+void* LowcommBackend::Prepared::sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue) {
+  return stage ? tensor.mutable_data_ptr() : inPlace(tensor, queue).mutable_data_ptr();
+}
+
+void LowcommBackend::Prepared::count(OpCounters& counters) const {
+  if (stage) {
+    counters.device_to_host_bytes += stage->hostBytes();
+    counters.host_to_device_bytes += stage->deviceBytes();
+    return;
+  }
+  counters.device_to_host_bytes += to_host;
+  for (const auto& [to, from] : copies_out)
+    counters.host_to_device_bytes += to.is_cpu() ? 0 : from.nbytes();
 }
 
 void LowcommBackend::Prepared::start() {

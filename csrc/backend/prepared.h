@@ -1,23 +1,34 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <vector>
 
 #include "backend/backend.h"
 #include "backend/wire_type.h"
+#include "collective/stage.h"
 
 namespace lowcomm {
 
 // An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
 // Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs); a
-// device's go through pinned host copies on a side stream.
+// device's go through pinned host copies on a side stream, or stay where they are, with a stage.
 struct LowcommBackend::Prepared {
   // The op itself, on the worker; what it moves lives in its closure or in `kept`.
   std::function<void(OpContext&)> run;
 
   // Called on the worker when the op has ended, before anybody is told; null where it succeeded. May be empty.
   std::function<void(std::exception_ptr)> ended;
+
+  // Of device tensors whose codes alone are copied; goes when the op has ended, and waits for what the device still
+  // does.
+  std::shared_ptr<Stage> stage;
+
+  // Where a collective finds the elements of an input or output: on the device with a stage, else as below.
+  const void* source(const at::Tensor& input, DeviceQueue* queue);
+  void* target(const at::Tensor& output);
+  void* sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue);
 
   // A host tensor that holds `input`'s elements contiguously, kept alive here.
   at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
@@ -31,12 +42,16 @@ struct LowcommBackend::Prepared {
   // Before the engine reads: the copies from the device have landed.
   void start();
 
+  // What crossed between device and host for the op: payloads of a stage, else values.
+  void count(OpCounters& counters) const;
+
   // After the engine wrote: copies out. On a device: enqueued, and `arrived` marks their end.
   void finish(DeviceQueue* queue);
 
   std::vector<at::Tensor> kept;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_out;  // (to, from)
   DeviceQueue::Mark landed, arrived;
+  uint64_t to_host = 0;  // bytes of values
 };
 
 // Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.

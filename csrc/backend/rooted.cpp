@@ -30,13 +30,14 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   std::vector<BroadcastMessage> messages;
+  prepared->stage = stageFor(kOp, queue, {tensors, *codecs});
   for (size_t i = 0; i < tensors.size(); ++i) {
-    at::Tensor host = prepared->inPlace(tensors[i], queue);
-    messages.push_back({static_cast<uint64_t>(host.numel()),
+    messages.push_back({static_cast<uint64_t>(tensors[i].numel()),
                         (*codecs)[i],
-                        wireType(host.scalar_type()),
-                        host.mutable_data_ptr(),
-                        {key, streamOf(drawer, static_cast<uint32_t>(i)), static_cast<uint32_t>(sequence)}});
+                        wireType(tensors[i].scalar_type()),
+                        prepared->sourceAndTarget(tensors[i], queue),
+                        {key, streamOf(drawer, static_cast<uint32_t>(i)), static_cast<uint32_t>(sequence)},
+                        prepared->stage.get()});
   }
   prepared->run = [messages = std::move(messages), root](OpContext& context) {
     lowcomm::broadcast(context, messages, root);
@@ -67,13 +68,16 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
                      inputs[0].scalar_type(), ", got ", output.scalar_type());
   }
   DeviceQueue* queue = enterQueue(inputs[0]);
-  at::Tensor in = prepared->readable(inputs[0], queue);
-  message.elements = static_cast<uint64_t>(in.numel());
+  Staged staged{to, *codecs};
+  staged.tensors.push_back(inputs[0]);
+  prepared->stage = stageFor(kOp, queue, staged);
+  message.elements = static_cast<uint64_t>(inputs[0].numel());
   message.codec = codecs->front();
-  message.dtype = wireType(in.scalar_type());
-  message.input = in.const_data_ptr();
+  message.dtype = wireType(inputs[0].scalar_type());
+  message.input = prepared->source(inputs[0], queue);
+  message.stage = prepared->stage.get();
   for (const auto& output : to)
-    message.outputs.push_back(prepared->writable(output).mutable_data_ptr());
+    message.outputs.push_back(prepared->target(output));
   const uint64_t sequence = ++sequence_;
   message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
   prepared->run = [message = std::move(message), root](OpContext& context) {

@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/own_reduction.h"
 #include "backend/prepared.h"
+#include "collective/staged_reduce_scatter.h"
 
 namespace lowcomm {
 namespace {
@@ -38,32 +39,43 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   Tensors flat;
+  Staged staged{outputs, {}, /*keeps_own=*/true, reduction.premultiplied ? "PREMUL_SUM" : ""};
+  std::vector<std::optional<CodecSpec>> codecs;
   bool exact = true;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    codecs.push_back(layout || !reducible ? std::nullopt : chooseCodec(kOp, outputs[i], contribution));
+    exact = exact && !codecs[i] && !(layout && layout->coded());
+    staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
+    staged.tensors.insert(staged.tensors.end(), inputs[i].begin(), inputs[i].end());
+  }
+  if (layout) {
+    for (const Segment& segment : layout->segments())
+      staged.codecs.push_back(segment.codec);
+  }
+  if (!exact) prepared->stage = stageFor(kOp, queue, staged);
   uint32_t slot = counter.slot;
   std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    std::optional<CodecSpec> codec;
-    if (!layout && reducible) codec = chooseCodec(kOp, outputs[i], contribution);
+    const std::optional<CodecSpec>& codec = codecs[i];
     ScatterMessage message;
     message.dtype = wireType(outputs[i].scalar_type());
     const bool one = inputs[i].size() == 1;  // one tensor for all ranks, or one a rank
     for (auto& input : inputs[i]) {
       const uint64_t count = one ? outputs[i].numel() : input.numel();
       message.layouts.push_back(layout ? *layout : Layout::single(count, codec.value_or(CodecSpec{})));
-      const auto* base = static_cast<const std::byte*>(prepared->readable(input, queue).const_data_ptr());
+      const auto* base = static_cast<const std::byte*>(prepared->source(input, queue));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t r = 0; r < ranks; ++r)
         message.inputs.push_back(base + r * outputs[i].nbytes());
       flat.push_back(input);
     }
-    message.output = prepared->writable(outputs[i]).mutable_data_ptr();
+    message.output = prepared->target(outputs[i]);
     message.draws = {key, streamOf(drawer, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
     slot += static_cast<uint32_t>(size_);
-    exact = exact && !codec && !(layout && layout->coded());
     messages.push_back(std::move(message));
   }
-  prepared->run = [messages = std::move(messages), reduction](OpContext& context) {
-    reduceScatter(context, messages, reduction);
+  prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
+    stage ? reduceScatterStaged(context, *stage, messages, reduction) : reduceScatter(context, messages, reduction);
   };
   stats_.call(kOp, exact);
   return submit(op, kOp, sequence, flat, outputs, queue, std::move(prepared));

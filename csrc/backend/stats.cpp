@@ -33,6 +33,16 @@ bool Stats::because(const std::string& op, const std::string& reason) {
   return ops_[op].exact_because[reason]++ == 0;
 }
 
+void Stats::staged(const std::string& op) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ops_[op].staged_calls += 1;
+}
+
+bool Stats::unstaged(const std::string& op, const std::string& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ops_[op].unstaged_because[reason]++ == 0;
+}
+
 void Stats::inner(const std::string& op, uint64_t raw_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   OpStats& stats = ops_[op];
@@ -47,6 +57,8 @@ void Stats::moved(const std::string& op, const OpCounters& counters) {
   OpStats& stats = ops_[op];
   stats.raw_bytes += counters.raw_bytes;
   stats.wire_bytes += counters.wire_bytes;
+  stats.device_to_host_bytes += counters.device_to_host_bytes;
+  stats.host_to_device_bytes += counters.host_to_device_bytes;
   stats.encode_s += seconds(counters.encode);
   stats.wait_s += seconds(counters.wait);
   stats.decode_s += seconds(counters.decode);

@@ -65,6 +65,10 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["calls"] = s.calls;
     entry["exact_calls"] = s.exact_calls;
     entry["exact_because"] = s.exact_because;
+    entry["staged_calls"] = s.staged_calls;
+    entry["unstaged_because"] = s.unstaged_because;
+    entry["device_to_host_bytes"] = s.device_to_host_bytes;
+    entry["host_to_device_bytes"] = s.host_to_device_bytes;
     entry["raw_bytes"] = s.raw_bytes;
     entry["wire_bytes"] = s.counted ? py::object(py::int_(s.wire_bytes)) : py::none();
     const auto own = static_cast<double>(s.raw_bytes - s.inner_bytes);
@@ -112,12 +116,14 @@ void bindBackend(py::module_& m) {
       "where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many ranks "
       "on\n"
       "an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
-      "`flight_record()` shows; 0: none), timeout (init_process_group's). Frozen. Every rank of a group must give the\n"
-      "same, but for flight_record. Raises ValueError naming the field, what is expected and what it got.")
+      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 1: CUDA tensors that are coded are coded where they\n"
+      "are), timeout (init_process_group's). Frozen. Every rank of a group must give the same, but for flight_record\n"
+      "and staged. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
-                       std::optional<int64_t> ring_from, std::optional<int64_t> flight_record) {
+                       std::optional<int64_t> ring_from, std::optional<int64_t> flight_record,
+                       std::optional<bool> staged) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
@@ -126,6 +132,7 @@ void bindBackend(py::module_& m) {
              options->connections = connections;
              options->ring_from = ring_from;
              options->flight_record = flight_record;
+             options->staged = staged;
              if (timeout) {
                options->timeout = *timeout;
                options->timeout_set = true;
@@ -136,7 +143,7 @@ void bindBackend(py::module_& m) {
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
            py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
-           py::arg("flight_record") = py::none())
+           py::arg("flight_record") = py::none(), py::arg("staged") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
@@ -144,6 +151,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("connections", [](const Options& o) { return o.connections; })
       .def_property_readonly("ring_from", [](const Options& o) { return o.ring_from; })
       .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
+      .def_property_readonly("staged", [](const Options& o) { return o.staged; })
       .def_property_readonly("timeout",
                              [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.

@@ -212,9 +212,12 @@ def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
     ("built", "says"),
     [
         ("", "no: CUDA tensors are coded on the host"),
-        ("80-real;90-real;90-virtual", "compiled for sm_80, sm_90, PTX of sm_90, not used yet"),
-        ("89", "compiled for sm_89, PTX of sm_89, not used yet"),
-        ("native", "compiled for native, not used yet"),
+        (
+            "80-real;90-real;90-virtual",
+            "compiled for sm_80, sm_90, PTX of sm_90: CUDA tensors are coded on their device",
+        ),
+        ("89", "compiled for sm_89, PTX of sm_89: CUDA tensors are coded on their device"),
+        ("native", "compiled for native: CUDA tensors are coded on their device"),
     ],
 )
 def test_info_names_what_cuda_kernels_were_compiled_for(monkeypatch, capsys, built, says):

@@ -93,8 +93,9 @@ def main(arguments: argparse.Namespace) -> int:
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
         (
             "CUDA kernels",
-            (f"compiled for {_architectures()}, not used yet" if _build_info.CUDA_ARCHITECTURES else "no")
-            + ": CUDA tensors are coded on the host",
+            f"compiled for {_architectures()}: CUDA tensors are coded on their device"
+            if _build_info.CUDA_ARCHITECTURES
+            else "no: CUDA tensors are coded on the host",
         ),
         ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),

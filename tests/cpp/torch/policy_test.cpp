@@ -44,7 +44,7 @@ class OptionsTest : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"LOWCOMM_POLICY", "LOWCOMM_MIN_BYTES", "LOWCOMM_SEED", "LOWCOMM_CHUNK_BYTES",
-                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM"})
+                             "LOWCOMM_CONNECTIONS", "LOWCOMM_RING_FROM", "LOWCOMM_STAGED"})
       unsetenv(name);
   }
 };
@@ -176,6 +176,15 @@ TEST_F(OptionsTest, BadFieldsAreNamed) {
   expectRefused(with(&Options::chunk_bytes, 1048577), {"chunk_bytes: expected 65536 ... 1048576", "got 1048577"});
 }
 
+TEST_F(OptionsTest, StagedUnlessSomebodySaysNo) {
+  EXPECT_TRUE(Options().resolve().staged);
+  const Environment no(std::map<std::string, std::string>{{"LOWCOMM_STAGED", "0"}});
+  EXPECT_FALSE(Options().resolve().staged);
+  Options yes;
+  yes.staged = true;
+  EXPECT_TRUE(yes.resolve().staged);
+}
+
 TEST_F(OptionsTest, BadVariablesAreNamed) {
   const struct {
     const char *name, *value;
@@ -185,6 +194,7 @@ TEST_F(OptionsTest, BadVariablesAreNamed) {
       {"LOWCOMM_POLICY", "barrier=qsgd8", {"LOWCOMM_POLICY: ", "unknown op 'barrier'"}},
       {"LOWCOMM_CONNECTIONS", "0", {"LOWCOMM_CONNECTIONS: expected 1 ... 64, got 0"}},
       {"LOWCOMM_RING_FROM", "-1", {"LOWCOMM_RING_FROM: expected 0 ... ", "got -1"}},
+      {"LOWCOMM_STAGED", "2", {"LOWCOMM_STAGED: expected 0 ... 1, got 2"}},
       {"LOWCOMM_MIN_BYTES", "64k", {"LOWCOMM_MIN_BYTES: expected an integer, got '64k'"}},
       {"LOWCOMM_MIN_BYTES", "-1", {"LOWCOMM_MIN_BYTES: expected 0 ... ", "got -1"}},
       {"LOWCOMM_SEED", "x", {"LOWCOMM_SEED: expected an integer, got 'x'"}},
@@ -203,13 +213,13 @@ TEST_F(OptionsTest, ReprShowsEveryField) {
   Options options;
   EXPECT_EQ(options.repr(),
             "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, ring_from=None, "
-            "flight_record=None, timeout=None)");
+            "flight_record=None, staged=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
   EXPECT_EQ(
       options.repr(),
       "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, ring_from=None, "
-      "flight_record=None, timeout=None)");
+      "flight_record=None, staged=None, timeout=None)");
 }
 
 }  // namespace
