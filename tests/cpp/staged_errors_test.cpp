@@ -1,6 +1,7 @@
 // Collectives whose elements are on a device: what they are refused for is told as it is of host memory.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <list>
@@ -116,7 +117,7 @@ TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
 // A frame whose checksum is right and whose payload is none: rank 1 sends it to rank 0 as number `frame`.
 std::string blamed(Staging staging, int frame, const std::string& name, const Op& op) {
   Ranks ranks(2);
-  int seen = 0;
+  std::atomic<int> seen{0};
   ranks.hub().tamper([&](int from, int to, Lane lane, std::span<std::byte> bytes) {
     if (lane != Lane::bulk || from != 1 || to != 0 || seen++ != frame) return;
     const FrameHeader header = openFrame(bytes);
