@@ -103,7 +103,7 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         went exact though a policy or `fsdp.quantize` named their op), "staged_calls" (with CUDA tensors that were coded on
         their device), "unstaged_because" (reason: coded calls that copied the values of CUDA tensors instead),
         "device_to_host_bytes" and "host_to_device_bytes" (what own ops copied of CUDA tensors: of staged ones the codes,
-        else values; send and recv are not counted), "raw_bytes" (what this rank would have sent without a codec),
+        else values), "raw_bytes" (what this rank would have sent without a codec),
         "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes" (what it sent itself,
         frame headers included; None where the inner backend served every call), "ratio" (of raw_bytes less inner_bytes to
         wire_bytes, or None), "encode_s", "wait_s", "decode_s", "wait_by_peer" (rank in the group: its seconds of wait_s),

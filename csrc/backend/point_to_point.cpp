@@ -86,7 +86,7 @@ struct LowcommBackend::Coded {
   const uint32_t tag;
   // Of a send, between prepare() and post().
   std::shared_ptr<Prepared> prepared = {};
-  at::Tensor host = {};  // its elements
+  const void* input = nullptr;
   Draws draws = {};
 
   bool sends() const { return type == c10d::OpType::SEND; }
@@ -129,11 +129,13 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
   return std::shared_ptr<Coded>(new Coded{engine_, type, tensors[0], *codec, peer, static_cast<uint32_t>(tag)});
 }
 
-// What of a send can be under way before anything is posted: copies from a device.
+// What of a send can be under way before anything is posted: copies of values from a device.
 void LowcommBackend::prepare(Coded& message) {
   if (!message.sends() || message.prepared) return;
   message.prepared = std::make_shared<Prepared>();
-  message.host = message.prepared->readable(message.tensor, enterQueue(message.tensor));
+  DeviceQueue* queue = enterQueue(message.tensor);
+  message.prepared->stage = stageFor(message.name(), queue, {{message.tensor}, {message.codec}});
+  message.input = message.prepared->source(message.tensor, queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
 }
 
@@ -147,22 +149,23 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
     coded->prepared->start();
-    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->host.const_data_ptr(), coded->draws,
-                                           coded->peer, coded->tag);
+    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
+                                           coded->tag, coded->prepared->stage.get());
   } else {
     if (!coded->tensor.device().is_cpu()) {
       queue = std::make_shared<DeviceQueue>(queueOf(coded->tensor.device()));
       queue->enter();
     }
-    void* output = prepared->writable(coded->tensor).mutable_data_ptr();
-    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), output, coded->peer, coded->tag);
+    prepared->stage = stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}});
+    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
+                                           coded->tag, prepared->stage.get());
   }
   if (ranges) ranges->follow(message->op);
   if (auto error = engine.beside(message->op, [&] { engine.messages().post(message); })) {
     std::rethrow_exception(asTorchError(error));
   }
+  if (coded->prepared) coded->prepared->count(message->op.counters);
   coded->prepared.reset();  // it is encoded
-  coded->host.reset();
   stats_.call(coded->name(), /*exact=*/false);
   stats_.moved(coded->name(), message->op.counters);
 
@@ -190,11 +193,13 @@ void LowcommBackend::finish(Flight& flight) {
       later.wait = flight.message->op.counters.wait;
       later.decode = flight.message->op.counters.decode;
       later.wait_by_peer = flight.message->op.counters.wait_by_peer;
+      flight.prepared->count(later);
+      flight.prepared->stage.reset();
       backend.stats_.moved(flight.coded->name(), later);
     }
   } count{*this, flight};
   flight.coded->engine->messages().finish(*flight.message);
-  if (flight.prepared->copies_out.empty()) return;
+  if (flight.prepared->copies_out.empty() && !flight.prepared->stage) return;
   at::ThreadLocalStateGuard restored(flight.state);
   flight.prepared->finish(flight.queue.get());
 }

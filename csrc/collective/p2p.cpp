@@ -8,7 +8,6 @@
 
 #include "codec/error.h"
 #include "collective/describe.h"
-#include "collective/loss.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -47,24 +46,23 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 }
 
 P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer,
-                       uint32_t tag)
+                       uint32_t tag, Stage* stage)
     : op(group, "send with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
       plan_(std::move(plan)),
       sends_(true),
-      input_(input),
-      draws_(draws) {
+      source_(makeSource(op, stage, {plan_, input, draws})) {
   op.counters.raw_bytes = plan_.rawBytes();
 }
 
-P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag)
+P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, Stage* stage)
     : op(group, "recv with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
       plan_(std::move(plan)),
       sends_(false),
-      output_(output) {}
+      sink_(makeSink(op, stage, {plan_, output})) {}
 
 FrameHeader P2pMessage::header(const Chunk& chunk) const {
   FrameHeader header = plan_.header(chunk);
@@ -111,9 +109,11 @@ void P2p::post(const std::shared_ptr<P2pMessage>& message) {
 
 void P2p::send(P2pMessage& message) {
   OpContext& op = message.op;
-  OutgoingParts parts;
+  const auto source = std::move(message.source_);  // a message may outlive its elements, and their stage
+  const size_t frames = message.plan_.chunks.size();
   std::string reason;
-  for (size_t k = 0; k < message.plan_.chunks.size(); ++k) {
+  size_t started = 0;
+  for (size_t k = 0; k < frames; ++k) {
     message.frames_.push_back(group_.frames.take());
     const std::span<std::byte> room = group_.frames.span(message.frames_.back());
     size_t bytes = 0;
@@ -121,7 +121,10 @@ void P2p::send(P2pMessage& message) {
       Stopwatch watch(op, Doing::encode);
       const FrameHeader header = message.header(message.plan_.chunks[k]);
       try {
-        if (!message.own_error_) encode(message, k, room.subspan(kFrameHeaderBytes), parts);
+        // A device makes the next frame while the host waits for this one.
+        for (; !message.own_error_ && started < std::min(frames, k + 2); ++started)
+          source->start(started);
+        if (!message.own_error_) source->encode(k, room.subspan(kFrameHeaderBytes, header.payload_bytes));
       } catch (const ValueError& mistake) {
         message.own_error_ = std::current_exception();
         reason = op.refusal(mistake);
@@ -138,19 +141,6 @@ void P2p::send(P2pMessage& message) {
     message.transfers_.push_back(
         group_.transport.isend(Lane::bulk, message.peer, kFirstP2pTag + message.tag, room.first(bytes)));
     op.counters.wire_bytes += bytes;
-  }
-}
-
-void P2p::encode(P2pMessage& message, size_t k, std::span<std::byte> payload, OutgoingParts& parts) {
-  const MessagePlan& plan = message.plan_;
-  for (const Run& run : plan.chunks[k].runs) {
-    const auto* src = static_cast<const std::byte*>(message.input_) + run.at * itemBytes(plan.dtype);
-    const Draws draws = message.draws_.slot(run.segment);
-    parts.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) {
-      run.encode(whole, src, plan.dtype, draws);
-      sample(message.op.counters.loss, k, plan.chunks.size(), run, src, plan.dtype, draws);
-    });
-    payload = payload.subspan(run.bytes);
   }
 }
 
@@ -185,7 +175,7 @@ void P2p::finish(P2pMessage& message) {
 
 void P2p::decode(P2pMessage& message) {
   OpContext& op = message.op;
-  IncomingParts parts;
+  const auto sink = std::move(message.sink_);
   for (size_t i = 0; i < message.transfers_.size(); ++i) {
     const Chunk& chunk = message.plan_.chunks[i];
     op.wait(*message.transfers_[i], message.peer,
@@ -205,16 +195,11 @@ void P2p::decode(P2pMessage& message) {
         return;
       }
       expectMessage(got, message.header(chunk));
-      const DType dtype = message.plan_.dtype;
-      for (const Run& run : chunk.runs) {
-        const auto whole = parts.take(run, message.peer, payload.first(run.bytes));
-        auto* out = static_cast<std::byte*>(message.output_) + run.at * itemBytes(dtype);
-        if (run.last()) run.codec->decode(out, dtype, whole, run.offset, run.count);
-        payload = payload.subspan(run.bytes);
-      }
+      sink->take(i, payload, message.peer);
     });
     message.frames_[i].reset();  // the next message's; peak memory falls while this one is decoded
   }
+  sink->settle();
 }
 
 // A stream is in order: what is older than a message that is through is through as well, also where nobody asked.

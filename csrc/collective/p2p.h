@@ -15,8 +15,10 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
-#include "collective/parts.h"
 #include "collective/plan.h"
+#include "collective/sink.h"
+#include "collective/source.h"
+#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -48,9 +50,11 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 class P2pMessage {
  public:
   // To send: post() reads `input`, plan.layout.elements() elements of plan.dtype; nobody does afterwards.
-  P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag);
+  P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag,
+             Stage* stage = nullptr);
   // To receive: finish() writes `output`, plan.layout.elements() elements of plan.dtype.
-  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag);
+  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, Stage* stage = nullptr);
+  // Both: where the elements are, for as long as post() or finish() is at them; null is host memory.
 
   OpContext op;  // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted
   const int peer;
@@ -63,9 +67,8 @@ class P2pMessage {
 
   const MessagePlan plan_;
   const bool sends_;
-  const void* input_ = nullptr;
-  const Draws draws_ = {};
-  void* const output_ = nullptr;
+  std::unique_ptr<Source> source_;  // until it is posted; of a send
+  std::unique_ptr<Sink> sink_;      // until it is finished; of a receive
   std::vector<BufferPool::Buffer> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
   std::exception_ptr own_error_;        // of a send: its ValueError
@@ -96,7 +99,6 @@ class P2p {
   };
 
   void send(P2pMessage& message);
-  void encode(P2pMessage& message, size_t k, std::span<std::byte> payload, OutgoingParts& parts);
   void receive(P2pMessage& message);
   void decode(P2pMessage& message);
   void forget(const P2pMessage& done);
