@@ -289,7 +289,8 @@ class Runner {
 
   void finishRound(size_t r) {
     const Round& round = rounds_[r];
-    const auto waited_before = op_.counters.wait;
+    const auto waited = op_.counters.wait;
+    const uint64_t received = op_.counters.received_bytes;
     std::vector<std::span<const std::byte>> payloads(size_);
     for (int d = 1; d < size_; ++d) {
       const int peer = from(d);
@@ -309,7 +310,7 @@ class Runner {
         }
       });
     }
-    if (r > 0) group_.window.waited(op_.counters.wait - waited_before);
+    if (r > 0) group_.window.waited(op_.counters.wait - waited, op_.counters.received_bytes - received);
     if (!gaveUp()) {
       Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {

@@ -2,15 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <initializer_list>
 
 namespace lowcomm {
 namespace {
 
+std::chrono::nanoseconds milliseconds(double ms) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(ms * 1e6));
+}
+
 void wait(SendWindow& window, std::initializer_list<double> ms, int times) {
   for (int i = 0; i < times; ++i) {
     for (double each : ms)
-      window.waited(std::chrono::nanoseconds(static_cast<int64_t>(each * 1e6)));
+      window.waited(milliseconds(each), 65536);
   }
 }
 
@@ -26,15 +31,39 @@ TEST(SendWindow, StaysWhereALinkIsBusy) {
   }
 }
 
-// A link whose frames take 5 ms and whose delay is so long that a window of them has to wait for its answer.
-TEST(SendWindow, GrowsWhereALinkIsIdle) {
-  SendWindow window(1);
-  wait(window, {35, 5, 5, 5}, 2);
-  EXPECT_EQ(window.rounds(), 8u);
-  wait(window, {30, 5, 5, 5, 5, 5, 5, 5}, 50);  // busy two thirds of the time
-  EXPECT_EQ(window.rounds(), 8u);
-  wait(window, {60, 5, 5, 5, 5, 5, 5, 5}, 50);
-  EXPECT_EQ(window.rounds(), SendWindow::kMost);
+// A link whose frames take `frame` ms each, and whose delay is `delay`: the first of a window's frames answers what was
+// sent that long ago.
+void useLink(SendWindow& window, double frame, double delay, int rounds) {
+  for (int r = 0; r < rounds;) {
+    const int ahead = static_cast<int>(window.rounds());
+    for (int i = 0; i < ahead; ++i, ++r)
+      window.waited(milliseconds(i > 0 ? frame : std::max(frame, delay + 2 * frame - ahead * frame)), 65536);
+  }
+}
+
+TEST(SendWindow, GrowsWithTheDelay) {
+  const auto after = [](int peers, double delay) {
+    SendWindow window(peers);
+    useLink(window, 5, delay, 200);
+    return window.rounds();
+  };
+  EXPECT_EQ(after(1, 1), 4u);
+  EXPECT_EQ(after(1, 40), 8u);
+  EXPECT_EQ(after(1, 400), SendWindow::kMost);
+  EXPECT_EQ(after(3, 1), 2u);
+  EXPECT_EQ(after(3, 400), SendWindow::kMost);
+}
+
+// Waits that are uneven whatever the window: it is tried, ever more seldom, and given up each time.
+TEST(SendWindow, ReturnsWhereMoreIsNotFaster) {
+  SendWindow window(3);
+  int tried = 0;
+  for (int i = 0; i < 1000; ++i) {
+    wait(window, {60, 1, 1, 1, 60, 1, 1, 1}, 1);
+    tried += window.rounds() > 2;
+  }
+  EXPECT_GT(tried, 0);
+  EXPECT_LT(tried, 30);
 }
 
 }  // namespace
