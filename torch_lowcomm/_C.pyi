@@ -55,7 +55,7 @@ class Options(Backend.Options):
             rank's own affair (LOWCOMM_FLIGHT_RECORD; 64).
         staged: Whether CUDA tensors that are coded are coded on their device, so that only codes are copied to the host;
             where False, or where the build or the device cannot, their values are. Each rank's own affair
-            (LOWCOMM_STAGED; 1).
+            (LOWCOMM_STAGED; 0).
 
     Raises:
         ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.

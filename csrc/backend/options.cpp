@@ -70,7 +70,7 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
   settings.staged = integer(lookup, o.staged ? std::optional<int64_t>(*o.staged) : std::nullopt, "staged",
-                            "LOWCOMM_STAGED", 1, 0, 1) == 1;
+                            "LOWCOMM_STAGED", settings.staged, 0, 1) == 1;
   return settings;
 }
 

@@ -20,7 +20,7 @@ struct Settings {
   uint64_t connections = 1;          // to every peer, for bulk
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
-  bool staged = true;                // CUDA tensors that are coded are coded where they are; each rank's own affair
+  bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
 };
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,

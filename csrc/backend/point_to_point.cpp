@@ -132,11 +132,12 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
 // What of a send can be under way before anything is posted: copies of values from a device.
 void LowcommBackend::prepare(Coded& message) {
   if (!message.sends() || message.prepared) return;
-  message.prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = enterQueue(message.tensor);
-  message.prepared->stage = stageFor(message.name(), queue, {{message.tensor}, {message.codec}});
-  message.input = message.prepared->source(message.tensor, queue);
+  prepared->stage = stageFor(message.name(), queue, {{message.tensor}, {message.codec}});
+  message.input = prepared->source(message.tensor, queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
+  message.prepared = std::move(prepared);  // last: what failed before is tried again
 }
 
 WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {

@@ -116,7 +116,7 @@ void bindBackend(py::module_& m) {
       "where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many ranks "
       "on\n"
       "an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
-      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 1: CUDA tensors that are coded are coded where they\n"
+      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where they\n"
       "are), timeout (init_process_group's). Frozen. Every rank of a group must give the same, but for flight_record\n"
       "and staged. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,

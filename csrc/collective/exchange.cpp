@@ -310,7 +310,9 @@ class Runner {
         }
       });
     }
-    if (r > 0) group_.window.waited(op_.counters.wait - waited, op_.counters.received_bytes - received);
+    if (const uint64_t came = op_.counters.received_bytes - received; r > 0 && came > 0 && !gaveUp()) {
+      group_.window.waited(op_.counters.wait - waited, came);
+    }
     if (!gaveUp()) {
       Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {

@@ -155,6 +155,7 @@ void P2p::receive(P2pMessage& message) {
 }
 
 void P2p::finish(P2pMessage& message) {
+  message.finishing_ = true;
   if (message.sends_) {
     for (size_t i = 0; i < message.transfers_.size(); ++i)
       message.op.wait(*message.transfers_[i], message.peer, "sending a frame", static_cast<uint32_t>(i));
@@ -209,7 +210,7 @@ void P2p::forget(const P2pMessage& done) {
   auto& under_way = streams_[{done.peer, done.tag, done.sends_}].under_way;
   while (!under_way.empty() && static_cast<int32_t>(under_way.front()->op.sequence - done.op.sequence) <= 0) {
     dropped.push_back(std::move(under_way.front()));
-    if (!dropped.back()->refused_) dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
+    if (!dropped.back()->finishing_) dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
     under_way.pop_front();
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -71,6 +72,7 @@ class P2pMessage {
   std::unique_ptr<Sink> sink_;      // until it is finished; of a receive
   std::vector<BufferPool::Buffer> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
+  std::atomic<bool> finishing_{false};  // by its holder, who notes its end
   std::exception_ptr own_error_;        // of a send: its ValueError
   std::optional<std::string> refused_;  // of a receive: what the sender's error frame said
 };

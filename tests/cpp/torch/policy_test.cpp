@@ -176,13 +176,13 @@ TEST_F(OptionsTest, BadFieldsAreNamed) {
   expectRefused(with(&Options::chunk_bytes, 1048577), {"chunk_bytes: expected 65536 ... 1048576", "got 1048577"});
 }
 
-TEST_F(OptionsTest, StagedUnlessSomebodySaysNo) {
-  EXPECT_TRUE(Options().resolve().staged);
-  const Environment no(std::map<std::string, std::string>{{"LOWCOMM_STAGED", "0"}});
+TEST_F(OptionsTest, StagedWhereSomebodyAsksForIt) {
   EXPECT_FALSE(Options().resolve().staged);
-  Options yes;
-  yes.staged = true;
-  EXPECT_TRUE(yes.resolve().staged);
+  const Environment yes(std::map<std::string, std::string>{{"LOWCOMM_STAGED", "1"}});
+  EXPECT_TRUE(Options().resolve().staged);
+  Options no;
+  no.staged = false;
+  EXPECT_FALSE(no.resolve().staged);
 }
 
 TEST_F(OptionsTest, BadVariablesAreNamed) {
