@@ -75,7 +75,10 @@ CORRUPTIONS = {
     ),
     "reserved byte": (lambda f: _sealed(_flip(f, 10)), r"reserved: expected 0, got 16"),
     "another dtype": (lambda f: _sealed(_flip(f, 9, 0x02)), r"dtype: expected 1, got 3"),
-    "fewer elements": (lambda f: _sealed(_flip(f, ELEMENTS_AT)), r"elements: expected 20000, got 20016"),
+    "fewer elements": (
+        lambda f: _sealed(_flip(f, ELEMENTS_AT)),
+        r"elements: expected (16384, got 16400|20000, got 20016)",
+    ),  # exact: the first of two frames
     "another op's": (lambda f: _sealed(_flip(f, SEQUENCE_AT)), r"sequence: expected \d+, got \d+"),
     "another group's": (lambda f: _sealed(_flip(f, EPOCH_AT)), r"epoch: expected \d+, got \d+"),
 }
