@@ -79,7 +79,7 @@ def _of_a_living_group(r):
         assert waiting["wait"]["rank"] == 1
         assert waiting["wait"]["frame"] == 0
         assert waiting["wait"]["since_s"] <= 0
-        assert waiting["missing"] == [{"rank": 1, "received": 0, "expected": 3}], waiting  # two frames of codes
+        assert waiting["missing"] == [{"rank": 1, "received": 0, "expected": 6}], waiting  # five frames of codes
         assert queued["started_s"] is None
         r.say("seen")
     else:
@@ -167,7 +167,7 @@ def _lost_message(r):
     assert (last["op"], last["state"]) == ("recv with tag 3", "failed")
     assert last["wait"]["rank"] == 1
     assert last["wait"]["frame"] == 0
-    assert last["missing"] == [{"rank": 1, "received": 0, "expected": 1}]
+    assert last["missing"] == [{"rank": 1, "received": 0, "expected": 3}], last  # three frames of codes
 
 
 def test_after_a_lost_message():
