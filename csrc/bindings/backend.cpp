@@ -110,15 +110,13 @@ void bindBackend(py::module_& m) {
       m, "Options",
       "What a group runs with, passed as `pg_options`. A field left None is filled from the environment, then from\n"
       "the default: policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank\n"
-      "contributes fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload a\n"
-      "frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS, 1: more "
-      "help\n"
-      "where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many ranks "
-      "on\n"
-      "an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
-      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where they\n"
-      "are), timeout (init_process_group's). Frozen. Every rank of a group must give the same, but for flight_record\n"
-      "and staged. Raises ValueError naming the field, what is expected and what it got.")
+      "contributes fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload\n"
+      "a frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS, 1: more\n"
+      "help where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many\n"
+      "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
+      "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where\n"
+      "they are), timeout (init_process_group's). Frozen. Every rank of a group must give the same, but for\n"
+      "flight_record and staged. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
