@@ -225,6 +225,8 @@ class LowcommBackend : public c10d::Backend {
     std::vector<CodecSpec> codecs;  // of all of them
     bool keeps_own = false;         // whether something is not encoded that obeys the codec's nonfinite= all the same
     std::string because = {};       // what else speaks against it
+
+    void add(const Layout& layout);  // its segments' codecs
   };
   // The stage of an op, or null: its tensors are on the host (`queue` is null), or their values are copied there, which
   // is counted and, the first time for its reason, logged (INFO).

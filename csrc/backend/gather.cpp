@@ -78,10 +78,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
     staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
   }
-  if (layout) {
-    for (const Segment& segment : layout->segments())
-      staged.codecs.push_back(segment.codec);
-  }
+  if (layout) staged.add(*layout);
   if (!exact) prepared->stage = stageFor(kOp, queue, staged);
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -48,10 +48,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
     staged.tensors.insert(staged.tensors.end(), inputs[i].begin(), inputs[i].end());
   }
-  if (layout) {
-    for (const Segment& segment : layout->segments())
-      staged.codecs.push_back(segment.codec);
-  }
+  if (layout) staged.add(*layout);
   if (!exact) prepared->stage = stageFor(kOp, queue, staged);
   uint32_t slot = counter.slot;
   std::vector<ScatterMessage> messages;

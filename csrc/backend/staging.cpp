@@ -17,6 +17,11 @@ bool dense(const at::Tensor& tensor, const c10::Device& device) {
 
 }  // namespace
 
+void LowcommBackend::Staged::add(const Layout& layout) {
+  for (const Segment& segment : layout.segments())
+    codecs.push_back(segment.codec);
+}
+
 std::shared_ptr<Stage> LowcommBackend::stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged) {
   if (!queue) return nullptr;
   std::string because;

@@ -30,7 +30,8 @@ namespace lowcomm {
 // named.
 //
 // Nothing waits for its turn here: a send hands each frame to the transport as it is encoded, a receive posts all its
-// buffers, on the calling thread and at once. What that costs in memory is the encoded message, on both sides.
+// buffers, on the calling thread and at once. What that costs in memory, on both sides, is a frame's room (chunk_bytes
+// of payload) for every frame of the message: its encoded size, and more for what ends in a short frame.
 //
 // A message that cannot be encoded to its end (a NaN under nonfinite=error, a range beyond delta) is one that arrives
 // as such: error frames take the place of what is left, its receiver gets the reason, its sender the ValueError when it

@@ -25,6 +25,13 @@ std::vector<const MessagePlan*> RankPlans::all() const {
   return plans;
 }
 
+uint64_t RankPlans::rawBytesToPeers(int rank) const {
+  uint64_t bytes = 0;
+  for (int peer = 0; peer < ranks_; ++peer)
+    bytes += peer == rank ? 0 : of(peer).rawBytes();
+  return bytes;
+}
+
 Described RankPlans::described() const {
   Described described(plans_.front());
   for (size_t rank = 1; rank < plans_.size(); ++rank) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ class RankPlans {
 
   // By rank: what Phase::out and Phase::in hold.
   std::vector<const MessagePlan*> all() const;
+
+  // What the parts of all ranks but `rank` take as elements: what it would send uncoded.
+  uint64_t rawBytesToPeers(int rank) const;
 
   // Elements of a rank's part, or the parts' joined by "/" where they differ.
   Described described() const;

@@ -9,6 +9,7 @@
 #include "collective/describe.h"
 #include "collective/exchange.h"
 #include "collective/rank_plans.h"
+#include "collective/reduce_tensors.h"
 
 namespace lowcomm {
 namespace {
@@ -25,15 +26,10 @@ class Scattering {
 
   Described described() const { return slices_.described(); }
 
-  uint64_t rawBytes() const {
-    uint64_t bytes = 0;
-    for (int rank = 0; rank < op_.group.size(); ++rank)
-      bytes += rank == op_.group.rank() ? 0 : slices_.of(rank).rawBytes();
-    return bytes;
-  }
+  uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
 
-  Phase phase() {
-    Phase phase;
+  void add(Exchange& exchange) {
+    Phase& phase = exchange.phases.emplace_back();
     phase.out = slices_.all();
     phase.in.assign(op_.group.size(), &slices_.of(op_.group.rank()));
     phase.check = [this](size_t k) { contributions_.checkOwn(k); };
@@ -43,7 +39,6 @@ class Scattering {
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       contributions_.whole(k, payloads, [this](const Run& run, const auto& whole) { reduce(run, whole); });
     };
-    return phase;
   }
 
  private:
@@ -95,17 +90,7 @@ class Scattering {
 }  // namespace
 
 void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction) {
-  std::deque<Scattering> tensors;
-  std::vector<Described> described;
-  Exchange exchange;
-  for (const ScatterMessage& message : messages) {
-    Scattering& tensor = tensors.emplace_back(op, message, reduction);
-    described.push_back(tensor.described());
-    op.counters.raw_bytes += tensor.rawBytes();
-    exchange.phases.push_back(tensor.phase());
-  }
-  exchange.description = describeReduction(op.op, described, reduction);
-  runExchange(op, exchange);
+  reduceTensors<Scattering>(op, messages, reduction);
 }
 
 }  // namespace lowcomm

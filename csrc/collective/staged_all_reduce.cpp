@@ -10,20 +10,13 @@
 #include "codec/fused.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
-#include "collective/rank_plans.h"
-#include "collective/slices.h"
+#include "collective/reduce_tensors.h"
+#include "collective/reduced_slices.h"
 #include "collective/staged_contributions.h"
 #include "collective/staged_sink.h"
 
 namespace lowcomm {
 namespace {
-
-std::vector<Layout> layoutsOf(const std::vector<Slice>& slices, const CodecSpec& codec) {
-  std::vector<Layout> layouts;
-  for (const Slice& slice : slices)
-    layouts.push_back(Layout::single(slice.count, codec));
-  return layouts;
-}
 
 // One tensor: as Reducing of all_reduce.cpp, the sums being the device's. A sum's codes are copied to the host behind
 // its kernel, and decoded on the device once it is known that nothing was refused: until then the own elements, from
@@ -31,69 +24,23 @@ std::vector<Layout> layoutsOf(const std::vector<Slice>& slices, const CodecSpec&
 class StagedReducing {
  public:
   StagedReducing(OpContext& op, Stage& stage, const AllReduceMessage& message, const Reduction& reduction)
-      : op_(op),
-        stage_(stage),
+      : stage_(stage),
         message_(message),
         average_over_(reduction.average ? op.group.size() : 0),
-        slices_(slicesOf(message.elements, message.codec, op.group.size())),
-        plans_(layoutsOf(slices_, message.codec), message.dtype, op.group.chunk_bytes, op.group.size()),
-        own_(plans_.of(op.group.rank())),
-        contributions_(op, stage, plans_, message.dtype, inputs(), message.draws) {
-    size_t bytes = 0;
-    for (const Chunk& chunk : own_.chunks) {
-      starts_.push_back(bytes);
-      bytes += chunk.payload_bytes;
-    }
-    codes_.resize(bytes);
-    for (int rank = 0; rank < op.group.size(); ++rank)
+        slices_(op, message),
+        contributions_(op, stage, slices_.plans(), message.dtype, slices_.inputs(), message.draws) {
+    for (int rank = 0; rank < slices_.ranks(); ++rank)
       sinks_.push_back(std::make_unique<StagedSink>(
-          op, stage, SinkElements{plans_.of(rank), elementsAt(slices_[rank].first), nullptr}));
+          op, stage, SinkElements{slices_.plans().of(rank), slices_.elements(rank), nullptr}));
   }
 
-  Described described() const {
-    Described described = plans_.described();
-    described.elements = std::to_string(message_.elements);
-    return described;
-  }
+  Described described() const { return slices_.described(); }
+  uint64_t rawBytes() const { return slices_.rawBytes(); }
 
-  uint64_t rawBytes() const {
-    const uint64_t peers = op_.group.size() - 1;
-    const uint64_t all = message_.elements * itemBytes(message_.dtype);
-    return all - own_.rawBytes() + peers * own_.rawBytes();  // everybody's slices, then its own to everybody
-  }
-
-  Phase scatter() {
-    Phase phase;
-    phase.out = plans_.all();
-    phase.in.assign(op_.group.size(), &own_);
-    phase.start = [this](size_t k) { contributions_.start(k); };
-    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
-      contributions_.encode(k, peer, payload);
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
-    return phase;
-  }
-
-  // `scattering`: the number of scatter()'s phase. Its frames have no start: the codes are on their way from when they
-  // were made.
-  Phase gather(size_t scattering) {
-    Phase phase;
-    phase.out.assign(op_.group.size(), &own_);
-    phase.in = plans_.all();
-    phase.same_to_all = true;
-    phase.after = scattering;
-    phase.ready = [this](size_t k) { return k < own_.chunks.size() ? own_.wholeWith(k) : k; };
-    phase.encode = [this](size_t k, int, std::span<std::byte> payload) {
-      while (!sums_.empty() && sums_.front().k <= own_.wholeWith(k))
-        settleFirst();
-      std::memcpy(payload.data(), codes_.data() + starts_[k], payload.size());
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      for (int rank = 0; rank < op_.group.size(); ++rank) {
-        if (rank != op_.group.rank() && !payloads[rank].empty()) sinks_[rank]->take(k, payloads[rank], rank);
-      }
-    };
-    return phase;
+  void add(Exchange& exchange) {
+    const size_t scattering = exchange.phases.size();
+    exchange.phases.push_back(scatter());
+    exchange.phases.push_back(gather(scattering));
   }
 
   void settle() {
@@ -109,29 +56,37 @@ class StagedReducing {
     Stage::SlotPtr codes;
   };
 
-  std::vector<const void*> inputs() const {
-    std::vector<const void*> inputs;
-    for (const Slice& slice : slices_)
-      inputs.push_back(elementsAt(slice.first));
-    return inputs;
+  Phase scatter() {
+    Phase phase;
+    phase.out = slices_.plans().all();
+    phase.in.assign(slices_.ranks(), &slices_.own());
+    phase.start = [this](size_t k) { contributions_.start(k); };
+    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
+      contributions_.encode(k, peer, payload);
+    };
+    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
+    return phase;
   }
 
-  std::byte* elementsAt(uint64_t element) const {
-    return static_cast<std::byte*>(message_.data) + element * itemBytes(message_.dtype);
+  // Its frames have no start: the codes are on their way from when they were made.
+  Phase gather(size_t scattering) {
+    Phase phase = slices_.gather(scattering);
+    phase.encode = [this, copy = std::move(phase.encode)](size_t k, int peer, std::span<std::byte> payload) {
+      while (!sums_.empty() && sums_.front().k <= slices_.own().wholeWith(k))
+        settleFirst();
+      copy(k, peer, payload);
+    };
+    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+      for (int rank = 0; rank < slices_.ranks(); ++rank) {
+        if (rank != slices_.rank() && !payloads[rank].empty()) sinks_[rank]->take(k, payloads[rank], rank);
+      }
+    };
+    return phase;
   }
-  std::byte* ownElements(const Run& run) const { return elementsAt(slices_[op_.group.rank()].first + run.at); }
 
-  // Where the codes of a run of the own slice stand, given the frame that its last part is in.
-  std::byte* place(size_t k, const Run& run) {
-    size_t at = starts_[k];
-    for (const Run& before : own_.chunks[k].runs) {
-      if (&before == &run) break;
-      at += before.bytes;
-    }
-    return codes_.data() + at - run.part;
-  }
+  std::byte* ownElements(const Run& run) const { return slices_.elements(slices_.rank(), run); }
 
-  Draws draws() const { return message_.draws.slot(static_cast<uint32_t>(op_.group.rank())).again(); }
+  Draws draws() const { return message_.draws.slot(static_cast<uint32_t>(slices_.rank())).again(); }
 
   void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     while (sums_.size() >= kStagedFrames)
@@ -160,7 +115,7 @@ class StagedReducing {
     size_t at = 0;
     for (const auto& whole : sum.from.runs) {
       const Run& run = *whole.run;
-      std::memcpy(place(sum.k, run), sum.codes->host() + at, run.whole);
+      std::memcpy(slices_.codes(sum.k, run).data(), sum.codes->host() + at, run.whole);
       stage_.kernels().decode(run, ownElements(run), message_.dtype, sum.codes->device() + at,
                               stage_.workspace(run, message_.dtype), sum.codes->word());
       at += run.whole;
@@ -178,7 +133,7 @@ class StagedReducing {
       std::vector<Contribution> all(whole.payloads.size());
       for (size_t rank = 0; rank < all.size(); ++rank)
         all[rank].payload = whole.payloads[rank];
-      all[op_.group.rank()].own = own.data();
+      all[slices_.rank()].own = own.data();
       contributions_.blame(whole);
       try {
         run.countInMessage("of the sum", [&] {
@@ -186,7 +141,7 @@ class StagedReducing {
                                           run.offset, run.count, draws());
         });
       } catch (const ValueError&) {
-        run.codec->expectTaken(own.data(), message_.dtype, run.at, run.count, sliceFor(op_.group.rank()));
+        run.codec->expectTaken(own.data(), message_.dtype, run.at, run.count, sliceFor(slices_.rank()));
         throw;
       }
       payload += run.whole;
@@ -194,16 +149,11 @@ class StagedReducing {
     stage_.load(*sum.codes);
   }
 
-  OpContext& op_;
   Stage& stage_;
   const AllReduceMessage& message_;
   const int average_over_;
-  const std::vector<Slice> slices_;
-  const RankPlans plans_;
-  const MessagePlan& own_;
+  ReducedSlices slices_;
   StagedContributions contributions_;
-  std::vector<size_t> starts_;                      // by frame of the own slice: where its payload is in codes_
-  std::vector<std::byte> codes_;                    // of the own slice, reduced
   std::deque<Sum> sums_;                            // by kernels that may still be at it
   std::vector<std::unique_ptr<StagedSink>> sinks_;  // by rank, of the slices that it reduces
 };
@@ -212,21 +162,7 @@ class StagedReducing {
 
 void allReduceStaged(OpContext& op, Stage& stage, const std::vector<AllReduceMessage>& messages,
                      const Reduction& reduction) {
-  std::deque<StagedReducing> tensors;
-  std::vector<Described> described;
-  Exchange exchange;
-  for (const AllReduceMessage& message : messages) {
-    StagedReducing& tensor = tensors.emplace_back(op, stage, message, reduction);
-    described.push_back(tensor.described());
-    op.counters.raw_bytes += tensor.rawBytes();
-    const size_t scattering = exchange.phases.size();
-    exchange.phases.push_back(tensor.scatter());
-    exchange.phases.push_back(tensor.gather(scattering));
-  }
-  exchange.description = describeReduction(op.op, described, reduction);
-  runExchange(op, exchange);
-  for (StagedReducing& tensor : tensors)
-    tensor.settle();
+  reduceTensors<StagedReducing>(op, messages, reduction, stage);
 }
 
 }  // namespace lowcomm

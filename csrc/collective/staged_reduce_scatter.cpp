@@ -9,6 +9,7 @@
 #include "collective/describe.h"
 #include "collective/exchange.h"
 #include "collective/rank_plans.h"
+#include "collective/reduce_tensors.h"
 #include "collective/staged_check.h"
 #include "collective/staged_contributions.h"
 #include "collective/staged_sink.h"
@@ -30,15 +31,10 @@ class StagedScattering {
 
   Described described() const { return slices_.described(); }
 
-  uint64_t rawBytes() const {
-    uint64_t bytes = 0;
-    for (int rank = 0; rank < op_.group.size(); ++rank)
-      bytes += rank == op_.group.rank() ? 0 : slices_.of(rank).rawBytes();
-    return bytes;
-  }
+  uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
 
-  Phase phase() {
-    Phase phase;
+  void add(Exchange& exchange) {
+    Phase& phase = exchange.phases.emplace_back();
     phase.out = slices_.all();
     phase.in.assign(op_.group.size(), &slices_.of(op_.group.rank()));
     phase.start = [this](size_t k) {
@@ -50,7 +46,6 @@ class StagedScattering {
       contributions_.encode(k, peer, payload);
     };
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
-    return phase;
   }
 
   void settle() {
@@ -100,19 +95,7 @@ class StagedScattering {
 
 void reduceScatterStaged(OpContext& op, Stage& stage, const std::vector<ScatterMessage>& messages,
                          const Reduction& reduction) {
-  std::deque<StagedScattering> tensors;
-  std::vector<Described> described;
-  Exchange exchange;
-  for (const ScatterMessage& message : messages) {
-    StagedScattering& tensor = tensors.emplace_back(op, stage, message, reduction);
-    described.push_back(tensor.described());
-    op.counters.raw_bytes += tensor.rawBytes();
-    exchange.phases.push_back(tensor.phase());
-  }
-  exchange.description = describeReduction(op.op, described, reduction);
-  runExchange(op, exchange);
-  for (StagedScattering& tensor : tensors)
-    tensor.settle();
+  reduceTensors<StagedScattering>(op, messages, reduction, stage);
 }
 
 }  // namespace lowcomm

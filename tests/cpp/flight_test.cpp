@@ -30,7 +30,8 @@ class Folder {
  public:
   Folder() {
     std::string name = (std::filesystem::temp_directory_path() / "flight-XXXXXX").string();
-    path_ = mkdtemp(name.data());
+    if (!mkdtemp(name.data())) throw std::runtime_error("no folder " + name);
+    path_ = name;
   }
   ~Folder() { std::filesystem::remove_all(path_); }
   const std::string& path() const { return path_; }

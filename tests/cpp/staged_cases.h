@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "collective/all_gather.h"
 #include "collective/staged_all_reduce.h"
 #include "collective/staged_reduce_scatter.h"
 #include "host_stage.h"
@@ -36,6 +37,19 @@ inline void reduce(OpContext& op, Stage* stage, const std::vector<AllReduceMessa
 inline void scatter(OpContext& op, Stage* stage, const std::vector<ScatterMessage>& messages,
                     const Reduction& reduction) {
   stage ? reduceScatterStaged(op, *stage, messages, reduction) : reduceScatter(op, messages, reduction);
+}
+
+// Of x, to as many parts of y as it has room for.
+inline GatherMessage gatherOf(const std::vector<float>& x, std::vector<float>& y, const CodecSpec& codec,
+                              Stage* stage) {
+  GatherMessage message;
+  message.layouts = {Layout::single(x.size(), codec)};
+  message.dtype = DType::float32;
+  message.input = x.data();
+  for (float* part = y.data(); part < y.data() + y.size(); part += x.size())
+    message.outputs.push_back(part);
+  message.stage = stage;
+  return message;
 }
 
 }  // namespace lowcomm::test

@@ -65,14 +65,8 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
         texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, Stage* stage) {
           auto &x = memory.of(n, 1), &y = memory.of(n * size);
           if (rank == 1) x[at] = NAN;
-          GatherMessage message;
-          message.layouts = {test::single(n, codec)};
-          message.dtype = DType::float32;
-          message.input = x.data();
-          for (int r = 0; r < size; ++r)
-            message.outputs.push_back(y.data() + r * n);
+          GatherMessage message = test::gatherOf(x, y, spec, stage);
           message.draws = drawsOf(rank);
-          message.stage = stage;
           allGather(op, {message});
         }));
         texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, Stage* stage) {
@@ -141,13 +135,8 @@ TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   };
   const Op all_gather = [&](int rank, OpContext& op, Stage* stage) {
     auto &x = memory.of(n, 1), &y = memory.of(2 * n);
-    GatherMessage message;
-    message.layouts = {Layout::single(n, codec)};
-    message.dtype = DType::float32;
-    message.input = x.data();
-    message.outputs = {y.data(), y.data() + n};
+    GatherMessage message = test::gatherOf(x, y, codec, stage);
     message.draws = drawsOf(rank);
-    message.stage = stage;
     allGather(op, {message});
   };
   const Op reduce_scatter = [&](int rank, OpContext& op, Stage* stage) {

@@ -30,13 +30,7 @@ TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
   ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
     std::vector<float> x(n, 1.0f), y(2 * n);
     const auto stage = lateStage(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
-    GatherMessage message;
-    message.layouts = {test::single(n, "bf16")};
-    message.dtype = DType::float32;
-    message.input = x.data();
-    message.outputs = {y.data(), y.data() + n};
-    message.stage = stage.get();
-    allGather(op, {message});
+    allGather(op, {test::gatherOf(x, y, CodecSpec::parse("bf16"), stage.get())});
   });
   // Kernel and copy of the next frame stand in the queue before anybody waits for this one's.
   const auto& told = device->told;
@@ -81,14 +75,7 @@ TEST(StagedOrder, OnlyCodesCross) {
     ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f), y(n * w);
       const auto stage = lateStage(op.group.chunk_bytes);
-      GatherMessage message;
-      message.layouts = {test::single(n, codec)};
-      message.dtype = DType::float32;
-      message.input = x.data();
-      for (uint64_t r = 0; r < w; ++r)
-        message.outputs.push_back(y.data() + r * n);
-      message.stage = stage.get();
-      allGather(op, {message});
+      allGather(op, {test::gatherOf(x, y, CodecSpec::parse(codec), stage.get())});
       out[rank] = stage->hostBytes();
       in[rank] = stage->deviceBytes();
     });

@@ -1,0 +1,79 @@
+#include "collective/reduced_slices.h"
+
+#include <cstring>
+
+namespace lowcomm {
+namespace {
+
+std::vector<Layout> layoutsOf(const std::vector<Slice>& slices, const CodecSpec& codec) {
+  std::vector<Layout> layouts;
+  for (const Slice& slice : slices)
+    layouts.push_back(Layout::single(slice.count, codec));
+  return layouts;
+}
+
+}  // namespace
+
+ReducedSlices::ReducedSlices(const OpContext& op, const AllReduceMessage& message)
+    : rank_(op.group.rank()),
+      ranks_(op.group.size()),
+      message_(message),
+      slices_(slicesOf(message.elements, message.codec, ranks_)),
+      plans_(layoutsOf(slices_, message.codec), message.dtype, op.group.chunk_bytes, ranks_) {
+  size_t bytes = 0;
+  for (const Chunk& chunk : own().chunks) {
+    starts_.push_back(bytes);
+    bytes += chunk.payload_bytes;
+  }
+  codes_.resize(bytes);
+}
+
+Described ReducedSlices::described() const {
+  Described described = plans_.described();
+  described.elements = std::to_string(message_.elements);
+  return described;
+}
+
+uint64_t ReducedSlices::rawBytes() const {
+  const uint64_t own_bytes = own().rawBytes();
+  return plans_.rawBytesToPeers(rank_) + (ranks_ - 1) * own_bytes;
+}
+
+std::byte* ReducedSlices::elements(int rank) const {
+  return static_cast<std::byte*>(message_.data) + slices_[rank].first * itemBytes(message_.dtype);
+}
+
+std::byte* ReducedSlices::elements(int rank, const Run& run) const {
+  return elements(rank) + run.at * itemBytes(message_.dtype);
+}
+
+std::vector<const void*> ReducedSlices::inputs() const {
+  std::vector<const void*> inputs;
+  for (int rank = 0; rank < ranks_; ++rank)
+    inputs.push_back(elements(rank));
+  return inputs;
+}
+
+std::span<std::byte> ReducedSlices::codes(size_t k, const Run& run) {
+  size_t at = starts_[k];
+  for (const Run& before : own().chunks[k].runs) {
+    if (&before == &run) break;
+    at += before.bytes;
+  }
+  return std::span(codes_).subspan(at - run.part, run.whole);
+}
+
+Phase ReducedSlices::gather(size_t scattering) {
+  Phase phase;
+  phase.out.assign(ranks_, &own());
+  phase.in = plans_.all();
+  phase.same_to_all = true;
+  phase.after = scattering;
+  phase.ready = [this](size_t k) { return k < own().chunks.size() ? own().wholeWith(k) : k; };
+  phase.encode = [this](size_t k, int, std::span<std::byte> payload) {
+    std::memcpy(payload.data(), codes_.data() + starts_[k], payload.size());
+  };
+  return phase;
+}
+
+}  // namespace lowcomm
