@@ -36,11 +36,11 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                                    const Reduction& reduction, std::shared_ptr<Residual> residual) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = enterQueue(tensors[0]);
+  DeviceQueue* queue = queueOf(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
-  prepared->stage = stageFor(kOp, queue, {tensors, codecs, /*keeps_own=*/true, std::move(because)});
+  prepared->enter(queue, stageFor(kOp, queue, {tensors, codecs, /*keeps_own=*/true, std::move(because)}));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
     data.push_back(prepared->sourceAndTarget(tensor, queue));

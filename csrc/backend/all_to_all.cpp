@@ -61,7 +61,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                                       Tensors kept_inputs) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = enterQueue(inputs[0]);
+  DeviceQueue* queue = queueOf(inputs[0]);
   AllToAllMessage message;
   message.dtype = wireType(inputs[0].scalar_type());
   bool exact = true, coded = false;  // what is sent, and anything
@@ -80,7 +80,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
     message.got.push_back(layoutOf(outputs[rank], false));
   }
   staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
-  if (coded) prepared->stage = stageFor(kOp, queue, staged);
+  prepared->enter(queue, coded ? stageFor(kOp, queue, staged) : nullptr);
   message.stage = prepared->stage.get();
   for (int rank = 0; rank < size_; ++rank) {
     message.inputs.push_back(prepared->source(inputs[rank], queue));

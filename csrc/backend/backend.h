@@ -233,11 +233,11 @@ class LowcommBackend : public c10d::Backend {
   std::shared_ptr<Stage> stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged);
   WorkPtr submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
                  DeviceQueue* queue, std::shared_ptr<Prepared> prepared);
-  DeviceQueue* enterQueue(const at::Tensor& tensor);
   void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();
   DeviceQueue& queueOf(c10::Device device);
+  DeviceQueue* queueOf(const at::Tensor& tensor);  // null: on the host
   InnerOp describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const;
   void expectLiving(const std::string& op);
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;

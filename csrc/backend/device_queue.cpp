@@ -20,10 +20,14 @@ c10::Stream currentStream(c10::Device device) {
 
 DeviceQueue::DeviceQueue(c10::Device device) : device_(device), side_(sideStream(device)) {}
 
-void DeviceQueue::enter() {
-  c10::Event reached(device_.type());
-  reached.record(currentStream(device_));
-  reached.block(side_);
+DeviceQueue::Mark DeviceQueue::reached() const {
+  auto event = std::make_shared<c10::Event>(device_.type());
+  event->record(currentStream(device_));
+  return event;
+}
+
+void DeviceQueue::follow(const Mark& mark) {
+  mark->block(side_);
 }
 
 void DeviceQueue::run(const std::function<void()>& enqueue) {

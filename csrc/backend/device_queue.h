@@ -13,6 +13,8 @@ namespace lowcomm {
 // header, and a fake guard can stand in for a device in tests.
 //
 //   queue.enter();                 the side stream waits for what the caller has enqueued
+//   auto then = queue.reached();   the same in two steps: what the caller has enqueued until here ...
+//   queue.follow(then);            ... the side stream waits for from now on
 //   queue.run([] { copies });      enqueues on the side stream
 //   auto done = queue.mark();      an event after what was run
 //   DeviceQueue::join(done)        the stream current at that moment waits for it (what Work::wait() does)
@@ -24,7 +26,9 @@ class DeviceQueue {
   // A side stream of the device's own pool. Throws c10::Error when there is no guard for the device's type.
   explicit DeviceQueue(c10::Device device);
 
-  void enter();
+  void enter() { follow(reached()); }
+  Mark reached() const;
+  void follow(const Mark& mark);
   void run(const std::function<void()>& enqueue);
   Mark mark();
   static void join(const Mark& mark);

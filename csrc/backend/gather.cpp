@@ -55,7 +55,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
                                    Counter counter) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = enterQueue(inputs[0]);
+  DeviceQueue* queue = queueOf(inputs[0]);
   // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -79,7 +79,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
   }
   if (layout) staged.add(*layout);
-  if (!exact) prepared->stage = stageFor(kOp, queue, staged);
+  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const std::optional<CodecSpec>& codec = codecs[i];

@@ -15,11 +15,8 @@ DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
   return found->second;
 }
 
-DeviceQueue* LowcommBackend::enterQueue(const at::Tensor& tensor) {
-  if (tensor.device().is_cpu()) return nullptr;
-  DeviceQueue& queue = queueOf(tensor.device());
-  queue.enter();
-  return &queue;
+DeviceQueue* LowcommBackend::queueOf(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() ? nullptr : &queueOf(tensor.device());
 }
 
 WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
@@ -36,7 +33,7 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
       op,
       [prepared, queue, state, copies, ranges](OpContext& context) {
         if (ranges) ranges->follow(context);
-        prepared->start();
+        prepared->start(queue);
         prepared->run(context);
         if (copies) {
           at::ThreadLocalStateGuard restored(*state);

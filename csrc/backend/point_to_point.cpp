@@ -133,8 +133,8 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
 void LowcommBackend::prepare(Coded& message) {
   if (!message.sends() || message.prepared) return;
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = enterQueue(message.tensor);
-  prepared->stage = stageFor(message.name(), queue, {{message.tensor}, {message.codec}});
+  DeviceQueue* queue = queueOf(message.tensor);
+  prepared->enter(queue, stageFor(message.name(), queue, {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
   message.prepared = std::move(prepared);  // last: what failed before is tried again
@@ -149,15 +149,12 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   std::shared_ptr<P2pMessage> message;
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
-    coded->prepared->start();
+    coded->prepared->start(queueOf(coded->tensor));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
                                            coded->tag, coded->prepared->stage.get());
   } else {
-    if (!coded->tensor.device().is_cpu()) {
-      queue = std::make_shared<DeviceQueue>(queueOf(coded->tensor.device()));
-      queue->enter();
-    }
-    prepared->stage = stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}});
+    if (const DeviceQueue* shared = queueOf(coded->tensor)) queue = std::make_shared<DeviceQueue>(*shared);
+    prepared->enter(queue.get(), stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
                                            coded->tag, prepared->stage.get());
   }
@@ -199,6 +196,7 @@ void LowcommBackend::finish(Flight& flight) {
       backend.stats_.moved(flight.coded->name(), later);
     }
   } count{*this, flight};
+  flight.prepared->start(flight.queue.get());
   flight.coded->engine->messages().finish(*flight.message);
   if (flight.prepared->copies_out.empty() && !flight.prepared->stage) return;
   at::ThreadLocalStateGuard restored(flight.state);

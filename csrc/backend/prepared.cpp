@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 namespace lowcomm {
 namespace {
 
@@ -10,6 +12,13 @@ bool plain(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+void LowcommBackend::Prepared::enter(DeviceQueue* queue, std::shared_ptr<Stage> given) {
+  if (!queue) return;
+  stage = std::move(given);
+  issued = queue->reached();
+  if (!stage) queue->follow(issued);
+}
 
 at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQueue* queue) {
   at::NoGradGuard no_grad;
@@ -71,7 +80,8 @@ void LowcommBackend::Prepared::count(OpCounters& counters) const {
     counters.host_to_device_bytes += to.is_cpu() ? 0 : from.nbytes();
 }
 
-void LowcommBackend::Prepared::start() {
+void LowcommBackend::Prepared::start(DeviceQueue* queue) {
+  if (stage) queue->follow(issued);
   if (landed) DeviceQueue::block(landed);
 }
 

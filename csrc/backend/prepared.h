@@ -25,6 +25,11 @@ struct LowcommBackend::Prepared {
   // does.
   std::shared_ptr<Stage> stage;
 
+  // Behind what the caller's stream has enqueued until now: copies of values from here on, what a stage (null: none)
+  // enqueues from start() on. The side stream is every op's, and those before this one may still be at it: it must not
+  // wait for what comes after them. Without a `queue` nothing happens.
+  void enter(DeviceQueue* queue, std::shared_ptr<Stage> given = nullptr);
+
   // Where a collective finds the elements of an input or output: on the device with a stage, else as below.
   const void* source(const at::Tensor& input, DeviceQueue* queue);
   void* target(const at::Tensor& output);
@@ -39,8 +44,8 @@ struct LowcommBackend::Prepared {
   // A host tensor that holds `tensor`'s elements contiguously and is written, too.
   at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
 
-  // Before the engine reads: the copies from the device have landed.
-  void start();
+  // Before the engine reads: copies from the device have landed, a stage's queue is where it was issued.
+  void start(DeviceQueue* queue);
 
   // What crossed between device and host for the op: payloads of a stage, else values.
   void count(OpCounters& counters) const;
@@ -50,7 +55,7 @@ struct LowcommBackend::Prepared {
 
   std::vector<at::Tensor> kept;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_out;  // (to, from)
-  DeviceQueue::Mark landed, arrived;
+  DeviceQueue::Mark issued, landed, arrived;
   uint64_t to_host = 0;  // bytes of values
 };
 

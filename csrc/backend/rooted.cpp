@@ -25,12 +25,12 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   expectLiving(kOp);
   const int root = checkedRoot(kOp, opts.rootRank, size_);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = enterQueue(tensors[0]);
+  DeviceQueue* queue = queueOf(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   const uint64_t sequence = ++sequence_;
   std::vector<BroadcastMessage> messages;
-  prepared->stage = stageFor(kOp, queue, {tensors, *codecs});
+  prepared->enter(queue, stageFor(kOp, queue, {tensors, *codecs}));
   for (size_t i = 0; i < tensors.size(); ++i) {
     messages.push_back({static_cast<uint64_t>(tensors[i].numel()),
                         (*codecs)[i],
@@ -67,10 +67,10 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
                      inputs[0].scalar_type(), ", got ", output.scalar_type());
   }
-  DeviceQueue* queue = enterQueue(inputs[0]);
+  DeviceQueue* queue = queueOf(inputs[0]);
   Staged staged{to, *codecs};
   staged.tensors.push_back(inputs[0]);
-  prepared->stage = stageFor(kOp, queue, staged);
+  prepared->enter(queue, stageFor(kOp, queue, staged));
   message.elements = static_cast<uint64_t>(inputs[0].numel());
   message.codec = codecs->front();
   message.dtype = wireType(inputs[0].scalar_type());

@@ -70,6 +70,7 @@ void Stage::load(Slot& slot) {
   std::memset(slot.host() + slot.bytes(), 0, kWord);
   kernels_->copy(slot.device(), slot.host(), slot.bytes() + kWord);
   to_device_ += slot.bytes();
+  slot.landing_ = queue_->mark();
 }
 
 void Stage::wait(Slot& slot) {

@@ -65,6 +65,17 @@ TEST_F(DeviceQueueTest, JoinIsOfTheStreamCurrentThen) {
   EXPECT_EQ(told, (Told{"record e1 on 0:7", "block 0:9 on e1", "block 0:5 on e1"}));
 }
 
+// An op that uses the queue later than it was issued holds up nothing that was issued after it, nor is held up.
+TEST_F(DeviceQueueTest, FollowsWhatTheCallerHadReached) {
+  DeviceQueue queue({kType, 0});
+  const auto issued = queue.reached();
+  EXPECT_EQ(told, (Told{"record e1 on 0:5"}));
+  queue.run(note);
+  queue.follow(issued);
+  queue.run(note);
+  EXPECT_EQ(told, (Told{"record e1 on 0:5", "run on 0:7", "block 0:7 on e1", "run on 0:7"}));
+}
+
 TEST_F(DeviceQueueTest, EveryMarkIsAnEventOfItsOwn) {
   DeviceQueue queue({kType, 0});
   const auto first = queue.mark();

@@ -128,12 +128,12 @@ TEST_F(DeviceStageTest, ASlotIsUsedAgainAfterItsEvent) {
   };
   told.clear();
   std::byte* const host = work(std::byte{1});
-  EXPECT_EQ(find("record e2 on 0:7") + 1, told.size());
+  EXPECT_EQ(find("record e3 on 0:7") + 1, told.size());  // what was loaded, then what was reported
   EXPECT_EQ(work(std::byte{2}), host);
-  EXPECT_LT(find("synchronize e2"), find("record e3 on 0:7"));
+  EXPECT_LT(find("synchronize e3"), find("record e4 on 0:7"));
   const size_t before = told.size();
   held.reset();
-  EXPECT_LT(find("record e4 on 0:7", before), find("synchronize e4", before));  // the end of the queue
+  EXPECT_LT(find("record e6 on 0:7", before), find("synchronize e6", before));  // the end of the queue
 }
 
 // What it comes to: the sums of two ranks, one of which has its tensor on the device.
