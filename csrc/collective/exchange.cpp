@@ -18,6 +18,8 @@ namespace {
 
 using Buffer = BufferPool::Buffer;
 
+constexpr size_t kFewestAhead = 4;  // rounds
+
 struct Round {
   size_t phase;
   size_t k;      // counted in the phase
@@ -56,6 +58,11 @@ class Runner {
       for (size_t k = 0; k < phase.rounds(); ++k)
         rounds_.push_back({p, k, phase.after ? starts[*phase.after] + phase.ready(k) + 1 : 0});
     }
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      ahead_ = std::max({ahead_, roundsAhead(exchange, &Phase::in, peer), roundsAhead(exchange, &Phase::out, peer)});
+    }
+    ahead_ = std::min(ahead_, SendWindow::kMost);
   }
 
   void run() {
@@ -65,13 +72,13 @@ class Runner {
       Peer& peer = peers_[from(d)];
       peer.description_in = group_.frames.take();
       peer.describing = receive(from(d), peer.description_in);
-      for (size_t r = 0; r < std::min(SendWindow::kMost, rounds_.size()); ++r)
+      for (size_t r = 0; r < std::min(ahead_, rounds_.size()); ++r)
         post(from(d), r);
     }
     sendDescriptions();
     size_t sent = 0;
     while (finished_ < rounds_.size()) {
-      if (sent < rounds_.size() && sent < finished_ + group_.window.rounds() && rounds_[sent].needs <= finished_) {
+      if (sent < rounds_.size() && sent < finished_ + window() && rounds_[sent].needs <= finished_) {
         sendRound(sent++);
       } else {
         if (finished_ == 0) checkDescriptions();
@@ -102,6 +109,26 @@ class Runner {
         state.frames[peer].expected += incoming(peer, round) != nullptr;
     }
   }
+
+  // How many rounds' frames to or from `peer` there is room for at once: half of its longest message, or of half the
+  // exchange where that is many short ones. What all peers' take is then less than what is exchanged.
+  static size_t roundsAhead(const Exchange& exchange, std::vector<const MessagePlan*> Phase::* direction, int peer) {
+    size_t all = 0, longest = 0, frame = 1;
+    for (const Phase& phase : exchange.phases) {
+      const MessagePlan* plan = (phase.*direction)[peer];
+      if (!plan) continue;
+      size_t message = 0;
+      for (const Chunk& chunk : plan->chunks) {
+        message += chunk.payload_bytes;
+        frame = std::max<size_t>(frame, chunk.payload_bytes);
+      }
+      all += message;
+      longest = std::max(longest, message);
+    }
+    return std::max(longest, all / 2) / (2 * frame);
+  }
+
+  size_t window() const { return std::min(group_.window.rounds(), ahead_); }
 
   // Waits for the next frame from `peer`.
   void take(Transfer& transfer, int peer, const char* doing) {
@@ -159,9 +186,9 @@ class Runner {
   void post(int peer, size_t r) {
     if (!incoming(peer, rounds_[r])) return;
     Peer& p = peers_[peer];
-    Buffer& buffer = p.in[r % SendWindow::kMost];
+    Buffer& buffer = p.in[r % ahead_];
     if (!buffer) buffer = group_.frames.take();
-    p.receiving[r % SendWindow::kMost] = receive(peer, buffer);
+    p.receiving[r % ahead_] = receive(peer, buffer);
   }
 
   size_t seal(Buffer& buffer, FrameHeader header) {
@@ -191,9 +218,8 @@ class Runner {
   void sendRound(size_t r) {
     const Round& round = rounds_[r];
     const bool same = phase(round).same_to_all;
-    std::vector<Outgoing>& slot = outgoing_[r % SendWindow::kMost];
-    for (Outgoing& frame : slot)
-      settle(frame);
+    giveBack(r);
+    std::vector<Outgoing>& slot = outgoing_[r % ahead_];
     slot.resize(std::max(slot.size(), same ? size_t{1} : static_cast<size_t>(size_ - 1)));
     // Every peer's frame is encoded before any is sent: a rank that finds a NaN tells all of them in the same round.
     if (!gaveUp()) encodeRound(r, slot);
@@ -211,6 +237,18 @@ class Runner {
         }
       }
       send(frame, to(d), bytes);
+    }
+  }
+
+  // Before round r is sent: the rounds two windows before it are over, and their frames have left or are about to. Held
+  // on to, their buffers would be those of the largest window there may be.
+  void giveBack(size_t r) {
+    const size_t behind = std::min(2 * window(), ahead_);
+    for (; given_back_ + behind <= r; ++given_back_) {
+      for (Outgoing& frame : outgoing_[given_back_ % ahead_]) {
+        settle(frame);
+        frame.buffer.reset();
+      }
     }
   }
 
@@ -296,10 +334,10 @@ class Runner {
       const int peer = from(d);
       const MessagePlan* message = incoming(peer, round);
       if (!message) continue;
-      take(*peers_[peer].receiving[r % SendWindow::kMost], peer, "waiting for a frame");
+      take(*peers_[peer].receiving[r % ahead_], peer, "waiting for a frame");
       Stopwatch watch(op_, Doing::decode);
       op_.blame(peer, [&] {
-        auto bytes = group_.frames.span(peers_[peer].in[r % SendWindow::kMost]);
+        auto bytes = group_.frames.span(peers_[peer].in[r % ahead_]);
         FrameHeader got = openFrame(bytes);
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
         payloads[peer] = framePayload(bytes, got);
@@ -316,7 +354,7 @@ class Runner {
     if (!gaveUp()) {
       Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {
-        const std::byte* payload = outgoing_[r % SendWindow::kMost][0].buffer.get() + kFrameHeaderBytes;
+        const std::byte* payload = outgoing_[r % ahead_][0].buffer.get() + kFrameHeaderBytes;
         payloads[rank_] = {payload, message->chunks[round.k].payload_bytes};
       }
       try {
@@ -325,9 +363,9 @@ class Runner {
         giveUp(error);
       }
     }
-    if (r + SendWindow::kMost < rounds_.size()) {
+    if (r + ahead_ < rounds_.size()) {
       for (int d = 1; d < size_; ++d)
-        post(from(d), r + SendWindow::kMost);
+        post(from(d), r + ahead_);
     }
   }
 
@@ -344,7 +382,8 @@ class Runner {
   const int rank_, size_;
   std::vector<Peer> peers_;
   std::vector<Round> rounds_;
-  size_t started_ = 0, finished_ = 0;  // rounds
+  size_t ahead_ = kFewestAhead;                         // rounds that receives are posted for
+  size_t started_ = 0, finished_ = 0, given_back_ = 0;  // rounds
   std::array<std::vector<Outgoing>, SendWindow::kMost> outgoing_;
   std::vector<Outgoing> descriptions_;
   std::exception_ptr own_error_;
