@@ -29,9 +29,10 @@ struct AllReduceMessage {
 // all_reduce of codes. The tensor is cut into a slice a rank (collective/slices.h); every rank sends every other its
 // encoded share of the slice that it owns, sums what it gets in rank order in fp32, divides for an average, encodes the
 // result once more and sends that to all, itself decoding what it sent: all ranks end with identical bits. 2(W−1)/W of
-// the codes go out and come in. The second half is under way while the first still is. A group of one rank changes
-// nothing but a scale. Throws as runExchange; ValueError for a kind other than sum and for a residual of a
-// premultiplied sum, TypeError for a dtype that the codec does not take and for the codec none.
+// the codes go out and come in. A rank's own share of its own slice is not encoded: a finite element there that is too
+// large for the codec is refused only if the sum is. The second half is under way while the first still is. A group of
+// one rank changes nothing but a scale. Throws as runExchange; ValueError for a kind other than sum and for a residual
+// of a premultiplied sum, TypeError for a dtype that the codec does not take and for the codec none.
 void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction);
 
 }  // namespace lowcomm

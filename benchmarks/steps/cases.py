@@ -1,0 +1,57 @@
+"""What is timed: how a step's gradients (and FSDP's weights) travel, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way of a data parallel step.
+
+    `backend` is the group's. DDP: `hook` is "" (DDP's own all_reduce), "fp16" or "powersgd" of torch, or "lowcomm" with
+    `codec` and `rank`; FSDP2: `weights` and `gradients` are codecs of `lc.fsdp.quantize`.
+    """
+
+    name: str
+    backend: str = "lowcomm"
+    hook: str = ""
+    codec: str = ""
+    rank: int | None = None
+    weights: str = ""
+    gradients: str = ""
+
+    @property
+    def peer(self) -> bool:
+        """Whether it is somebody else's: shown, not gated."""
+        return self.backend == "gloo"
+
+
+# The first of a method is what all others are compared with.
+CASES = {
+    "ddp": [
+        Case("gloo fp32", "gloo"),
+        Case("gloo, torch's fp16 hook", "gloo", hook="fp16"),
+        Case("gloo, torch's PowerSGD rank 2", "gloo", hook="powersgd", rank=2),
+        Case("gloo, torch's PowerSGD rank 4", "gloo", hook="powersgd", rank=4),
+        Case("lowcomm exact"),
+        Case("lowcomm qsgd8", hook="lowcomm", codec="qsgd8:bucket=1024"),
+        Case("lowcomm sym4", hook="lowcomm", codec="sym4:bucket=1024"),
+        Case("lowcomm gauss4", hook="lowcomm", codec="gauss4"),
+        Case("lowcomm rank 2, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=2),
+        Case("lowcomm rank 4, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4),
+    ],
+    "fsdp": [
+        Case("gloo fp32", "gloo"),
+        Case("lowcomm exact", weights="none", gradients="none"),
+        Case("lowcomm W8G8", weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024"),
+        Case("lowcomm W6G4", weights="minmax6:bucket=1024", gradients="qsgd4:bucket=1024"),
+        Case("lowcomm W4G4", weights="minmax4:bucket=1024", gradients="qsgd4:bucket=1024"),
+    ],
+}
+
+# By --model: parameters of the byte-level GPT. "10M" is what the bounds are for, "base" what convergence.py trains.
+MODELS = {
+    "10M": {"width": 384, "layers": 6, "heads": 6, "context": 64},
+    "base": {"width": 128, "layers": 4, "heads": 4, "context": 64},
+}

@@ -1,0 +1,97 @@
+"""Runs the ranks in a lab and makes rows of what they measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from linklab import Lab, LabError, validate
+
+from steps.cases import Case
+
+_DEADLINE_S = 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One case on one link: medians over repetitions, of each of which the slowest rank counts.
+
+    `sent` is what an interface sent a step, headers included. `ratio` is how many times fewer bytes that is than the
+    first case's; `bound` (comp + comm) / (comp + comm / ratio) with comm what the first case's step takes beyond
+    computing; `speedup` how many times faster than the first case's the step is; `share` speedup / bound.
+    """
+
+    name: str
+    rate: str
+    peer: bool
+    seconds: float
+    least_s: float
+    most_s: float
+    sent: int
+    ratio: float
+    bound: float
+    speedup: float
+
+    @property
+    def share(self) -> float:
+        """Of the bound."""
+        return self.speedup / self.bound
+
+
+def measure(
+    method: str, cases: list[Case], *, rate: str, model: str, batch: int, repetitions: int
+) -> tuple[float, list[Row]]:
+    """Seconds of computing, and a row a case. LabError when a rank fails."""
+    with Lab(hosts=2, rate=rate) as lab, tempfile.TemporaryDirectory(prefix="steps-") as folder:
+        path = Path(folder) / "job.json"
+        job = {
+            "method": method,
+            "cases": [dataclasses.asdict(case) for case in cases],
+            "model": model,
+            "batch": batch,
+            "repetitions": repetitions,
+        }
+        path.write_text(json.dumps(job))
+        env = validate.ON_HOSTS | {"LOWCOMM_POLICY": "", "LOWCOMM_MIN_BYTES": "65536"}
+        ended = lab.run([sys.executable, "-m", "steps.rank", str(path)], timeout_s=_DEADLINE_S, env=env)
+        failed = [rank for rank in range(lab.hosts) if ended[rank].code]
+        if failed:
+            said = "".join(f"\n---- rank {rank}: {ended[rank].code}\n{ended[rank].output[-3000:]}" for rank in failed)
+            raise LabError(f"expected exit code 0 on every rank, ranks {failed} ended otherwise{said}")
+        ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(lab.hosts)]
+    return rows_of(cases, rate, ranks)
+
+
+def rows_of(cases: list[Case], rate: str, ranks: list[list[dict[str, Any]]]) -> tuple[float, list[Row]]:
+    """What `measure` returns, of what the ranks wrote: the model by itself first, then the cases."""
+    slowest = [
+        [max(times) for times in zip(*(row["seconds"] for row in way), strict=True)] for way in zip(*ranks, strict=True)
+    ]
+    sent = [max(int(statistics.median(row["sent"])) for row in way) for way in zip(*ranks, strict=True)][1:]
+    comp, *seconds = [statistics.median(times) for times in slowest]
+    comm = max(seconds[0] - comp, 0.0)
+    rows = []
+    for i, case in enumerate(cases):
+        ratio = sent[0] / sent[i]
+        bound = (comp + comm) / (comp + comm / ratio)
+        times = slowest[i + 1]
+        rows.append(
+            Row(
+                name=case.name,
+                rate=rate,
+                peer=case.peer,
+                seconds=seconds[i],
+                least_s=min(times),
+                most_s=max(times),
+                sent=sent[i],
+                ratio=ratio,
+                bound=bound,
+                speedup=seconds[0] / seconds[i],
+            )
+        )
+    return comp, rows
