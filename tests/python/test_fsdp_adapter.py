@@ -62,3 +62,85 @@ def _belief(r):
 def test_the_adapter_describes_what_fsdp2_does(pair, quad):
     pair(_belief)
     quad(_belief)
+
+
+def _deferral(r):
+    """What overlap relies on: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
+    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+    r.init("lowcomm")
+    model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+    groups, waited = list(fsdp2.parameter_groups(model)), []
+
+    class Work(dist.Work):
+        def __init__(self, work):
+            super().__init__()
+            self.work = work
+
+        def wait(self, timeout=None):
+            waited.append(self)
+            return self.work.wait()
+
+    class Gather(fsdp2.AllGather):
+        def allocate(self, size, *, dtype, device):
+            return fsdp2.new_buffer(size, dtype, device)
+
+        def __call__(self, output_tensor, input_tensor, group, async_op=False):
+            assert not async_op
+            return Work(fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=True))
+
+    class Reduce(fsdp2.ReduceScatter):
+        def allocate(self, size, *, dtype, device):
+            return fsdp2.new_buffer(size, dtype, device)
+
+        def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+            assert fsdp2.in_backward()
+            assert self.group.only_stores_reduced(output_tensor.dtype)
+            assert not self.group.only_stores_reduced(torch.float16)
+            before = self.group.take_gradients()
+            assert [p for p, _ in before] == self.group.live_parameters()
+            output_tensor.fill_(float("nan"))
+            fsdp2.at_end_of_backward(lambda: output_tensor.fill_(3.0))
+
+    for g in groups:
+        assert g.device.type == "cpu"
+        g.module.set_custom_all_gather(Gather())
+        comm = Reduce()
+        comm.group = g
+        g.module.set_custom_reduce_scatter(comm)
+    with torch.no_grad():
+        model(batch(r.rank, 0))
+    assert len(waited) == 2
+    assert groups[0].prefetch()
+    assert not groups[0].prefetch()
+    assert len(waited) == 2
+    groups[0].drop_prefetched()
+    assert len(waited) == 3
+    loss = loss_of(model, batch(r.rank, 0))
+    assert len(waited) == 5
+    assert not fsdp2.in_backward()
+    loss.backward()
+    for name, p in model.named_parameters():
+        assert torch.equal(p.grad.to_local(), torch.full_like(p.grad.to_local(), 3.0)), name
+    p = next(model.parameters())
+    p.register_post_accumulate_grad_hook(lambda _: None)
+    assert not groups[0].only_stores_reduced(torch.float32)
+
+
+def test_what_overlap_relies_on(pair):
+    pair(_deferral)
+
+
+def _replicas(r):
+    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+    r.init("lowcomm")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = make_model(mesh=mesh)
+    loss_of(model, batch(r.rank, 0)).backward()
+    for g in fsdp2.parameter_groups(model):
+        assert not g.only_stores_reduced(torch.float32)
+
+
+def test_replicas_are_summed_after_the_reduction(quad):
+    quad(_replicas)

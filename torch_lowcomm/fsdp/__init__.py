@@ -13,6 +13,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch, ModuleReductions
 from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
@@ -55,14 +56,24 @@ class _Plan:
         trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
         return cls(g, coded, _layout(pairs, weights), _layout(trained, gradients))
 
-    def install(self) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
+    def install(self, deferred: DeferredReductions | None) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
         """Nothing here can fail: ranks have agreed."""
         g, backend = self.group, backend_of(self.group.group)
         comms = (
-            QuantizedAllGather(g.group, self.gather, backend.reserve_slots(len(self.gather)), g.live_parameters),
-            # Of each slice's segments every one draws by itself.
+            QuantizedAllGather(
+                g.group,
+                self.gather,
+                backend.reserve_slots(len(self.gather)),
+                g.live_parameters,
+                overlap=deferred is not None,
+            ),
             QuantizedReduceScatter(
-                g.group, self.reduce, backend.reserve_slots(len(self.reduce) * g.group.size()), g.trained
+                g.group,
+                self.reduce,
+                # Of each slice's segments every one draws by itself.
+                backend.reserve_slots(len(self.reduce) * g.group.size()),
+                g.trained,
+                deferred=ModuleReductions(deferred, g) if deferred is not None else None,
             ),
         )
         g.module.set_custom_all_gather(comms[0])
@@ -85,14 +96,16 @@ def _plans(
     return [_Plan.of(g, weights, gradients, exact) for g in groups]
 
 
-def _agree(plans: list[_Plan]) -> None:
+def _agree(plans: list[_Plan], overlap: bool) -> None:
     """Every rank finds here what differs, before any of them has changed anything."""
+    # A name that differs is a difference too.
+    order = (f"order of ops {'with' if overlap else 'without'} overlap", _C.Layout([]))
     layouts: dict[str, list[tuple[str, _C.Layout]]] = {}
     groups: dict[str, dist.ProcessGroup] = {}
     for number, plan in enumerate(plans):
         group = plan.group.group
         groups[group.group_name] = group
-        layouts.setdefault(group.group_name, []).extend(
+        layouts.setdefault(group.group_name, [order]).extend(
             [
                 (f"weights of wrapped module {number}", plan.gather),
                 (f"gradients of wrapped module {number}", plan.reduce),
@@ -119,6 +132,7 @@ def quantize(
     weights: str = "minmax8:bucket=1024",
     gradients: str = "qsgd8:bucket=1024",
     exact: Callable[[str, nn.Parameter], bool] | None = None,
+    overlap: bool = True,
 ) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
@@ -140,6 +154,11 @@ def quantize(
         gradients: Codec of the reduce-scatters, "none" for exact.
         exact: Called with (fully qualified name, parameter), for a tied parameter once a name; True keeps that parameter
             out of both.
+        overlap: On the CPU, communicate while modules compute: a module's gather is issued when the module before it has
+            its weights, and its reduction ends while the next one's backward runs, so that the memory of one gathered
+            module and one module's gradients is taken beside what is computed with. Results are the same bits. What a
+            reduction raises, a later part of backward() raises. Of HSDP, of gradients that are cast and where hooks
+            wait for gradients, only gathers overlap.
 
     Returns:
         A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
@@ -164,8 +183,12 @@ def quantize(
     except Exception as error:
         _tell(groups, error)
         raise
-    _agree(plans)
-    comms = [plan.install() for plan in plans]
+    _agree(plans, overlap)
+    deferred = DeferredReductions() if overlap else None
+    comms = [plan.install(deferred) for plan in plans]
+    if overlap:
+        pairs = zip(groups, comms, strict=True)
+        ForwardPrefetch(model, [(g, gather.weights) for g, (gather, _) in pairs if g.device.type == "cpu"])
     coded = [p for plan in plans for p, is_coded in zip(plan.group.parameters, plan.coded, strict=True) if is_coded]
     logger.info(
         "fsdp.quantize: %d parameters (%d elements) travel as weights %s, gradients %s; %d travel exact",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "ReduceScatter",
     "ShardedParameter",
     "all_gather_single",
+    "at_end_of_backward",
+    "in_backward",
     "new_buffer",
     "parameter_groups",
     "reduce_scatter_single",
@@ -54,6 +57,47 @@ class ParameterGroup:
     def uses_custom_comm(self, kind: type) -> bool:
         """Whether a comm object of this class is already installed."""
         return isinstance(self._private._all_gather_comm, kind) or isinstance(self._private._reduce_scatter_comm, kind)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its modules compute."""
+        return self._private.device
+
+    def prefetch(self) -> bool:
+        """Issue the gather that the module's forward will wait for; False where it holds its weights, or soon will."""
+        if self._private.is_unsharded or self._private._all_gather_result is not None:
+            return False
+        self._private._prefetch_unshard(self._private, "forward")
+        return True
+
+    def drop_prefetched(self) -> None:
+        """Forget a gather that `prefetch` issued and no forward asked for; it is waited for."""
+        result, self._private._all_gather_result = self._private._all_gather_result, None
+        if result is not None and result.all_gather_work is not None:
+            result.all_gather_work.wait()
+
+    def only_stores_reduced(self, dtype: torch.dtype) -> bool:
+        """Whether all that FSDP2 does with a reduction's output of this dtype in backward is to make `.grad` views of it.
+
+        Not where it casts them, reduces them again between replicas (HSDP), offloads them or calls a hook with them.
+        Division comes on top, where the reduction's op is SUM.
+        """
+        g = self._private
+        return (
+            not g._is_hsdp
+            and g._all_reduce_hook is None
+            and g._orig_dtype == dtype
+            and type(g.offload_policy) is OffloadPolicy
+            and not any(getattr(p.sharded_param, "_post_accumulate_grad_hooks", None) for p in g.fsdp_params)
+        )
+
+    def take_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
+        """Every trained parameter with its gradient so far, which is then None: FSDP2 will not add to it."""
+        taken = [(p.sharded_param, p.sharded_param.grad) for p in self._private.fsdp_params]
+        taken = [(parameter, gradient) for parameter, gradient in taken if parameter.requires_grad]
+        for parameter, _ in taken:
+            parameter.grad = None
+        return taken
 
 
 def _groups_of(module: FSDPModule) -> list[Any]:
@@ -115,6 +159,16 @@ def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
 # The names that 2.13 gave them; the old ones warn there.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Call when the backward pass under way has run, after FSDP2's own end of it; what it raises, backward() raises."""
+    Variable._execution_engine.queue_callback(callback)
 
 
 def new_buffer(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
 
@@ -59,10 +60,17 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
     """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 2)."""
 
     def __init__(
-        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, parameters: Callable[[], list[nn.Parameter]]
+        self,
+        group: dist.ProcessGroup,
+        layout: _C.Layout,
+        slot: int,
+        parameters: Callable[[], list[nn.Parameter]],
+        *,
+        overlap: bool = False,
     ) -> None:
         super().__init__(group, layout, slot)
         self.weights = WeightVersion(parameters)
+        self._overlap = overlap
 
     def __call__(
         self,
@@ -71,7 +79,11 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard."""
+        """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard.
+
+        With overlap a gather on the CPU returns its Work unasked: FSDP2 waits for what it got where it needs the weights.
+        """
+        async_op = async_op or (self._overlap and output_tensor.device.type == "cpu")
         if why := self._why_exact(group, input_tensor, input_tensor.numel()):
             self._note_exact(group, "all_gather", why)
             with exact():
@@ -86,12 +98,25 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
     """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 2)."""
 
     def __init__(
-        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, trained: Callable[[], list[bool]]
+        self,
+        group: dist.ProcessGroup,
+        layout: _C.Layout,
+        slot: int,
+        trained: Callable[[], list[bool]],
+        *,
+        deferred: ModuleReductions | None = None,
     ) -> None:
         super().__init__(group, layout, slot)
         self._trained = trained
         self._planned = trained()
+        self._deferred = deferred
         self.calls = 0
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate one of FSDP2's flat buffers, once the one of the reduction before has left: there is one at a time."""
+        if self._deferred is not None:
+            self._deferred.wait()
+        return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -118,4 +143,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             slot=self._slot,
             step=self.calls % 2**32,
         )
-        return work if async_op else work.wait() and None
+        if async_op or (self._deferred is not None and self._deferred.take(work, output_tensor, op)):
+            return work
+        work.wait()
+        return None

@@ -1,0 +1,243 @@
+"""lc.fsdp.quantize(overlap=True): the same bits as without, earlier gathers, later reductions, and their errors."""
+
+import os
+import signal
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from collective_cases import bits
+from fsdp_model import WIDTH, Block, batch, loss_of, make_model, train, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
+
+CODECS = {"weights": "qsgd4:bucket=256", "gradients": "qsgd8:bucket=256"}  # their draws would show another order
+
+
+def _wrapped(model):
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+class _Skipping(nn.Module):
+    """Runs other blocks every pass, with parameters of its own before and after them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(WIDTH, WIDTH), nn.ModuleList(Block(f"block{k}") for k in range(3))
+        self.passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        x = self.first(x)
+        for k, block in enumerate(self.blocks):
+            if (self.passes + k) % 3:
+                x = block(x)
+        return self.blocks[0](x)
+
+
+def _model(r, how):
+    mesh = init_device_mesh("cpu", (r.size,))
+    if how == "HSDP":
+        mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("replicate", "shard"))
+    if how == "skipping":
+        torch.manual_seed(7)
+        model = _Skipping()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+    dtypes = {
+        "bf16": {"param_dtype": torch.bfloat16},  # gradients are cast from it
+        "bf16, reduced in fp32": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+        "fp16": {"param_dtype": torch.float16},  # and divided after a SUM
+    }
+    policy = MixedPrecisionPolicy(**dtypes[how]) if how in dtypes else None
+    return make_model(3, mesh=mesh, mp_policy=policy, checkpointed=how == "checkpointed")
+
+
+def _run(r, how, overlap):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = _model(r, how)
+    lc.fsdp.quantize(model, **CODECS, overlap=overlap)
+    hooked = []
+    for module in _wrapped(model):
+        if how == "kept":
+            module.set_reshard_after_forward(False)
+        if how == "divided":
+            module.set_gradient_divide_factor(3.0)
+    if how == "hooks":
+        for name, p in model.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda p, name=name: hooked.append((name, p.grad.to_local().clone())))
+    losses = train(r, model, 6, accumulate=3 if how in ("accumulated", "kept") else 1)
+    with torch.no_grad():
+        losses = torch.cat([losses, loss_of(model, batch(r.rank, 99))[None]])
+    gradients = {f"{name} hooked {i}": g for i, (name, g) in enumerate(hooked)}
+    loss_of(model, batch(r.rank, 100)).backward()
+    for name, p in model.named_parameters():
+        if p.grad is not None:  # of a block that was skipped
+            gradients[f"{name}.grad"] = p.grad.to_local().clone()
+    return {"losses": losses, **gradients, **whole(model)}
+
+
+HOWS = ("plain", "accumulated", "kept", "checkpointed", "skipping", "divided", "hooks", "bf16", "fp16", "HSDP")
+
+
+@pytest.mark.parametrize("how", [*HOWS, "bf16, reduced in fp32"])
+def test_the_bits_are_those_without_overlap(quad, how):
+    for want, got in zip(quad(_run, how, False), quad(_run, how, True), strict=True):
+        assert want.keys() == got.keys()
+        for name, t in want.items():
+            assert torch.equal(bits(t), bits(got[name])), name
+
+
+def _gathers(lc):
+    record = lc.flight_record()[dist.group.WORLD.group_name]
+    return sum(op["op"] == "all_gather" for op in record["ops"])
+
+
+def _meets(r, overlap):
+    """Who computes backward through block 1 waits for the other to compute through block 0: only if it deferred."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=5)
+    model = make_model(3, mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model, **CODECS, overlap=overlap)
+    train(r, model, 1)  # the order of modules is known after a pass
+    before, ahead = _gathers(lc), []
+    for k, block in enumerate(model):
+        block.big.register_forward_pre_hook(lambda *_, k=k: ahead.append(_gathers(lc) - before - (k + 1)))
+
+    def meet(_):
+        r.say(f"through block 0 on rank {r.rank}")
+
+    def wait(_):
+        r.hear(f"through block 0 on rank {1 - r.rank}", timeout_s=3 if not overlap else 30)
+
+    model[0].back.register_full_backward_pre_hook(lambda *_: meet(_) if r.rank == 0 else None)
+    model[1].back.register_full_backward_pre_hook(lambda *_: wait(_) if r.rank == 1 else None)
+    # Rank 1 stands in block 1's backward with block 2's reduction issued; rank 0 issues block 1's and must get on to
+    # block 0 although rank 1 has not come to it.
+    loss_of(model, batch(r.rank, 1)).backward()
+    return ahead
+
+
+def test_a_reduction_goes_on_while_the_next_module_computes(pair):
+    assert pair(_meets, True) == [[1, 1, 0]] * 2  # gathers issued beyond those that were needed
+
+
+def test_without_overlap_it_does_not():
+    with pytest.raises(ranks.RanksFailed, match="no rank said"):
+        ranks.run_ranks(_meets, 2, False)
+
+
+def _alive(r, overlap):
+    """The most bytes of FSDP2's flat buffers and of gathered parameters alive at any allocation or computation."""
+    import torch_lowcomm as lc
+    from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+
+    r.init("lowcomm")
+    model = make_model(6, mesh=init_device_mesh("cpu", (r.size,)))
+    seen, peaks = {}, []
+    plain = fsdp2.new_buffer
+
+    def note():
+        gathered = sum(p.numel() * 4 for m in _wrapped(model) for p in m.parameters() if not hasattr(p, "placements"))
+        buffers = sum(size for ref, size in seen.values() if not ref.expired())
+        peaks.append(gathered + buffers)
+
+    def new_buffer(size, dtype, device):
+        buffer = plain(size, dtype, device)
+        seen[len(seen)] = StorageWeakRef(buffer.untyped_storage()), buffer.numel() * buffer.element_size()
+        note()
+        return buffer
+
+    fsdp2.new_buffer = new_buffer
+    try:
+        lc.fsdp.quantize(model, **CODECS, overlap=overlap)
+        for block in model:
+            block.big.register_forward_pre_hook(lambda *_: note())
+            block.big.register_full_backward_pre_hook(lambda *_: note())
+        train(r, model, 3)
+    finally:
+        fsdp2.new_buffer = plain
+    one = sum(p.numel() * 4 for p in model[0].parameters())
+    return max(peaks) / one
+
+
+def test_memory_of_one_more_module_at_most(pair):
+    without, with_overlap = pair(_alive, False), pair(_alive, True)
+    for before, now in zip(without, with_overlap, strict=True):
+        assert now <= before + 1.01, (before, now)
+
+
+def _dies(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=600)
+    model = make_model(3, mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model, **CODECS)
+    train(r, model, 1)
+    if r.rank == 1:
+        model[1].back.register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(dist.DistBackendError, match=r"(?s)(all_gather|reduce_scatter).*rank 1\b"):
+        for step in range(3):
+            loss_of(model, batch(r.rank, step)).backward()
+
+
+def test_a_killed_rank_is_named():
+    ranks.run_ranks(_dies, 2, allow_exit={1: -signal.SIGKILL})
+
+
+class _Spoils(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float("nan")
+
+
+def _refused(r, accumulated):
+    """A reduction that fails leaves the gradients that there were."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = make_model(2, mesh=init_device_mesh("cpu", (r.size,)))
+    lc.fsdp.quantize(model, **CODECS)
+    if accumulated:
+        loss_of(model, batch(r.rank, 0)).backward()
+    before = {name: p.grad.to_local().clone() for name, p in model.named_parameters() if p.grad is not None}
+    x = model[0](batch(r.rank, 1))
+    x = model[1](_Spoils.apply(x) if r.rank == 0 else x)  # the first block's gradients, reduced last
+    with pytest.raises(ValueError if r.rank == 0 else dist.DistBackendError, match="reduce_scatter|NaN|nan|finite"):
+        x.square().mean().backward()
+    for name, p in model[0].named_parameters():
+        assert (p.grad is not None) == accumulated, name
+        assert p.grad is None or torch.equal(p.grad.to_local(), before[f"0.{name}"]), name
+    for name, p in model[1].named_parameters():
+        assert p.grad is not None, name
+        assert not accumulated or not torch.equal(p.grad.to_local(), before[f"1.{name}"]), name
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_reduction_that_fails_changes_no_gradient(pair, accumulated):
+    pair(_refused, accumulated)
+
+
+def _differing(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+    with pytest.raises(dist.DistBackendError, match="with(out)? overlap"):
+        lc.fsdp.quantize(model, overlap=r.rank == 0)
+    lc.fsdp.quantize(model, overlap=False)
+
+
+def test_ranks_that_differ_are_told(pair):
+    pair(_differing)

@@ -1,0 +1,134 @@
+"""Communication while a module computes, on the CPU, where FSDP2 has no streams and would wait for every op at once.
+
+A gather's Work is handed to FSDP2, which waits for it where it copies the weights out; what is left to do is to issue it
+early (`ForwardPrefetch`; backward FSDP2 prefetches by itself). Of a reduction FSDP2 uses the output at once, so that
+`DeferredReductions` must wait for it, and add to gradients, in its place. Neither changes a bit of any result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.fsdp.weight_version import WeightVersion
+
+
+class _Reduction(NamedTuple):
+    work: dist.Work
+    gradients: list[tuple[nn.Parameter, torch.Tensor | None]]  # of its parameters, as they were before it
+
+    def end(self) -> None:
+        """Wait, and add to the gradients there were; after a failure they are those again."""
+        try:
+            self.work.wait()
+        except Exception:
+            for parameter, before in self.gradients:
+                parameter.grad = before
+            raise
+        for parameter, before in self.gradients:
+            if before is not None and parameter.grad is not None:  # None: that backward failed, and was given up
+                before._local_tensor += parameter.grad._local_tensor  # as FSDP2 accumulates
+                parameter.grad = before
+
+
+class DeferredReductions:
+    """The reduce-scatter of one module of a model, which goes on while the next one's backward runs."""
+
+    def __init__(self) -> None:
+        self._under_way: _Reduction | None = None
+
+    def add(self, reduction: _Reduction) -> None:
+        """Wait for it by the end of this backward pass; none may be under way."""
+        fsdp2.at_end_of_backward(self.wait)
+        self._under_way = reduction
+
+    def wait(self) -> None:
+        """Wait for what is under way.
+
+        Raises:
+            ValueError, DistBackendError: What the reduction raised.
+        """
+        reduction, self._under_way = self._under_way, None
+        if reduction is not None:
+            reduction.end()
+
+
+class ModuleReductions:
+    """One module's way to its model's `DeferredReductions`."""
+
+    def __init__(self, deferred: DeferredReductions, group: fsdp2.ParameterGroup) -> None:
+        self.wait = deferred.wait
+        self._deferred = deferred
+        self._group = group
+
+    def take(self, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
+        """Wait for a reduction of all the module's gradients later.
+
+        Args:
+            work: The reduction, just issued, after a `wait()` for the one before.
+            output: Its output, which FSDP2 is about to make `.grad`s of.
+            op: Its reduce op. FSDP2 divides after a SUM.
+
+        Returns:
+            False where FSDP2 reads the output at once, so that the caller must wait; nothing has changed then.
+        """
+        at_once = output.device.type != "cpu" or op == dist.ReduceOp.SUM or not fsdp2.in_backward()
+        if at_once or not self._group.only_stores_reduced(output.dtype):
+            return False
+        self._deferred.add(_Reduction(work, self._group.take_gradients()))
+        return True
+
+
+class ForwardPrefetch:
+    """Gathers the weights of the module that comes next when a module has its own and begins to compute.
+
+    What comes next is what came next in the model's last forward pass, of modules that ran once in it. A gather that was
+    wrong to expect is dropped at the pass's end: weights may change before they are asked for. Calls of modules from
+    outside `model.forward` prefetch nothing.
+
+    Args:
+        model: Whose forward is a pass.
+        groups: Its wrapped modules, quantized, each with the version of its weights.
+    """
+
+    def __init__(self, model: nn.Module, groups: list[tuple[fsdp2.ParameterGroup, WeightVersion]]) -> None:
+        self._versions = {group.module: version for group, version in groups}
+        self._next: dict[nn.Module, fsdp2.ParameterGroup] = {}
+        self._ran: list[fsdp2.ParameterGroup] | None = None  # None: not in a pass
+        self._prefetched: fsdp2.ParameterGroup | None = None
+        model.register_forward_pre_hook(self._begin)
+        for group, _ in groups:
+            # After FSDP2's own hook, which stands first and waits for the module's weights.
+            group.module.register_forward_pre_hook(lambda *_, group=group: self._enter(group))
+        model.register_forward_hook(self._end, always_call=True)
+
+    def _begin(self, *_: Any) -> None:
+        if not fsdp2.in_backward():  # as a recomputed pass is
+            self._ran = []
+
+    def _enter(self, group: fsdp2.ParameterGroup) -> None:
+        if self._ran is None or fsdp2.in_backward():
+            return
+        self._ran.append(group)
+        if group is self._prefetched:
+            self._prefetched = None
+        following = self._next.get(group.module)
+        if self._prefetched is None and following is not None and following.prefetch():
+            self._prefetched = following
+
+    def _end(self, *_: Any) -> None:
+        if self._ran is None or fsdp2.in_backward():
+            return
+        ran, self._ran = self._ran, None
+        modules = [group.module for group in ran]
+        self._next = {
+            module: after for module, after in zip(modules, ran[1:], strict=False) if modules.count(module) == 1
+        }
+        dropped, self._prefetched = self._prefetched, None
+        if dropped is not None:
+            self._versions[dropped.module].take_back()
+            dropped.drop_prefetched()
