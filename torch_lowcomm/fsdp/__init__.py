@@ -14,6 +14,7 @@ from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch, ModuleReductions
+from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
@@ -96,16 +97,15 @@ def _plans(
     return [_Plan.of(g, weights, gradients, exact) for g in groups]
 
 
-def _agree(plans: list[_Plan], overlap: bool) -> None:
+def _agree(plans: list[_Plan], said: str) -> None:
     """Every rank finds here what differs, before any of them has changed anything."""
-    # A name that differs is a difference too.
-    order = (f"order of ops {'with' if overlap else 'without'} overlap", _C.Layout([]))
+    how = (said, _C.Layout([]))  # a name that differs is a difference too
     layouts: dict[str, list[tuple[str, _C.Layout]]] = {}
     groups: dict[str, dist.ProcessGroup] = {}
     for number, plan in enumerate(plans):
         group = plan.group.group
         groups[group.group_name] = group
-        layouts.setdefault(group.group_name, [order]).extend(
+        layouts.setdefault(group.group_name, [how]).extend(
             [
                 (f"weights of wrapped module {number}", plan.gather),
                 (f"gradients of wrapped module {number}", plan.reduce),
@@ -133,6 +133,7 @@ def quantize(
     gradients: str = "qsgd8:bucket=1024",
     exact: Callable[[str, nn.Parameter], bool] | None = None,
     overlap: bool = True,
+    replicate: str | None = None,
 ) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
@@ -144,9 +145,9 @@ def quantize(
 
     Call it after `fully_shard` and before the first step. With a MixedPrecisionPolicy FSDP2 hands over shards already
     cast, and those are what is coded. A flat buffer that the layout does not describe (parameters of several dtypes,
-    a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted. HSDP's all_reduce
-    between replicas is not touched. `with lc.exact():` holds for a gather or reduction issued inside it: keep a step's
-    forward and backward on the same side.
+    a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted.
+    `with lc.exact():` holds for a gather or reduction issued inside it: keep a step's forward and backward on the same
+    side of it, and with overlap whole passes of `model`, for gathers are issued ahead.
 
     Args:
         model: A module in which `fully_shard` wrapped something.
@@ -159,6 +160,10 @@ def quantize(
             module and one module's gradients is taken beside what is computed with. Results are the same bits. What a
             reduction raises, a later part of backward() raises. Of HSDP, of gradients that are cast and where hooks
             wait for gradients, only gathers overlap.
+
+        replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
+            FSDP2 issues it itself, of flat buffers: norms and biases are coded too, buffers under the group's min_bytes
+            not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.
 
     Returns:
         A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
@@ -179,11 +184,19 @@ def quantize(
             )
         for g in groups:
             backend_of(g.group)
+        replicas = Replicas(groups, replicate)
         plans = _plans(groups, weights, gradients, exact)
     except Exception as error:
         _tell(groups, error)
+        Replicas(groups, None).tell(error)
         raise
-    _agree(plans, overlap)
+    try:
+        _agree(plans, f"{'with' if overlap else 'without'} overlap, {replicas.said}")
+    except Exception as error:
+        replicas.tell(error)
+        raise
+    replicas.agree()
+    replicas.install()
     deferred = DeferredReductions() if overlap else None
     comms = [plan.install(deferred) for plan in plans]
     if overlap:

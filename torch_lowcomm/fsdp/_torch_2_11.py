@@ -59,6 +59,11 @@ class ParameterGroup:
         return isinstance(self._private._all_gather_comm, kind) or isinstance(self._private._reduce_scatter_comm, kind)
 
     @property
+    def replicas(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same shards and sum their gradients (HSDP), or None."""
+        return self._private._all_reduce_process_group if self._private._is_hsdp else None
+
+    @property
     def device(self) -> torch.device:
         """Where its modules compute."""
         return self._private.device

@@ -1,0 +1,107 @@
+"""HSDP: shards coded by lc.fsdp.quantize, replicas by `replicate=` or their group's policy; every group's bytes counted."""
+
+import zlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_cases import bits
+from fsdp_model import batch, loss_of, make_model, train
+from torch.distributed.device_mesh import init_device_mesh
+
+WEIGHTS, GRADIENTS, BETWEEN = "minmax8:bucket=1024", "qsgd8:bucket=1024", "sym4:bucket=1024"
+STEPS = 12
+
+
+def _mesh():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+
+
+def _crc(tensors):
+    return zlib.crc32(b"".join(bits(t.detach().contiguous()).numpy().tobytes() for t in tensors))
+
+
+def _hsdp(r, how):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(min_bytes=0))
+    mesh = _mesh()
+    replicate, shard = (mesh[name].get_group() for name in ("replicate", "shard"))
+    model = make_model(mesh=mesh)
+    if how == "set_policy":
+        lc.set_policy(replicate, f"all_reduce={BETWEEN}")
+    if how == "beside":
+        lc.set_policy(replicate, "all_reduce=qsgd8; broadcast=minmax8")
+    lc.fsdp.quantize(
+        model,
+        weights=WEIGHTS,
+        gradients=GRADIENTS,
+        replicate={"keyword": BETWEEN, "beside": BETWEEN, "none": "none"}.get(how),
+    )
+    if how == "beside":
+        policy = lc.fsdp.replicas.backend_of(replicate).policy
+        assert policy == f"all_reduce={lc.codec(BETWEEN).spec}; broadcast={lc.codec('minmax8').spec}", policy
+    lc.reset_stats()
+    losses = train(r, model, STEPS)
+    stats = {name: lc.stats(group)[group.group_name] for name, group in (("replicate", replicate), ("shard", shard))}
+    if how in ("keyword", "set_policy", "beside"):
+        codec, reduced = lc.codec(BETWEEN), stats["replicate"]["all_reduce"]
+        flat = [
+            sum(-(-p.shape[0] // 2) * p[0].numel() for p in block.parameters()) for block in model
+        ]  # rows are halved
+        # Half of a module's buffer to the other replica, and the sum of the other half back.
+        payload = STEPS * sum(codec.encoded_bytes(n // 2) + codec.encoded_bytes(n - n // 2) for n in flat)
+        assert reduced["exact_calls"] == 0, reduced
+        assert payload <= reduced["wire_bytes"] <= 1.05 * payload, (payload, reduced)
+    assert set(stats["replicate"]) == {"all_reduce"}
+    for op in ("all_gather", "reduce_scatter"):
+        assert stats["shard"][op]["exact_calls"] == 0
+        assert 3.0 < stats["shard"][op]["ratio"] < 4, stats["shard"][op]
+    return losses, _crc(p.to_local() for p in model.parameters()), stats
+
+
+def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
+    exact = quad(_hsdp, "none")
+    for how in ("keyword", "set_policy", "beside"):
+        got = quad(_hsdp, how)
+        for rank in range(2):  # a replica's shards
+            assert got[rank][1] == got[rank + 2][1]
+        torch.testing.assert_close(got[0][0], exact[0][0], rtol=0.25, atol=0)  # 4 bits, a dozen steps
+        assert not torch.equal(got[0][0], exact[0][0])
+        saved = [
+            e[2]["replicate"]["all_reduce"]["raw_bytes"] / g[2]["replicate"]["all_reduce"]["wire_bytes"]
+            for e, g in zip(exact, got, strict=True)
+        ]
+        assert min(saved) > 6, saved
+    assert exact[0][1] == exact[2][1]
+
+
+def _mistakes(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat = make_model(mesh=init_device_mesh("cpu", (r.size,)))
+    with pytest.raises(ValueError, match="expected replicate=None for a model without replicas"):
+        lc.fsdp.quantize(flat, replicate=BETWEEN)
+    mesh = _mesh()
+    model = make_model(mesh=mesh)
+    group = mesh["replicate"].get_group()
+    backend = lc.fsdp.replicas.backend_of(group)
+    with pytest.raises(ValueError, match="foo4"):
+        lc.fsdp.quantize(model, replicate="foo4")
+    # One rank's mistake, a difference between replicas and one inside a shard's group: all ranks hear of it.
+    odd = r.rank == 3
+    with pytest.raises(ValueError if odd else dist.DistBackendError, match="foo4"):
+        lc.fsdp.quantize(model, replicate="foo4" if odd else BETWEEN)
+    with pytest.raises(dist.DistBackendError, match="replicas"):
+        lc.fsdp.quantize(model, replicate=BETWEEN if r.rank < 2 else None)
+    with pytest.raises(dist.DistBackendError, match="replicas"):
+        lc.fsdp.quantize(model, replicate=BETWEEN if odd else "sym8")
+    assert backend.policy == ""
+    lc.fsdp.quantize(model, replicate=BETWEEN)
+    assert backend.policy == f"all_reduce={lc.codec(BETWEEN).spec}"
+    loss_of(model, batch(r.rank, 0)).backward()
+
+
+def test_mistakes_and_differences(quad):
+    quad(_mistakes)

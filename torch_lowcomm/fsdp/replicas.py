@@ -1,0 +1,84 @@
+"""HSDP: the all_reduce between replicas, which FSDP2 issues itself, by the policy of their groups."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable
+
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.codec import codec as checked_codec
+from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
+from torch_lowcomm.groups import backend_of, set_policy
+
+logger = logging.getLogger("torch_lowcomm")
+
+
+class Replicas:
+    """The groups over which a model's wrapped modules sum the gradients of their replicas.
+
+    Args:
+        groups: The model's wrapped modules.
+        codec: Of the all_reduces; None leaves the groups' policies alone.
+
+    Raises:
+        ValueError: A codec that is wrong, or one where nothing is replicated or a group is not lowcomm's.
+    """
+
+    def __init__(self, groups: Iterable[ParameterGroup], codec: str | None) -> None:
+        found = [g.replicas for g in groups if g.replicas is not None]
+        self._groups: dict[str, dist.ProcessGroup] = {group.group_name: group for group in found}
+        self._codec = checked_codec(codec).spec if codec is not None else None
+        if self._codec is None:
+            return
+        if not self._groups:
+            raise ValueError(
+                f"fsdp.quantize: expected replicate=None for a model without replicas (a mesh of one dimension), got {codec!r}"
+            )
+        for group in self._groups.values():
+            backend_of(group)
+
+    @property
+    def said(self) -> str:
+        """What ranks compare; it must hold no '='."""
+        return f"replicas {self._codec or 'by their policy'}".replace("=", " ")
+
+    def agree(self) -> None:
+        """Hear from the other replicas, whose shards' groups this rank is not in, before anything changes. Collective.
+
+        Raises:
+            DistBackendError: A replica's `replicate` is another, or a rank of it raised.
+        """
+        for name, group in self._groups.items():
+            backend = _C.find_backend(name)
+            if backend is not None:
+                backend.agree_layouts([(self.said, _C.Layout([]))])
+                if self._codec is not None:
+                    logger.info(
+                        "fsdp.quantize: gradients between replicas (group %s) travel as %s in flat buffers, norms and "
+                        "biases too, where a rank has min_bytes = %d of them",
+                        group.group_name,
+                        self._codec,
+                        backend.min_bytes,
+                    )
+
+    def tell(self, error: Exception) -> None:
+        """The other replicas wait to agree: they get this rank's error as theirs."""
+        for name in self._groups:
+            backend = _C.find_backend(name)
+            if backend is not None:
+                with contextlib.suppress(dist.DistBackendError):
+                    backend.agree_layouts([], error=f"{type(error).__name__}: {error}")
+
+    def install(self) -> None:
+        """Put the codec into the groups' policies, beside what these say of other ops. Collective."""
+        if self._codec is None:
+            return
+        for group in self._groups.values():
+            entries = dict(entry.split("=", 1) for entry in backend_of(group).policy.split("; ") if entry)
+            entries.pop("all_reduce", None)
+            if self._codec != "none":
+                entries["all_reduce"] = self._codec
+            set_policy(group, "; ".join(f"{op}={codec}" for op, codec in entries.items()))
