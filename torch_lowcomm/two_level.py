@@ -60,7 +60,7 @@ class TwoLevel:
     def __init__(
         self, mesh: DeviceMesh, *, codec: str, inside: str, between: str, timeout: timedelta | None = None
     ) -> None:
-        self._connect(hosts_of_mesh(mesh, inside, between), codec, timeout)
+        self._connect(hosts_of_mesh(mesh, inside, between), _rounding(codec), timeout)
 
     @classmethod
     def from_environment(cls, codec: str = "sym4:bucket=1024", *, timeout: timedelta | None = None) -> TwoLevel:
@@ -74,16 +74,12 @@ class TwoLevel:
         if not dist.is_initialized():
             raise ValueError("TwoLevel: expected a process group: call init_process_group first")
         two = cls.__new__(cls)
-        two._connect(hosts_of_environment(), codec, timeout)
+        two._connect(hosts_of_environment(), _rounding(codec), timeout)
         return two
 
     def _connect(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
         """Make the groups of this rank's row and column of the table [hosts, ranks of a host] of global ranks."""
-        self._codec = checked_codec(codec).spec
-        if self._codec == "none" or "axis=channel" in self._codec:
-            raise ValueError(
-                f"TwoLevel: expected a codec that rounds, in buckets of a flat tensor, got {self._codec!r}"
-            )
+        self._codec = codec
         host, place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
         self._hosts, self._locals = table.shape
         self._place = place
@@ -211,11 +207,15 @@ class TwoLevel:
         self._check_whole("all_gather", "output", output, input)
         return self._queue.issue(lambda: self._all_gather(output.detach(), input.detach()), [output, input], async_op)
 
-    def _all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+    def _all_gather(
+        self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
+    ) -> None:
+        """`between` fills the column [hosts, n]; by the group's policy where it is left out."""
         column = input.new_empty(self._hosts, input.numel())  # the ranks at this place of every host
+        gather = between or (lambda column: dist.all_gather(list(column), input.reshape(-1), group=self.between))
         self._between(
             "all_gather",
-            lambda: dist.all_gather(list(column), input.reshape(-1), group=self.between),
+            lambda: gather(column),
             alone=lambda: column.copy_(input.reshape(1, -1)),
         )
         by_place = output.view(self._hosts, self._locals, input.numel()).unbind(1)
@@ -252,16 +252,24 @@ class TwoLevel:
             lambda: self._reduce_scatter(output.detach(), input.detach(), op), [output, input], async_op
         )
 
-    def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: dist.ReduceOp) -> None:
+    def _reduce_scatter(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: dist.ReduceOp,
+        between: Callable[[torch.Tensor], Any] | None = None,
+    ) -> None:
+        """`between` reduces the column [hosts, n] of this host's sums to the output; by the policy where left out."""
         by_place = input.view(self._hosts, self._locals, output.numel()).unbind(1)
         column = input.new_empty(self._hosts, output.numel())  # this host's sums for this place of every host
         if self._locals > 1:
             self._reduce_inside(column, list(by_place), op)
         else:
             column.copy_(by_place[0])
+        reduce = between or (lambda column: dist.reduce_scatter(output, list(column), op, group=self.between))
         self._between(
             "reduce_scatter",
-            lambda: dist.reduce_scatter(output, list(column), op, group=self.between),
+            lambda: reduce(column),
             alone=lambda: output.copy_(column.view_as(output)),
         )
 
@@ -316,6 +324,14 @@ class TwoLevel:
         everybodys = [torch.empty(_NOTE_BYTES, dtype=torch.uint8) for _ in range(self._locals)]
         dist.all_gather(everybodys, torch.frombuffer(bytearray(said), dtype=torch.uint8), group=self.inside)
         return [bytes(note.tolist()).rstrip(b"\0").decode(errors="ignore") for note in everybodys]
+
+
+def _rounding(codec: str) -> str:
+    """The text of a codec that a TwoLevel is made for."""
+    spec = checked_codec(codec).spec
+    if spec == "none" or "axis=channel" in spec:
+        raise ValueError(f"TwoLevel: expected a codec that rounds, in buckets of a flat tensor, got {spec!r}")
+    return spec
 
 
 def _as_op(op: Any) -> dist.ReduceOp:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch, ModuleReductions
 from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.fsdp.state import QuantizedComms
@@ -57,24 +59,29 @@ class _Plan:
         trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
         return cls(g, coded, _layout(pairs, weights), _layout(trained, gradients))
 
-    def install(self, deferred: DeferredReductions | None) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
+    def install(
+        self, deferred: DeferredReductions | None, hosts: HostComms | None
+    ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
         """Nothing here can fail: ranks have agreed."""
-        g, backend = self.group, backend_of(self.group.group)
+        g = self.group
+        carrier = hosts or backend_of(g.group)
         comms = (
             QuantizedAllGather(
                 g.group,
                 self.gather,
-                backend.reserve_slots(len(self.gather)),
+                carrier.reserve_slots(len(self.gather)),
                 g.live_parameters,
                 overlap=deferred is not None,
+                hosts=hosts,
             ),
             QuantizedReduceScatter(
                 g.group,
                 self.reduce,
                 # Of each slice's segments every one draws by itself.
-                backend.reserve_slots(len(self.reduce) * g.group.size()),
+                carrier.reserve_slots(len(self.reduce) * g.group.size()),
                 g.trained,
                 deferred=ModuleReductions(deferred, g) if deferred is not None else None,
+                hosts=hosts,
             ),
         )
         g.module.set_custom_all_gather(comms[0])
@@ -134,6 +141,7 @@ def quantize(
     exact: Callable[[str, nn.Parameter], bool] | None = None,
     overlap: bool = True,
     replicate: str | None = None,
+    hosts: DeviceMesh | None = None,
 ) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
@@ -165,14 +173,18 @@ def quantize(
             FSDP2 issues it itself, of flat buffers: norms and biases are coded too, buffers under the group's min_bytes
             not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.
 
+        hosts: A mesh, hosts x ranks of a host by names, of the ranks that shard (e.g. the one that was flattened for
+            `fully_shard`): messages are exact inside a host and coded between hosts, where one coded copy a host crosses
+            the link. Gradients are summed on their host first. What travels exact as a whole goes over the flat group.
+
     Returns:
         A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
         would have.
 
     Raises:
         ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
-            one module, or a model that is quantized already. Whatever is raised, the model is as it was.
-        TypeError: `exact` is no function.
+            one module, a mesh of other ranks, or a model that is quantized already. Whatever is raised, the model is as it was.
+        TypeError: `exact` is no function, `hosts` no mesh.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
     groups: list[ParameterGroup] = []
@@ -185,20 +197,23 @@ def quantize(
         for g in groups:
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
+        mesh = checked_hosts(hosts, groups) if hosts is not None else None
         plans = _plans(groups, weights, gradients, exact)
     except Exception as error:
         _tell(groups, error)
         Replicas(groups, None).tell(error)
         raise
     try:
-        _agree(plans, f"{'with' if overlap else 'without'} overlap, {replicas.said}")
+        shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
+        _agree(plans, f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}")
     except Exception as error:
         replicas.tell(error)
         raise
     replicas.agree()
+    levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
-    comms = [plan.install(deferred) for plan in plans]
+    comms = [plan.install(deferred, levels) for plan in plans]
     if overlap:
         pairs = zip(groups, comms, strict=True)
         ForwardPrefetch(model, [(g, gather.weights) for g, (gather, _) in pairs if g.device.type == "cpu"])
@@ -211,4 +226,4 @@ def quantize(
         _C.Codec(gradients).spec,
         sum(len(plan.coded) for plan in plans) - len(coded),
     )
-    return QuantizedComms([gather for gather, _ in comms], [reduction for _, reduction in comms])
+    return QuantizedComms([gather for gather, _ in comms], [reduction for _, reduction in comms], levels)

@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
@@ -24,8 +25,9 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 class _LayoutComm:
     """What both directions share: the agreed layout, and when it does not apply."""
 
-    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, hosts: HostComms | None = None) -> None:
         self._group_name = group.group_name
+        self._hosts = hosts
         self._layout = layout
         self._slot = slot
         self._said: set[str] = set()
@@ -33,6 +35,10 @@ class _LayoutComm:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
+
+    def _carrier(self, group: dist.ProcessGroup) -> HostComms | _C.LowcommBackend:
+        """What moves messages by layouts."""
+        return self._hosts or backend_of(group)
 
     def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
         """Why the layout does not describe this buffer; None when it does."""
@@ -67,8 +73,9 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         parameters: Callable[[], list[nn.Parameter]],
         *,
         overlap: bool = False,
+        hosts: HostComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot)
+        super().__init__(group, layout, slot, hosts)
         self.weights = WeightVersion(parameters)
         self._overlap = overlap
 
@@ -88,7 +95,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
             self._note_exact(group, "all_gather", why)
             with exact():
                 return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
-        work = backend_of(group).all_gather_layout(
+        work = self._carrier(group).all_gather_layout(
             output_tensor, input_tensor, self._layout, slot=self._slot, step=self.weights.version() % 2**32
         )
         return work if async_op else work.wait() and None
@@ -105,8 +112,9 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         trained: Callable[[], list[bool]],
         *,
         deferred: ModuleReductions | None = None,
+        hosts: HostComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot)
+        super().__init__(group, layout, slot, hosts)
         self._trained = trained
         self._planned = trained()
         self._deferred = deferred
@@ -135,7 +143,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             with exact():
                 return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
         self.calls += 1
-        work = backend_of(group).reduce_scatter_layout(
+        work = self._carrier(group).reduce_scatter_layout(
             output_tensor,
             input_tensor,
             self._layout,

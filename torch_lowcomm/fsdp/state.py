@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
+from torch_lowcomm.fsdp.hosts import HostComms
 
 
 class QuantizedComms:
@@ -13,9 +14,19 @@ class QuantizedComms:
     Stochastic codecs draw by the number of the step and of the reduction. A run that resumes with these counters draws
     what the uninterrupted run would have: save the handle beside model and optimizer and load it with them, in any
     order, before the next forward pass.
+
+    Attributes:
+        hosts: With `quantize(hosts=…)` the two levels: `lc.stats(handle.hosts.between)` is what this rank put on the slow
+            link. Else None.
     """
 
-    def __init__(self, gathers: list[QuantizedAllGather], reductions: list[QuantizedReduceScatter]) -> None:
+    def __init__(
+        self,
+        gathers: list[QuantizedAllGather],
+        reductions: list[QuantizedReduceScatter],
+        hosts: HostComms | None = None,
+    ) -> None:
+        self.hosts = hosts
         self._gathers = gathers
         self._reductions = reductions
 

@@ -1,0 +1,145 @@
+"""lc.fsdp.quantize(hosts=mesh), hierarchical: two hosts of two ranks, exact inside and coded once between."""
+
+import zlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_cases import bits
+from fsdp_model import CODED, batch, loss_of, make_model, train, whole
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+
+HOSTS, LOCALS = 2, 2
+WEIGHTS = "minmax4:bucket=128"
+
+
+def _meshes(r):
+    return init_device_mesh("cpu", (r.size,)), init_device_mesh(
+        "cpu", (HOSTS, LOCALS), mesh_dim_names=("hosts", "ranks")
+    )
+
+
+def _gathered(model):
+    seen = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.unshard()
+    for name, p in model.named_parameters():
+        seen[name] = p.detach().clone()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return seen
+
+
+def _weights(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat, hosts = _meshes(r)
+    model, other = make_model(mesh=flat), make_model(mesh=flat)
+    lc.fsdp.quantize(model, weights=WEIGHTS, gradients="none", hosts=hosts)
+    lc.fsdp.quantize(other, weights=WEIGHTS, gradients="none")
+    ours, theirs = _gathered(model), _gathered(other)
+    for name, t in theirs.items():
+        assert torch.equal(bits(ours[name]), bits(t)), name  # the nearest value draws nothing: as over the flat group
+    exact = whole(model)
+    assert any(not torch.equal(ours[name], exact[name]) for name in ours if name.endswith(CODED))
+    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in ours.values()))
+
+
+def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
+    assert len(set(quad(_weights))) == 1
+
+
+def _bytes(r, weights, gradients):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat, hosts = _meshes(r)
+    model = make_model(mesh=flat)
+    levels = lc.fsdp.quantize(model, weights=weights, gradients=gradients, hosts=hosts).hosts
+    train(r, model, 1)
+    lc.reset_stats()
+    loss_of(model, batch(r.rank, 5)).backward()
+    between, inside = (lc.stats(group)[group.group_name] for group in (levels.between, levels.inside))
+    assert not lc.stats(flat.get_group())[flat.get_group().group_name], "something went over the flat group"
+
+    def payload(spec):
+        """Of a rank's shards once: what goes to the rank at this place of the other host."""
+        codec, total = lc.codec(spec), 0
+        for block in model:
+            for p in block.parameters():
+                n = -(-p.shape[0] // r.size) * p[0].numel()
+                coded = spec != "none" and p.ndim > 1 and p.numel() >= 1024
+                total += codec.encoded_bytes(n) if coded else 4 * n
+        return total
+
+    # Forward and backward gather; one reduction.
+    for op, spec, times in (("all_gather", weights, 2), ("reduce_scatter", gradients, 1)):
+        least = times * (HOSTS - 1) * payload(spec)
+        assert least <= between[op]["wire_bytes"] <= 1.05 * least + 4096, (op, least, between[op])
+        assert between[op]["exact_calls"] == (between[op]["calls"] if spec == "none" else 0)
+    assert inside["reduce_scatter"]["exact_calls"] == inside["reduce_scatter"]["calls"] == len(model)
+    return between["all_gather"]["wire_bytes"]
+
+
+@pytest.mark.parametrize(("weights", "gradients"), [(WEIGHTS, "qsgd8:bucket=256"), ("none", "none")])
+def test_a_host_sends_one_coded_copy(quad, weights, gradients):
+    quad(_bytes, weights, gradients)
+
+
+def _trains(r, how, overlap, hierarchical):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat, hosts = _meshes(r)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if how == "bf16" else None
+    model = make_model(3, mesh=flat, mp_policy=policy)
+    codecs = {"weights": "none", "gradients": "none"} if how == "none" else {"weights": "qsgd8:bucket=256"}
+    lc.fsdp.quantize(model, **codecs, overlap=overlap, **({"hosts": hosts} if hierarchical else {}))
+    if how == "divided":
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(3.0)
+    losses = train(r, model, 15, accumulate=2)
+    return {"losses": losses, **whole(model)}
+
+
+@pytest.mark.parametrize("how", ["plain", "bf16", "divided"])
+def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(quad, how):
+    flat = quad(_trains, how, True, False)[0]["losses"]
+    turn, overlap = quad(_trains, how, False, True), quad(_trains, how, True, True)
+    for want, got in zip(turn, overlap, strict=True):
+        for name, t in want.items():
+            assert torch.equal(bits(t), bits(got[name])), name
+    torch.testing.assert_close(turn[0]["losses"], flat, rtol=0.05, atol=0)
+
+
+def test_none_is_exact(quad):
+    """Sums are in another order than the flat group's."""
+    flat, two = quad(_trains, "none", True, False)[0], quad(_trains, "none", True, True)[0]
+    torch.testing.assert_close(two["losses"], flat["losses"], rtol=1e-3, atol=0)
+
+
+def _mistakes(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat, hosts = _meshes(r)
+    model = make_model(mesh=flat)
+    with pytest.raises(TypeError, match="hosts: expected a DeviceMesh"):
+        lc.fsdp.quantize(model, hosts=2)
+    with pytest.raises(ValueError, match="expected a mesh of two named dimensions"):
+        lc.fsdp.quantize(model, hosts=flat)
+    with pytest.raises(ValueError, match=r"host by host, \[0, 1, 2, 3\], got \[\[0, 2\], \[1, 3\]\]"):
+        lc.fsdp.quantize(model, hosts=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("hosts", "ranks")))
+    with pytest.raises(dist.DistBackendError, match="hosts 2x2|hosts flat"):
+        lc.fsdp.quantize(model, hosts=hosts if r.rank else None)
+    lc.fsdp.quantize(model, hosts=hosts)
+    loss_of(model, batch(r.rank, 0)).backward()
+
+
+def test_mistakes(quad):
+    quad(_mistakes)

@@ -1,0 +1,115 @@
+"""Gathers and reductions over hosts × ranks of a host: exact inside a host, by a layout's codecs between hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.futures import Future
+
+from torch_lowcomm import _C
+from torch_lowcomm._hosts import hosts_of_mesh
+from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
+from torch_lowcomm.groups import backend_of
+from torch_lowcomm.two_level import TwoLevel, _as_op
+
+
+def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
+    """A mesh whose rows are the hosts of every group.
+
+    Raises:
+        TypeError: Something else than a mesh.
+        ValueError: Not of two named dimensions, or of other ranks or in another order than a group that shards.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"fsdp.quantize: hosts: expected a DeviceMesh (hosts x ranks), got {type(mesh).__name__}")
+    names = mesh.mesh_dim_names or ()
+    if mesh.ndim != 2 or len(names) != 2:
+        raise ValueError(
+            f"fsdp.quantize: hosts: expected a mesh of two named dimensions, hosts and a host's ranks, got {mesh.ndim} "
+            f"named {names}"
+        )
+    ranks = mesh.mesh.flatten().tolist()
+    for g in groups:
+        shards = dist.get_process_group_ranks(g.group)
+        if shards != ranks:
+            raise ValueError(
+                f"fsdp.quantize: hosts: expected a mesh of the ranks that shard {type(g.module).__name__}, host by host, "
+                f"{shards}, got {mesh.mesh.tolist()}"
+            )
+    return mesh
+
+
+class HostComms(TwoLevel):
+    """What a group's backend does with layouts, on two levels: the slow link carries one coded copy a host.
+
+    A shard is encoded once, by its owner, for the ranks at its place on the other hosts; hosts pass on what was decoded,
+    so that all ranks, the owner too, have the same bits. Gradients are summed exactly on their host first. One worker runs
+    the ops in the order of issue. Collective.
+
+    Args:
+        mesh: Hosts x ranks of a host, by names.
+        timeout: Progress deadline of both levels' groups.
+
+    Raises:
+        DistBackendError: Ranks have different meshes, or one did not come.
+    """
+
+    def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
+        between, inside = mesh.mesh_dim_names or ("", "")
+        self._connect(hosts_of_mesh(mesh, inside, between), "none", timeout)
+
+    def reserve_slots(self, count: int) -> int:
+        """Of the group between hosts, where draws are made; a reduction takes a slot for each of a slice's segments."""
+        return backend_of(self.between).reserve_slots(count)
+
+    def all_gather_layout(
+        self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
+    ) -> dist.Work:
+        """Gather [n] of every rank into [hosts · ranks · n]; the Work raises as TwoLevel.all_gather does."""
+
+        def between(column: torch.Tensor) -> None:
+            backend_of(self.between).all_gather_layout(
+                column.view(-1), input.view(-1), layout, slot=slot, step=step
+            ).wait()
+
+        return self._issue(lambda: self._all_gather(output, input, between), [output, input])
+
+    def reduce_scatter_layout(
+        self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
+    ) -> dist.Work:
+        """Reduce [hosts · ranks · n] to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
+        op = _as_op(op)
+        # A factor is applied once, to what goes into the host's sum.
+        op_between = op if op == dist.ReduceOp.AVG else dist.ReduceOp(dist.ReduceOp.SUM)
+
+        def between(column: torch.Tensor) -> None:
+            backend_of(self.between).reduce_scatter_layout(
+                output, column.view(-1), layout, op_between, slot=slot, step=step
+            ).wait()
+
+        return self._issue(lambda: self._reduce_scatter(output, input, op, between), [output, input])
+
+    def _issue(self, run: Any, tensors: list[torch.Tensor]) -> dist.Work:
+        future = self._queue.issue(run, tensors, async_op=True)
+        assert future is not None
+        return _FutureWork(future)
+
+
+class _FutureWork(dist.Work):
+    """A Work, which FSDP2 asks for, of a future."""
+
+    def __init__(self, future: Future[torch.Tensor]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        return True
+
+    def get_future(self) -> Future[torch.Tensor]:
+        return self._future
