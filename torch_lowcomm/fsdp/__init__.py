@@ -14,13 +14,14 @@ from torch_lowcomm import _C
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.fsdp1 import State, hook
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch, ModuleReductions
 from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.fsdp.state import QuantizedComms
 from torch_lowcomm.groups import backend_of
 
-__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "quantize"]
+__all__ = ["QuantizedAllGather", "QuantizedComms", "QuantizedReduceScatter", "State", "hook", "quantize"]
 
 logger = logging.getLogger("torch_lowcomm")
 

@@ -1,0 +1,100 @@
+"""FSDP1 (`FullyShardedDataParallel`): gradients by its comm hook, weights by the policy of its group."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.codec import codec
+from torch_lowcomm.groups import backend_of, exact
+from torch_lowcomm.reduction import all_reduce
+
+logger = logging.getLogger("torch_lowcomm")
+
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class State:
+    """What `hook` needs to know of an FSDP1 model: codec, group, and how far its random draws have come.
+
+        model = FullyShardedDataParallel(module, process_group=group)
+        lc.set_policy(group, "all_gather=minmax8:bucket=1024")                              # weights
+        model.register_comm_hook(lc.fsdp.State(gradients="qsgd8:bucket=1024", group=group), lc.fsdp.hook)
+
+    FSDP1 hands over flat buffers and says nothing of the parameters in them, so norms and biases are coded with the rest:
+    prefer FSDP2 and `lc.fsdp.quantize`. Give weights a codec that draws nothing (not qsgd, dither, lattice): a policy
+    draws anew for the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD: there a policy on each of
+    the two groups ("all_gather=…; reduce_scatter=…" and "all_reduce=…") codes all of it.
+
+    Args:
+        gradients: Codec of the reduce-scatters, of NO_SHARD's all_reduces; "none" for exact.
+        group: The model's process group; None for the default one.
+
+    Raises:
+        ValueError: A codec that is wrong, or a group that is not lowcomm's.
+    """
+
+    def __init__(self, *, gradients: str = "qsgd8:bucket=1024", group: dist.ProcessGroup | None = None) -> None:
+        self.codec = codec(gradients).spec
+        self.group = group if group is not None else dist.group.WORLD
+        self.calls = 0
+        self._backend = backend_of(group)
+        self._slot = self._backend.reserve_slots(self._backend.size())  # every slice draws by itself
+        logger.info(
+            "fsdp.State: gradients of FSDP1's flat buffers travel as %s, norms and biases too; weights by the policy of "
+            "group %s, %r",
+            self.codec,
+            self._backend.group_name,
+            self._backend.policy,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"calls": reductions so far}: with it a resumed run draws what the run without a break would have."""
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.calls = int(state["calls"])
+
+    def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        self.calls += 1
+        layout = _C.Layout([(0, output.numel(), self.codec)])
+        self._backend.reduce_scatter_layout(
+            output, input, layout, dist.ReduceOp(dist.ReduceOp.AVG), slot=self._slot, step=self.calls % 2**32
+        ).wait()
+
+
+def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
+    """Average a flat gradient over the group, for `FullyShardedDataParallel.register_comm_hook`.
+
+    Each slice is encoded for its owner, decoded and averaged in rank order in fp32; the owner's own is not coded.
+
+    Args:
+        state: The model's.
+        gradient: All of it, [W·n]; averaged in place where there is no output (NO_SHARD).
+        output: This rank's slice, [n].
+
+    Raises:
+        ValueError: Elements that the codec refuses (a NaN), on the rank that has them.
+        DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
+    """
+    why = f"its dtype is {gradient.dtype}" if gradient.dtype not in _CODED else None
+    why = "inside lc.exact()" if _C.in_exact() else why
+    if why is not None:
+        state._backend.note_exact("all_reduce" if output is None else "reduce_scatter", why)
+        with exact():
+            if output is None:
+                dist.all_reduce(gradient, dist.ReduceOp.AVG, group=state.group)
+            else:
+                dist.reduce_scatter_tensor(output, gradient, dist.ReduceOp.AVG, group=state.group)
+    elif output is not None:
+        state._reduce_scatter(output, gradient)
+    elif state.codec == "none":
+        with exact():
+            dist.all_reduce(gradient, dist.ReduceOp.AVG, group=state.group)
+    else:
+        all_reduce(gradient, dist.ReduceOp.AVG, state.group, codec=state.codec)
