@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,6 +17,7 @@ from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, par
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
 from torch_lowcomm.fsdp.fsdp1 import State, hook
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
+from torch_lowcomm.fsdp.mixed import common_unit
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ForwardPrefetch, ModuleReductions
 from torch_lowcomm.fsdp.replicas import Replicas
 from torch_lowcomm.fsdp.state import QuantizedComms
@@ -34,11 +36,15 @@ def _is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | 
     return not (small or p.has_extension or (exact is not None and any(exact(name, p.parameter) for name in p.names)))
 
 
-def _layout(parameters: Iterable[tuple[ShardedParameter, bool]], codec: str) -> _C.Layout:
+def _layout(
+    parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
+) -> _C.Layout:
+    """Of elements of each parameter's own dtype; with a unit of elements of that, as which the bytes are read."""
     segments, first = [], 0
     for p, coded in parameters:
-        segments.append((first, p.shard_numel, codec if coded else "none"))
-        first += p.shard_numel
+        count = p.shard_numel if unit is None else p.shard_numel * p.dtype.itemsize // unit.itemsize
+        segments.append((first, count, codec if coded else "none"))
+        first += count
     return _C.Layout(segments)
 
 
@@ -50,6 +56,7 @@ class _Plan:
     coded: list[bool]  # by parameter
     gather: _C.Layout
     reduce: _C.Layout
+    unit: torch.dtype | None  # of the gather's layout, where parameters have several dtypes
 
     @classmethod
     def of(
@@ -58,7 +65,8 @@ class _Plan:
         coded = [_is_coded(p, exact) for p in g.parameters]
         pairs = list(zip(g.parameters, coded, strict=True))
         trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
-        return cls(g, coded, _layout(pairs, weights), _layout(trained, gradients))
+        unit = common_unit(pairs)
+        return cls(g, coded, _layout(pairs, weights, unit), _layout(trained, gradients), unit)
 
     def install(
         self, deferred: DeferredReductions | None, hosts: HostComms | None
@@ -72,6 +80,7 @@ class _Plan:
                 self.gather,
                 carrier.reserve_slots(len(self.gather)),
                 g.live_parameters,
+                unit=self.unit,
                 overlap=deferred is not None,
                 hosts=hosts,
             ),
@@ -153,8 +162,9 @@ def quantize(
     that is not at least 2-D or has under 1024 elements travel exact. Collective: all ranks agree on the layouts here.
 
     Call it after `fully_shard` and before the first step. With a MixedPrecisionPolicy FSDP2 hands over shards already
-    cast, and those are what is coded. A flat buffer that the layout does not describe (parameters of several dtypes,
-    a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted.
+    cast, and those are what is coded. Parameters of several dtypes are coded where all that are coded have one. A flat
+    buffer that the layout does not describe (coded parameters of several dtypes, a tensor subclass that gathers other
+    tensors, a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted.
     `with lc.exact():` holds for a gather or reduction issued inside it: keep a step's forward and backward on the same
     side of it, and with overlap whole passes of `model`, for gathers are issued ahead.
 

@@ -34,6 +34,7 @@ class ShardedParameter:
     names: list[str]  # fully qualified, from the model's root; several where it is tied
     parameter: nn.Parameter  # the sharded DTensor parameter, of the global shape
     shard_numel: int  # elements a rank contributes, padding included
+    dtype: torch.dtype  # of what is gathered
     has_extension: bool  # a tensor subclass that decides itself what is gathered
 
 
@@ -139,13 +140,13 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
                 )
             yield ParameterGroup(
                 module,
-                [_describe(p, names) for p in private.fsdp_params],
+                [_describe(p, names, private.mp_policy.param_dtype) for p in private.fsdp_params],
                 private.mesh_info.shard_process_group,
                 private,
             )
 
 
-def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
+def _describe(p: Any, names: dict[int, list[str]], cast: torch.dtype | None) -> ShardedParameter:
     # The module holds one of the two, by whether it is gathered just now.
     registered = names.get(id(p.sharded_param)) or names.get(id(getattr(p, "_unsharded_param", None)))
     if not registered:
@@ -157,6 +158,7 @@ def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
         names=registered,
         parameter=p.sharded_param,
         shard_numel=p._sharded_param_data.numel(),
+        dtype=cast if cast is not None and p.sharded_param.is_floating_point() else p.sharded_param.dtype,
         has_extension=hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"),
     )
 

@@ -46,6 +46,8 @@ class _LayoutComm:
             return "inside lc.exact()"
         if group.group_name != self._group_name:
             return f"it goes over group {group.group_name}, not {self._group_name}"
+        if tensor.dtype == torch.uint8:
+            return "its parameters have several dtypes, or gather bytes"
         if tensor.dtype not in _CODED:
             return f"its dtype is {tensor.dtype}"
         if elements != self._layout.elements:
@@ -72,11 +74,13 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         slot: int,
         parameters: Callable[[], list[nn.Parameter]],
         *,
+        unit: torch.dtype | None = None,
         overlap: bool = False,
         hosts: HostComms | None = None,
     ) -> None:
         super().__init__(group, layout, slot, hosts)
         self.weights = WeightVersion(parameters)
+        self._unit = unit
         self._overlap = overlap
 
     def __call__(
@@ -91,6 +95,8 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         With overlap a gather on the CPU returns its Work unasked: FSDP2 waits for what it got where it needs the weights.
         """
         async_op = async_op or (self._overlap and output_tensor.device.type == "cpu")
+        if self._unit is not None and input_tensor.dtype == torch.uint8:
+            input_tensor, output_tensor = input_tensor.view(self._unit), output_tensor.view(self._unit)
         if why := self._why_exact(group, input_tensor, input_tensor.numel()):
             self._note_exact(group, "all_gather", why)
             with exact():
