@@ -15,6 +15,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.codec import codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter, parameter_groups
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
+from torch_lowcomm.fsdp.fake import FakeComms, checked_ratio
 from torch_lowcomm.fsdp.fsdp1 import State, hook
 from torch_lowcomm.fsdp.hosts import HostComms, checked_hosts
 from torch_lowcomm.fsdp.mixed import common_unit
@@ -69,11 +70,12 @@ class _Plan:
         return cls(g, coded, _layout(pairs, weights, unit), _layout(trained, gradients), unit)
 
     def install(
-        self, deferred: DeferredReductions | None, hosts: HostComms | None
+        self, deferred: DeferredReductions | None, levels: HostComms | None, fake: int | None
     ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
         """Nothing here can fail: ranks have agreed."""
         g = self.group
-        carrier = hosts or backend_of(g.group)
+        other = FakeComms(g.group, fake) if fake is not None else levels
+        carrier = other or backend_of(g.group)
         comms = (
             QuantizedAllGather(
                 g.group,
@@ -82,7 +84,7 @@ class _Plan:
                 g.live_parameters,
                 unit=self.unit,
                 overlap=deferred is not None,
-                hosts=hosts,
+                carrier=other,
             ),
             QuantizedReduceScatter(
                 g.group,
@@ -91,7 +93,7 @@ class _Plan:
                 carrier.reserve_slots(len(self.reduce) * g.group.size()),
                 g.trained,
                 deferred=ModuleReductions(deferred, g) if deferred is not None else None,
-                hosts=hosts,
+                carrier=other,
             ),
         )
         g.module.set_custom_all_gather(comms[0])
@@ -152,6 +154,7 @@ def quantize(
     overlap: bool = True,
     replicate: str | None = None,
     hosts: DeviceMesh | None = None,
+    fake: int | None = None,
 ) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
@@ -188,13 +191,17 @@ def quantize(
             `fully_shard`): messages are exact inside a host and coded between hosts, where one coded copy a host crosses
             the link. Gradients are summed on their host first. What travels exact as a whole goes over the flat group.
 
+        fake: For studies of speed only: move the first 1/fake of each message, exact, in place of codes. The model learns
+            nothing that is right, and `weights` and `gradients` code nothing.
+
     Returns:
         A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
         would have.
 
     Raises:
         ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
-            one module, a mesh of other ranks, or a model that is quantized already. Whatever is raised, the model is as it was.
+            one module, a mesh of other ranks, `replicate` without replicas, a `fake` that is no ratio, or a model that is
+            quantized already. Whatever is raised, the model is as it was.
         TypeError: `exact` is no function, `hosts` no mesh.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
@@ -209,6 +216,8 @@ def quantize(
             backend_of(g.group)
         replicas = Replicas(groups, replicate)
         mesh = checked_hosts(hosts, groups) if hosts is not None else None
+        if fake is not None and checked_ratio(fake) and mesh is not None:
+            raise ValueError("fsdp.quantize: fake: expected hosts=None, got a mesh")
         plans = _plans(groups, weights, gradients, exact)
     except Exception as error:
         _tell(groups, error)
@@ -216,7 +225,7 @@ def quantize(
         raise
     try:
         shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
-        _agree(plans, f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}")
+        _agree(plans, f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}, fake {fake}")
     except Exception as error:
         replicas.tell(error)
         raise
@@ -224,7 +233,14 @@ def quantize(
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None
-    comms = [plan.install(deferred, levels) for plan in plans]
+    comms = [plan.install(deferred, levels, fake) for plan in plans]
+    if fake is not None:
+        logger.warning(
+            "fsdp.quantize: fake=%d: only the first 1/%d of weights and gradients is sent. RESULTS ARE WRONG: this is for "
+            "measurements of speed and for nothing else",
+            fake,
+            fake,
+        )
     if overlap:
         pairs = zip(groups, comms, strict=True)
         ForwardPrefetch(model, [(g, gather.weights) for g, (gather, _) in pairs if g.device.type == "cpu"])

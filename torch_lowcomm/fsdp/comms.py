@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.fsdp.fake import FakeComms
 from torch_lowcomm.fsdp.hosts import HostComms
 from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
@@ -25,9 +26,11 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 class _LayoutComm:
     """What both directions share: the agreed layout, and when it does not apply."""
 
-    def __init__(self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, hosts: HostComms | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, carrier: HostComms | FakeComms | None = None
+    ) -> None:
         self._group_name = group.group_name
-        self._hosts = hosts
+        self._other_carrier = carrier
         self._layout = layout
         self._slot = slot
         self._said: set[str] = set()
@@ -36,9 +39,9 @@ class _LayoutComm:
         """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
 
-    def _carrier(self, group: dist.ProcessGroup) -> HostComms | _C.LowcommBackend:
+    def _carrier(self, group: dist.ProcessGroup) -> HostComms | FakeComms | _C.LowcommBackend:
         """What moves messages by layouts."""
-        return self._hosts or backend_of(group)
+        return self._other_carrier or backend_of(group)
 
     def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
         """Why the layout does not describe this buffer; None when it does."""
@@ -76,9 +79,9 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         *,
         unit: torch.dtype | None = None,
         overlap: bool = False,
-        hosts: HostComms | None = None,
+        carrier: HostComms | FakeComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot, hosts)
+        super().__init__(group, layout, slot, carrier)
         self.weights = WeightVersion(parameters)
         self._unit = unit
         self._overlap = overlap
@@ -118,9 +121,9 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         trained: Callable[[], list[bool]],
         *,
         deferred: ModuleReductions | None = None,
-        hosts: HostComms | None = None,
+        carrier: HostComms | FakeComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot, hosts)
+        super().__init__(group, layout, slot, carrier)
         self._trained = trained
         self._planned = trained()
         self._deferred = deferred

@@ -1,0 +1,60 @@
+"""Fake compression: a share of each message, for studies of speed alone. What is computed with it is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.groups import exact
+
+
+def checked_ratio(ratio: int) -> int:
+    """Raises ValueError for what is no whole number from 2 on."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int) or ratio < 2:
+        raise ValueError(f"fsdp.quantize: fake: expected a whole number of 2 or more, got {ratio!r}")
+    return ratio
+
+
+class FakeComms:
+    """Stands where a group's backend moves messages by layouts, and moves the first 1/ratio of their elements, exact.
+
+    The rest of a gathered shard is this rank's own, the rest of a reduced slice this rank's own part: finite numbers, so
+    that the arithmetic takes the time that it takes. Ranks compute with different weights.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ratio: int) -> None:
+        self._group = group
+        self._ratio = ratio
+
+    def reserve_slots(self, count: int) -> int:
+        """None are needed: nothing is drawn."""
+        return 0
+
+    def all_gather_layout(
+        self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
+    ) -> Any:
+        """Gather the first elements of [n] of every rank into [W·n]."""
+        part, rows = self._part(input.numel()), output.view(self._group.size(), -1)
+        for rank, row in enumerate(rows):
+            if rank != self._group.rank():  # its own row may be the input
+                row[part:].copy_(input[part:])
+        rows[self._group.rank()].copy_(input)
+        with exact():
+            return dist.all_gather([row[:part] for row in rows], input[:part], group=self._group, async_op=True)
+
+    def reduce_scatter_layout(
+        self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
+    ) -> Any:
+        """Reduce the first elements of each slice of [W·n] to this rank's [n]."""
+        part, rows = self._part(output.numel()), input.view(self._group.size(), -1)
+        output[part:].copy_(rows[self._group.rank()][part:])
+        with exact():
+            return dist.reduce_scatter(
+                output[:part], [row[:part] for row in rows], op, group=self._group, async_op=True
+            )
+
+    def _part(self, elements: int) -> int:
+        return -(-elements // self._ratio)
