@@ -1,8 +1,11 @@
 """lc.fsdp.quantize(hosts=mesh), hierarchical: two hosts of two ranks, exact inside and coded once between."""
 
+import os
+import signal
 import zlib
 
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
@@ -143,3 +146,22 @@ def _mistakes(r):
 
 def test_mistakes(quad):
     quad(_mistakes)
+
+
+def _dies(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=600)
+    flat, hosts = _meshes(r)
+    model = make_model(3, mesh=flat)
+    lc.fsdp.quantize(model, hosts=hosts)
+    train(r, model, 1)
+    if r.rank == 3:
+        model[1].back.register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(dist.DistBackendError, match=r"(?s)(all_gather|reduce_scatter).*rank \d"):
+        for step in range(3):
+            loss_of(model, batch(r.rank, step)).backward()
+
+
+def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts():
+    ranks.run_ranks(_dies, 4, allow_exit={3: -signal.SIGKILL})
