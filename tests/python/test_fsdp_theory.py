@@ -1,0 +1,82 @@
+"""QSDP's analysis of quantized iterates on toys: x_{t+1} = Q(x_t - eta/beta·f'(x_t)) with an absolute step delta.
+
+The random shift of Definition 1 (`lattice:delta=`) is unbiased with variance delta^2/12 for every x, and that is what makes
+the iteration converge; to the nearest point of the same grid it stops where updates are under half a step.
+"""
+
+import math
+
+import pytest
+import torch
+
+import torch_lowcomm as lc
+
+SEEDS = 16
+
+
+def _nearest(delta):
+    return lambda y, seed, step: delta * torch.round(y / delta)
+
+
+def _shifted(delta, bits=8):
+    codec = lc.codec(f"lattice{bits}:bucket=1024,delta={delta}")  # one bucket: one shift for the whole vector
+    return lambda y, seed, step: codec.roundtrip(y, seed=seed, step=step)
+
+
+def _iterate(gradient, x, quantize, rate, steps, seed=0):
+    for step in range(steps):
+        x = quantize(x - rate * gradient(x), seed, step)
+    return x
+
+
+def test_the_shift_is_unbiased_with_its_variance_for_every_x():
+    delta = 0.125
+    x = torch.linspace(-1, 1, 101)
+    errors = torch.stack([_shifted(delta)(x, seed, 0) - x for seed in range(4000)])
+    assert errors.abs().max() <= 0.5002 * delta
+    # Of a mean of 4000: five standard errors.
+    assert errors.mean(0).abs().max() < 5 * delta / math.sqrt(12 * 4000)
+    assert (errors.square().mean(0) * 12 / delta**2 - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("condition", [1.0, 2.0])
+def test_theorem_2_on_a_quadratic(condition):
+    """As stated, with exact gradients (sigma 0, eta 1): as good as the best points of a grid 16 condition^2 times as coarse.
+
+    f = sum h/2·(x - c)^2: its minimizer on a shifted grid of step s is the nearest point, at an expected h·s^2/24.
+    """
+    n, alpha = 64, 0.5
+    beta = alpha * condition
+    h = torch.linspace(alpha, beta, n)
+    centre = torch.randn(n, generator=torch.Generator().manual_seed(3)).clamp(-0.9, 0.9)  # within what 8 bits span
+    coarse = 0.5
+    delta = coarse / math.ceil(16 * condition**2)
+    best = h.sum().item() * coarse**2 / 24
+    start, epsilon = torch.zeros(n), 0.01 * best
+    f = lambda x: (h / 2 * (x - centre).square()).sum().item()  # noqa: E731
+    steps = math.ceil(10 * condition * math.log((f(start) - best) / epsilon))
+    quantize = _shifted(delta)
+    ends = [f(_iterate(lambda x: h * (x - centre), start, quantize, 1 / beta, steps, seed)) for seed in range(SEEDS)]
+    assert f(start) > 10 * best
+    assert sum(ends) / SEEDS <= best + epsilon
+
+
+def test_the_shift_converges_where_nearest_stops():
+    """f = sum x^2 + 3·sin(x)^2, not convex, 8-smooth and 1/32-PL (Karimi, Nutini, Schmidt 2016), with its minimum 0 at 0.
+
+    A step of 1/8 eta makes f(y) <= (1 - eta·alpha/beta)·f(x), the shift adds at most beta/2·n·delta^2/12 in expectation: the
+    iterates end within n·beta^2·delta^2 / (24·eta·alpha). The nearest point stays where |f'| < beta·delta / (2·eta).
+    """
+    n, alpha, beta = 64, 1 / 32, 8.0
+    eta, delta = 0.05, 0.024
+    f = lambda x: (x.square() + 3 * x.sin().square()).sum().item()  # noqa: E731
+    gradient = lambda x: 2 * x + 3 * (2 * x).sin()  # noqa: E731
+    bound = n * beta**2 * delta**2 / (24 * eta * alpha)
+    start = _nearest(delta)(torch.linspace(2.12, 2.26, n), 0, 0)
+    assert f(start) > 2 * bound
+
+    stopped = _iterate(gradient, start, _nearest(delta), eta / beta, 1000)
+    assert torch.equal(stopped, start)
+    ends = [f(_iterate(gradient, start, _shifted(delta), eta / beta, 1000, seed)) for seed in range(SEEDS)]
+    assert sum(ends) / SEEDS <= bound
+    assert max(ends) < f(stopped) / 2
