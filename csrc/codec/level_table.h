@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace lowcomm {
@@ -10,13 +12,22 @@ namespace lowcomm {
 // learned levels). It travels apart from the payloads; `version` says which one a frame was encoded with.
 class LevelTable {
  public:
-  // Throws ValueError naming what is wrong: not 2, 4, ... or 256 values, a first one other than 0 or a last one other
-  // than 1, one that is not above the one before it.
+  // Throws ValueError naming what is wrong: not 2, 4, ... or 256 values, one outside 0...1, one that is not above the
+  // one before it. The ends need not be 0 and 1: a level that serves a bucket's extreme and nothing else is wasted.
   explicit LevelTable(std::vector<float> values, uint32_t version = 0);
+
+  // i / (2^bits - 1), version 0: what learning starts from.
+  static LevelTable even(int bits);
+
+  // "<version>:<value>,<value>,...", each value as its shortest decimal: parse(str()) == *this. Throws ValueError.
+  std::string str() const;
+  static LevelTable parse(std::string_view text);
 
   std::span<const float> values() const { return values_; }
   int bits() const;
   uint32_t version() const { return version_; }
+
+  bool operator==(const LevelTable&) const = default;
 
  private:
   std::vector<float> values_;

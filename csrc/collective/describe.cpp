@@ -1,5 +1,6 @@
 #include "collective/describe.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -29,8 +30,11 @@ std::string joined(const std::vector<Described>& messages, std::string Described
 std::string codecOf(const MessagePlan& message) {
   const auto& segments = message.layout.segments();
   if (segments.empty()) return "none";
-  if (segments.size() == 1) return segments[0].codec.str();
-  return "layout of " + std::to_string(segments.size()) + " segments, hash " + std::to_string(message.layout.hash());
+  const bool learned = std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.table; });
+  const std::string levels = learned ? ", levels of version " + std::to_string(message.layout.stateVersion()) : "";
+  if (segments.size() == 1) return segments[0].codec.str() + levels;
+  return "layout of " + std::to_string(segments.size()) + " segments, hash " + std::to_string(message.layout.hash()) +
+         levels;
 }
 
 }  // namespace

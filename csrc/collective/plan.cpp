@@ -67,7 +67,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   };
   for (uint32_t number = 0; number < layout.segments().size(); ++number) {
     const Segment& segment = layout.segments()[number];
-    std::shared_ptr<const Codec> codec = makeCodec(segment.codec);
+    std::shared_ptr<const Codec> codec = makeCodec(segment);
     if (!codec->supports(dtype)) {
       throw TypeError("codec " + segment.codec.str() + " takes float32, float16 and bfloat16 elements, got " +
                       dtypeName(dtype));
@@ -124,11 +124,11 @@ FrameHeader MessagePlan::header(const Chunk& chunk) const {
     header.bits = codec.bits;
     header.bucket = codec.bucket;
     header.flags = frameFlags(codec);
-    if (!chunk.runs.empty()) header.state_version = chunk.runs.front().codec->stateVersion();
   } else {
     header.codec = CodecId::layout;
     header.key_hash = layout.hash();
   }
+  header.state_version = layout.stateVersion();
   header.dtype = dtype;
   header.elements = chunk.elements;
   header.first = chunk.first;

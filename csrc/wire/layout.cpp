@@ -14,7 +14,8 @@ namespace lowcomm {
 namespace {
 
 std::string line(const Segment& segment) {
-  return std::to_string(segment.first) + " " + std::to_string(segment.count) + " " + segment.codec.str();
+  return std::to_string(segment.first) + " " + std::to_string(segment.count) + " " + segment.codec.str() +
+         (segment.table ? " " + segment.table->str() : "");
 }
 
 uint64_t parseNumber(std::string_view line, std::string_view& rest) {
@@ -32,6 +33,11 @@ uint64_t parseNumber(std::string_view line, std::string_view& rest) {
 
 }  // namespace
 
+std::shared_ptr<const Codec> makeCodec(const Segment& segment) {
+  std::shared_ptr<const Codec> codec = makeCodec(segment.codec);
+  return segment.table ? codec->with(*segment.table) : codec;
+}
+
 Layout::Layout(std::vector<Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.codec.id == CodecId::layout) {
@@ -46,6 +52,13 @@ Layout::Layout(std::vector<Segment> segments) {
     if (segment.codec.axis == Axis::channel && segment.count % segment.codec.bucket != 0) {
       throw ValueError("layout: segment '" + line(segment) + "': expected a multiple of " +
                        std::to_string(segment.codec.bucket) + " elements, got " + std::to_string(segment.count));
+    }
+    if (segment.table) {
+      const std::string bits = needsTable(segment.codec) ? std::to_string(1 << segment.codec.bits) + " values" : "none";
+      if (bits != std::to_string(segment.table->values().size()) + " values") {
+        throw ValueError("layout: segment '" + line(segment) + "': level table: expected " + bits + ", got " +
+                         std::to_string(segment.table->values().size()) + " values");
+      }
     }
     if (segment.first != elements_) {
       throw ValueError("layout: segment '" + line(segment) + "': expected to start at element " +
@@ -73,6 +86,13 @@ bool Layout::coded() const {
   return std::any_of(segments_.begin(), segments_.end(), [](const Segment& s) { return s.codec.id != CodecId::none; });
 }
 
+uint32_t Layout::stateVersion() const {
+  uint32_t version = 0;
+  for (const Segment& segment : segments_)
+    version = std::max(version, segment.table ? segment.table->version() : 0);
+  return version;
+}
+
 std::string Layout::text() const {
   std::string out;
   for (const Segment& segment : segments_)
@@ -92,7 +112,9 @@ Layout Layout::parse(std::string_view text) {
     Segment segment;
     segment.first = parseNumber(whole, rest);
     segment.count = parseNumber(whole, rest);
-    segment.codec = CodecSpec::parse(rest);
+    const size_t space = rest.find(' ');
+    segment.codec = CodecSpec::parse(rest.substr(0, space));
+    if (space != std::string_view::npos) segment.table = LevelTable::parse(rest.substr(space + 1));
     segments.push_back(segment);
     text.remove_prefix(end + 1);
   }

@@ -34,6 +34,16 @@ TEST(Describe, LayoutsByTheirHash) {
             "layout of 2 segments, hash " + std::to_string(layout.hash()));
 }
 
+TEST(Describe, TablesByTheirVersion) {
+  const CodecSpec levels = CodecSpec::parse("levels2:bucket=64");
+  const Layout one({{0, 10, levels, LevelTable({0, 0.25f, 0.5f, 1}, 4)}});
+  EXPECT_EQ(describe("all_gather", {planOf(one, DType::float32)}).fields.back().second,
+            "levels2:bucket=64, levels of version 4");
+  const Layout two({{0, 10, levels, LevelTable::even(2)}, {10, 5, CodecSpec::parse("none")}});
+  EXPECT_EQ(describe("all_gather", {planOf(two, DType::float32)}).fields.back().second,
+            "layout of 2 segments, hash " + std::to_string(two.hash()) + ", levels of version 0");
+}
+
 TEST(Describe, TheCallersTypeStandsForOpaqueBytes) {
   Described carried = planOf(single(8, "none"), DType::opaque);
   EXPECT_EQ(describe("all_gather", {carried}).text(),

@@ -31,6 +31,23 @@ TEST(Layout, MergesDropsAndHashes) {
   EXPECT_EQ(layout.hash(), hash);
 }
 
+TEST(Layout, TablesAreInTheTextAndTheHash) {
+  const CodecSpec levels{CodecId::levels, 2, 1024};
+  const LevelTable even = LevelTable::even(2), older({0, 0.25f, 0.5f, 1}, 2), newer({0.125f, 0.25f, 0.5f, 1}, 3);
+  const Layout layout({{0, 10, kNone}, {10, 100, levels, newer}, {110, 50, levels, older}, {160, 5, kGrid}});
+  EXPECT_EQ(layout.text(),
+            "0 10 none\n10 100 levels2:bucket=1024 3:0.125,0.25,0.5,1\n110 50 levels2:bucket=1024 2:0,0.25,0.5,1\n"
+            "160 5 minmax8:bucket=1024\n");
+  EXPECT_EQ(layout.stateVersion(), 3u);
+  EXPECT_EQ(Layout::parse(layout.text()).segments(), layout.segments());
+  EXPECT_NE(Layout({{0, 10, levels, even}}).hash(), Layout({{0, 10, levels, older}}).hash());
+  EXPECT_EQ(makeCodec(layout.segments()[1])->stateVersion(), 3u);
+  EXPECT_EQ(Layout({{0, 10, kGrid}}).stateVersion(), 0u);
+  EXPECT_THROW(Layout({{0, 10, kGrid, even}}), ValueError);
+  EXPECT_THROW(Layout({{0, 10, levels, LevelTable::even(3)}}), ValueError);
+  EXPECT_THROW(Layout::parse("0 10 levels2:bucket=1024 3:0,0.25\n"), ValueError);
+}
+
 TEST(Layout, RefusesGapsAndOverlaps) {
   const struct {
     std::vector<Segment> segments;

@@ -27,7 +27,7 @@ class Frame:
 def read_layout(text: str) -> list[Segment]:
     """A layout's segments from its text."""
     lines = [line.split(" ", 2) for line in text.splitlines()]
-    return [Segment(int(first), int(count), parse(codec)) for first, count, codec in lines]
+    return [Segment(int(first), int(count), parse(codec.partition(" ")[0])) for first, count, codec in lines]
 
 
 def layout_hash(text: str) -> int:
