@@ -45,15 +45,21 @@ MakeInner wrapMaker(py::object maker) {
       };
 }
 
-Layout layoutOf(const LayoutEntries& entries) {
+using LevelTables = std::vector<std::optional<LevelTable>>;
+
+Layout layoutOf(const LayoutEntries& entries, const std::optional<LevelTables>& tables) {
+  if (tables && tables->size() != entries.size()) {
+    throw ValueError("layout: expected a level table or None for each of " + std::to_string(entries.size()) +
+                     " segments, got " + std::to_string(tables->size()));
+  }
   std::vector<Segment> segments;
   for (const auto& [first, count, codec] : entries) {
     const CodecSpec spec = CodecSpec::parse(codec);
-    if (needsTable(spec)) {
-      throw ValueError("layout: expected codecs that need no level table, got '" + spec.str() +
-                       "', for which a group has none");
+    const auto table = tables ? (*tables)[segments.size()] : std::nullopt;
+    if (needsTable(spec) && !table) {
+      throw ValueError("layout: expected codecs that need no level table, got '" + spec.str() + "' without one");
     }
-    segments.push_back({first, count, spec});
+    segments.push_back({first, count, spec, table});
   }
   return Layout(std::move(segments));
 }
@@ -163,10 +169,10 @@ void bindBackend(py::module_& m) {
       .def("__repr__", &Options::repr);
 
   py::class_<Layout, std::shared_ptr<Layout>>(m, "Layout")
-      .def(py::init([](const LayoutEntries& entries) {
-             return translated([&] { return std::make_shared<Layout>(layoutOf(entries)); });
+      .def(py::init([](const LayoutEntries& entries, const std::optional<LevelTables>& tables) {
+             return translated([&] { return std::make_shared<Layout>(layoutOf(entries, tables)); });
            }),
-           py::arg("segments"))
+           py::arg("segments"), py::arg("tables") = py::none())
       .def_property_readonly("elements", &Layout::elements)
       .def_property_readonly("hash", &Layout::hash)
       .def("__len__", [](const Layout& layout) { return layout.segments().size(); })

@@ -6,6 +6,7 @@ namespace lowcomm {
 
 // One file a bound folder; module.cpp calls them in order.
 void bindCodec(pybind11::module_& m);
+void bindLevels(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
 
 }  // namespace lowcomm
