@@ -154,7 +154,7 @@ Args:
         any.
     stream: phase * 2**30 + rank * 2**16 + slot; see FORMAT.md, "Randomness".
     step: Training step, taken modulo 2**32. Equal arguments give equal bytes on every machine.
-    table: For ``levels<b>``, its 2**b levels: a 1-D float32 CPU tensor from 0 to 1, strictly increasing.
+    table: For ``levels<b>``, its 2**b levels: a 1-D float32 CPU tensor within 0...1, strictly increasing.
 
 Returns:
     1-D uint8 CPU tensor of ``encoded_bytes(x.numel(), x.dtype)`` bytes.

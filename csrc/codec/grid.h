@@ -32,7 +32,7 @@ namespace lowcomm {
 // Fine-tuning Language Models over Slow Networks using Activation Quantization with Guarantees; NeurIPS 2022); sign1
 // has two levels and tern three. They send a step and no base.
 //
-// levels is a grid of unequal steps between a bucket's ends (QSDP's learned levels); gauss has the best levels for a
+// levels is a grid of unequal steps within a bucket's range (QSDP's learned levels); gauss has the best levels for a
 // normal distribution, which the rotation before it makes of nearly any.
 class GridCodec final : public Codec {
  public:

@@ -9,7 +9,8 @@
 namespace lowcomm {
 
 // The 2^b values that a `levels<b>` codec rounds to, as fractions of a bucket's range from its minimum on (QSDP's
-// learned levels). It travels apart from the payloads; `version` says which one a frame was encoded with.
+// learned levels, codec/level_learning.h). It travels apart from the payloads; `version` says which one a frame was
+// encoded with.
 class LevelTable {
  public:
   // Throws ValueError naming what is wrong: not 2, 4, ... or 256 values, one outside 0...1, one that is not above the

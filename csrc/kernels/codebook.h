@@ -38,7 +38,7 @@ struct Codebook {
   int most_a_cell;
 };
 
-// The codebook of 2^bits levels in 0...1 from lowest to highest, 0 and 1 themselves the ends.
+// The codebook of 2^bits levels in 0...1 from lowest to highest.
 void makeLevels(Codebook& book, int bits, const float* levels);
 
 // The one of gauss<bits>; made once.
