@@ -14,6 +14,11 @@ def _belief(r):
     model[1].big.weight.requires_grad_(False)
     groups = list(fsdp2.parameter_groups(model))
     assert [g.module for g in groups] == [model[0], model[1]]
+    for g in groups:
+        assert not g.has_replicas
+        for p, shard in zip(g.parameters, g.live_shards(), strict=True):
+            assert shard.shape == (p.shard_numel,), p.names
+            assert shard.untyped_storage().data_ptr() == p.parameter.to_local().untyped_storage().data_ptr(), p.names
     gathered, reduced = [], []
 
     class Gather(fsdp2.AllGather):
@@ -49,6 +54,7 @@ def _belief(r):
         for p in g.parameters:
             local = p.parameter.to_local().detach().flatten()
             assert torch.equal(flat[at : at + local.numel()], local), p.names
+            assert flat.dtype == p.gathered_dtype, p.names
             assert dict(model.named_parameters())[p.names[0]] is p.parameter
             at += p.shard_numel
     # Backward comes by the last group first; only what is trained is reduced.

@@ -34,7 +34,7 @@ class ShardedParameter:
     names: list[str]  # fully qualified, from the model's root; several where it is tied
     parameter: nn.Parameter  # the sharded DTensor parameter, of the global shape
     shard_numel: int  # elements a rank contributes, padding included
-    dtype: torch.dtype  # of what is gathered
+    dtype: torch.dtype  # of what is gathered, which a MixedPrecisionPolicy may have cast
     has_extension: bool  # a tensor subclass that decides itself what is gathered
 
 
@@ -45,11 +45,16 @@ class ParameterGroup:
     module: FSDPModule
     parameters: list[ShardedParameter]
     group: dist.ProcessGroup  # the ranks that shard
+    has_replicas: bool  # HSDP: other ranks hold the same shards
     _private: Any
 
     def live_parameters(self) -> list[nn.Parameter]:
         """The sharded parameters as they are now: loading a checkpoint may have replaced some."""
         return [p.sharded_param for p in self._private.fsdp_params]
+
+    def live_shards(self) -> list[torch.Tensor]:
+        """Each parameter's shard as a flat tensor of shard_numel elements, sharing the parameter's memory."""
+        return [p._sharded_param_data for p in self._private.fsdp_params]
 
     def trained(self) -> list[bool]:
         """Which of the parameters have gradients now: freezing may change it."""
@@ -142,6 +147,7 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
                 module,
                 [_describe(p, names, private.mp_policy.param_dtype) for p in private.fsdp_params],
                 private.mesh_info.shard_process_group,
+                hasattr(private.mesh_info, "replicate_process_group"),
                 private,
             )
 

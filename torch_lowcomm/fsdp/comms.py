@@ -14,6 +14,8 @@ from torch_lowcomm import _C
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.fake import FakeComms
 from torch_lowcomm.fsdp.hosts import HostComms
+from torch_lowcomm.fsdp.levels import Levels
+from torch_lowcomm.fsdp.master import QuantizedMaster
 from torch_lowcomm.fsdp.overlap import ModuleReductions
 from torch_lowcomm.fsdp.weight_version import WeightVersion
 from torch_lowcomm.groups import backend_of, exact
@@ -27,13 +29,17 @@ class _LayoutComm:
     """What both directions share: the agreed layout, and when it does not apply."""
 
     def __init__(
-        self, group: dist.ProcessGroup, layout: _C.Layout, slot: int, carrier: HostComms | FakeComms | None = None
+        self, group: dist.ProcessGroup, levels: Levels, slot: int, carrier: HostComms | FakeComms | None = None
     ) -> None:
         self._group_name = group.group_name
         self._other_carrier = carrier
-        self._layout = layout
+        self.levels = levels
         self._slot = slot
         self._said: set[str] = set()
+
+    @property
+    def _layout(self) -> _C.Layout:
+        return self.levels.layout
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
@@ -73,16 +79,18 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
     def __init__(
         self,
         group: dist.ProcessGroup,
-        layout: _C.Layout,
+        levels: Levels,
         slot: int,
         parameters: Callable[[], list[nn.Parameter]],
         *,
+        master: QuantizedMaster | None = None,
         unit: torch.dtype | None = None,
         overlap: bool = False,
         carrier: HostComms | FakeComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot, carrier)
+        super().__init__(group, levels, slot, carrier)
         self.weights = WeightVersion(parameters)
+        self.master = master
         self._unit = unit
         self._overlap = overlap
 
@@ -100,13 +108,23 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         async_op = async_op or (self._overlap and output_tensor.device.type == "cpu")
         if self._unit is not None and input_tensor.dtype == torch.uint8:
             input_tensor, output_tensor = input_tensor.view(self._unit), output_tensor.view(self._unit)
-        if why := self._why_exact(group, input_tensor, input_tensor.numel()):
+        why = self._why_exact(group, input_tensor, input_tensor.numel())
+        if why is None and self.master and self.master.holds_decoded_only(self.weights.version()):
+            why = "the weights were saved as they were decoded"
+        if why:
             self._note_exact(group, "all_gather", why)
             with exact():
                 return fsdp2.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        version = self.weights.version()
+        layout = self.levels.at(version, [input_tensor], group)
+        encoded = self.master.to_encode(version, input_tensor) if self.master else None
         work = self._carrier(group).all_gather_layout(
-            output_tensor, input_tensor, self._layout, slot=self._slot, step=self.weights.version() % 2**32
+            output_tensor, input_tensor, layout, slot=self._slot, step=version % 2**32
         )
+        if self.master and encoded is not None:
+            work.wait()  # the shard is written behind it
+            self.master.settle(version, encoded, output_tensor.view(group.size(), -1)[group.rank()])
+            self.weights.overlook()
         return work if async_op else work.wait() and None
 
 
@@ -116,14 +134,16 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
     def __init__(
         self,
         group: dist.ProcessGroup,
-        layout: _C.Layout,
+        levels: Levels,
         slot: int,
         trained: Callable[[], list[bool]],
+        weights: WeightVersion,
         *,
         deferred: ModuleReductions | None = None,
         carrier: HostComms | FakeComms | None = None,
     ) -> None:
-        super().__init__(group, layout, slot, carrier)
+        super().__init__(group, levels, slot, carrier)
+        self._weights = weights  # counts the steps at which levels are learned
         self._trained = trained
         self._planned = trained()
         self._deferred = deferred
@@ -151,11 +171,14 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
             self._note_exact(group, "reduce_scatter", why)
             with exact():
                 return fsdp2.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        slices = input_tensor.view(group.size(), -1)
+        coded = [gradient for owner, gradient in enumerate(slices) if owner != group.rank()]
+        layout = self.levels.at(self._weights.version(), coded, group)
         self.calls += 1
         work = self._carrier(group).reduce_scatter_layout(
             output_tensor,
             input_tensor,
-            self._layout,
+            layout,
             dist.ReduceOp(op) if not isinstance(op, dist.ReduceOp) else op,
             slot=self._slot,
             step=self.calls % 2**32,

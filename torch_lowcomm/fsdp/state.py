@@ -1,4 +1,4 @@
-"""What a quantized FSDP2 model adds to a checkpoint: how far its random draws have come."""
+"""What a quantized FSDP2 model adds to a checkpoint: how far its random draws have come, and what it has learned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class QuantizedComms:
 
     Stochastic codecs draw by the number of the step and of the reduction. A run that resumes with these counters draws
     what the uninterrupted run would have: save the handle beside model and optimizer and load it with them, in any
-    order, before the next forward pass.
+    order, before the next forward pass. Learned levels are saved with it, by the parameters' names, and may be loaded on
+    another number of ranks.
 
     Attributes:
         hosts: With `quantize(hosts=…)` the two levels: `lc.stats(handle.hosts.between)` is what this rank put on the slow
@@ -31,21 +32,45 @@ class QuantizedComms:
         self._reductions = reductions
 
     def state_dict(self) -> dict[str, Any]:
-        """{"weights.<group>": version of its weights, "gradients.<group>": reductions so far}, as integers."""
-        state = {f"weights.{i}": gather.weights.version() for i, gather in enumerate(self._gathers)}
-        return state | {f"gradients.{i}": reduction.calls for i, reduction in enumerate(self._reductions)}
+        """What belongs to a checkpoint, by the number <g> of a wrapped module.
+
+        {"weights.<g>": version of its weights, "gradients.<g>": reductions so far}, as integers. With levels codecs
+        also their tables, "weights.<g>.levels" and "gradients.<g>.levels"; with a quantized master "master.<g>": whether
+        the shard is what was decoded of that version.
+        """
+        state: dict[str, Any] = {}
+        for i, (gather, reduction) in enumerate(zip(self._gathers, self._reductions, strict=True)):
+            state[f"weights.{i}"] = gather.weights.version()
+            state[f"gradients.{i}"] = reduction.calls
+            if gather.master:
+                state[f"master.{i}"] = gather.master.holds_decoded(gather.weights.version())
+        return state | {key: levels.state_dict() for key, levels in self._levels()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the counters.
+        """Set counters and levels.
 
         Raises:
-            ValueError: The state is that of a model with other groups.
+            ValueError: The state is that of a model with other groups, of other codecs or another master. Nothing has
+                changed then.
         """
-        if set(state) != set(self.state_dict()):
+        expected = set(self.state_dict())
+        if set(state) != expected:
             raise ValueError(
-                f"fsdp: expected the counters of {len(self._gathers)} wrapped modules, got {sorted(state)}"
+                f"fsdp: expected the counters of {len(self._gathers)} wrapped modules, got {sorted(state)} "
+                f"(missing: {sorted(expected - set(state))}, unexpected: {sorted(set(state) - expected)})"
             )
-        for i, gather in enumerate(self._gathers):
-            gather.weights.set_version(int(state[f"weights.{i}"]))
-        for i, reduction in enumerate(self._reductions):
+        for key, levels in self._levels():
+            levels.check(state[key])
+        for key, levels in self._levels():
+            levels.load_state_dict(state[key])
+        for i, (gather, reduction) in enumerate(zip(self._gathers, self._reductions, strict=True)):
+            version = int(state[f"weights.{i}"])
+            gather.weights.set_version(version)
             reduction.calls = int(state[f"gradients.{i}"])
+            if gather.master:
+                gather.master.load(version if state[f"master.{i}"] else None)
+
+    def _levels(self) -> list[tuple[str, Any]]:
+        named = [(f"weights.{i}.levels", gather.levels) for i, gather in enumerate(self._gathers)]
+        named += [(f"gradients.{i}.levels", reduction.levels) for i, reduction in enumerate(self._reductions)]
+        return [(key, levels) for key, levels in named if levels.learns]

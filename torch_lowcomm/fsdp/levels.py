@@ -1,0 +1,159 @@
+"""Learned levels (QSDP, arXiv 2302.02390, Algorithm 2): which values a `levels<b>` codec rounds to, tensor by tensor.
+
+Every tensor begins with even levels. At given optimizer steps each rank learns from what it is about to encode, and the
+ranks agree on the mean: one table a tensor and group, the same on every rank, so that a reader's table is the sender's. A
+table is in the layout's text, which every op's description and frame carry as a hash: a rank with another is named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
+from torch_lowcomm.groups import exact
+
+PAPERS_STEPS = (400, 1900, 3800)  # of 4800
+MOST_UNLEARNED = 100_000  # elements; a smaller tensor's share of the bytes is not worth a table
+
+
+@dataclass(frozen=True)
+class CodedRun:
+    """One parameter's run in a flat buffer."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole parameter, over all ranks
+    first: int  # element of the flat buffer
+    count: int  # elements a rank contributes, padding included
+    codec: str
+
+
+def learning_steps(steps: Sequence[int] | None, codecs: Sequence[str]) -> tuple[int, ...]:
+    """The optimizer steps at which levels are learned: `steps`, by default the paper's where a codec has levels.
+
+    Raises:
+        ValueError: Steps that are not whole, negative or not in ascending order, or steps although no codec has levels.
+    """
+    has_levels = any(codec.startswith("levels") for codec in codecs)
+    if steps is None:
+        return PAPERS_STEPS if has_levels else ()
+    given = tuple(steps) if isinstance(steps, Sequence) else ()
+    rising = all(isinstance(s, int) for s in given) and list(given) == sorted({s for s in given if s >= 0})
+    if not rising or not isinstance(steps, Sequence):
+        raise ValueError(
+            f"fsdp.quantize: learn_at: expected optimizer steps, 0 or more, in ascending order, got {steps!r}"
+        )
+    if given and not has_levels:
+        raise ValueError(
+            f"fsdp.quantize: learn_at: expected none without a levels codec, got {given} with {' and '.join(codecs)}"
+        )
+    return given
+
+
+class Levels:
+    """The level tables of one flat buffer's runs, and the layout that they are in."""
+
+    def __init__(self, runs: Sequence[CodedRun], learn_at: Sequence[int]) -> None:
+        self._runs = list(runs)
+        self._learn_at = frozenset(learn_at)
+        self._learned_at = -1  # the step whose tables these are
+        self._tables = {
+            i: _C.even_levels(_C.Codec(run.codec).bits)
+            for i, run in enumerate(self._runs)
+            if run.codec.startswith("levels")
+        }
+        self._learning = [i for i in self._tables if math.prod(self._runs[i].shape) > MOST_UNLEARNED]
+        self.layout = self._make_layout(self._tables)
+
+    def _make_layout(self, tables: dict[int, _C.LevelTable]) -> _C.Layout:
+        return _C.Layout(
+            [(run.first, run.count, run.codec) for run in self._runs],
+            [tables.get(i) for i in range(len(self._runs))],
+        )
+
+    def at(self, step: int, buffers: Sequence[torch.Tensor], group: dist.ProcessGroup) -> _C.Layout:
+        """The layout at an optimizer step; learns first where that is due. Collective then.
+
+        Args:
+            step: Optimizer steps done.
+            buffers: What is to be encoded: [n] each, the layout's elements, with buckets of their own.
+            group: The ranks that agree.
+        """
+        if self.learns and step in self._learn_at and step != self._learned_at:
+            self._set(self._agreed(self._learn(buffers), group), step)
+        return self.layout
+
+    def _learn(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[learning runs, 2^b + 1] in float64, which holds both exactly: the levels, and from how many elements."""
+        learned = []
+        for i in self._learning:
+            run = self._runs[i]
+            learning = _C.LevelLearning(self._tables[i], _C.Codec(run.codec).bucket)
+            for buffer in buffers:
+                learning.see(buffer.detach()[run.first : run.first + run.count].to("cpu", torch.float32))
+            seen = torch.tensor([learning.seen], dtype=torch.float64)
+            learned.append(torch.cat([learning.table(0).values.double(), seen]))
+        return torch.stack(learned)
+
+    def _agreed(self, mine: torch.Tensor, group: dist.ProcessGroup) -> dict[int, _C.LevelTable]:
+        everyones = mine.new_empty(group.size() * mine.numel())
+        with exact():
+            fsdp2.all_gather_single(everyones, mine.flatten(), group=group)
+        tables = dict(self._tables)
+        for k, i in enumerate(self._learning):
+            of_ranks = everyones.view(group.size(), *mine.shape)[:, k]
+            version = self._tables[i].version + 1
+            tables[i] = _C.mean_levels(
+                [_C.LevelTable(row[:-1].float(), version) for row in of_ranks],
+                [int(row[-1]) for row in of_ranks],
+                self._tables[i],
+                version,
+            )
+        return tables
+
+    def _set(self, tables: dict[int, _C.LevelTable], step: int) -> None:
+        self.layout = self._make_layout(tables)
+        self._tables, self._learned_at = tables, step
+
+    @property
+    def learns(self) -> bool:
+        """Whether any tensor's levels are ever learned."""
+        return bool(self._learning)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learned tables in order, [tensors, 2^b], whose they are, their versions, and the step they are of."""
+        tables = [self._tables[i] for i in self._learning]
+        return {
+            "tensors": [self._identity(i) for i in self._learning],
+            "levels": torch.stack([table.values for table in tables]),
+            "versions": [table.version for table in tables],
+            "learned_at": self._learned_at,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the tables of a checkpoint, of a run on any number of ranks; raises as `check`, and nothing changes then."""
+        self._set(self.check(state), int(state["learned_at"]))
+
+    def check(self, state: dict[str, Any]) -> dict[int, _C.LevelTable]:
+        """The tables in a checkpoint's state.
+
+        Raises:
+            ValueError: They are another model's, or another codec's: the first difference is named.
+        """
+        mine, theirs = [self._identity(i) for i in self._learning], list(state["tensors"])
+        for ours, other in itertools.zip_longest(mine, theirs, fillvalue="no other tensor"):
+            if ours != other:
+                raise ValueError(f"fsdp: level tables: expected those of {ours}, got {other}")
+        values = zip(self._learning, state["levels"], state["versions"], strict=True)
+        return self._tables | {i: _C.LevelTable(row.contiguous(), int(version)) for i, row, version in values}
+
+    def _identity(self, i: int) -> str:
+        run = self._runs[i]
+        return f"{run.name} {list(run.shape)} {run.codec}"

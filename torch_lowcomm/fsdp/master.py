@@ -1,0 +1,52 @@
+"""The quantized master copy: QSDP's Eq. 2, x_{t+1} = Q_w(x_t - lr·Q_g(g)) (arXiv 2302.02390)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+class QuantizedMaster:
+    """Puts what a rank's shard was decoded to in the shard's place, so that the optimizer starts from it.
+
+    It does so at the first gather after the shard was written. Later gathers of the same weights must send the same codes,
+    and encoding the decoded shard again would not: a lattice's random shift would move it once more, and even a nearest
+    grid's ends move by their last bits. So what was encoded is kept until the shard is written again, and sent again: one
+    more copy of the shard while the step lasts.
+    """
+
+    def __init__(self, shards: Callable[[], list[torch.Tensor]], runs: Sequence[tuple[int, int, int]]) -> None:
+        """`shards`: each parameter's flat shard as it is now. `runs`: (parameter, first element, count) of coded ones."""
+        self._shards = shards
+        self._runs = list(runs)
+        self._version: int | None = None  # of the weights whose decoded values the shards are
+        self._encoded: torch.Tensor | None = None
+
+    def holds_decoded_only(self, version: int) -> bool:
+        """Whether the shard is decoded and what it was decoded from is gone, as after a checkpoint: it travels exact."""
+        return self.holds_decoded(version) and self._encoded is None
+
+    def to_encode(self, version: int, flat: torch.Tensor) -> torch.Tensor:
+        """Put into `flat` [n], the shards one after another, what is to be encoded, and return it as a copy."""
+        if version == self._version and self._encoded is not None:
+            flat.copy_(self._encoded)
+            return self._encoded
+        return flat.clone()
+
+    def settle(self, version: int, encoded: torch.Tensor, decoded: torch.Tensor) -> None:
+        """`encoded` was sent and every rank has `decoded` [n] of it: the shards become that."""
+        if version == self._version:
+            return
+        shards = self._shards()
+        for parameter, first, count in self._runs:
+            shards[parameter].copy_(decoded[first : first + count])
+        self._version, self._encoded = version, encoded
+
+    def holds_decoded(self, version: int) -> bool:
+        """Whether the shard is that version's decoded value."""
+        return version == self._version
+
+    def load(self, version: int | None) -> None:
+        """A checkpoint's shards are being loaded: decoded ones of that version, or not decoded since they were written."""
+        self._version, self._encoded = version, None
