@@ -35,6 +35,7 @@ class Configuration:
     backend: str = "lowcomm"
     weights: str = "none"
     gradients: str = "none"
+    master: str = "fp32"
     steps: int = 400
     seed: int = 0
     batch: int = 8
@@ -60,7 +61,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         fully_shard(block, mesh=mesh)
     fully_shard(gpt, mesh=mesh)
     if c.backend == "lowcomm":
-        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients)
+        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     corpus, context = data.load(), model.Config().context
     gathered, unwatch = watch_gathered(gpt)
