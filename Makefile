@@ -88,7 +88,7 @@ bench: build
 # The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.
 bench-codec: $(VENV)/.built
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
-	cmake --build build-codec --target codec_perf noise_peers --parallel $${MAX_JOBS:-$$(nproc)}
+	cmake --build build-codec --target codec_perf noise_peers low_rank_peers --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
 	  $(BIN)/python benchmarks/noise_peers.py build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
 
