@@ -21,7 +21,8 @@ class Reducing {
         message_(message),
         reduction_(reduction),
         slices_(op, message),
-        contributions_(op, slices_.plans(), message.dtype, slices_.inputs(), reduction, message.draws, residuals()) {
+        contributions_(op, slices_.plans(), message.dtype, slices_.inputs(), reduction, message.draws, residuals(),
+                       message.places.empty() ? nullptr : &message.places) {
     if (message.codec.id == CodecId::none) {
       throw TypeError("all_reduce of codes: expected a codec that rounds its elements, got none");
     }
@@ -66,7 +67,7 @@ class Reducing {
 
   std::vector<float*> residuals() const {
     std::vector<float*> residuals;
-    for (int rank = 0; message_.residual && rank < slices_.ranks(); ++rank)
+    for (int rank = 0; message_.places.empty() && message_.residual && rank < slices_.ranks(); ++rank)
       residuals.push_back(message_.residual + slices_.first(rank));
     return residuals;
   }
@@ -77,9 +78,9 @@ class Reducing {
     for (int rank = 0; rank < ranks; ++rank)
       all[rank].payload = payloads[rank];
     all[own].own = contributions_.own(run);
-    all[own].own_type = contributions_.ownType();
-    const Draws draws = message_.draws.slot(static_cast<uint32_t>(own)).again();
-    float* lost = message_.residual ? message_.residual + slices_.first(own) + run.at : nullptr;
+    all[own].own_type = contributions_.ownType(run);
+    const Draws draws = contributions_.drawsOf(run, own).again();
+    float* lost = contributions_.residualOf(run, own);
     try {
       run.countInMessage("of the sum", [&] {
         contributions_.fused(run).encodeSum(codes, slices_.elements(own, run), message_.dtype, all,
@@ -142,8 +143,13 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   if (op.group.size() > 1) return reduceTensors<Reducing>(op, messages, reduction);
   for (const AllReduceMessage& message : messages)
     Reducing(op, message, reduction);  // throws where it would
-  for (const AllReduceMessage& message : messages)
-    reduceAlone(message, reduction);
+  for (const AllReduceMessage& message : messages) {
+    if (message.places.empty()) reduceAlone(message, reduction);
+    for (const auto& slice : message.places) {
+      for (const SegmentPlace& place : slice)
+        reduceAlone({place.count, message.codec, message.dtype, place.data, message.draws, place.residual}, reduction);
+    }
+  }
 }
 
 }  // namespace lowcomm

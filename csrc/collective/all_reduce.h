@@ -7,6 +7,7 @@
 #include "codec/spec.h"
 #include "collective/context.h"
 #include "collective/contributions.h"
+#include "collective/segment_place.h"
 #include "kernels/dtype.h"
 
 namespace lowcomm {
@@ -24,6 +25,11 @@ struct AllReduceMessage {
   // ranks Σ data before = Σ (residual after − residual before) + the reduction (W times it for an average), up to fp32
   // rounding. Unspecified when the op fails: the caller keeps a copy, or gives one (Residual).
   float* residual = nullptr;
+
+  // Several tensors in one message: the segments of every rank's slice, each encoded as a tensor of its own by `codec`.
+  // `elements` is then their sum; data and residual, and the slots of draws, are theirs. Host memory only. Empty: one
+  // tensor, cut by collective/slices.h.
+  SegmentPlaces places = {};
 };
 
 // all_reduce of codes. The tensor is cut into a slice a rank (collective/slices.h); every rank sends every other its

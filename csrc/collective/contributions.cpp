@@ -32,15 +32,17 @@ std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
 }
 
 Contributions::Contributions(OpContext& op, const RankPlans& slices, DType dtype, std::vector<const void*> inputs,
-                             const Reduction& reduction, const Draws& draws, std::vector<float*> residuals)
+                             const Reduction& reduction, const Draws& draws, std::vector<float*> residuals,
+                             const SegmentPlaces* places)
     : op_(op),
       slices_(slices),
       dtype_(dtype),
       inputs_(std::move(inputs)),
       reduction_(reduction),
       draws_(draws),
-      residuals_(std::move(residuals)) {
-  if (!residuals_.empty() && reduction.premultiplied) {
+      residuals_(std::move(residuals)),
+      places_(places) {
+  if ((!residuals_.empty() || places) && reduction.premultiplied) {
     throw ValueError(op.op + ": error feedback: expected a sum or an average, got premul_sum");
   }
   if (!reduceSupports(dtype, reduction.kind)) {
@@ -64,18 +66,17 @@ void Contributions::checkOwn(const Run& run) {
 
 void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
   const MessagePlan& slice = slices_.of(peer);
-  const auto slot = static_cast<uint32_t>(peer * slice.layout.segments().size());
   const std::string of = sliceFor(peer);
   slice.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-    const Draws draws = draws_.slot(slot + run.segment);
+    const Draws draws = drawsOf(run, peer);
     outgoing_.write(part, run, peer, [&](std::span<std::byte> whole) {
       const void* x = contribution(run, peer);
       Loss& loss = op_.counters.loss;
-      if (residuals_.empty()) {
+      float* residual = residualOf(run, peer);
+      if (!residual) {
         run.encode(whole, x, dtype_, draws, of);
         return sample(loss, k, slice.chunks.size(), run, x, dtype_, draws);
       }
-      float* residual = residuals_[peer] + run.at;
       const auto window = windowOf(loss, k, slice.chunks.size(), run, draws.step);
       if (window) withFeedback(x, residual, *window);
       run.countInMessage(of, [&] {
@@ -106,30 +107,45 @@ void Contributions::addLost(Loss& loss, const float* residual, const Window& win
 // This rank's elements of `run` for `peer`, premultiplied where the reduction says so.
 const void* Contributions::contribution(const Run& run, int peer) {
   const size_t item = itemBytes(dtype_);
-  const void* input = static_cast<const std::byte*>(inputs_[peer]) + run.at * item;
+  const void* input = places_ ? static_cast<const std::byte*>((*places_)[peer][run.segment].data) + run.offset * item
+                              : static_cast<const std::byte*>(inputs_[peer]) + run.at * item;
   if (!reduction_.premultiplied) return input;
   std::byte* scaled = scratch(op_.group.scaled, run.count * item);
   scale(scaled, input, dtype_, reduction_.premultiply, run.count);
   return scaled;
 }
 
+float* Contributions::residualOf(const Run& run, int peer) const {
+  if (places_) {
+    float* residual = (*places_)[peer][run.segment].residual;
+    return residual ? residual + run.offset : nullptr;
+  }
+  return residuals_.empty() ? nullptr : residuals_[peer] + run.at;
+}
+
+Draws Contributions::drawsOf(const Run& run, int peer) const {
+  if (places_) return draws_.slot((*places_)[peer][run.segment].slot);
+  const size_t segments = slices_.of(peer).layout.segments().size();
+  return draws_.slot(static_cast<uint32_t>(peer * segments) + run.segment);
+}
+
 const void* Contributions::own(const Run& run) {
   const void* x = contribution(run, op_.group.rank());
-  const size_t bytes = run.count * itemBytes(ownType());
-  if (!residuals_.empty()) {
+  const size_t bytes = run.count * itemBytes(ownType(run));
+  float* residual = residualOf(run, op_.group.rank());
+  if (residual) {
     repaired_.resize(bytes);
     reduceAssign(repaired_.data(), x, dtype_, run.count);
-    float* residual = residuals_[op_.group.rank()] + run.at;
     reduceInto(repaired_.data(), residual, DType::float32, ReduceKind::sum, run.count);
     std::fill_n(residual, run.count, 0.0f);
     x = repaired_.data();
   }
-  if (!run.codec->needsRepair(x, ownType(), run.count)) return x;
-  if (residuals_.empty()) {
+  if (!run.codec->needsRepair(x, ownType(run), run.count)) return x;
+  if (!residual) {
     const auto* from = static_cast<const std::byte*>(x);
     repaired_.assign(from, from + bytes);
   }
-  run.codec->repair(repaired_.data(), ownType(), run.count);
+  run.codec->repair(repaired_.data(), ownType(run), run.count);
   return repaired_.data();
 }
 

@@ -14,6 +14,7 @@
 #include "collective/parts.h"
 #include "collective/plan.h"
 #include "collective/rank_plans.h"
+#include "collective/segment_place.h"
 #include "kernels/dtype.h"
 #include "kernels/reduce.h"
 
@@ -42,9 +43,11 @@ class Contributions {
   // `slices` and what `inputs` point to live as long as this. inputs[r]: this rank's elements of the slice for rank r.
   // `draws`: stream of the slice for rank 0; the slice for rank r is r·segments slots on. `residuals`, one a slice or
   // none: what earlier encodings lost, fp32, added to the inputs; they become what this one loses (error feedback), 0
-  // in the own slice. ValueError for residuals of a premultiplied sum.
+  // in the own slice. ValueError for residuals of a premultiplied sum. `places`, unless null, have elements, residuals
+  // and slots in place of these.
   Contributions(OpContext& op, const RankPlans& slices, DType dtype, std::vector<const void*> inputs,
-                const Reduction& reduction, const Draws& draws, std::vector<float*> residuals = {});
+                const Reduction& reduction, const Draws& draws, std::vector<float*> residuals = {},
+                const SegmentPlaces* places = nullptr);
 
   // A rank's own slice is not encoded, so no codec looks at it: a NaN there would reach the result unseen.
   void checkOwn(size_t k);
@@ -75,7 +78,11 @@ class Contributions {
   // see them where the codec saturates. A poisoned bucket's NaN and infinities reach the sum as they are. Valid until
   // the next call.
   const void* own(const Run& run);
-  DType ownType() const { return residuals_.empty() ? dtype_ : DType::float32; }
+  DType ownType(const Run& run) const { return residualOf(run, op_.group.rank()) ? DType::float32 : dtype_; }
+
+  // The residual of a run of the slice for `peer`, or null, and what its encoding draws.
+  float* residualOf(const Run& run, int peer) const;
+  Draws drawsOf(const Run& run, int peer) const;
 
   // The codec of a run with the arithmetic around it.
   FusedCodec& fused(const Run& run);
@@ -92,6 +99,7 @@ class Contributions {
   const Reduction& reduction_;
   const Draws draws_;
   const std::vector<float*> residuals_;
+  const SegmentPlaces* const places_;
   std::optional<FusedCodec> fused_;
   std::vector<std::byte> repaired_;
   std::vector<float> encoded_, decoded_;  // of the loss's sample

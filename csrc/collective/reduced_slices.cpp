@@ -12,14 +12,29 @@ std::vector<Layout> layoutsOf(const std::vector<Slice>& slices, const CodecSpec&
   return layouts;
 }
 
+std::vector<Layout> layoutsOf(const SegmentPlaces& places, const CodecSpec& codec) {
+  std::vector<Layout> layouts;
+  for (const auto& slice : places) {
+    std::vector<Segment> segments;
+    uint64_t first = 0;
+    for (const SegmentPlace& place : slice) {
+      segments.push_back({first, place.count, codec});
+      first += place.count;
+    }
+    layouts.emplace_back(std::move(segments));
+  }
+  return layouts;
+}
+
 }  // namespace
 
 ReducedSlices::ReducedSlices(const OpContext& op, const AllReduceMessage& message)
     : rank_(op.group.rank()),
       ranks_(op.group.size()),
       message_(message),
-      slices_(slicesOf(message.elements, message.codec, ranks_)),
-      plans_(layoutsOf(slices_, message.codec), message.dtype, op.group.chunk_bytes, ranks_) {
+      slices_(message.places.empty() ? slicesOf(message.elements, message.codec, ranks_) : std::vector<Slice>()),
+      plans_(message.places.empty() ? layoutsOf(slices_, message.codec) : layoutsOf(message.places, message.codec),
+             message.dtype, op.group.chunk_bytes, ranks_) {
   size_t bytes = 0;
   for (const Chunk& chunk : own().chunks) {
     starts_.push_back(bytes);
@@ -44,12 +59,15 @@ std::byte* ReducedSlices::elements(int rank) const {
 }
 
 std::byte* ReducedSlices::elements(int rank, const Run& run) const {
+  if (!message_.places.empty()) {
+    return static_cast<std::byte*>(message_.places[rank][run.segment].data) + run.offset * itemBytes(message_.dtype);
+  }
   return elements(rank) + run.at * itemBytes(message_.dtype);
 }
 
 std::vector<const void*> ReducedSlices::inputs() const {
   std::vector<const void*> inputs;
-  for (int rank = 0; rank < ranks_; ++rank)
+  for (int rank = 0; message_.places.empty() && rank < ranks_; ++rank)
     inputs.push_back(elements(rank));
   return inputs;
 }

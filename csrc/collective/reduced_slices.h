@@ -33,12 +33,14 @@ class ReducedSlices {
   // Fp32, fp16 or bf16 bytes that would have crossed: everybody's slices, then its own to everybody.
   uint64_t rawBytes() const;
 
-  // Of a slice: its first element's number, and where it and a run of it stand in the tensor.
+  // Of a slice: its first element's number and where it stands in the tensor, unless the message has places.
   uint64_t first(int rank) const { return slices_[rank].first; }
   std::byte* elements(int rank) const;
+
+  // Where a run of a slice stands.
   std::byte* elements(int rank, const Run& run) const;
 
-  // elements(r) of every rank r: what Contributions reads.
+  // elements(r) of every rank r: what Contributions reads. None where the message has places.
   std::vector<const void*> inputs() const;
 
   // Codes of a whole run of the own slice, given the number of the frame that its last part is in.
