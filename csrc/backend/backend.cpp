@@ -159,15 +159,6 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
   // text as there is room for says where to look.
   constexpr size_t kRoom = 30000;
   Hello hello;
-  if (!error.empty()) {
-    hello.fields = {{"error", error.substr(0, 1000)}};
-    try {
-      agreeOn("agreement on layouts", hello, nullptr);
-    } catch (const c10::DistBackendError&) {
-      // The caller throws its own error.
-    }
-    return;
-  }
   hello.fields = {{"layouts", std::to_string(layouts.size())}};
   uint64_t all = 0;
   size_t room = kRoom;
@@ -179,7 +170,20 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
     hello.fields.emplace_back(name, text);
   }
   hello.fields.emplace_back("hash of all layouts", std::to_string(all));
-  agreeOn("agreement on layouts", hello, nullptr);
+  agreeOnTexts("agreement on layouts", std::move(hello.fields), error);
+}
+
+void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+                                  const std::string& error) {
+  Hello hello;
+  hello.fields = std::move(fields);
+  if (error.empty()) return agreeOn(what, hello, nullptr);
+  hello.fields = {{"error", error.substr(0, 1000)}};
+  try {
+    agreeOn(what, hello, nullptr);
+  } catch (const c10::DistBackendError&) {
+    // The caller throws its own error.
+  }
 }
 
 uint32_t LowcommBackend::reserveSlots(uint32_t count) {

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "backend/callback_threads.h"
+#include "backend/compression.h"
 #include "backend/device_queue.h"
 #include "backend/options.h"
 #include "backend/residual.h"
@@ -132,6 +133,16 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
                          std::shared_ptr<Residual> residual);
 
+  // all_reduce of tensors in one message or, where a state has a rank, in two (collective/compressed_all_reduce.h),
+  // whatever policy and lc.exact() say. Of each tensor: its slot in the draws, of which it takes 2 a rank of the group,
+  // and the rank, modulo their number, that sums its first slice; by these its bits are the same whatever it travels
+  // with. When the Work ends each state's done() tells
+  // whether the result is finite, and the caller commits or rolls back. ValueError or TypeError before anything is
+  // sent: tensors, op, codec (it has nonfinite=poison) or states that will not do.
+  WorkPtr allReduceCompressed(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
+                              const std::vector<std::shared_ptr<Compression>>& states,
+                              const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
+
   // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
   // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
   void setPolicy(const std::string& text);
@@ -140,6 +151,10 @@ class LowcommBackend : public c10d::Backend {
   // `error`, unless it is empty, is what keeps this rank from taking part: the peers get it as theirs, this one
   // returns.
   void agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts, const std::string& error);
+
+  // The same of any named texts, options of a hook say; `what` begins the messages.
+  void agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+                    const std::string& error);
 
   // Reserves `count` consecutive slots for layouts' draws and returns the first. Ops under a policy draw from the slots
   // below kLayoutSlots, layouts from those above, where they wrap once all are given out.

@@ -4,11 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/backend.h"
+#include "backend/compression.h"
 #include "backend/errors.h"
 #include "backend/exact_scope.h"
 #include "backend/python_state.h"
 #include "bindings/bindings.h"
 #include "codec/dispatch.h"
+#include "collective/compressed_all_reduce.h"
 #include "wire/frame.h"
 
 namespace py = pybind11;
@@ -184,6 +186,32 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("value", &Residual::value)
       .def("set", &Residual::set, py::arg("value"));
 
+  py::class_<Compression, std::shared_ptr<Compression>>(m, "Compression")
+      .def(py::init([](const std::vector<int64_t>& shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed) {
+             return translated([&] { return std::make_shared<Compression>(shape, rank, feedback, eight_bits, seed); });
+           }),
+           py::arg("shape"), py::kw_only(), py::arg("rank"), py::arg("feedback"), py::arg("eight_bits"),
+           py::arg("seed"))
+      .def_property_readonly("residual",
+                             [](const Compression& c) {
+                               const at::Tensor residual = c.residual();
+                               return residual.defined() ? std::optional(residual) : std::nullopt;
+                             })
+      .def_property_readonly("factor",
+                             [](const Compression& c) {
+                               const at::Tensor factor = c.factor();
+                               return factor.defined() ? std::optional(factor) : std::nullopt;
+                             })
+      .def_property_readonly("rank", &Compression::rank)
+      .def("set", &Compression::set, py::arg("residual"), py::arg("factor"))
+      .def("scale", &Compression::scale, py::arg("factor"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("done", &Compression::done)
+      .def("commit", &Compression::commit)
+      .def("roll_back", &Compression::rollBack);
+  m.def(
+      "is_low_rank", [](uint64_t rows, uint64_t columns, uint64_t rank) { return isLowRank(rows, columns, rank); },
+      py::arg("rows"), py::arg("columns"), py::arg("rank"));
+
   py::class_<LowcommBackend, c10d::Backend, Ptr<LowcommBackend>>(m, "LowcommBackend")
       .def_property_readonly(
           "options",
@@ -206,6 +234,8 @@ void bindBackend(py::module_& m) {
             b.agreeLayouts(named, error);
           },
           py::arg("layouts"), py::arg("error") = "", py::call_guard<py::gil_scoped_release>())
+      .def("agree_on_texts", &LowcommBackend::agreeOnTexts, py::arg("what"), py::arg("fields"), py::arg("error") = "",
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce_coded",
           [](LowcommBackend& b, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& codec,
@@ -215,6 +245,17 @@ void bindBackend(py::module_& m) {
           },
           py::arg("tensor"), py::arg("op"), py::arg("codec"), py::arg("residual") = nullptr,
           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "all_reduce_compressed",
+          [](LowcommBackend& b, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op,
+             const std::string& codec, const std::vector<std::shared_ptr<Compression>>& states,
+             const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners, uint32_t step) {
+            return translated([&] {
+              return b.allReduceCompressed(tensors, op, CodecSpec::parse(codec), states, slots, owners, step);
+            });
+          },
+          py::arg("tensors"), py::arg("op"), py::arg("codec"), py::arg("states"), py::kw_only(), py::arg("slots"),
+          py::arg("owners"), py::arg("step"), py::call_guard<py::gil_scoped_release>())
       .def("reserve_slots", &LowcommBackend::reserveSlots, py::arg("count"))
       .def("note_exact", &LowcommBackend::noteExact, py::arg("op"), py::arg("because"))
       .def_property_readonly("draw_key", &LowcommBackend::drawKey)

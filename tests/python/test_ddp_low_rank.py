@@ -1,0 +1,98 @@
+"""lc.ddp with a rank: factors by codes, their bytes, error feedback, warm start."""
+
+import ddp_model
+import pytest
+import torch
+
+import torch_lowcomm as lc
+
+STEPS = 4
+RANK = 4
+CODEC = "sym4:bucket=64"
+
+
+def _law(r, size_of_buckets):
+    r.init()
+    state = lc.ddp.State(codec=CODEC, rank=RANK)
+    model, ledger = ddp_model.with_ledger(state, bucket_cap_mb=size_of_buckets)
+    applied = {}
+    for step in range(STEPS):
+        ddp_model.loss_of(model, r.rank, step, spare=True).backward()
+        for name, p in model.module.named_parameters():
+            applied[name] = applied.get(name, 0) + p.grad.double()
+        model.zero_grad()
+    keys = {str(i): name for i, name in enumerate(n for names in ledger.seen for n in names)}
+    return ledger.owed, applied, {keys[key]: value for key, value in ddp_model.tensors(state, "residual").items()}
+
+
+@pytest.mark.parametrize("size_of_buckets", [0.02, 25])
+def test_nothing_is_lost(trio, size_of_buckets):
+    ranks = trio(_law, size_of_buckets)
+    for name, value in ranks[0][1].items():
+        assert all(torch.equal(value, applied[name]) for _, applied, _ in ranks), f"ranks differ in {name}"
+        owed = sum(owed[name] for owed, *_ in ranks)
+        held = sum(residuals.get(name, torch.zeros(())).double() for *_, residuals in ranks)
+        largest = max(owed.abs().max().item(), 1e-6)
+        # A few roundings in fp32 a step, of numbers not much larger than the gradients.
+        torch.testing.assert_close(3 * value + held, owed, rtol=0, atol=largest * STEPS * 2**-18)
+        assert (name in ddp_model.CODED) == bool(held.any())
+
+
+def _result_has_the_rank(r):
+    r.init()
+    state = lc.ddp.State(codec=CODEC, rank=RANK)
+    model = ddp_model.make(state)
+    ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
+    return {
+        n: torch.linalg.matrix_rank(p.grad, rtol=1e-5).item() for n, p in model.module.named_parameters() if p.ndim == 2
+    }
+
+
+def test_gradients_have_the_rank(pair):
+    for ranks in pair(_result_has_the_rank):
+        assert all(ranks[name] == RANK for name in ddp_model.CODED)
+        assert ranks["small.weight"] > RANK
+
+
+def _bytes(r, steps):
+    r.init()
+    state = lc.ddp.State(codec=CODEC, rank=RANK)
+    model = ddp_model.make(state, bucket_cap_mb=25)
+    ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
+    lc.reset_stats()
+    for step in range(steps):
+        ddp_model.loss_of(model, r.rank, step, spare=True).backward()
+    return next(iter(lc.stats().values()))["all_reduce"]
+
+
+def test_bytes_are_those_of_coded_factors(pair):
+    codec = lc.codec(CODEC)
+    shapes = [p.shape for n, p in ddp_model.Net().named_parameters() if n in ddp_model.CODED]
+    codes = sum(ddp_model.slice_bytes(codec, 64, RANK * side, 2) for shape in shapes for side in shape)
+    uncoded = 4 * sum(shape.numel() for shape in shapes)
+    for stats in pair(_bytes, 3):
+        assert 3 * codes <= stats["wire_bytes"] <= 3 * (codes + 1500), "headers, two descriptions a step"
+        assert stats["raw_bytes"] - stats["inner_bytes"] == 3 * uncoded
+        assert stats["calls"] == 6 and stats["exact_calls"] == 3, "one op a bucket, and one of what is exact"
+
+
+def _warm_start(r):
+    """The error of one gradient, call after call, without feedback."""
+    r.init()
+    state = lc.ddp.State(codec="sym8:bucket=64", rank=RANK, error_feedback=False)
+    plain, model = ddp_model.make(), ddp_model.make(state)
+    ddp_model.loss_of(plain, 5, 0, spare=True).backward()  # the same on all ranks
+    whole = plain.module.up.weight.grad
+    errors = []
+    for _ in range(4):
+        model.zero_grad()
+        ddp_model.loss_of(model, 5, 0, spare=True).backward()
+        errors.append(((model.module.up.weight.grad - whole).norm() / whole.norm()).item())
+    s = torch.linalg.svdvals(whole)
+    return errors, (s[RANK:].norm() / s.norm()).item()
+
+
+def test_warm_start_nears_the_best_rank(pair):
+    for errors, best in pair(_warm_start):
+        assert errors[0] > best + 0.1, "one projection on random directions"
+        assert best - 1e-4 < errors[3] < 1.05 * best + 0.02, "a power iteration a step"

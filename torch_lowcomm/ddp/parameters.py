@@ -1,0 +1,147 @@
+"""What of a model travels how, and what its compression keeps: keyed by parameter, whatever bucket it is in."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm import _C
+
+MIN_ELEMENTS = 1024
+_CODED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter under its key, with its compression, or None where it travels exact."""
+
+    key: str
+    parameter: torch.Tensor
+    compression: _C.Compression | None
+    slot: int  # of the group's draws
+    number: int  # among the model's, by which the ranks share the summing
+
+    def tensors(self, group_rank: int) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds of it: the residual is this rank's, the factor the same on all ranks."""
+        if self.compression is None:
+            return {}
+        kept = {
+            f"rank{group_rank}.{self.key}.residual": self.compression.residual,
+            f"{self.key}.factor": self.compression.factor,
+        }
+        return {name: tensor for name, tensor in kept.items() if tensor is not None}
+
+
+class Parameters:
+    """The entries of one model.
+
+    Args:
+        backend: Whose slots the draws take.
+        rank: Of the factors; None for no factors.
+        feedback: Whether there are residuals.
+        eight_bits: Whether they are kept in 8 bits.
+        model: Names the keys; None for the order in which parameters are first seen.
+        exact: Called with (name, parameter); True keeps a parameter exact.
+    """
+
+    def __init__(
+        self,
+        backend: _C.LowcommBackend,
+        *,
+        rank: int | None,
+        feedback: bool,
+        eight_bits: bool,
+        model: nn.Module | None,
+        exact: Callable[[str, nn.Parameter], bool] | None,
+    ) -> None:
+        self._backend = backend
+        self._rank, self._feedback, self._eight_bits = rank, feedback, eight_bits
+        self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
+        self._loaded: dict[str, torch.Tensor] | None = None  # of a checkpoint, for parameters that are yet to be seen
+        self._fixed = model is not None
+        for name, parameter in model.named_parameters() if model is not None else ():
+            if parameter.requires_grad:
+                self._add(name, parameter, exact is not None and exact(name, parameter))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def of(self, parameter: torch.Tensor) -> Entry:
+        """The entry of a parameter, made where it is new.
+
+        Raises:
+            ValueError: The state's model has no such parameter, or a loaded state does not fit it.
+        """
+        found = self._entries.get(id(parameter))
+        if found is not None:
+            return found
+        if self._fixed:
+            raise ValueError(
+                f"ddp: expected a parameter of the state's model, got another one, of shape {tuple(parameter.shape)}: "
+                "give each model a State of its own"
+            )
+        return self._add(str(len(self._entries)), parameter, False)
+
+    def _add(self, key: str, parameter: torch.Tensor, exact: bool) -> Entry:
+        small = parameter.ndim < 2 or parameter.numel() < MIN_ELEMENTS
+        compression, slot = None, 0
+        if not (exact or small or parameter.dtype not in _CODED):
+            shape = list(parameter.shape)
+            low = self._rank is not None and _C.is_low_rank(shape[0], parameter.numel() // shape[0], self._rank)
+            compression = _C.Compression(
+                shape,
+                rank=self._rank if low and self._rank is not None else 0,
+                feedback=self._feedback,
+                eight_bits=self._eight_bits,
+                seed=zlib.crc32(key.encode()),
+            )
+            slot = self._backend.reserve_slots(2 * self._backend.size())
+        entry = Entry(key, parameter, compression, slot, len(self._entries))
+        self._entries[id(parameter)] = entry
+        if self._loaded is not None:
+            self._fill(entry, self._loaded)
+        return entry
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Every entry's tensors, and of a loaded state what no parameter has taken yet."""
+        state = dict(self._loaded or {})
+        for entry in self:
+            state |= entry.tensors(self._backend.rank())
+        return state
+
+    def load(self, tensors: dict[str, Any]) -> None:
+        """Fill the entries, and those that are yet to come.
+
+        Raises:
+            ValueError: A tensor is missing, or has another shape or dtype; nothing has changed.
+        """
+        for entry in self:
+            self._check(entry, tensors)
+        for entry in self:
+            self._fill(entry, tensors)
+        self._loaded = dict(tensors)
+
+    def _check(self, entry: Entry, tensors: dict[str, Any]) -> None:
+        for name, kept in entry.tensors(self._backend.rank()).items():
+            if name not in tensors:
+                raise ValueError(
+                    f"ddp: expected {name!r} in the loaded state, got none: each rank loads its own, and "
+                    "torch.distributed.checkpoint needs a State with model="
+                )
+            given = tensors[name]
+            if given.shape != kept.shape or given.dtype != kept.dtype:
+                raise ValueError(
+                    f"ddp: {name}: expected {kept.dtype} of shape {tuple(kept.shape)}, got {given.dtype} of shape "
+                    f"{tuple(given.shape)}"
+                )
+
+    def _fill(self, entry: Entry, tensors: dict[str, Any]) -> None:
+        self._check(entry, tensors)
+        if entry.compression is not None:
+            rank = self._backend.rank()
+            entry.compression.set(tensors.get(f"rank{rank}.{entry.key}.residual"), tensors.get(f"{entry.key}.factor"))
