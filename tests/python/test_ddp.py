@@ -187,6 +187,70 @@ def test_bytes_are_the_codes(pair):
         assert stats["calls"] == 2 and stats["exact_calls"] == 1
 
 
+class _Gate:
+    """Rank 1 starts its first bucket when rank 0 has been through all of its hooks."""
+
+    def __init__(self, state, r):
+        self.state, self.r = state, r
+
+    def __call__(self, bucket):
+        if self.r.rank == 1 and bucket.index() == 0:
+            self.r.hear(f"through{self.state.steps}")
+        future = lc.ddp.hook(self.state, bucket)
+        if self.r.rank == 0 and bucket.is_last():
+            self.r.say(f"through{self.state.steps - 1}")
+        return future
+
+
+def _asynchronous(r, options):
+    r.init()
+    model = ddp_model.make(_Gate(lc.ddp.State(**options), r), hook=lambda gate, bucket: gate(bucket))
+    for step in range(3):
+        ddp_model.loss_of(model, r.rank, step, spare=True).backward()
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"warm_up_steps": 9}], ids=str)
+def test_no_hook_waits_for_an_op(pair, options):
+    pair(_asynchronous, options)
+
+
+def _on_a_subgroup(r):
+    r.init()
+    groups = [dist.new_group([0, 2], backend="lowcomm"), dist.new_group([1, 3], backend="lowcomm")]
+    group = groups[r.rank % 2]
+    model = ddp_model.make(lc.ddp.State(group, rank=4), process_group=group)
+    for step in range(2):
+        ddp_model.loss_of(model, r.rank, step, spare=True).backward()
+    return model.module.up.weight.grad.clone()
+
+
+def test_on_a_group_of_its_own(quad):
+    gradients = quad(_on_a_subgroup)
+    assert torch.equal(gradients[0], gradients[2]) and torch.equal(gradients[1], gradients[3])
+    assert not torch.equal(gradients[0], gradients[1])
+
+
+def _in_bfloat16(r, options):
+    r.init()
+    model = torch.nn.parallel.DistributedDataParallel(ddp_model.Net().bfloat16())
+    plain = torch.nn.parallel.DistributedDataParallel(ddp_model.Net().bfloat16())
+    plain.load_state_dict(model.state_dict())
+    model.register_comm_hook(lc.ddp.State(**options), lc.ddp.hook)
+    x = ddp_model.batch(r.rank, 0)[0].bfloat16()
+    for m in (plain, model):
+        m(x, spare=True).square().mean().backward()
+    pairs = zip(model.module.named_parameters(), plain.parameters(), strict=True)
+    return {n: (p.grad.float(), (p.grad - q.grad).float().norm() / q.grad.float().norm()) for (n, p), q in pairs}
+
+
+@pytest.mark.parametrize("options", [{"codec": "sym8"}, {"codec": "sym8:bucket=64", "rank": 20}], ids=str)
+def test_gradients_of_16_bits(pair, options):
+    mine, theirs = pair(_in_bfloat16, options)
+    for name, (gradient, error) in mine.items():
+        assert torch.equal(gradient, theirs[name][0])
+        assert error == 0 if name not in ddp_model.CODED else error < (0.6 if "rank" in options else 0.02), name
+
+
 def _convergence(r, options, steps):
     r.init()
     losses = {}

@@ -56,8 +56,9 @@ class State:
         rank: Of the factors, 1 or more; None: no factors.
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: So many first steps are exact.
-        residual_dtype: "float32", or "int8": 8 bits an element between steps with a scale every 512, 2 bytes an element
-            in all (as LoCo, arXiv 2407.04480, keeps them); what 8 bits cannot hold of a residual is lost.
+        residual_dtype: "float32", or "int8": 8 bits an element and a scale every 512 (as LoCo, arXiv 2407.04480, keeps
+            them), which takes 2 bytes an element, and 4 more while its bucket is under way; what 8 bits cannot hold of a
+            residual is lost.
         model: The model, or its DDP wrapper: residuals are then keyed by parameter name. Without it by the order of the
             first backward's buckets, which the same model and bucket_cap_mb make again.
         exact: Called with (name, parameter) of `model`'s; True keeps that parameter exact.
@@ -189,6 +190,8 @@ class State:
         """What a resumed run needs to go on bit for bit: this rank's residuals, factors, and how many steps there were.
 
         A checkpoint holds one a rank: `torch.save` on every rank, or `torch.distributed.checkpoint` with `model=` given.
+        With more than two ranks what travels exact is, as in DDP without a hook, a sum whose order depends on the
+        bucket, and a run's first step has other buckets than later ones: there "bit for bit" is of what is coded.
 
         Returns:
             {"world_size", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype": of this state,
