@@ -1,6 +1,6 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants [--quick] [--seeds N] [--json FILE] [--plot FILE]
+    python benchmarks/convergence.py qsdp|qsdp_variants|ddp [--quick] [--seeds N] [--json FILE] [--plot FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -12,11 +12,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import ddp
 import qsdp
 import qsdp_variants
 import report
 
-METHODS: dict[str, Callable] = {"qsdp": qsdp.measure, "qsdp_variants": qsdp_variants.measure}
+METHODS: dict[str, Callable] = {"qsdp": qsdp.measure, "qsdp_variants": qsdp_variants.measure, "ddp": ddp.measure}
 
 
 def parse() -> argparse.Namespace:

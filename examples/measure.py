@@ -13,6 +13,12 @@ def sent_bytes(op: str) -> int:
     return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
+def reduced_bytes() -> int:
+    """What this rank has sent in all all_reduces: own frames, and what gloo carried of exact ones (headers aside)."""
+    ops = [group["all_reduce"] for group in lc.stats().values() if "all_reduce" in group]
+    return sum((op["wire_bytes"] or 0) + op["inner_bytes"] for op in ops)
+
+
 def mean_over_ranks(value: torch.Tensor) -> float:
     """The mean of a scalar over all ranks, the same bits on each."""
     total = value.detach().clone()

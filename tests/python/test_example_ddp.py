@@ -1,0 +1,92 @@
+"""examples/train_ddp.py and `benchmarks/convergence.py ddp` at 2 ranks."""
+
+import functools
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = [str(ROOT / "examples" / "train_ddp.py"), "--batch", "2"]
+
+
+def _example(r, directory, arguments):
+    """The example's own `main` in a rank that has torch already: all of torchrun's work but the rendezvous."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    os.chdir(directory)
+    os.environ["RANK"] = str(r.rank)
+    sys.argv = [*TRAIN, *arguments, "--json", "run.json"]
+    store = f"file://{r.folder}/store"
+    dist.init_process_group = functools.partial(
+        dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
+    )
+    importlib.import_module("train_ddp").main()
+
+
+def train(directory, *arguments):
+    """Runs the example in fresh ranks and returns its output and its runs by name."""
+    outputs = []
+    ranks.run_ranks(_example, 2, str(directory), arguments, timeout=180, outputs=outputs)
+    names = ["exact", "coded", "low rank"]
+    return outputs[0], dict(zip(names, json.loads((directory / "run.json").read_text()), strict=True))
+
+
+@pytest.mark.slow
+def test_example_trains_and_resumes(tmp_path):
+    """Rounded at random: a draw that is off by one shows in the loss. The plot is drawn, bytes are counted."""
+    codec = ["--codec", "qsgd4:bucket=128", "--rank", "4"]
+    out, uninterrupted = train(tmp_path, "--steps", "6", *codec)
+    _, first = train(tmp_path, "--steps", "4", "--checkpoint", "saved", *codec)
+    again, second = train(tmp_path, "--steps", "6", "--checkpoint", "saved", "--resume", *codec)
+    assert "4+2" in again
+    for name, run in uninterrupted.items():
+        assert first[name]["loss"] + second[name]["loss"] == run["loss"], name
+        assert second[name]["perplexity"] == run["perplexity"], name
+        assert run["loss"][-1] < run["loss"][0] - 0.1
+    sent = {name: run["sent_bytes"][-1] for name, run in uninterrupted.items()}
+    assert sent["exact"] > 7 * sent["coded"] > 50 * sent["low rank"]
+    assert "fewer bytes, times" in out
+    assert (tmp_path / "runs" / "train_ddp.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--steps", "0"], "--steps expects a positive number, got 0"),
+        (["--rank", "-2"], "--rank expects a positive number, got -2"),
+        (["--codec", "zip9"], "zip9"),
+        (["--resume"], "--resume expects --checkpoint DIR"),
+        (["--resume", "--checkpoint", "nowhere"], "--resume expects nowhere/exact/rank0.pt, found none"),
+        ([], "expected to be started by torchrun"),
+    ],
+)
+def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setattr(sys, "argv", [*TRAIN, *arguments])
+    with pytest.raises(SystemExit) as refusal:
+        importlib.import_module("train_ddp").main()
+    said = refusal.value.code
+    assert said.startswith("train_ddp.py: ")
+    assert expected in said
+    assert "\n" not in said
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_convergence_quick(tmp_path):
+    file = tmp_path / "ddp.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "convergence.py"), "ddp", "--quick", "--json", str(file)]
+    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
+    assert status == 0, f"{out}\n{err}"
+    content = json.loads(file.read_text())
+    assert len(content["gates"]) == 5
+    assert all(gate["pass"] for gate in content["gates"])
+    for curve in content["curves"]:
+        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
