@@ -1,0 +1,148 @@
+"""What of a wrapped module travels how: which parameters are coded, in what layout, by which comm objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from torch_lowcomm.codec import codec
+from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter
+from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
+from torch_lowcomm.fsdp.fake import FakeComms
+from torch_lowcomm.fsdp.hosts import HostComms
+from torch_lowcomm.fsdp.levels import CodedRun, Levels, learning_steps
+from torch_lowcomm.fsdp.master import QuantizedMaster
+from torch_lowcomm.fsdp.mixed import common_unit
+from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
+from torch_lowcomm.groups import backend_of
+
+MIN_ELEMENTS = 1024
+
+
+def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | None) -> bool:
+    """Not norms, biases and small tensors (not 2-D, or under 1024 elements), nor what the user names by any of its names."""
+    small = p.parameter.ndim < 2 or p.parameter.numel() < MIN_ELEMENTS
+    return not (small or p.has_extension or (exact is not None and any(exact(name, p.parameter) for name in p.names)))
+
+
+def runs_of(
+    parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
+) -> list[CodedRun]:
+    """Of elements of each parameter's own dtype; with a unit of elements of that, as which the bytes are read."""
+    runs, first = [], 0
+    for p, coded in parameters:
+        shape = tuple(p.parameter.shape)
+        count = p.shard_numel if unit is None else p.shard_numel * p.dtype.itemsize // unit.itemsize
+        runs.append(CodedRun(p.names[0], shape, first, count, codec if coded else "none"))
+        first += count
+    return runs
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the caller of `quantize` chose: canonical codecs, and the rest checked."""
+
+    weights: str
+    gradients: str
+    exact: Callable[[str, nn.Parameter], bool] | None
+    master: str
+    learn_at: tuple[int, ...]
+
+    @classmethod
+    def checked(
+        cls,
+        weights: str,
+        gradients: str,
+        exact: Callable[[str, nn.Parameter], bool] | None,
+        master: str,
+        learn_at: Sequence[int] | None,
+    ) -> Choices:
+        """Raises ValueError or TypeError for what will not do."""
+        if exact is not None and not callable(exact):
+            raise TypeError(
+                "fsdp.quantize: exact: expected a function of (name, parameter), for example "
+                f"`lambda name, _: name in names`, got {type(exact).__name__}"
+            )
+        if master not in ("fp32", "quantized"):
+            raise ValueError(f"fsdp.quantize: master: expected 'fp32' or 'quantized', got {master!r}")
+        weights, gradients = codec(weights).spec, codec(gradients).spec
+        if master == "quantized" and weights == "none":
+            raise ValueError("fsdp.quantize: master='quantized': expected a codec for the weights, got 'none'")
+        return cls(weights, gradients, exact, master, learning_steps(learn_at, (weights, gradients)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will travel how, for one group of parameters."""
+
+    group: ParameterGroup
+    coded: list[bool]  # by parameter
+    gather: Levels
+    reduce: Levels
+    master: QuantizedMaster | None
+    unit: torch.dtype | None  # of the gather's layout, where parameters have several dtypes
+
+    @classmethod
+    def of(cls, g: ParameterGroup, chosen: Choices) -> Plan:
+        """Plan one group; ValueError where its master cannot be quantized."""
+        coded = [is_coded(p, chosen.exact) for p in g.parameters]
+        pairs = list(zip(g.parameters, coded, strict=True))
+        trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
+        unit = common_unit(pairs)
+        runs = runs_of(pairs, chosen.weights, unit)
+        master = None
+        if chosen.master == "quantized":
+            _expect_own_master(g)
+            written = [(i, run.first, run.count) for i, run in enumerate(runs) if run.codec != "none"]
+            master = QuantizedMaster(g.live_shards, written)
+        reduced = Levels(runs_of(trained, chosen.gradients), chosen.learn_at)
+        return cls(g, coded, Levels(runs, chosen.learn_at), reduced, master, unit)
+
+    def install(
+        self, deferred: DeferredReductions | None, levels: HostComms | None, fake: int | None
+    ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
+        """Nothing here can fail: ranks have agreed."""
+        g = self.group
+        other = FakeComms(g.group, fake) if fake is not None else levels
+        carrier = other or backend_of(g.group)
+        gather = QuantizedAllGather(
+            g.group,
+            self.gather,
+            carrier.reserve_slots(len(self.gather.layout)),
+            g.live_parameters,
+            master=self.master,
+            unit=self.unit,
+            overlap=deferred is not None,
+            carrier=other,
+        )
+        reduction = QuantizedReduceScatter(
+            g.group,
+            self.reduce,
+            # Of each slice's segments every one draws by itself.
+            carrier.reserve_slots(len(self.reduce.layout) * g.group.size()),
+            g.trained,
+            gather.weights,
+            deferred=ModuleReductions(deferred, g) if deferred is not None else None,
+            carrier=other,
+        )
+        g.module.set_custom_all_gather(gather)
+        g.module.set_custom_reduce_scatter(reduction)
+        return gather, reduction
+
+
+def _expect_own_master(g: ParameterGroup) -> None:
+    """The decoded value can only replace what was encoded, and only where no other rank keeps the same shard."""
+    if g.has_replicas:
+        raise ValueError(
+            "fsdp.quantize: master='quantized': expected ranks that only shard, got replicas (HSDP), whose random draws, "
+            "and with them their master copies, would differ"
+        )
+    for p in g.parameters:
+        if p.dtype != p.parameter.dtype:
+            raise ValueError(
+                f"fsdp.quantize: master='quantized': expected shards gathered as they are, {p.parameter.dtype}, got "
+                f"{p.names[0]} cast to {p.dtype} by a MixedPrecisionPolicy"
+            )
