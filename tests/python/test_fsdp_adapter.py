@@ -54,7 +54,7 @@ def _belief(r):
         for p in g.parameters:
             local = p.parameter.to_local().detach().flatten()
             assert torch.equal(flat[at : at + local.numel()], local), p.names
-            assert flat.dtype == p.dtype, p.names
+            assert flat.dtype == p.gathered_dtype, p.names
             assert dict(model.named_parameters())[p.names[0]] is p.parameter
             at += p.shard_numel
     # Backward comes by the last group first; only what is trained is reduced.

@@ -65,6 +65,8 @@ def _run(r, how, overlap):
     lc.fsdp.quantize(model, **CODECS, overlap=overlap)
     hooked = []
     for module in _wrapped(model):
+        if how == "compiled":
+            module.compile(backend="eager")
         if how == "kept":
             module.set_reshard_after_forward(False)
         if how == "divided":
@@ -83,7 +85,19 @@ def _run(r, how, overlap):
     return {"losses": losses, **gradients, **whole(model)}
 
 
-HOWS = ("plain", "accumulated", "kept", "checkpointed", "skipping", "divided", "hooks", "bf16", "fp16", "HSDP")
+HOWS = (
+    "plain",
+    "accumulated",
+    "kept",
+    "checkpointed",
+    "skipping",
+    "divided",
+    "hooks",
+    "compiled",
+    "bf16",
+    "fp16",
+    "HSDP",
+)
 
 
 @pytest.mark.parametrize("how", [*HOWS, "bf16, reduced in fp32"])

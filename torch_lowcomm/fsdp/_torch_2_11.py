@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
@@ -22,6 +23,7 @@ __all__ = [
     "at_end_of_backward",
     "in_backward",
     "new_buffer",
+    "outside_compile",
     "parameter_groups",
     "reduce_scatter_single",
 ]
@@ -34,7 +36,7 @@ class ShardedParameter:
     names: list[str]  # fully qualified, from the model's root; several where it is tied
     parameter: nn.Parameter  # the sharded DTensor parameter, of the global shape
     shard_numel: int  # elements a rank contributes, padding included
-    dtype: torch.dtype  # of what is gathered, which a MixedPrecisionPolicy may have cast
+    gathered_dtype: torch.dtype  # of the shard as it is gathered, which a MixedPrecisionPolicy may cast
     has_extension: bool  # a tensor subclass that decides itself what is gathered
 
 
@@ -145,14 +147,14 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
                 )
             yield ParameterGroup(
                 module,
-                [_describe(p, names, private.mp_policy.param_dtype) for p in private.fsdp_params],
+                [_describe(p, names) for p in private.fsdp_params],
                 private.mesh_info.shard_process_group,
                 hasattr(private.mesh_info, "replicate_process_group"),
                 private,
             )
 
 
-def _describe(p: Any, names: dict[int, list[str]], cast: torch.dtype | None) -> ShardedParameter:
+def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
     # The module holds one of the two, by whether it is gathered just now.
     registered = names.get(id(p.sharded_param)) or names.get(id(getattr(p, "_unsharded_param", None)))
     if not registered:
@@ -164,7 +166,7 @@ def _describe(p: Any, names: dict[int, list[str]], cast: torch.dtype | None) -> 
         names=registered,
         parameter=p.sharded_param,
         shard_numel=p._sharded_param_data.numel(),
-        dtype=cast if cast is not None and p.sharded_param.is_floating_point() else p.sharded_param.dtype,
+        gathered_dtype=p.mp_policy.param_dtype or p.sharded_param.dtype,
         has_extension=hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"),
     )
 
@@ -177,6 +179,10 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatt
 def in_backward() -> bool:
     """Whether autograd is running a backward pass on this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+# For hooks of modules that may be compiled: not traced, as FSDP2's own are not, for what they keep changes every pass.
+outside_compile = _disable_dynamo
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

@@ -22,11 +22,11 @@ def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dt
         The dtype, or None: of one dtype already, nothing coded, coded ones of several dtypes, a parameter that decides
         itself what is gathered, or an odd number of bytes.
     """
-    if len({p.dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
+    if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
         return None
-    coded = {p.dtype for p, is_coded in parameters if is_coded}
+    coded = {p.gathered_dtype for p, is_coded in parameters if is_coded}
     if len(coded) != 1:
         return None
     (unit,) = coded
-    whole = all(p.shard_numel * p.dtype.itemsize % unit.itemsize == 0 for p, _ in parameters)
+    whole = all(p.shard_numel * p.gathered_dtype.itemsize % unit.itemsize == 0 for p, _ in parameters)
     return unit if whole else None

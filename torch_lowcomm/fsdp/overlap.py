@@ -106,10 +106,12 @@ class ForwardPrefetch:
             group.module.register_forward_pre_hook(lambda *_, group=group: self._enter(group))
         model.register_forward_hook(self._end, always_call=True)
 
+    @fsdp2.outside_compile
     def _begin(self, *_: Any) -> None:
         if not fsdp2.in_backward():  # as a recomputed pass is
             self._ran = []
 
+    @fsdp2.outside_compile
     def _enter(self, group: fsdp2.ParameterGroup) -> None:
         if self._ran is None or fsdp2.in_backward():
             return
@@ -120,6 +122,7 @@ class ForwardPrefetch:
         if self._prefetched is None and following is not None and following.prefetch():
             self._prefetched = following
 
+    @fsdp2.outside_compile
     def _end(self, *_: Any) -> None:
         if self._ran is None or fsdp2.in_backward():
             return

@@ -35,7 +35,7 @@ def runs_of(
     runs, first = [], 0
     for p, coded in parameters:
         shape = tuple(p.parameter.shape)
-        count = p.shard_numel if unit is None else p.shard_numel * p.dtype.itemsize // unit.itemsize
+        count = p.shard_numel if unit is None else p.shard_numel * p.gathered_dtype.itemsize // unit.itemsize
         runs.append(CodedRun(p.names[0], shape, first, count, codec if coded else "none"))
         first += count
     return runs
@@ -141,8 +141,8 @@ def _expect_own_master(g: ParameterGroup) -> None:
             "and with them their master copies, would differ"
         )
     for p in g.parameters:
-        if p.dtype != p.parameter.dtype:
+        if p.gathered_dtype != p.parameter.dtype:
             raise ValueError(
                 f"fsdp.quantize: master='quantized': expected shards gathered as they are, {p.parameter.dtype}, got "
-                f"{p.names[0]} cast to {p.dtype} by a MixedPrecisionPolicy"
+                f"{p.names[0]} cast to {p.gathered_dtype} by a MixedPrecisionPolicy"
             )
