@@ -100,6 +100,7 @@ class ForwardPrefetch:
         self._next: dict[nn.Module, fsdp2.ParameterGroup] = {}
         self._ran: list[fsdp2.ParameterGroup] | None = None  # None: not in a pass
         self._prefetched: fsdp2.ParameterGroup | None = None
+        self._mark: Any = None  # of its weights' version before
         model.register_forward_pre_hook(self._begin)
         for group, _ in groups:
             # After FSDP2's own hook, which stands first and waits for the module's weights.
@@ -119,8 +120,10 @@ class ForwardPrefetch:
         if group is self._prefetched:
             self._prefetched = None
         following = self._next.get(group.module)
-        if self._prefetched is None and following is not None and following.prefetch():
-            self._prefetched = following
+        if self._prefetched is None and following is not None:
+            mark = self._versions[following.module].mark()
+            if following.prefetch():
+                self._prefetched, self._mark = following, mark
 
     @fsdp2.outside_compile
     def _end(self, *_: Any) -> None:
@@ -133,5 +136,5 @@ class ForwardPrefetch:
         }
         dropped, self._prefetched = self._prefetched, None
         if dropped is not None:
-            self._versions[dropped.module].take_back()
+            self._versions[dropped.module].restore(self._mark)
             dropped.drop_prefetched()

@@ -56,7 +56,6 @@ class WeightVersion:
         self._steps = 0
         self._count = 0
         self._seen: tuple[Any, ...] | None = None  # None: whatever the parameters are now belongs to this count
-        self._before = (self._count, self._seen)
         _living.add(self)
 
     def note_step(self, stepped: set[int]) -> None:
@@ -66,15 +65,18 @@ class WeightVersion:
     def version(self) -> int:
         """A number that grows when the parameters were written since it was last asked for, by one."""
         now = self._now()
-        self._before = (self._count, self._seen)
         if self._seen is not None and now != self._seen:
             self._count += 1
         self._seen = now
         return self._count
 
-    def take_back(self) -> None:
-        """As if it had not been asked for the last time: for a gather that nobody used."""
-        self._count, self._seen = self._before
+    def mark(self) -> tuple[int, tuple[Any, ...] | None]:
+        """Where the count stands, for `restore`."""
+        return self._count, self._seen
+
+    def restore(self, mark: tuple[int, tuple[Any, ...] | None]) -> None:
+        """As if it had not been asked for since: for a gather that nobody used."""
+        self._count, self._seen = mark
 
     def settle(self) -> None:
         """Count what was written so far, unless a checkpoint is being loaded."""
