@@ -57,7 +57,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
             Gate(f"steps of {HASHED_STEPS} in which the ranks of {name} see different weights", apart, "==", 0)
         )
     levels = launch.run(
-        levels_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=8 if quick else 40, batch=LEARNING_BATCH
+        levels_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=12 if quick else 40, batch=LEARNING_BATCH
     )
     gates += level_gates(levels)
     accumulation = launch.run(accumulation_rank.exchanges, ranks=RANKS, deadline_s=120, world=RANKS)[0]

@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from collective_cases import bits
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WEIGHTS, GRADIENTS = "levels3:bucket=1024", "levels4:bucket=512"
 BIG, SMALL = (512, 256), (64, 256)
@@ -220,3 +220,36 @@ def _differing(r):
 
 def test_ranks_with_different_tables(pair):
     pair(_differing)
+
+
+def _elsewhere(r, where):
+    """Learned before the first step, from shards that are cast, or that replicas have too."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    model = _Two()
+    if where == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+        fully_shard(model, mesh=init_device_mesh("cpu", (r.size,)), mp_policy=policy)
+    else:
+        names = ("replicate", "shard")
+        fully_shard(model, mesh=init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=names))
+    whole = model.big.full_tensor().detach()
+    shards = whole.chunk(r.size if where == "bf16" else r.size // 2)
+    comms = lc.fsdp.quantize(model, weights=WEIGHTS, gradients=GRADIENTS, learn_at=(0,))
+    model(r.rank).backward()
+    seen = _seen(model, "big")
+    states = [comms.state_dict()[f"{what}.0.levels"] for what in ("weights", "gradients")]
+    assert [state["versions"] for state in states] == [[1], [1]]
+    table = states[0]["levels"][0]
+    uniform, learned = _errors(whole, len(shards), WEIGHTS, (torch.arange(8) / 7, table))
+    assert learned < 0.8 * uniform
+    assert _same(seen, _coded_by([shard.to(seen.dtype) for shard in shards], WEIGHTS, table))
+    return table, seen
+
+
+@pytest.mark.parametrize("where", ["bf16", "replicas"])
+def test_learning_where_shards_are_cast_or_kept_twice(quad, where):
+    first, *others = quad(_elsewhere, where)
+    for other in others:
+        assert all(_same(a, b) for a, b in zip(first, other, strict=True))

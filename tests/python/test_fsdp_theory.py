@@ -80,3 +80,24 @@ def test_the_shift_converges_where_nearest_stops():
     ends = [f(_iterate(gradient, start, _shifted(delta), eta / beta, 1000, seed)) for seed in range(SEEDS)]
     assert sum(ends) / SEEDS <= bound
     assert max(ends) < f(stopped) / 2
+
+
+def test_quantized_gradients_add_their_variance():
+    """Corollary 3's iteration, x <- Q_w(x - eta/beta·Q_g(f'(x))), Q_g the coin of Definition 12: variance below step^2/4."""
+    n, alpha, beta = 64, 1 / 32, 8.0
+    eta, delta, coin = 0.05, 0.024, 0.05
+    f = lambda x: (x.square() + 3 * x.sin().square()).sum().item()  # noqa: E731
+    gradient = lambda x: 2 * x + 3 * (2 * x).sin()  # noqa: E731
+    toss = lc.codec(f"qsgd8:bucket=1024,delta={coin}")
+    added = beta / 2 * n * delta**2 / 12 + eta**2 / (2 * beta) * n * coin**2 / 4
+    bound = added * beta / (eta * alpha)
+    start = torch.linspace(2.12, 2.26, n)
+    assert f(start) > 2 * bound
+    ends = []
+    for seed in range(SEEDS):
+        x, quantize = start, _shifted(delta)
+        for step in range(1000):
+            estimate = toss.roundtrip(gradient(x), seed=seed, stream=1, step=step)  # draws of its own
+            x = quantize(x - eta / beta * estimate, seed, step)
+        ends.append(f(x))
+    assert sum(ends) / SEEDS <= bound
