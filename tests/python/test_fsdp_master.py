@@ -60,6 +60,29 @@ def test_shards_that_are_padded(quad):
     quad(_replaced, "lattice6:bucket=256", False)
 
 
+def _written_unseen(r):
+    """What is written behind the versions' back is what the next gather sends, norms too."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    codec = lc.codec("minmax4:bucket=128")
+    model, _ = _make(r, "minmax4:bucket=128")
+    for factor in (1.0, 0.5, -1.0):
+        for p in model.parameters():
+            p.to_local().detach().mul_(factor)
+        want = shards_of(r, model)
+        model[0].unshard()
+        norm, big = model[0].norm.weight.detach().clone(), model[0].big.weight.detach().clone()
+        model[0].reshard()
+        assert _equal(norm, torch.cat(want["0.norm.weight"]))
+        assert _equal(big, torch.cat([codec.roundtrip(shard) for shard in want["0.big.weight"]]))
+        assert _equal(big, torch.cat(shards_of(r, model)["0.big.weight"]))
+
+
+def test_a_write_that_no_version_shows(pair):
+    pair(_written_unseen)
+
+
 def _exact_scope(r):
     import torch_lowcomm as lc
 

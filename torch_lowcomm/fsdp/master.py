@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 
+def _checksum(flat: torch.Tensor) -> int:
+    """The sum of the elements' bits as integers: in any order the same, and another after any write."""
+    return int(flat.view(torch.int16 if flat.element_size() == 2 else torch.int32).sum(dtype=torch.int64))
+
+
 class QuantizedMaster:
     """Puts what a rank's shard was decoded to in the shard's place, so that the optimizer starts from it.
 
     It does so at the first gather after the shard was written. Later gathers of the same weights must send the same codes,
     and encoding the decoded shard again would not: a lattice's random shift would move it once more, and even a nearest
     grid's ends move by their last bits. So what was encoded is kept until the shard is written again, and sent again: one
-    more copy of the shard while the step lasts.
+    more copy of the shard while the step lasts. A write that no version shows (`p.data`, a local tensor) is found by a
+    checksum, and encoded as it is.
     """
 
     def __init__(self, shards: Callable[[], list[torch.Tensor]], runs: Sequence[tuple[int, int, int]]) -> None:
@@ -22,6 +28,7 @@ class QuantizedMaster:
         self._runs = list(runs)
         self._version: int | None = None  # of the weights whose decoded values the shards are
         self._encoded: torch.Tensor | None = None
+        self._decoded_sum = 0  # of the shards as they were left
 
     def holds_decoded_only(self, version: int) -> bool:
         """Whether the shard is decoded and what it was decoded from is gone, as after a checkpoint: it travels exact."""
@@ -29,19 +36,19 @@ class QuantizedMaster:
 
     def to_encode(self, version: int, flat: torch.Tensor) -> torch.Tensor:
         """Put into `flat` [n], the shards one after another, what is to be encoded, and return it as a copy."""
-        if version == self._version and self._encoded is not None:
+        if self.holds_decoded(version) and self._encoded is not None and _checksum(flat) == self._decoded_sum:
             flat.copy_(self._encoded)
             return self._encoded
         return flat.clone()
 
     def settle(self, version: int, encoded: torch.Tensor, decoded: torch.Tensor) -> None:
         """`encoded` was sent and every rank has `decoded` [n] of it: the shards become that."""
-        if version == self._version:
+        if encoded is self._encoded:
             return
         shards = self._shards()
         for parameter, first, count in self._runs:
             shards[parameter].copy_(decoded[first : first + count])
-        self._version, self._encoded = version, encoded
+        self._version, self._encoded, self._decoded_sum = version, encoded, _checksum(decoded)
 
     def holds_decoded(self, version: int) -> bool:
         """Whether the shard is that version's decoded value."""
