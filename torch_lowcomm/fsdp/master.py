@@ -8,7 +8,7 @@ import torch
 
 
 def _checksum(flat: torch.Tensor) -> int:
-    """The sum of the elements' bits as integers: in any order the same, and another after any write."""
+    """The sum of the elements' bits as integers: the same in any order of adding, and hardly ever after a write."""
     return int(flat.view(torch.int16 if flat.element_size() == 2 else torch.int32).sum(dtype=torch.int64))
 
 
