@@ -21,19 +21,27 @@ from report import Gate
 
 LEARNING_BATCH = 128  # a rank: a step that computes more than it waits
 MOST_SEEDS = 2  # the claims' margins are many times what seeds differ by
+# Most tensors' grid of 8 bits has a half step of 3.5e-4 at first: AdamW's steps at 1e-3 are above it until late in a run, and
+# the nearest master loses little.
+SLOW = 3e-4
 VARIANTS = {
     "exact": Configuration(),
     "W4G4/1024": Configuration(weights="minmax4:bucket=1024", gradients="qsgd4:bucket=1024"),
     "W4G4/tensor": Configuration(weights="minmax4:bucket=tensor", gradients="qsgd4:bucket=tensor"),
-    "nearest master": Configuration(weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024", master="quantized"),
-    "lattice master": Configuration(weights="lattice8:bucket=1024", gradients="qsgd8:bucket=1024", master="quantized"),
+    "exact, slow": Configuration(lr=SLOW),
+    "nearest master": Configuration(
+        weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024", master="quantized", lr=SLOW
+    ),
+    "lattice master": Configuration(
+        weights="lattice8:bucket=1024", gradients="qsgd8:bucket=1024", master="quantized", lr=SLOW
+    ),
 }
-# Perplexity / the exact run's of the same seed, over 400 steps.
+# Perplexity / that of the named exact run of the same seed, over 400 steps.
 BOUNDS = {
-    "W4G4/1024": ("<", 1.03),
-    "W4G4/tensor": (">", 1.2),
-    "nearest master": (">", 1.1),
-    "lattice master": ("<", 1.1),
+    "W4G4/1024": ("exact", "<", 1.03),
+    "W4G4/tensor": ("exact", ">", 1.2),
+    "nearest master": ("exact, slow", ">", 1.1),
+    "lattice master": ("exact, slow", "<", 1.1),
 }
 
 
@@ -50,7 +58,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         common = {"seed": seed, "steps": steps, "hashed_steps": 0 if seed else HASHED_STEPS}
         for name, configuration in VARIANTS.items():
             runs[name].append(run(name, dataclasses.replace(configuration, **common)))
-    gates = [] if quick else [perplexity_gate(name, runs[name], runs["exact"]) for name in BOUNDS]
+    gates = [] if quick else [perplexity_gate(name, runs) for name in BOUNDS]
     for name in BOUNDS:
         apart = sum(len(set(step)) != 1 for step in hashes(runs[name][0], "gathered"))
         gates.append(
@@ -71,10 +79,12 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     }, gates
 
 
-def perplexity_gate(name: str, runs: list[dict[str, Any]], exact: list[dict[str, Any]]) -> Gate:
+def perplexity_gate(name: str, runs: dict[str, list[dict[str, Any]]]) -> Gate:
     """Of the mean ratio over seeds."""
-    ratios = [q["ranks"][0]["perplexity"] / e["ranks"][0]["perplexity"] for q, e in zip(runs, exact, strict=True)]
-    return Gate(f"perplexity ratio {name} / exact", statistics.mean(ratios), *BOUNDS[name])
+    baseline, op, bound = BOUNDS[name]
+    pairs = zip(runs[name], runs[baseline], strict=True)
+    ratios = [q["ranks"][0]["perplexity"] / e["ranks"][0]["perplexity"] for q, e in pairs]
+    return Gate(f"perplexity ratio {name} / {baseline}", statistics.mean(ratios), op, bound)
 
 
 def level_gates(ranks: list[dict[str, Any]]) -> list[Gate]:
