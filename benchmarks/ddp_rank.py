@@ -30,6 +30,7 @@ class Configuration:
     """One run. Without a codec: exact, or, with a factor rank, torch's PowerSGD hook, whose factors are float32."""
 
     codec: str = ""
+    projection_codec: str = ""
     factor_rank: int = 0
     error_feedback: bool = True
     warm_up_steps: int = 0
@@ -56,6 +57,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         state = lc.ddp.State(
             codec=c.codec,
             rank=c.factor_rank or None,
+            projection_codec=c.projection_codec or None,
             error_feedback=c.error_feedback,
             warm_up_steps=c.warm_up_steps,
             model=gpt,

@@ -174,6 +174,7 @@ class LowcommBackend(Backend):
         tensors: Sequence[torch.Tensor],
         op: ReduceOp,
         codec: str,
+        projection: str,
         states: Sequence[Compression],
         *,
         slots: Sequence[int],

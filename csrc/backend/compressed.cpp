@@ -19,7 +19,8 @@ constexpr const char* kOp = "all_reduce";
 using States = std::vector<std::shared_ptr<Compression>>;
 
 // Caller's mistakes: nothing has been sent, and no state lent.
-Reduction checked(const Tensors& tensors, const States& states, const CodecSpec& codec, const c10d::ReduceOp& op) {
+Reduction checked(const Tensors& tensors, const States& states, const std::vector<CodecSpec>& codecs,
+                  const c10d::ReduceOp& op) {
   TORCH_CHECK_VALUE(!tensors.empty() && tensors.size() == states.size(),
                     "lowcomm: compressed all_reduce: expected a state a tensor, got ", states.size(), " for ",
                     tensors.size());
@@ -38,20 +39,23 @@ Reduction checked(const Tensors& tensors, const States& states, const CodecSpec&
   const auto reduction = ownReduction(op, type);
   TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !reduction->premultiplied,
                     "lowcomm: compressed all_reduce: expected SUM or AVG, got another op");
-  TORCH_CHECK_VALUE(codec.id != CodecId::none && codec.axis != Axis::channel && !needsTable(codec) &&
-                        codec.nonfinite == Nonfinite::poison,
-                    "lowcomm: compressed all_reduce: expected a codec of flat tensors that rounds, needs no level "
-                    "table and has nonfinite=poison, got ",
-                    codec.str());
+  for (const CodecSpec& codec : codecs) {
+    TORCH_CHECK_VALUE(codec.id != CodecId::none && codec.axis != Axis::channel && !needsTable(codec) &&
+                          codec.nonfinite == Nonfinite::poison,
+                      "lowcomm: compressed all_reduce: expected a codec of flat tensors that rounds, needs no level "
+                      "table and has nonfinite=poison, got ",
+                      codec.str());
+  }
   return *reduction;
 }
 
 }  // namespace
 
 WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
-                                            const States& states, const std::vector<uint32_t>& slots,
-                                            const std::vector<uint32_t>& owners, uint32_t step) {
-  const Reduction reduction = checked(tensors, states, codec, op);
+                                            const CodecSpec& projection, const States& states,
+                                            const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners,
+                                            uint32_t step) {
+  const Reduction reduction = checked(tensors, states, {codec, projection}, op);
   TORCH_CHECK_VALUE(slots.size() == tensors.size() && owners.size() == tensors.size(),
                     "lowcomm: compressed all_reduce: expected a slot and an owner a tensor, got ", slots.size(),
                     " and ", owners.size(), " for ", tensors.size());
@@ -60,7 +64,7 @@ WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::
   DeviceQueue* queue = queueOf(tensors[0]);
   prepared->enter(queue, stageFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
   CompressedMessage message{
-      wireType(tensors[0].scalar_type()), codec, {drawKey(), streamOf(globalRank(), 0), step}, {}};
+      wireType(tensors[0].scalar_type()), codec, projection, {drawKey(), streamOf(globalRank(), 0), step}, {}};
   for (const auto& tensor : tensors)
     message.tensors.push_back({prepared->sourceAndTarget(tensor, queue), static_cast<uint64_t>(tensor.numel())});
   // Lent once nothing but a state's own mistake can fail before the op is queued.

@@ -248,14 +248,16 @@ void bindBackend(py::module_& m) {
       .def(
           "all_reduce_compressed",
           [](LowcommBackend& b, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op,
-             const std::string& codec, const std::vector<std::shared_ptr<Compression>>& states,
-             const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners, uint32_t step) {
+             const std::string& codec, const std::string& projection,
+             const std::vector<std::shared_ptr<Compression>>& states, const std::vector<uint32_t>& slots,
+             const std::vector<uint32_t>& owners, uint32_t step) {
             return translated([&] {
-              return b.allReduceCompressed(tensors, op, CodecSpec::parse(codec), states, slots, owners, step);
+              return b.allReduceCompressed(tensors, op, CodecSpec::parse(codec), CodecSpec::parse(projection), states,
+                                           slots, owners, step);
             });
           },
-          py::arg("tensors"), py::arg("op"), py::arg("codec"), py::arg("states"), py::kw_only(), py::arg("slots"),
-          py::arg("owners"), py::arg("step"), py::call_guard<py::gil_scoped_release>())
+          py::arg("tensors"), py::arg("op"), py::arg("codec"), py::arg("projection"), py::arg("states"), py::kw_only(),
+          py::arg("slots"), py::arg("owners"), py::arg("step"), py::call_guard<py::gil_scoped_release>())
       .def("reserve_slots", &LowcommBackend::reserveSlots, py::arg("count"))
       .def("note_exact", &LowcommBackend::noteExact, py::arg("op"), py::arg("because"))
       .def_property_readonly("draw_key", &LowcommBackend::drawKey)

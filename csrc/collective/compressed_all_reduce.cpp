@@ -214,9 +214,9 @@ bool compressedAllReduce(OpContext& op, const CompressedMessage& message, const 
   for (const CompressedTensor& tensor : message.tensors)
     tensors.emplace_back(tensor, message.dtype);
 
-  // Factors are fp32: with tensors of another type beside them they are a message of their own.
-  Sharing elements{message.codec, ranks}, projections{message.codec, ranks}, backs{message.codec, ranks};
-  const bool apart = message.dtype != DType::float32;
+  // A message has one type and one codec: where P's are others than the tensors' beside it, it is a message of its own.
+  Sharing elements{message.codec, ranks}, projections{message.projection, ranks}, backs{message.codec, ranks};
+  const bool apart = message.dtype != DType::float32 || message.projection != message.codec;
   {
     Stopwatch watch(op, Doing::encode);
     FloatEnv env;

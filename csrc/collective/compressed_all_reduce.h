@@ -31,8 +31,9 @@ struct CompressedTensor {
 
 struct CompressedMessage {
   DType dtype = DType::float32;
-  CodecSpec codec;  // not none; nonfinite=poison, for what the result says of them to be the same everywhere
-  Draws draws;      // stream of this rank, slot 0
+  CodecSpec codec;       // not none; nonfinite=poison, for what the result says of them to be the same everywhere
+  CodecSpec projection;  // P's, likewise
+  Draws draws;           // stream of this rank, slot 0
   std::vector<CompressedTensor> tensors;
 };
 
@@ -49,7 +50,8 @@ constexpr bool isLowRank(uint64_t rows, uint64_t columns, uint64_t rank) {
 //
 // where Rₛ is what this rank's Aᵀ·P has come to in R: its codes, or its own numbers in slices that it sums, less what
 // coding those sums lost. So, over all ranks, Σ data before = Σ (residual after − residual before) + the sum, as in
-// all_reduce.h, of tensors with a rank and without. What P's coding loses needs no feedback: P is any basis.
+// all_reduce.h, of tensors with a rank and without. What P's coding loses needs no feedback, P being any basis; but a
+// coarse one catches less of A, so P may have a codec of its own.
 //
 // A rank's tensor whose elements are all 0 contributes nothing, and its residual waits: a parameter that took no part.
 //

@@ -32,6 +32,7 @@ struct Side {
   std::vector<Bytes> data;
   std::vector<std::vector<float>> residuals, factors;
   bool finite = false;
+  std::string projection;  // P's codec; empty: the tensors'
 
   Side(const std::vector<Shape>& shapes, DType dtype) : shapes(shapes), dtype(dtype) {
     for (size_t t = 0; t < shapes.size(); ++t) {
@@ -44,7 +45,11 @@ struct Side {
 
   void run(OpContext& op, const std::string& codec, const Reduction& reduction, bool feedback, uint32_t step,
            std::vector<size_t> which = {}) {
-    CompressedMessage message{dtype, CodecSpec::parse(codec), {5, streamOf(op.group.rank(), 0), step}, {}};
+    CompressedMessage message{dtype,
+                              CodecSpec::parse(codec),
+                              CodecSpec::parse(projection.empty() ? codec : projection),
+                              {5, streamOf(op.group.rank(), 0), step},
+                              {}};
     if (which.empty()) {
       which.resize(shapes.size());
       std::iota(which.begin(), which.end(), 0);
@@ -105,6 +110,8 @@ TEST(CompressedAllReduce, LosesNothing) {
         for (const Reduction& reduction : {kSum, kAverage}) {
           Ranks ranks(size);
           auto all = sides(size, kShapes, dtype);
+          for (auto& side : all)
+            side->projection = codec == "topk:nonfinite=poison" ? "sym8:bucket=64,nonfinite=poison" : "";
           std::vector<std::vector<double>> owed(kShapes.size());
           double largest = 0;
           for (uint32_t step = 0; step < kSteps; ++step) {

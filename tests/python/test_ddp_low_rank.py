@@ -11,9 +11,9 @@ RANK = 4
 CODEC = "sym4:bucket=64"
 
 
-def _law(r, size_of_buckets):
+def _law(r, size_of_buckets, projection):
     r.init()
-    state = lc.ddp.State(codec=CODEC, rank=RANK)
+    state = lc.ddp.State(codec=CODEC, rank=RANK, projection_codec=projection)
     model, ledger = ddp_model.with_ledger(state, bucket_cap_mb=size_of_buckets)
     applied = {}
     for step in range(STEPS):
@@ -26,8 +26,9 @@ def _law(r, size_of_buckets):
 
 
 @pytest.mark.parametrize("size_of_buckets", [0.02, 25])
-def test_nothing_is_lost(trio, size_of_buckets):
-    ranks = trio(_law, size_of_buckets)
+@pytest.mark.parametrize("projection", [None, "qsgd8:bucket=64"])
+def test_nothing_is_lost(trio, size_of_buckets, projection):
+    ranks = trio(_law, size_of_buckets, projection)
     for name, value in ranks[0][1].items():
         assert all(torch.equal(value, applied[name]) for _, applied, _ in ranks), f"ranks differ in {name}"
         owed = sum(owed[name] for owed, *_ in ranks)
@@ -54,9 +55,9 @@ def test_gradients_have_the_rank(pair):
         assert ranks["small.weight"] > RANK
 
 
-def _bytes(r, steps):
+def _bytes(r, steps, projection):
     r.init()
-    state = lc.ddp.State(codec=CODEC, rank=RANK)
+    state = lc.ddp.State(codec=CODEC, rank=RANK, projection_codec=projection)
     model = ddp_model.make(state, bucket_cap_mb=25)
     ddp_model.loss_of(model, r.rank, 0, spare=True).backward()
     lc.reset_stats()
@@ -65,12 +66,14 @@ def _bytes(r, steps):
     return next(iter(lc.stats().values()))["all_reduce"]
 
 
-def test_bytes_are_those_of_coded_factors(pair):
-    codec = lc.codec(CODEC)
+@pytest.mark.parametrize("projection", [CODEC, "sym8:bucket=64"])
+def test_bytes_are_those_of_coded_factors(pair, projection):
+    codecs = [lc.codec(projection), lc.codec(CODEC)]  # of P, as long as the matrix has rows, and of R
     shapes = [p.shape for n, p in ddp_model.Net().named_parameters() if n in ddp_model.CODED]
-    codes = sum(ddp_model.slice_bytes(codec, 64, RANK * side, 2) for shape in shapes for side in shape)
+    sides = [pair for shape in shapes for pair in zip(codecs, shape, strict=True)]
+    codes = sum(ddp_model.slice_bytes(codec, 64, RANK * side, 2) for codec, side in sides)
     uncoded = 4 * sum(shape.numel() for shape in shapes)
-    for stats in pair(_bytes, 3):
+    for stats in pair(_bytes, 3, projection):
         assert 3 * codes <= stats["wire_bytes"] <= 3 * (codes + 1500), "headers, two descriptions a step"
         assert stats["raw_bytes"] - stats["inner_bytes"] == 3 * uncoded
         assert stats["calls"] == 6 and stats["exact_calls"] == 3, "one op a bucket, and one of what is exact"

@@ -33,6 +33,8 @@ def _refused(r, options, error):
         ({"codec": "sym4:axis=channel"}, ValueError, ["flat tensor", "axis=channel"]),
         ({"codec": "sym4:nonfinite=saturate"}, ValueError, ["a NaN arrives", "saturate"]),
         ({"rank": 0}, ValueError, ["rank: expected 1 or more", "got 0"]),
+        ({"rank": 4, "projection_codec": "none"}, ValueError, ["one that rounds", "none"]),
+        ({"projection_codec": "sym8"}, ValueError, ["projection_codec: expected rank= beside it"]),
         ({"rank": 2.5}, ValueError, ["rank: expected 1 or more", "got 2.5"]),
         ({"warm_up_steps": -1}, ValueError, ["warm_up_steps: expected 0 or more", "got -1"]),
         ({"residual_dtype": "int4"}, ValueError, ["residual_dtype", "float32", "int4"]),
@@ -58,6 +60,7 @@ def _differ(r, options):
     [
         ([{"codec": "sym4"}, {"codec": "sym8"}], ["codec", "sym4", "sym8"]),
         ([{"rank": 4}, {"rank": 2}], ["rank", "4", "2"]),
+        ([{"rank": 4}, {"rank": 4, "projection_codec": "sym8"}], ["projection_codec", "sym4", "sym8"]),
         ([{}, {"error_feedback": False}], ["error_feedback", "True", "False"]),
         ([{}, {"warm_up_steps": 7}], ["warm_up_steps", "0", "7"]),
     ],
@@ -114,6 +117,7 @@ def _op_mistakes(r):
             [torch.ones(3)],
             dist.ReduceOp(dist.ReduceOp.AVG),
             "sym4:nonfinite=poison",
+            "sym4:nonfinite=poison",
             [compression],
             slots=[0],
             owners=[0],
@@ -125,11 +129,18 @@ def _op_mistakes(r):
         ({"tensors": [x.double()]}, TypeError, "expected float32, float16 or bfloat16, got Double"),
         ({"op": dist.ReduceOp(dist.ReduceOp.MAX)}, ValueError, "expected SUM or AVG"),
         ({"codec": "sym4"}, ValueError, "nonfinite=poison, got sym4"),
+        ({"projection": "sym8"}, ValueError, "nonfinite=poison, got sym8"),
         ({"slots": []}, ValueError, "a slot and an owner a tensor, got 0 and 1 for 1"),
         ({"tensors": [torch.ones(2, 4)[:, ::2]]}, ValueError, "dense contiguous"),
     ]:
         arguments = {"tensors": [x], "op": dist.ReduceOp(dist.ReduceOp.AVG), "codec": "sym4:nonfinite=poison"}
-        arguments |= {"states": [compression], "slots": [0], "owners": [0], "step": 0} | change
+        arguments |= {
+            "projection": "sym4:nonfinite=poison",
+            "states": [compression],
+            "slots": [0],
+            "owners": [0],
+            "step": 0,
+        } | change
         with pytest.raises(error, match=said):
             state._backend.all_reduce_compressed(**arguments)
 
@@ -169,6 +180,7 @@ def _dies(r):
         ddp_model.loss_of(model, r.rank, 2, spare=True).backward()
     after = state.state_dict()
     assert all(torch.equal(v, after[k]) for k, v in before.items()), "nothing of a step that failed is kept"
+    dist.destroy_process_group()
 
 
 class _Dying:

@@ -86,7 +86,7 @@ def test_convergence_quick(tmp_path):
     status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())
-    assert len(content["gates"]) == 5
+    assert len(content["gates"]) == 7
     assert all(gate["pass"] for gate in content["gates"])
     for curve in content["curves"]:
         assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])

@@ -54,6 +54,9 @@ class State:
         process_group: That of the DDP model, of backend lowcomm; None for the default one.
         codec: Codec text of what is coded: "sym4:bucket=128", "gauss4:gain=1.011", "qsgd8".... Not by channel.
         rank: Of the factors, 1 or more; None: no factors.
+        projection_codec: Codec text of each matrix's first factor, P, where it is not `codec`. What P's codes lose no
+            residual brings back to P, which then catches less of the gradient: 8 bits are worth their bytes there
+            (benchmarks/README.md, convergence.py ddp).
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: So many first steps are exact.
         residual_dtype: "float32", or "int8": 8 bits an element and a scale every 512 (as LoCo, arXiv 2407.04480, keeps
@@ -77,6 +80,7 @@ class State:
         codec: str = "sym4:bucket=1024",
         *,
         rank: int | None = None,
+        projection_codec: str | None = None,
         error_feedback: bool = True,
         warm_up_steps: int = 0,
         residual_dtype: str = "float32",
@@ -92,8 +96,11 @@ class State:
         self._said = False
         try:
             self._codec = _poisoning(codec)
+            self._projection_codec = self._codec if projection_codec is None else _poisoning(projection_codec)
             if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
                 raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
+            if projection_codec is not None and rank is None:
+                raise ValueError("ddp.State: projection_codec: expected rank= beside it, got none")
             if not isinstance(warm_up_steps, int) or warm_up_steps < 0:
                 raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {warm_up_steps!r}")
             if residual_dtype not in _RESIDUALS:
@@ -132,7 +139,12 @@ class State:
         return self._steps
 
     def _options(self) -> dict[str, str]:
-        options = {"codec": self._codec, **self._kept, "warm_up_steps": self._warm_up_steps}
+        options = {
+            "codec": self._codec,
+            "projection_codec": self._projection_codec,
+            **self._kept,
+            "warm_up_steps": self._warm_up_steps,
+        }
         options |= {"grad_scaler": self._scaler is not None}
         options |= {"coded parameters": len([e for e in self._parameters if e.compression is not None])}
         return {name: str(value) for name, value in options.items()}
@@ -159,7 +171,7 @@ class State:
         if self._step is not None:
             self._step.roll_back()  # nothing, unless a backward broke off
         self._follow_scale()
-        self._step = Step(self._steps, self._group, self._backend, self._codec)
+        self._step = Step(self._steps, self._group, self._backend, self._codec, self._projection_codec)
         self._steps += 1
 
     def _follow_scale(self) -> None:

@@ -21,11 +21,15 @@ class Step:
         group: Of backend lowcomm.
         backend: Its backend.
         codec: Of what is coded, with nonfinite=poison.
+        projection_codec: Of the first factors, likewise.
     """
 
-    def __init__(self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, codec: str) -> None:
+    def __init__(
+        self, number: int, group: dist.ProcessGroup, backend: _C.LowcommBackend, codec: str, projection_codec: str
+    ) -> None:
         self.number = number
-        self._group, self._backend, self._codec = group, backend, codec
+        self._group, self._backend = group, backend
+        self._codec, self._projection_codec = codec, projection_codec
         self._futures: list[Future[torch.Tensor]] = []
         self._lent: list[_C.Compression] = []
         self._exact: list[torch.Tensor] = []
@@ -69,6 +73,7 @@ class Step:
             [view for _, view in coded],
             dist.ReduceOp(dist.ReduceOp.AVG),
             self._codec,
+            self._projection_codec,
             compressions,
             slots=[entry.slot for entry, _ in coded],
             owners=[entry.number for entry, _ in coded],
