@@ -56,6 +56,24 @@ def test_all_ranks_see_the_weights_that_a_flat_group_gives(quad):
     assert len(set(quad(_weights))) == 1
 
 
+def _master(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    flat, hosts = _meshes(r)
+    model = make_model(mesh=flat)
+    lc.fsdp.quantize(model, weights="lattice8:bucket=128", gradients="levels4", master="quantized", hosts=hosts)
+    train(r, model, 3)
+    seen = _gathered(model)
+    for name, t in whole(model).items():
+        assert torch.equal(bits(seen[name]), bits(t)), name  # the shards are what everybody decoded
+    return zlib.crc32(b"".join(bits(t).numpy().tobytes() for t in seen.values()))
+
+
+def test_a_quantized_master_is_what_all_hosts_decoded(quad):
+    assert len(set(quad(_master))) == 1
+
+
 def _bytes(r, weights, gradients):
     import torch_lowcomm as lc
 
