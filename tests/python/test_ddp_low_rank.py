@@ -1,10 +1,14 @@
 """lc.ddp with a rank: factors by codes, their bytes, error feedback, warm start."""
 
+import os
+
 import ddp_model
 import pytest
+import ranks
 import torch
 
 import torch_lowcomm as lc
+from torch_lowcomm import _C
 
 STEPS = 4
 RANK = 4
@@ -28,11 +32,11 @@ def _law(r, size_of_buckets, projection):
 @pytest.mark.parametrize("size_of_buckets", [0.02, 25])
 @pytest.mark.parametrize("projection", [None, "qsgd8:bucket=64"])
 def test_nothing_is_lost(trio, size_of_buckets, projection):
-    ranks = trio(_law, size_of_buckets, projection)
-    for name, value in ranks[0][1].items():
-        assert all(torch.equal(value, applied[name]) for _, applied, _ in ranks), f"ranks differ in {name}"
-        owed = sum(owed[name] for owed, *_ in ranks)
-        held = sum(residuals.get(name, torch.zeros(())).double() for *_, residuals in ranks)
+    sides = trio(_law, size_of_buckets, projection)
+    for name, value in sides[0][1].items():
+        assert all(torch.equal(value, applied[name]) for _, applied, _ in sides), f"sides differ in {name}"
+        owed = sum(owed[name] for owed, *_ in sides)
+        held = sum(residuals.get(name, torch.zeros(())).double() for *_, residuals in sides)
         largest = max(owed.abs().max().item(), 1e-6)
         # A few roundings in fp32 a step, of numbers not much larger than the gradients.
         torch.testing.assert_close(3 * value + held, owed, rtol=0, atol=largest * STEPS * 2**-18)
@@ -50,9 +54,9 @@ def _result_has_the_rank(r):
 
 
 def test_gradients_have_the_rank(pair):
-    for ranks in pair(_result_has_the_rank):
-        assert all(ranks[name] == RANK for name in ddp_model.CODED)
-        assert ranks["small.weight"] > RANK
+    for found in pair(_result_has_the_rank):
+        assert all(found[name] == RANK for name in ddp_model.CODED)
+        assert found["small.weight"] > RANK
 
 
 def _bytes(r, steps, projection):
@@ -99,3 +103,25 @@ def test_warm_start_nears_the_best_rank(pair):
     for errors, best in pair(_warm_start):
         assert errors[0] > best + 0.1, "one projection on random directions"
         assert best - 1e-4 < errors[3] < 1.05 * best + 0.02, "a power iteration a step"
+
+
+def _on_a_form(r, scalar):
+    """A run, rank 0 of which has the loops of the barest CPU."""
+    if scalar and r.rank == 0:
+        os.environ["LOWCOMM_KERNELS"] = "scalar"  # before the first op, which reads it
+    r.init()
+    model = ddp_model.make(lc.ddp.State(codec="gauss4", rank=RANK))
+    ddp_model.train(model, r.rank, 4, spare=True)
+    return _C.kernels(), ddp_model.weights(model)
+
+
+def test_different_cpus_give_the_same_bits():
+    mixed, alike = ranks.run_ranks(_on_a_form, 2, True), ranks.run_ranks(_on_a_form, 2, False)
+    assert mixed[0][0] == "scalar"
+    for _, weights in (*mixed, *alike):
+        assert all(torch.equal(w, weights[name]) for name, w in alike[0][1].items())
+
+
+def test_under_detail():
+    """What a group holds is then a wrapper of its backend."""
+    ranks.run_ranks(_on_a_form, 2, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
