@@ -2,8 +2,17 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
-trains 0.82 M parameters on the sources of Python's own library three times, with equal seed and data, draws loss against
-bytes sent into runs/train_ddp.png, and ends with a table, a column a run.
+trains 0.82 M parameters on the sources of Python's own library three times, with equal seed and data, in about three minutes
+on two cores, draws loss against bytes sent into runs/train_ddp.png, and ends with a table like this one (Python 3.11, torch
+2.13.0, Intel Xeon, both ranks on loopback; the seconds depend on the machine, the bytes do not):
+
+                                                              exact      sym4:bucket=128  rank 8, sym4:bucket=128
+    steps                                                       400                  400                      400
+    train loss, mean of the last 20 steps                    1.7556               1.7552                   1.8402
+    validation perplexity                                     5.486                5.532                    6.011
+    sent by a rank, MB                                      1312.56               176.21                    17.87
+    fewer bytes, times                                          1.0                  7.4                     73.4
+    seconds                                                    68.7                 66.3                     59.5
 
 `--checkpoint DIR` saves; with `--resume` the run continues, and its loss is that of the run that was never interrupted.
 """
