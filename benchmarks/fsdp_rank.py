@@ -30,12 +30,15 @@ VALIDATION_BATCHES, VALIDATION_WINDOWS = 16, 32  # a rank; windows a batch
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run. `weights` and `gradients` are codecs of `lc.fsdp.quantize`; on gloo both are "none" and unused."""
+    """One run. `weights`, `gradients` and `master` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in place of
+    the call, they are unused.
+    """
 
     backend: str = "lowcomm"
     weights: str = "none"
     gradients: str = "none"
     master: str = "fp32"
+    policy: str = ""
     steps: int = 400
     seed: int = 0
     batch: int = 8
@@ -53,14 +56,15 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         `perplexity` on the validation text.
     """
     c = configuration
-    dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world)
+    options = lc.Options(policy=c.policy, min_bytes=0) if c.policy else None
+    dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world, pg_options=options)
     torch.manual_seed(c.seed)
     gpt = model.GPT()
     mesh = init_device_mesh("cpu", (world,))
     for block in gpt.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(gpt, mesh=mesh)
-    if c.backend == "lowcomm":
+    if c.backend == "lowcomm" and not c.policy:
         lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     corpus, context = data.load(), model.Config().context

@@ -28,6 +28,8 @@ VARIANTS = {
     "exact": Configuration(),
     "W4G4/1024": Configuration(weights="minmax4:bucket=1024", gradients="qsgd4:bucket=1024"),
     "W4G4/tensor": Configuration(weights="minmax4:bucket=tensor", gradients="qsgd4:bucket=tensor"),
+    # Flat buffers as FSDP2 moves them, norms and all, each with one scale: what quantize() is there to avoid.
+    "W4G4/flat buffer": Configuration(policy="all_gather=minmax4:bucket=tensor; reduce_scatter=qsgd4:bucket=tensor"),
     "exact, slow": Configuration(lr=SLOW),
     "nearest master": Configuration(
         weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024", master="quantized", lr=SLOW
@@ -39,7 +41,7 @@ VARIANTS = {
 # Perplexity / that of the named exact run of the same seed, over 400 steps.
 BOUNDS = {
     "W4G4/1024": ("exact", "<", 1.03),
-    "W4G4/tensor": ("exact", ">", 1.2),
+    "W4G4/flat buffer": ("exact", ">", 1.2),
     "nearest master": ("exact, slow", ">", 1.1),
     "lattice master": ("exact, slow", "<", 1.1),
 }
