@@ -1,6 +1,10 @@
-#include "low_rank_cases.h"
+#include "kernels/low_rank.h"
+
+#include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "low_rank_cases.h"
 
 namespace lowcomm {
 namespace {
