@@ -1,6 +1,6 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|ddp [--quick] [--seeds N] [--json FILE] [--plot FILE]
+    python benchmarks/convergence.py qsdp|qsdp_variants|ddp [--quick] [--seeds N] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ddp
+import link_curves
 import qsdp
 import qsdp_variants
 import report
@@ -28,7 +29,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
     parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
     parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
+    parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
     args = parser.parse_args()
+    if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
+        parser.error(f"--seconds: expected one of {', '.join(link_curves.DRAWN)}, got {args.method!r}")
     if args.method not in METHODS:
         parser.error(f"METHOD: expected one of {', '.join(METHODS)}, got {args.method!r}")
     if args.seeds is None:
@@ -58,6 +62,9 @@ def main() -> int:
         raise SystemExit(f"convergence.py: {error}") from None
     if args.plot:
         draw(content["curves"], args.plot, title=f"{args.method}, seed 0")
+    if args.seconds and (times := link_curves.step_seconds(args.method)):
+        content["step_seconds"] = times
+        link_curves.draw(content["curves"], times, args.seconds, args.method)
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, **content})
 
 

@@ -12,24 +12,45 @@ from steps.cases import Case
 from steps.measure import measure
 
 RATES = ("10mbit", "100mbit", "1gbit")
+# A method's runs that are drawn: how `steps` wraps the model, and by a run's name how its steps travel.
+DRAWN: dict[str, tuple[str, dict[str, Case]]] = {
+    "qsdp": (
+        "fsdp",
+        {
+            "exact": Case("exact", weights="none", gradients="none"),
+            "W8G8/1024": Case("W8G8/1024", weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024"),
+        },
+    ),
+    "ddp": (
+        "ddp",
+        {
+            "exact": Case("exact"),
+            "sym4": Case("sym4", hook="lowcomm", codec="sym4:bucket=128"),
+            "rank 4, sym4": Case("rank 4, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4),
+            "rank 4, sym8/sym4": Case(
+                "rank 4, sym8/sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4, projection="sym8:bucket=128"
+            ),
+            "PowerSGD rank 4": Case("PowerSGD rank 4", "gloo", hook="powersgd", rank=4),
+        },
+    ),
+}
 _STEPS = 3  # timed of every case, in turn: they differ by the link, not by the step
 
 
-def step_seconds(method: str, cases: Mapping[str, Case], *, batch: int) -> dict[str, dict[str, float]]:
+def step_seconds(method: str) -> dict[str, dict[str, float]]:
     """{rate: {run's name: seconds a step}} of the base model on 2 hosts; {} with a sentence where there is no lab.
 
     Args:
-        method: "ddp" or "fsdp".
-        cases: By a run's name, how its steps travel.
-        batch: Windows a rank and step.
+        method: Of convergence.py, one of DRAWN.
 
     Raises:
         LabError: A rank failed.
     """
+    wrapping, cases = DRAWN[method]
     found: dict[str, dict[str, float]] = {}
     try:
         for rate in RATES:
-            _, rows = measure(method, list(cases.values()), rate=rate, model="base", batch=batch, repetitions=_STEPS)
+            _, rows = measure(wrapping, list(cases.values()), rate=rate, model="base", batch=8, repetitions=_STEPS)
             found[rate] = {name: row.seconds for name, row in zip(cases, rows, strict=True)}
     except LabUnavailable as error:
         print(f"# no loss against seconds: {error}")

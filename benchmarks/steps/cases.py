@@ -10,7 +10,7 @@ class Case:
     """One way of a data parallel step.
 
     `backend` is the group's. DDP: `hook` is "" (DDP's own all_reduce), "fp16" or "powersgd" of torch, or "lowcomm" with
-    `codec` and `rank`; FSDP2: `weights` and `gradients` are codecs of `lc.fsdp.quantize`.
+    `codec`, `rank` and the `projection`'s own codec; FSDP2: `weights` and `gradients` are codecs of `lc.fsdp.quantize`.
     """
 
     name: str
@@ -18,6 +18,7 @@ class Case:
     hook: str = ""
     codec: str = ""
     rank: int | None = None
+    projection: str | None = None
     weights: str = ""
     gradients: str = ""
 
@@ -40,6 +41,13 @@ CASES = {
         Case("lowcomm gauss4", hook="lowcomm", codec="gauss4"),
         Case("lowcomm rank 2, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=2),
         Case("lowcomm rank 4, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4),
+        Case(
+            "lowcomm rank 4, P sym8, R sym4",
+            hook="lowcomm",
+            codec="sym4:bucket=128",
+            rank=4,
+            projection="sym8:bucket=128",
+        ),
     ],
     "fsdp": [
         Case("gloo fp32", "gloo"),

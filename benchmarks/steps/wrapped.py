@@ -12,21 +12,23 @@ from torch.nn.parallel import DistributedDataParallel
 import torch_lowcomm as lc
 from steps.cases import Case
 
-# One bucket for everything: what torch's PowerSGD needs, whose buckets are made anew after the first step.
+# One bucket for everything: what torch's PowerSGD needs, whose buckets are made anew after the first step, and what is
+# best for factors, of which the second waits for the first.
 _ONE_BUCKET_MB = 10_000
 
 
 def ddp(case: Case, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
-    """DDP with the case's hook."""
-    bucket_mb = _ONE_BUCKET_MB if case.hook == "powersgd" else 25
-    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_mb)
+    """DDP with the case's hook; buffers, which never change, are not sent along."""
+    bucket_mb = _ONE_BUCKET_MB if case.rank else 25
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_mb, broadcast_buffers=False)
     if case.hook == "fp16":
         wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
     elif case.hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=case.rank, start_powerSGD_iter=2)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif case.hook == "lowcomm":
-        wrapped.register_comm_hook(lc.ddp.State(group, codec=case.codec, rank=case.rank), lc.ddp.hook)
+        state = lc.ddp.State(group, codec=case.codec, rank=case.rank, projection_codec=case.projection)
+        wrapped.register_comm_hook(state, lc.ddp.hook)
     return wrapped
 
 
