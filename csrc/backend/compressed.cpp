@@ -74,6 +74,7 @@ WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::
       const Compression::Lent lent = states[i]->begin(tensors[i].numel());
       CompressedTensor& tensor = message.tensors[i];
       tensor.residual = lent.residual;
+      tensor.kept = lent.kept;
       tensor.factor = lent.factor;
     } catch (...) {
       for (size_t before = 0; before < i; ++before)

@@ -120,7 +120,7 @@ Compression::Lent Compression::begin(int64_t numel) {
       next_residual_ = widened();
     } else {
       if (!next_residual_.defined()) next_residual_ = at::empty_like(residual_);
-      next_residual_.copy_(residual_);
+      lent.kept = residual_.const_data_ptr<float>();
     }
     lent.residual = next_residual_.mutable_data_ptr<float>();
   }

@@ -40,10 +40,11 @@ class Compression {
   // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
   void scale(double factor);
 
-  // The copies for an op on a tensor of `numel` elements. ValueError for another number, or while an op is under way
-  // or not committed.
+  // What an op on a tensor of `numel` elements works on; where `kept` is not null the residual is still to be copied
+  // from there. ValueError for another number, or while an op is under way or not committed.
   struct Lent {
     float* residual = nullptr;
+    const float* kept = nullptr;
     float* factor = nullptr;
   };
   Lent begin(int64_t numel);

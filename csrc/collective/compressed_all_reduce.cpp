@@ -96,6 +96,7 @@ class Compressing {
 
   // Into the first message: the elements themselves, or their projection P.
   void share(Sharing& sharing, const LowRankKernels& kernels) {
+    if (t_.kept && (idle_ || !lowRank())) std::memcpy(t_.residual, t_.kept, t_.elements * sizeof(float));
     if (!lowRank()) {
       if (idle_) lost_.assign(t_.elements, 0);
       return sharing.add(t_.data, dtype_, idle_ ? lost_.data() : t_.residual, t_.elements, t_.slot, t_.first_owner);
@@ -157,7 +158,11 @@ class Compressing {
       return;
     }
     if (t_.residual) {
-      reduceInto(t_.residual, t_.data, dtype_, ReduceKind::sum, t_.elements);
+      for (uint64_t at = 0; at < t_.elements; at += kPiece) {  // one pass over memory
+        const uint64_t count = std::min(kPiece, t_.elements - at);
+        if (t_.kept) std::memcpy(t_.residual + at, t_.kept + at, count * sizeof(float));
+        reduceInto(t_.residual + at, element(at), dtype_, ReduceKind::sum, count);
+      }
       a_ = t_.residual;
       return;
     }

@@ -16,8 +16,10 @@ struct CompressedTensor {
   void* data = nullptr;  // contiguous: this rank's elements, then the reduction
   uint64_t elements = 0;
 
-  // Error feedback: null, or fp32 elements, what this rank's compression has lost so far, then what it has lost now.
+  // Error feedback: null, or fp32 elements that become what this rank's compression has lost so far. What it had lost
+  // before stands in `kept`; where that is null, in `residual` itself.
   float* residual = nullptr;
+  const float* kept = nullptr;
 
   // The matrix that the elements are, row-major, and `factor`, [rank, columns] in fp32: orthonormal vectors, the same
   // on all ranks, that its rows are projected on; then those of the next call (warm start). 1 <= rank < rows, columns.

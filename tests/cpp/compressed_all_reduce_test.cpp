@@ -54,10 +54,13 @@ struct Side {
       which.resize(shapes.size());
       std::iota(which.begin(), which.end(), 0);
     }
+    const auto before = residuals;
     for (size_t t : which) {
       const auto [rows, columns, rank] = shapes[t];
-      message.tensors.push_back({data[t].data(), rows * columns, feedback ? residuals[t].data() : nullptr, rows,
-                                 columns, rank, factors[t].data(), 77 + t,
+      const bool elsewhere = feedback && t % 2 == 0;  // half of the residuals come from other memory
+      if (elsewhere) residuals[t].assign(rows * columns, NAN);
+      message.tensors.push_back({data[t].data(), rows * columns, feedback ? residuals[t].data() : nullptr,
+                                 elsewhere ? before[t].data() : nullptr, rows, columns, rank, factors[t].data(), 77 + t,
                                  static_cast<uint32_t>(t * 2 * op.group.size()), static_cast<uint32_t>(t)});
     }
     finite = compressedAllReduce(op, message, reduction);
