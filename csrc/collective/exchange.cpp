@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "collective/rounds.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -17,14 +18,6 @@ namespace lowcomm {
 namespace {
 
 using Buffer = BufferPool::Buffer;
-
-constexpr size_t kFewestAhead = 4;  // rounds
-
-struct Round {
-  size_t phase;
-  size_t k;      // counted in the phase
-  size_t needs;  // rounds of the exchange that must be over before this one's frames are made
-};
 
 // One peer's side of the conversation: what was posted and what came.
 struct Peer {
@@ -50,20 +43,14 @@ struct Outgoing {
 class Runner {
  public:
   Runner(OpContext& op, const Exchange& exchange)
-      : op_(op), exchange_(exchange), group_(op.group), rank_(group_.rank()), size_(group_.size()), peers_(size_) {
-    std::vector<size_t> starts;
-    for (size_t p = 0; p < exchange.phases.size(); ++p) {
-      const Phase& phase = exchange.phases[p];
-      starts.push_back(rounds_.size());
-      for (size_t k = 0; k < phase.rounds(); ++k)
-        rounds_.push_back({p, k, phase.after ? starts[*phase.after] + phase.ready(k) + 1 : 0});
-    }
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) continue;
-      ahead_ = std::max({ahead_, roundsAhead(exchange, &Phase::in, peer), roundsAhead(exchange, &Phase::out, peer)});
-    }
-    ahead_ = std::min(ahead_, SendWindow::kMost);
-  }
+      : op_(op),
+        exchange_(exchange),
+        group_(op.group),
+        rank_(group_.rank()),
+        size_(group_.size()),
+        peers_(size_),
+        rounds_(roundsOf(exchange)),
+        ahead_(roundsAhead(exchange, rank_)) {}
 
   void run() {
     op_.conversing = true;
@@ -108,24 +95,6 @@ class Runner {
       for (const Round& round : rounds_)
         state.frames[peer].expected += incoming(peer, round) != nullptr;
     }
-  }
-
-  // How many rounds' frames to or from `peer` there is room for at once: half of its longest message, or of half the
-  // exchange where that is many short ones. What all peers' take is then less than what is exchanged.
-  static size_t roundsAhead(const Exchange& exchange, std::vector<const MessagePlan*> Phase::* direction, int peer) {
-    size_t all = 0, longest = 0, frame = 1;
-    for (const Phase& phase : exchange.phases) {
-      const MessagePlan* plan = (phase.*direction)[peer];
-      if (!plan) continue;
-      size_t message = 0;
-      for (const Chunk& chunk : plan->chunks) {
-        message += chunk.payload_bytes;
-        frame = std::max<size_t>(frame, chunk.payload_bytes);
-      }
-      all += message;
-      longest = std::max(longest, message);
-    }
-    return std::max(longest, all / 2) / (2 * frame);
   }
 
   size_t window() const { return std::min(group_.window.rounds(), ahead_); }
@@ -381,8 +350,8 @@ class Runner {
   GroupContext& group_;
   const int rank_, size_;
   std::vector<Peer> peers_;
-  std::vector<Round> rounds_;
-  size_t ahead_ = kFewestAhead;                         // rounds that receives are posted for
+  const std::vector<Round> rounds_;
+  const size_t ahead_;                                  // rounds that receives are posted for
   size_t started_ = 0, finished_ = 0, given_back_ = 0;  // rounds
   std::array<std::vector<Outgoing>, SendWindow::kMost> outgoing_;
   std::vector<Outgoing> descriptions_;
@@ -392,15 +361,6 @@ class Runner {
 };
 
 }  // namespace
-
-size_t Phase::rounds() const {
-  size_t most = 0;
-  for (const auto* messages : {&out, &in}) {
-    for (const MessagePlan* message : *messages)
-      most = std::max(most, message ? message->chunks.size() : 0);
-  }
-  return most;
-}
 
 void runExchange(OpContext& op, const Exchange& exchange) {
   Runner(op, exchange).run();
