@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
 from pathlib import Path
@@ -19,10 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import data
 import model
 from measure import mean_over_ranks, reduced_bytes
+from validation import perplexity
 
 import torch_lowcomm as lc
-
-VALIDATION_BATCHES, VALIDATION_WINDOWS = 16, 32  # a rank; windows a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +83,6 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         run["bytes"].append(reduced_bytes())
         run["loss"].append(mean_over_ranks(loss))
         run["seconds"].append(time.monotonic() - start)
-    with torch.no_grad():
-        turns = range(rank, VALIDATION_BATCHES * world, world)
-        batches = [corpus.validation_batch(VALIDATION_WINDOWS, context, turn) for turn in turns]
-        run["perplexity"] = math.exp(mean_over_ranks(torch.stack([gpt(*batch) for batch in batches]).mean()))
+    run["perplexity"] = perplexity(gpt, corpus, context, rank=rank, world=world)
     dist.destroy_process_group()
     return run

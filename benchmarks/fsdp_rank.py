@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -22,10 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 import data
 import model
 from measure import mean_over_ranks, sent_bytes
+from validation import perplexity
 
 import torch_lowcomm as lc
-
-VALIDATION_BATCHES, VALIDATION_WINDOWS = 16, 32  # a rank; windows a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +87,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         if step < c.hashed_steps:
             run["shards"].append(digest(parameter.to_local() for parameter in gpt.parameters()))
             run["gathered"].append(hashlib.blake2b("".join(gathered).encode(), digest_size=16).hexdigest())
-    with torch.no_grad():
-        turns = range(rank, VALIDATION_BATCHES * world, world)
-        batches = [corpus.validation_batch(VALIDATION_WINDOWS, context, turn) for turn in turns]
-        run["perplexity"] = math.exp(mean_over_ranks(torch.stack([gpt(*batch) for batch in batches]).mean()))
+    run["perplexity"] = perplexity(gpt, corpus, context, rank=rank, world=world)
     dist.destroy_process_group()
     return run
 

@@ -5,6 +5,7 @@
 
 #include "backend/wire_type.h"
 #include "bindings/bindings.h"
+#include "bindings/errors.h"
 #include "codec/codec.h"
 #include "codec/error.h"
 #include "codec/level_table.h"
@@ -24,20 +25,6 @@ DType wireTypeOf(at::ScalarType type) {
     throw TypeError(std::string("codec: expected a real floating, integer or bool dtype, got ") + c10::toString(type));
   }
   return dtype;
-}
-
-// What every caller's mistake becomes. A payload that does not parse is one here: no peer is involved.
-template <typename F>
-auto asPythonErrors(F&& f) {
-  try {
-    return f();
-  } catch (const TypeError& error) {
-    throw py::type_error(error.what());
-  } catch (const ValueError& error) {
-    throw py::value_error(error.what());
-  } catch (const WireError& error) {
-    throw py::value_error(error.what());
-  }
 }
 
 at::Tensor hostTensor(const at::Tensor& x, const char* name) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/errors.h"
 #include "codec/error.h"
 #include "codec/level_learning.h"
 #include "codec/level_table.h"
@@ -15,17 +16,6 @@ namespace py = pybind11;
 
 namespace lowcomm {
 namespace {
-
-template <typename F>
-auto asPythonErrors(F&& f) {
-  try {
-    return f();
-  } catch (const TypeError& error) {
-    throw py::type_error(error.what());
-  } catch (const ValueError& error) {
-    throw py::value_error(error.what());
-  }
-}
 
 const float* floats(const at::Tensor& x, const char* name) {
   if (!x.device().is_cpu() || x.scalar_type() != at::kFloat || !x.is_contiguous()) {

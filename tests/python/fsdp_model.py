@@ -95,3 +95,15 @@ def shards_of(r, model):
     everyone = [None] * r.size
     dist.all_gather_object(everyone, mine)  # uneven ones too
     return {name: [theirs[name] for theirs in everyone] for name in mine}
+
+
+def steps(r, model, optimizer, numbers):
+    """The losses of steps with these numbers, each on a batch of its own."""
+    losses = []
+    for step in numbers:
+        loss = loss_of(model, batch(r.rank, step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses

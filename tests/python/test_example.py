@@ -1,16 +1,14 @@
 """The example and the convergence benchmark at 2 ranks: each once as a user runs it, the rest in cheaper processes."""
 
-import functools
 import importlib
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import ranks
-import torch.distributed as dist
+from example_main import run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
@@ -43,23 +41,10 @@ def test_example_trains_and_reports(tmp_path):
     assert (tmp_path / "runs" / "train_fsdp.png").read_bytes().startswith(b"\x89PNG")
 
 
-def _example(r, directory, arguments):
-    """The example's own `main` in a rank that has torch already: all of torchrun's work but the rendezvous."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    os.chdir(directory)
-    os.environ["RANK"] = str(r.rank)
-    sys.argv = [*TRAIN, *arguments, "--json", "run.json"]
-    store = f"file://{r.folder}/store"
-    dist.init_process_group = functools.partial(
-        dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
-    )
-    importlib.import_module("train_fsdp").main()
-
-
 def train(directory, *arguments):
     """Runs the example in fresh ranks and returns its output and its runs by name."""
     outputs = []
-    ranks.run_ranks(_example, 2, str(directory), arguments, timeout=120, outputs=outputs)
+    ranks.run_ranks(run_main, 2, "train_fsdp", str(directory), arguments, timeout=120, outputs=outputs)
     return outputs[0], runs_in(directory / "run.json")
 
 

@@ -1,37 +1,22 @@
 """examples/train_ddp.py and `benchmarks/convergence.py ddp` at 2 ranks."""
 
-import functools
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
 import ranks
-import torch.distributed as dist
+from example_main import run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_ddp.py"), "--batch", "2"]
 
 
-def _example(r, directory, arguments):
-    """The example's own `main` in a rank that has torch already: all of torchrun's work but the rendezvous."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    os.chdir(directory)
-    os.environ["RANK"] = str(r.rank)
-    sys.argv = [*TRAIN, *arguments, "--json", "run.json"]
-    store = f"file://{r.folder}/store"
-    dist.init_process_group = functools.partial(
-        dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
-    )
-    importlib.import_module("train_ddp").main()
-
-
 def train(directory, *arguments):
     """Runs the example in fresh ranks and returns its output and its runs by name."""
     outputs = []
-    ranks.run_ranks(_example, 2, str(directory), arguments, timeout=180, outputs=outputs)
+    ranks.run_ranks(run_main, 2, "train_ddp", str(directory), arguments, timeout=180, outputs=outputs)
     names = ["exact", "coded", "low rank"]
     return outputs[0], dict(zip(names, json.loads((directory / "run.json").read_text()), strict=True))
 

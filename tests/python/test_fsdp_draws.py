@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_model import batch, loss_of, make_model, shards_of
+from fsdp_model import batch, loss_of, make_model, shards_of, steps
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -23,25 +23,14 @@ def _make(r):
     return model, comms, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def _steps(r, model, optimizer, steps):
-    losses = []
-    for step in steps:
-        loss = loss_of(model, batch(r.rank, step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def _resumed(r, order):
     """Stochastic weights and gradients: the resumed run's losses are those of the run without a break."""
     r.init("lowcomm")
     model, comms, optimizer = _make(r)
-    first = _steps(r, model, optimizer, range(SAVED_AFTER))
+    first = steps(r, model, optimizer, range(SAVED_AFTER))
     weights, moments = copy.deepcopy(get_state_dict(model, optimizer))
     counters = comms.state_dict()
-    rest = _steps(r, model, optimizer, range(SAVED_AFTER, STEPS))
+    rest = steps(r, model, optimizer, range(SAVED_AFTER, STEPS))
     trained = shards_of(r, model)
 
     dist.destroy_process_group()  # as in a fresh process: slots are given out anew
@@ -54,7 +43,7 @@ def _resumed(r, order):
     set_state_dict(again, its_optimizer, model_state_dict=weights, optim_state_dict=moments)
     if order == "comms last":
         its_comms.load_state_dict(counters)
-    assert _steps(r, again, its_optimizer, range(SAVED_AFTER, STEPS)) == rest
+    assert steps(r, again, its_optimizer, range(SAVED_AFTER, STEPS)) == rest
     for name, shards in shards_of(r, again).items():
         assert all(torch.equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
     assert len(set(first + rest)) == STEPS

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from collective_cases import bits
-from fsdp_model import CODED, Spy, batch, loss_of, make_model, shards_of
+from fsdp_model import CODED, Spy, batch, loss_of, make_model, shards_of, steps
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -99,17 +99,6 @@ def test_an_exact_gather_leaves_the_shard_alone(pair):
     pair(_exact_scope)
 
 
-def _steps(r, model, optimizer, steps):
-    losses = []
-    for step in steps:
-        loss = loss_of(model, batch(r.rank, step))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
-
 def _resumed(r, weights, after):
     """A checkpoint after a step holds what the next gather encodes; after a forward pass, what it was decoded to."""
     from torch import distributed as dist
@@ -117,14 +106,14 @@ def _resumed(r, weights, after):
     r.init("lowcomm")
     model, comms = _make(r, weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    _steps(r, model, optimizer, range(3))
+    steps(r, model, optimizer, range(3))
     if after == "evaluation":
         with torch.no_grad():
             model(batch(r.rank, 99))
     saved = copy.deepcopy(get_state_dict(model, optimizer))
     state = comms.state_dict()
     assert state["master.0"] == (after == "evaluation")
-    rest = _steps(r, model, optimizer, range(3, 6))
+    rest = steps(r, model, optimizer, range(3, 6))
     trained = shards_of(r, model)
 
     dist.destroy_process_group()  # as in a fresh process: slots are given out anew
@@ -134,7 +123,7 @@ def _resumed(r, weights, after):
     get_state_dict(again, its_optimizer)
     set_state_dict(again, its_optimizer, model_state_dict=saved[0], optim_state_dict=saved[1])
     its_comms.load_state_dict(state)
-    assert _steps(r, again, its_optimizer, range(3, 6)) == rest
+    assert steps(r, again, its_optimizer, range(3, 6)) == rest
     for name, shards in shards_of(r, again).items():
         assert all(_equal(a, b) for a, b in zip(shards, trained[name], strict=True)), name
 

@@ -1,0 +1,24 @@
+"""An example's own `main` in a rank that has torch already: all of torchrun's work but the rendezvous."""
+
+import functools
+import importlib
+import os
+import pathlib
+import sys
+
+import torch.distributed as dist
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_main(r, name, directory, arguments):
+    """`torchrun examples/<name>.py --batch 2 <arguments> --json run.json` in a directory, this rank of it."""
+    sys.path.insert(0, str(EXAMPLES))
+    os.chdir(directory)
+    os.environ["RANK"] = str(r.rank)
+    sys.argv = [str(EXAMPLES / f"{name}.py"), "--batch", "2", *arguments, "--json", "run.json"]
+    store = f"file://{r.folder}/store"
+    dist.init_process_group = functools.partial(
+        dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
+    )
+    importlib.import_module(name).main()
