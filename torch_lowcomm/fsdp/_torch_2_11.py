@@ -185,9 +185,30 @@ def in_backward() -> bool:
 outside_compile = _disable_dynamo
 
 
-def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Call when the backward pass under way has run, after FSDP2's own end of it; what it raises, backward() raises."""
-    Variable._execution_engine.queue_callback(callback)
+class _AtEnd:
+    """Autograd calls it at the end of a pass, and drops it uncalled where the pass broke off."""
+
+    def __init__(self, callback: Callable[[], None], broken: Callable[[], None]) -> None:
+        self._callback, self._broken = callback, broken
+        self._called = False
+
+    def __call__(self) -> None:
+        self._called = True
+        self._callback()
+
+    def __del__(self) -> None:
+        if not self._called:
+            self._broken()
+
+
+def at_end_of_backward(callback: Callable[[], None], broken: Callable[[], None]) -> None:
+    """Call when the backward pass under way has run, after FSDP2's own end of it.
+
+    Args:
+        callback: What it raises, backward() raises.
+        broken: Called in its place where the pass ends by an error, before backward() raises that. Must not raise.
+    """
+    Variable._execution_engine.queue_callback(_AtEnd(callback, broken))
 
 
 def new_buffer(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -7,6 +7,7 @@ early (`ForwardPrefetch`; backward FSDP2 prefetches by itself). Of a reduction F
 
 from __future__ import annotations
 
+import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 
 from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 from torch_lowcomm.fsdp.weight_version import WeightVersion
+
+logger = logging.getLogger("torch_lowcomm")
 
 
 class _Reduction(NamedTuple):
@@ -43,8 +46,18 @@ class DeferredReductions:
 
     def add(self, reduction: _Reduction) -> None:
         """Wait for it by the end of this backward pass; none may be under way."""
-        fsdp2.at_end_of_backward(self.wait)
+        fsdp2.at_end_of_backward(self.wait, self.settle)
         self._under_way = reduction
+
+    def settle(self) -> None:
+        """Wait for what is under way in a backward pass that broke off, for gradients to be what they are without overlap.
+
+        The pass raises its own error; what the reduction raises besides is logged.
+        """
+        try:
+            self.wait()
+        except Exception as error:
+            logger.warning("fsdp: a backward pass broke off, and the reduction under way in it failed: %s", error)
 
     def wait(self) -> None:
         """Wait for what is under way.
