@@ -77,6 +77,32 @@ def test_distributed_checkpoint(pair):
     pair(_run, CASES["low rank"], True, "dcp")
 
 
+def _broken(r):
+    """A backward breaks off behind its first buckets, on all ranks; then the state is loaded and trains on."""
+    r.init()
+    net = ddp_model.Net()
+    state = lc.ddp.State(codec="sym4:bucket=128", model=net)
+    model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.01)
+    model.register_comm_hook(state, lc.ddp.hook)
+    ddp_model.train(model, r.rank, 2, spare=True)
+    saved = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in state.state_dict().items()}
+
+    def breaks(*_):
+        raise RuntimeError("broken off")
+
+    handle = net.up.register_full_backward_hook(breaks)
+    with pytest.raises(RuntimeError, match="broken off"):
+        ddp_model.loss_of(model, r.rank, 2, spare=True).backward()
+    handle.remove()
+    dist.barrier()
+    state.load_state_dict(saved)
+    _expect_same(state.state_dict(), saved)
+
+
+def test_a_state_is_loaded_after_a_backward_that_broke_off(pair):
+    pair(_broken)
+
+
 def _refused(r, changes):
     r.init()
     net = ddp_model.Net()

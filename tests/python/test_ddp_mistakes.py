@@ -71,6 +71,20 @@ def test_ranks_that_differ_are_told(options, said):
         assert all(part in text for part in said), text
 
 
+def _other_parameters(r):
+    """As many as elsewhere, but other ones."""
+    r.init()
+    model, kept = ddp_model.Net(), ("up.weight", "down.weight")[r.rank]
+    with pytest.raises(dist.DistBackendError) as caught:
+        lc.ddp.State(model=model, exact=lambda name, _: name == kept)
+    return str(caught.value)
+
+
+def test_ranks_that_code_other_parameters_are_told(pair):
+    for text in pair(_other_parameters):
+        assert "coded parameters" in text and "hash" in text, text
+
+
 def _one_is_wrong(r):
     r.init()
     with pytest.raises(ValueError if r.rank == 1 else dist.DistBackendError) as caught:

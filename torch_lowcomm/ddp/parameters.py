@@ -71,6 +71,12 @@ class Parameters:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def coded(self) -> str:
+        """How many are coded, and a hash of which ones: what ranks compare."""
+        coded = [e for e in self if e.compression is not None]
+        text = ";".join(f"{e.key} {list(e.parameter.shape)} {e.compression.rank}" for e in coded if e.compression)
+        return f"{len(coded)}, hash {zlib.crc32(text.encode()):08x}"
+
     def of(self, parameter: torch.Tensor) -> Entry:
         """The entry of a parameter, made where it is new.
 
@@ -105,6 +111,7 @@ class Parameters:
         self._entries[id(parameter)] = entry
         if self._loaded is not None:
             self._fill(entry, self._loaded)
+            self._loaded = self._untaken(self._loaded)
         return entry
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -124,7 +131,11 @@ class Parameters:
             self._check(entry, tensors)
         for entry in self:
             self._fill(entry, tensors)
-        self._loaded = dict(tensors)
+        self._loaded = self._untaken(tensors)
+
+    def _untaken(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        taken = {name for entry in self for name in entry.tensors(self._backend.rank())}
+        return {name: tensor for name, tensor in tensors.items() if name not in taken}
 
     def _check(self, entry: Entry, tensors: dict[str, Any]) -> None:
         for name, kept in entry.tensors(self._backend.rank()).items():

@@ -43,9 +43,9 @@ class State:
     them, and a parameter's result does not depend on the bucket it is in.
 
     A step is whole or nothing: where a NaN or an infinity is in any gradient of any rank, every rank gets NaN or
-    infinities there (with `rank`, in all of that bucket's coded gradients), a gradient scaler skips the step everywhere,
-    and no residual or factor changes. So too when an op fails. Accumulation under `no_sync()` counts as one step.
-    Inside `lc.exact()` a step is exact and changes no state.
+    infinities there (with `rank`, in all of that bucket's gradients that travel as factors), a gradient scaler skips the
+    step everywhere, and no residual or factor changes. So too when an op fails. Accumulation under `no_sync()` counts as
+    one step. Inside `lc.exact()` a step is exact and changes no state.
 
     Where the group has a policy for all_reduce, the hook wins: gradients are coded once, by the state's codec.
     Collective: ranks compare options here. One State a model.
@@ -146,7 +146,7 @@ class State:
             "warm_up_steps": self._warm_up_steps,
         }
         options |= {"grad_scaler": self._scaler is not None}
-        options |= {"coded parameters": len([e for e in self._parameters if e.compression is not None])}
+        options |= {"coded parameters": self._parameters.coded()}
         return {name: str(value) for name, value in options.items()}
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
@@ -230,6 +230,8 @@ class State:
         for name, value in {"world_size": self._backend.size(), **self._kept}.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
+        if self._step is not None:
+            self._step.roll_back()  # nothing, unless a backward broke off
         tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
         self._parameters.load(tensors)
         self._steps = int(state["steps"])

@@ -92,8 +92,8 @@ class Step:
         return collect_all(futures).then(finish)
 
     def _average(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """As DDP without a hook does it, to the bit; no policy of the group applies."""
-        tensor.div_(self._backend.size())
+        """As DDP without a hook does it, to the bit at two ranks; no policy of the group applies."""
+        tensor.mul_(1.0 / self._backend.size())  # not div_, of which the bits are others
         with exact():
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return work.get_future().then(lambda ended: _values(ended) and tensor)
