@@ -77,8 +77,10 @@ def quantize(
 ) -> QuantizedComms:
     """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
 
-    Weights are encoded once, by the owner of the shard, and decoded by every rank, the owner too: all ranks compute with
-    identical weights, the same in forward and backward, while the optimizer keeps the owner's full-precision shard.
+    Weights are encoded once, by the owner of the shard, and decoded by every rank, the owner too: all ranks that share
+    the shards compute with identical weights, the same in forward and backward, while the optimizer keeps the owner's
+    full-precision shard. (Replicas, in HSDP, do so with a codec that draws nothing: one that rounds at random draws for each
+    replica apart; so are levels learned of each replica's gradients, to be saved by it.)
     Gradients are encoded for the owner of each slice; its own contribution is not quantized. Buckets lie inside a
     parameter's shard. One message a wrapped module carries all of its parameters. Norms, biases and every parameter
     that is not at least 2-D or has under 1024 elements travel exact. Collective: all ranks agree on the layouts here.
@@ -106,7 +108,7 @@ def quantize(
             its weights, and its reduction ends while the next one's backward runs, so that the memory of one gathered
             module and one module's gradients is taken beside what is computed with. Results are the same bits. What a
             reduction raises, a later part of backward() raises. Of HSDP, of gradients that are cast and where hooks
-            wait for gradients, only gathers overlap.
+            wait for gradients, only gathers overlap. Until backward() has ended, `.grad` is not to be read.
         replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
             FSDP2 issues it itself, of flat buffers: norms and biases are coded too, buffers under the group's min_bytes
             not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.

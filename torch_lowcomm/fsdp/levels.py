@@ -86,7 +86,8 @@ class Levels:
             buffers: What is to be encoded: [n] each, the layout's elements, with buckets of their own.
             group: The ranks that agree.
         """
-        if self.learns and step in self._learn_at and step != self._learned_at:
+        due = max((s for s in self._learn_at if s <= step), default=-1)  # late where what came then travelled exact
+        if self.learns and due > self._learned_at:
             self._set(self._agreed(self._learn(buffers), group), step)
         return self.layout
 

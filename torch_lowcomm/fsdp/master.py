@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 
-def _checksum(flat: torch.Tensor) -> int:
-    """The sum of the elements' bits as integers: the same in any order of adding, and hardly ever after a write."""
-    return int(flat.view(torch.int16 if flat.element_size() == 2 else torch.int32).sum(dtype=torch.int64))
+def _checksum(flat: torch.Tensor) -> tuple[int, ...]:
+    """Sums of the elements' bits as integers, plain and weighted by row and column: hardly ever the same after a write.
+
+    The weights tell elements that have changed places. Of CUDA tensors it waits for the device.
+    """
+    bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
+    whole = bits.numel() // 1024 * 1024
+    table, tail = bits[:whole].view(-1, 1024), bits[whole:].long()
+    rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
+    sums = [(part * torch.arange(1, part.numel() + 1, device=part.device)).sum() for part in (rows, columns, tail)]
+    return tuple(int(part) for part in (*sums, rows.sum(), tail.sum()))
 
 
 class QuantizedMaster:
@@ -28,7 +36,7 @@ class QuantizedMaster:
         self._runs = list(runs)
         self._version: int | None = None  # of the weights whose decoded values the shards are
         self._encoded: torch.Tensor | None = None
-        self._decoded_sum = 0  # of the shards as they were left
+        self._decoded_sum: tuple[int, ...] = ()  # of the shards as they were left
 
     def holds_decoded_only(self, version: int) -> bool:
         """Whether the shard is decoded and what it was decoded from is gone, as after a checkpoint: it travels exact."""
