@@ -240,7 +240,14 @@ def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
 def labs_process():
     """A lab of another process, up, with ranks that have a child each; (process, names of its namespaces)."""
     command = [sys.executable, str(BENCHMARKS / "linklab"), "run", "--", "sh", "-c", "sleep 1000 & wait"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        # Where the tests run in a shell's background Ctrl-C is ignored, and what they start would ignore it too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     mine = f"linklab-{process.pid}-"
 
     def up():
