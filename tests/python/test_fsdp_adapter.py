@@ -76,7 +76,7 @@ def _deferral(r):
 
     r.init("lowcomm")
     model = make_model(mesh=init_device_mesh("cpu", (r.size,)))
-    groups, waited = list(fsdp2.parameter_groups(model)), []
+    groups, waited, broken = list(fsdp2.parameter_groups(model)), [], []
 
     class Work(dist.Work):
         def __init__(self, work):
@@ -106,7 +106,7 @@ def _deferral(r):
             before = self.group.take_gradients()
             assert [p for p, _ in before] == self.group.live_parameters()
             output_tensor.fill_(float("nan"))
-            fsdp2.at_end_of_backward(lambda: output_tensor.fill_(3.0))
+            fsdp2.at_end_of_backward(lambda: output_tensor.fill_(3.0), lambda: broken.append(self.group))
 
     for g in groups:
         assert g.device.type == "cpu"
@@ -128,6 +128,7 @@ def _deferral(r):
     loss.backward()
     for name, p in model.named_parameters():
         assert torch.equal(p.grad.to_local(), torch.full_like(p.grad.to_local(), 3.0)), name
+    assert not broken
     p = next(model.parameters())
     p.register_post_accumulate_grad_hook(lambda _: None)
     assert not groups[0].only_stores_reduced(torch.float32)
