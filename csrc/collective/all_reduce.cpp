@@ -34,17 +34,11 @@ class Reducing {
   Described described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
-  void add(Exchange& exchange) {
-    const size_t scattering = exchange.phases.size();
-    exchange.phases.push_back(scatter());
-    exchange.phases.push_back(gather(scattering));
-  }
+  void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
 
  private:
   Phase scatter() {
-    Phase phase;
-    phase.out = slices_.plans().all();
-    phase.in.assign(slices_.ranks(), &slices_.own());
+    Phase phase = slices_.scatter();
     phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
       contributions_.encode(k, peer, payload);
     };
@@ -55,8 +49,8 @@ class Reducing {
     return phase;
   }
 
-  Phase gather(size_t scattering) {
-    Phase phase = slices_.gather(scattering);
+  Phase gather() {
+    Phase phase = slices_.gather();
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       for (int rank = 0; rank < slices_.ranks(); ++rank) {
         if (rank != slices_.rank() && !payloads[rank].empty()) take(rank, k, payloads[rank]);

@@ -46,9 +46,14 @@ class ReducedSlices {
   // Codes of a whole run of the own slice, given the number of the frame that its last part is in.
   std::span<std::byte> codes(size_t k, const Run& run);
 
-  // The second phase without its absorb: the own slice's codes go to everybody, each frame once its runs are whole.
-  // `scattering`: the number of the phase in which they become so.
-  Phase gather(size_t scattering);
+  // The first phase without its functions: every rank sends every other the slice that it reduces.
+  Phase scatter() const;
+
+  // The second without its absorb: the own slice's codes go to everybody, each frame once its runs are whole.
+  Phase gather();
+
+  // Both, complete, to an exchange.
+  static void add(Exchange& exchange, Phase scatter, Phase gather);
 
  private:
   const int rank_, ranks_;

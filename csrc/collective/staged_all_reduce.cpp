@@ -37,11 +37,7 @@ class StagedReducing {
   Described described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
-  void add(Exchange& exchange) {
-    const size_t scattering = exchange.phases.size();
-    exchange.phases.push_back(scatter());
-    exchange.phases.push_back(gather(scattering));
-  }
+  void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
 
   void settle() {
     for (const auto& sink : sinks_)
@@ -57,9 +53,7 @@ class StagedReducing {
   };
 
   Phase scatter() {
-    Phase phase;
-    phase.out = slices_.plans().all();
-    phase.in.assign(slices_.ranks(), &slices_.own());
+    Phase phase = slices_.scatter();
     phase.start = [this](size_t k) { contributions_.start(k); };
     phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
       contributions_.encode(k, peer, payload);
@@ -69,8 +63,8 @@ class StagedReducing {
   }
 
   // Its frames have no start: the codes are on their way from when they were made.
-  Phase gather(size_t scattering) {
-    Phase phase = slices_.gather(scattering);
+  Phase gather() {
+    Phase phase = slices_.gather();
     phase.encode = [this, copy = std::move(phase.encode)](size_t k, int peer, std::span<std::byte> payload) {
       while (!sums_.empty() && sums_.front().k <= slices_.own().wholeWith(k))
         settleFirst();
