@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 
+import pytest
 import torch.distributed as dist
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -22,3 +23,17 @@ def run_main(r, name, directory, arguments):
         dist.init_process_group, init_method=store, rank=r.rank, world_size=r.size
     )
     importlib.import_module(name).main()
+
+
+def refusal(name, arguments, monkeypatch, capsys):
+    """What the example ends with before it starts anything: one sentence, after its own name."""
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--batch", "2", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(name).main()
+    said = ended.value.code  # a string: Python prints it on stderr and exits with 1
+    assert said.startswith(f"{name}.py: ")
+    assert "\n" not in said
+    assert capsys.readouterr() == ("", "")
+    return said

@@ -1,5 +1,9 @@
 """The small FSDP2 model that the tests of lc.fsdp share, and how they train and read it."""
 
+import os
+import signal
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -107,3 +111,12 @@ def steps(r, model, optimizer, numbers):
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def expect_lost(r, model, culprit, named):
+    """In a backward pass the culprit is killed at a block in the middle; the others' error matches `named`."""
+    if r.rank == culprit:
+        model[1].back.register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(dist.DistBackendError, match=named):
+        for step in range(3):
+            loss_of(model, batch(r.rank, step)).backward()

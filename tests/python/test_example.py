@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from example_main import run_main
+from example_main import refusal, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
@@ -79,16 +79,7 @@ REFUSALS = [
 def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
     (tmp_path / "short.txt").write_text("short")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setattr(sys, "argv", [*TRAIN, *arguments])
-    with pytest.raises(SystemExit) as refusal:
-        importlib.import_module("train_fsdp").main()
-    said = refusal.value.code  # a string: Python prints it on stderr and exits with 1
-    assert said.startswith("train_fsdp.py: ")
-    assert expected in said
-    assert "\n" not in said
-    assert capsys.readouterr() == ("", "")
+    assert expected in refusal("train_fsdp", arguments, monkeypatch, capsys)
 
 
 def test_example_refuses_with_one_line_and_no_traceback(tmp_path):

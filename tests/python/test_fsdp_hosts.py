@@ -1,6 +1,5 @@
 """lc.fsdp.quantize(hosts=mesh), hierarchical: two hosts of two ranks, exact inside and coded once between."""
 
-import os
 import signal
 import zlib
 
@@ -9,7 +8,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import CODED, batch, loss_of, make_model, train, whole
+from fsdp_model import CODED, batch, expect_lost, loss_of, make_model, train, whole
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
@@ -174,11 +173,7 @@ def _dies(r):
     model = make_model(3, mesh=flat)
     lc.fsdp.quantize(model, hosts=hosts)
     train(r, model, 1)
-    if r.rank == 3:
-        model[1].back.register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(dist.DistBackendError, match=r"(?s)(all_gather|reduce_scatter).*rank \d"):
-        for step in range(3):
-            loss_of(model, batch(r.rank, step)).backward()
+    expect_lost(r, model, 3, r"(?s)(all_gather|reduce_scatter).*rank \d")
 
 
 def test_a_killed_rank_is_an_error_on_every_rank_of_both_hosts():

@@ -1,6 +1,5 @@
 """lc.fsdp.quantize(overlap=True): the same bits as without, earlier gathers, later reductions, and their errors."""
 
-import os
 import signal
 
 import pytest
@@ -8,7 +7,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits
-from fsdp_model import WIDTH, Block, batch, loss_of, make_model, train, whole
+from fsdp_model import WIDTH, Block, batch, expect_lost, loss_of, make_model, train, whole
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -195,11 +194,7 @@ def _dies(r):
     model = make_model(3, mesh=init_device_mesh("cpu", (r.size,)))
     lc.fsdp.quantize(model, **CODECS)
     train(r, model, 1)
-    if r.rank == 1:
-        model[1].back.register_full_backward_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(dist.DistBackendError, match=r"(?s)(all_gather|reduce_scatter).*rank 1\b"):
-        for step in range(3):
-            loss_of(model, batch(r.rank, step)).backward()
+    expect_lost(r, model, 1, r"(?s)(all_gather|reduce_scatter).*rank 1\b")
 
 
 def test_a_killed_rank_is_named():
