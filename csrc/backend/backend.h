@@ -6,16 +6,16 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "backend/callback_threads.h"
-#include "backend/compression.h"
 #include "backend/device_queue.h"
 #include "backend/options.h"
-#include "backend/residual.h"
 #include "backend/stats.h"
 #include "backend/work.h"
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
 #include "collective/stage.h"
 #include "engine/engine.h"
+#include "state/compression.h"
+#include "state/residual.h"
 #include "wire/hello.h"
 
 namespace lowcomm {
@@ -155,6 +155,10 @@ class LowcommBackend : public c10d::Backend {
   // The same of any named texts, options of a hook say; `what` begins the messages.
   void agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                     const std::string& error);
+
+  // Queues an op of somebody who keeps state between ops (engine/op_queue.h); it takes `sequences` sequence numbers and
+  // is counted under `op`. `done` gets the core's own exceptions.
+  void queueOwn(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done);
 
   // Reserves `count` consecutive slots for layouts' draws and returns the first. Ops under a policy draw from the slots
   // below kLayoutSlots, layouts from those above, where they wrap once all are given out.

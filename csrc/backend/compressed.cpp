@@ -5,11 +5,11 @@
 #include <memory>
 
 #include "backend/backend.h"
-#include "backend/compression.h"
 #include "backend/errors.h"
 #include "backend/own_reduction.h"
 #include "backend/prepared.h"
 #include "collective/compressed_all_reduce.h"
+#include "state/compression.h"
 
 namespace lowcomm {
 namespace {

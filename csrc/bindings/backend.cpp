@@ -4,13 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/backend.h"
-#include "backend/compression.h"
 #include "backend/errors.h"
 #include "backend/exact_scope.h"
 #include "backend/python_state.h"
 #include "bindings/bindings.h"
 #include "codec/dispatch.h"
 #include "collective/compressed_all_reduce.h"
+#include "state/compression.h"
 #include "wire/frame.h"
 
 namespace py = pybind11;

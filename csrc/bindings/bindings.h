@@ -8,5 +8,6 @@ namespace lowcomm {
 void bindCodec(pybind11::module_& m);
 void bindLevels(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
+void bindOptim(pybind11::module_& m);
 
 }  // namespace lowcomm

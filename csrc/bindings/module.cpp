@@ -8,4 +8,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindCodec(m);
   lowcomm::bindLevels(m);
   lowcomm::bindBackend(m);
+  lowcomm::bindOptim(m);
 }

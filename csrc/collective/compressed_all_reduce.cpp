@@ -17,6 +17,7 @@
 #include "kernels/low_rank.h"
 #include "kernels/orthonormalise.h"
 #include "kernels/reduce.h"
+#include "kernels/singular_values.h"
 
 namespace lowcomm {
 namespace {
@@ -136,6 +137,7 @@ class Compressing {
       kernels.subtract(t_.residual, t_.residual, p_.data(), own_.data(), t_.rows, t_.columns, t_.rank);
     }
     write(kernels, rounds_here, times);
+    if (t_.energies) squaredSingularValues(t_.energies, r_.data(), t_.rank, t_.columns);
     if (isZero(r_.data(), r_.size() * sizeof(float))) return;  // nobody took part: the directions stay
     std::memcpy(t_.factor, r_.data(), r_.size() * sizeof(float));
     orthonormaliseWhole(t_.factor, t_.rank, t_.columns, t_.seed);

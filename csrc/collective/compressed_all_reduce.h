@@ -29,6 +29,8 @@ struct CompressedTensor {
 
   uint32_t slot = 0;         // of the draws: the tensor takes 2 a rank of the group from here on
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
+
+  double* energies = nullptr;  // null, or `rank` numbers that become the result's squared singular values, descending
 };
 
 struct CompressedMessage {

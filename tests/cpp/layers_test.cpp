@@ -65,5 +65,22 @@ TEST(Layers, IncludesPointDown) {
   }
 }
 
+// Above the engine: what ops borrow knows neither ops nor optimizers, and these know each other only through the
+// engine.
+TEST(Layers, StateBackendAndOptimizersAreApart) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> apart = {
+      {"state", {"backend", "optim", "bindings"}},
+      {"backend", {"optim", "bindings"}},
+      {"optim", {"backend", "bindings"}}};
+  for (const auto& [layer, others] : apart) {
+    EXPECT_FALSE(includesOf(layer).empty()) << layer;
+    for (const Include& include : includesOf(layer)) {
+      const std::string first = include.path.substr(0, include.path.find('/'));
+      for (const std::string& other : others)
+        EXPECT_NE(first, other) << include.file << " includes " << include.path;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lowcomm

@@ -1,5 +1,6 @@
-#include "backend/residual.h"
+#include "state/residual.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <utility>
@@ -28,7 +29,7 @@ void Residual::set(const at::Tensor& value) {
   TORCH_CHECK_VALUE(value.sizes() == value_.sizes(), "lowcomm: residual: expected shape ", value_.sizes(), ", got ",
                     value.sizes());
   c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   value_ = value.detach().to(at::kCPU, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
@@ -38,7 +39,7 @@ float* Residual::begin(int64_t numel) {
   TORCH_CHECK_VALUE(numel == value_.numel(), "lowcomm: residual: expected a tensor of ", value_.numel(),
                     " elements, got ", numel);
   c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   if (!next_.defined()) next_ = at::empty_like(value_);
   next_.copy_(value_);
   lent_ = true;

@@ -37,6 +37,10 @@ class Compression {
   // not committed.
   void set(const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& factor);
 
+  // Changes the rank: the factor's leading vectors stay, others are drawn from the seed. ValueError as the constructor,
+  // for one to or from 0, and as set().
+  void setRank(int64_t rank);
+
   // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
   void scale(double factor);
 
@@ -61,11 +65,13 @@ class Compression {
  private:
   enum class Stage { idle, lent, done };
   void expectIdle(const char* what) const;
+  void expectRank(int64_t rank) const;
   at::Tensor widened() const;  // of residual_
   at::Tensor narrowed(const at::Tensor&) const;
 
   const std::vector<int64_t> shape_;
-  const int64_t numel_, rows_, columns_, rank_;
+  const int64_t numel_, rows_, columns_;
+  int64_t rank_;
   const bool feedback_;
   const uint64_t seed_;
   const std::shared_ptr<const Codec> eight_bits_;  // null: fp32

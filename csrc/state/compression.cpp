@@ -1,7 +1,9 @@
-#include "backend/compression.h"
+#include "state/compression.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "collective/compressed_all_reduce.h"
@@ -37,16 +39,19 @@ Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, boo
       feedback_(feedback),
       seed_(seed),
       eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(kEightBits)) : nullptr) {
-  TORCH_CHECK_VALUE(rank_ == 0 || (rank_ > 0 && isLowRank(rows_, columns_, rank_)),
-                    "lowcomm: compression: expected a "
-                    "rank whose factors are smaller than the matrix of ",
-                    rows_, " x ", columns_, ", got ", rank_);
+  expectRank(rank_);
   c10::InferenceMode normal(false);  // whatever mode the caller is in: an inference tensor could not be written outside
   if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
   if (rank_ == 0) return;
   factor_ = at::zeros({rank_, columns_}, at::kFloat);
   FloatEnv env;
   orthonormaliseWhole(factor_.mutable_data_ptr<float>(), rank_, columns_, seed_);
+}
+
+void Compression::expectRank(int64_t rank) const {
+  TORCH_CHECK_VALUE(rank == 0 || (rank > 0 && isLowRank(rows_, columns_, rank)),
+                    "lowcomm: compression: expected a rank whose factors are smaller than the matrix of ", rows_, " x ",
+                    columns_, ", got ", rank);
 }
 
 void Compression::expectIdle(const char* what) const {
@@ -68,7 +73,7 @@ void Compression::set(const std::optional<at::Tensor>& residual, const std::opti
   std::lock_guard<std::mutex> lock(mutex_);
   expectIdle("set");
   c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(residual.has_value() == residual_.defined() && factor.has_value() == factor_.defined(),
                     "lowcomm: compression: set: expected ", residual_.defined() ? "a" : "no", " residual and ",
                     factor_.defined() ? "a" : "no", " factor, got ", residual ? "a" : "no", " residual and ",
@@ -82,12 +87,30 @@ void Compression::set(const std::optional<at::Tensor>& residual, const std::opti
   if (factor) factor_ = copied(*factor);
 }
 
+void Compression::setRank(int64_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expectIdle("set rank");
+  expectRank(rank);
+  TORCH_CHECK_VALUE((rank == 0) == (rank_ == 0), "lowcomm: compression: expected a rank that is ",
+                    rank_ == 0 ? "0" : "1 or more", ", as it was, got ", rank);
+  if (rank == rank_) return;
+  c10::InferenceMode normal(false);
+  c10::NoGradGuard no_grad;
+  at::Tensor factor = at::zeros({rank, columns_}, at::kFloat);
+  const int64_t kept = std::min(rank, rank_);
+  factor.narrow(0, 0, kept).copy_(factor_.narrow(0, 0, kept));
+  FloatEnv env;
+  orthonormaliseWhole(factor.mutable_data_ptr<float>(), rank, columns_, seed_);
+  factor_ = std::move(factor);
+  rank_ = rank;
+}
+
 void Compression::scale(double factor) {
   std::lock_guard<std::mutex> lock(mutex_);
   expectIdle("scale");
   if (!feedback_) return;
   c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const at::Tensor scaled = widened().mul(factor);
   residual_ = eight_bits_ ? narrowed(scaled) : scaled;
 }
@@ -113,7 +136,7 @@ Compression::Lent Compression::begin(int64_t numel) {
   expectIdle("a new op");
   TORCH_CHECK_VALUE(numel == numel_, "lowcomm: compression: expected a tensor of ", numel_, " elements, got ", numel);
   c10::InferenceMode normal(false);
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   Lent lent;
   if (feedback_) {
     if (eight_bits_) {

@@ -1,0 +1,106 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/backend_queue.h"
+#include "backend/errors.h"
+#include "bindings/bindings.h"
+#include "optim/diloco.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+using Backend = c10::intrusive_ptr<LowcommBackend>;
+
+std::vector<OuterParameter> parametersOf(const Named& named) {
+  std::vector<OuterParameter> parameters;
+  for (const auto& [name, tensor] : named)
+    parameters.push_back({name, tensor});
+  return parameters;
+}
+
+// A rule of the user's is called from step(), which runs without the interpreter's lock; functional takes it.
+OuterOptions optionsOf(const py::kwargs& given) {
+  OuterOptions o;
+  const auto take = [&](const char* name, auto& field) {
+    if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
+  };
+  const auto codec = [&](const char* name, CodecSpec& field) {
+    if (given.contains(name)) field = CodecSpec::parse(given[name].cast<std::string>());
+  };
+  if (given.contains("mode")) o.mode = outerMode(given["mode"].cast<std::string>());
+  codec("codec", o.codec);
+  codec("projection_codec", o.projection);
+  take("sync_every", o.sync_every);
+  take("fragments", o.fragments);
+  take("fragment_sync_delay", o.delay);
+  take("fragment_update_alpha", o.alpha);
+  take("sync_warmup", o.sync_warmup);
+  take("outer_lr", o.lr);
+  take("outer_momentum", o.momentum);
+  take("error_feedback", o.error_feedback);
+  take("eight_bits", o.eight_bits);
+  take("rank", o.rank);
+  take("adapt_rank", o.adapt_rank);
+  take("adapt_sync_every", o.adapt_sync_every);
+  take("min_rank", o.min_rank);
+  take("min_sync_every", o.min_sync_every);
+  take("window", o.window);
+  take("energy", o.energy);
+  take("rank_rule", o.rank_rule);
+  take("sync_rule", o.sync_rule);
+  take("check_every", o.check_every);
+  take("seed", o.seed);
+  return o;
+}
+
+py::dict reportOf(const OuterReport& report) {
+  py::dict entry;
+  entry["outer_steps"] = report.outer_steps;
+  entry["participating"] = report.participating;
+  entry["sync_every"] = report.sync_every;
+  entry["rank"] = report.rank;
+  entry["effective_rank"] = report.effective_rank;
+  entry["sent_bytes"] = report.sent_bytes;
+  entry["waited_s"] = report.waited_s;
+  entry["local_s"] = report.local_s;
+  return entry;
+}
+
+}  // namespace
+
+void bindOptim(py::module_& m) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<DiLoCoX>(m, "DiLoCoX")
+      .def(py::init([](const Named& parameters, const Backend& group, const std::optional<Backend>& cluster,
+                       const Named& buffers, const py::kwargs& options) {
+             return translated([&] {
+               OuterOptions parsed = optionsOf(options);
+               py::gil_scoped_release released;
+               return std::make_unique<DiLoCoX>(
+                   parametersOf(parameters), std::make_shared<BackendQueue>(group), std::move(parsed),
+                   cluster ? std::make_shared<BackendQueue>(*cluster) : nullptr, parametersOf(buffers));
+             });
+           }),
+           py::arg("parameters"), py::arg("group"), py::arg("cluster") = py::none(), py::arg("buffers") = Named{})
+      .def("step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
+      .def("finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
+      .def("restore", [](DiLoCoX& d) { d.restore(); }, release())
+      // (parameter, its outer value in fp32 on the host): the loop's own memory, for reading.
+      .def("swap_pairs",
+           [](DiLoCoX& d) {
+             std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+             d.each([&](const OuterParameter& p, const at::Tensor& outer) { pairs.emplace_back(p.tensor, outer); });
+             return pairs;
+           })
+      .def_property_readonly("report", [](const DiLoCoX& d) { return reportOf(d.report()); })
+      .def_property_readonly("steps", &DiLoCoX::steps)
+      .def("state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
+      .def("load", [](DiLoCoX& d, const TensorMap& state) { translated([&] { d.load(state); }); }, py::arg("state"),
+           release());
+}
+
+}  // namespace lowcomm

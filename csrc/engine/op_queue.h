@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "engine/engine.h"
+
+namespace lowcomm {
+
+// Where whoever keeps state between ops (an outer loop) queues them: a group's engine, or a backend around one that
+// counts what moved.
+class OpQueue {
+ public:
+  virtual ~OpQueue() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // The key of random draws: the same on all ranks.
+  virtual uint64_t drawKey() const = 0;
+
+  // Queues an op that takes `sequences` of the group's sequence numbers, behind all before it; every rank queues the
+  // same ones in the same order. `done` as Engine::Done.
+  virtual void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) = 0;
+};
+
+// A queue over an engine that nobody else submits to.
+class EngineQueue : public OpQueue {
+ public:
+  // `engine` outlives this. `key`: the same on all ranks.
+  explicit EngineQueue(Engine& engine, uint64_t key = 0) : engine_(engine), key_(key) {}
+
+  int rank() const override { return engine_.group().rank(); }
+  int size() const override { return engine_.group().size(); }
+  uint64_t drawKey() const override { return key_; }
+  void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
+    const uint32_t first = next_;
+    next_ += sequences;
+    engine_.submit(op, std::move(job), std::move(done), first);
+  }
+
+ private:
+  Engine& engine_;
+  const uint64_t key_;
+  uint32_t next_ = 1;
+};
+
+// An op that was queued, for one thread to wait for.
+class Ticket {
+ public:
+  Ticket() = default;
+
+  // Queues `job`. What it refers to must live until wait() has returned or thrown.
+  Ticket(OpQueue& queue, const std::string& op, uint32_t sequences, Engine::Job job) {
+    auto ended = std::make_shared<std::promise<OpCounters>>();
+    ended_ = ended->get_future();
+    queue.submit(op, sequences, std::move(job), [ended](std::exception_ptr error, const OpCounters& counters) {
+      error ? ended->set_exception(error) : ended->set_value(counters);
+    });
+  }
+
+  // Whether there is an op that nobody has waited for yet.
+  bool pending() const { return ended_.valid(); }
+
+  // What the op moved; throws what it threw. Once. The group's progress deadline bounds the wait.
+  OpCounters wait() { return ended_.get(); }
+
+ private:
+  std::future<OpCounters> ended_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,342 @@
+#include "optim/diloco.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include <c10/core/GradMode.h>
+
+#include "codec/error.h"
+#include "collective/agree.h"
+#include "collective/all_gather.h"
+#include "wire/fnv1a.h"
+
+namespace lowcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// What ranks must have alike.
+std::string textOf(const OuterOptions& o) {
+  return c10::str("sync_every=", o.sync_every, " mode=", outerModeName(o.mode), " fragments=", o.fragments,
+                  " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha, " sync_warmup=", o.sync_warmup,
+                  " outer_lr=", o.lr, " outer_momentum=", o.momentum, " codec=", o.codec.str(),
+                  " projection_codec=", o.projection.str(), " error_feedback=", o.error_feedback,
+                  " eight_bits=", o.eight_bits, " rank=", o.rank, " adapt_rank=", o.adapt_rank,
+                  " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
+                  " min_sync_every=", o.min_sync_every, " window=", o.window, " energy=", o.energy,
+                  " check_every=", o.check_every, " seed=", o.seed);
+}
+
+std::string shapesOf(const std::vector<OuterParameter>& parameters) {
+  std::string text;
+  for (const OuterParameter& parameter : parameters)
+    text += c10::str(parameter.name, " ", parameter.tensor.sizes(), "\n");
+  return c10::str(parameters.size(), ", hash ", fnv1a(text));
+}
+
+// The mean of every rank's number, the same everywhere: added in rank order.
+double meanOf(double mine, OpQueue& queue) {
+  std::vector<double> all(queue.size());
+  Ticket(queue, "agree on sync_every", 1, [&](OpContext& op) {
+    GatherMessage message{.layouts = {Layout::single(sizeof(double), CodecSpec{})}, .input = &mine};
+    message.type_name = "float64";
+    message.type_elements = "1";
+    for (double& one : all)
+      message.outputs.push_back(&one);
+    allGather(op, {message});
+  }).wait();
+  double sum = 0;
+  for (double one : all)
+    sum += one;
+  return sum / static_cast<double>(all.size());
+}
+
+OuterOptions averaging(const OuterOptions& options) {
+  OuterOptions exact;
+  exact.sync_every = options.sync_every;
+  exact.mode = options.mode == OuterMode::sync ? OuterMode::sync : OuterMode::proceed;
+  exact.sync_warmup = options.sync_warmup;
+  exact.lr = 1;
+  exact.momentum = 0;
+  return exact;
+}
+
+}  // namespace
+
+DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, OuterOptions options,
+                 std::shared_ptr<OpQueue> cluster, std::vector<OuterParameter> buffers)
+    : options_(std::move(options)),
+      group_(std::move(group)),
+      cluster_(std::move(cluster)),
+      buffer_options_(averaging(options_)),
+      adaptation_(options_),
+      sync_every_(options_.sync_every),
+      rank_(static_cast<double>(options_.rank)) {
+  std::string shapes, error;
+  try {
+    options_.check();
+    if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
+    if (options_.fragments > static_cast<int64_t>(parameters.size())) {
+      throw ValueError(c10::str("DiLoCoX: fragments: expected at most the number of parameters, ", parameters.size(),
+                                ", got ", options_.fragments));
+    }
+    shapes = shapesOf(parameters) + "; buffers " + shapesOf(buffers);
+    // In order, of about the same number of elements each: what is near in the model travels together.
+    int64_t elements = 0, taken = 0;
+    for (const OuterParameter& parameter : parameters)
+      elements += parameter.tensor.numel();
+    uint32_t number = 0;
+    size_t at = 0;
+    for (int64_t f = 0; f < options_.fragments; ++f) {
+      std::vector<OuterParameter> part;
+      const size_t left_over = static_cast<size_t>(options_.fragments - f - 1);
+      do {
+        taken += parameters[at].tensor.numel();
+        part.push_back(parameters[at++]);
+      } while (at + left_over < parameters.size() &&
+               (left_over == 0 || taken * options_.fragments < elements * (f + 1)));
+      const auto count = static_cast<uint32_t>(part.size());
+      fragments_.push_back(
+          {Fragment(options_, std::move(part), number), false, sync_every_ * (f + 1) / options_.fragments});
+      number += count;
+    }
+    of_parameters_ = fragments_.size();
+    if (!buffers.empty())
+      fragments_.push_back({Fragment(buffer_options_, std::move(buffers), number), true, fragments_[0].send_at});
+  } catch (const ValueError& mistake) {
+    error = mistake.what();
+  } catch (const TypeError& mistake) {
+    error = mistake.what();
+  }
+  // A rank with a mistake tells the others before it throws: they are in the same call.
+  Hello hello;
+  if (!error.empty()) {
+    hello.fields = {{"error", error.substr(0, 1000)}};
+  } else {
+    uint32_t sum = 0;
+    for (size_t f = 0; f < of_parameters_; ++f)
+      sum = sum * 31 + fragments_[f].fragment.checksum();
+    hello.fields = {{"options", textOf(options_)}, {"parameters", shapes}, {"parameters' values", std::to_string(sum)}};
+  }
+  try {
+    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { agree(op, hello); }).wait();
+  } catch (const PeerRefused&) {
+    if (error.empty()) throw;
+  }
+  if (!error.empty()) throw ValueError(error);
+}
+
+DiLoCoX::~DiLoCoX() = default;
+
+bool DiLoCoX::step() {
+  ++steps_;
+  bool any = false;
+  try {
+    for (Scheduled& s : fragments_) {
+      if (s.apply_at == steps_) {
+        arrive(s, /*whole=*/false);
+        any = true;
+      }
+      if (s.send_at == steps_) {
+        outerStep(s);
+        any = true;
+      }
+    }
+  } catch (...) {
+    giveUp();
+    throw;
+  }
+  return any;
+}
+
+void DiLoCoX::outerStep(Scheduled& s) {
+  const auto start = Clock::now();
+  const auto number = static_cast<uint32_t>(++s.sent);
+  report_.waited_s = 0;
+  if (s.fragment.phase() != Fragment::Phase::idle) {  // the message before, all the interval long under way
+    landed(s);
+    s.fragment.turn(*group_, number);
+    if (!s.buffers) startCheck();
+  } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
+    s.fragment.send(*group_, number, /*marks=*/false);
+    arrive(s, /*whole=*/true);
+  } else {
+    s.fragment.send(*group_, number, /*marks=*/true);
+    const int64_t delay = options_.delayOf(sync_every_);
+    if (delay < sync_every_) s.apply_at = steps_ + delay;
+  }
+  s.send_at = steps_ + sync_every_;
+  if (s.buffers) {
+    s.send_at = fragments_.front().send_at;
+    return;
+  }
+  ++report_.outer_steps;
+  report_.participating = group_->size();
+  report_.sync_every = sync_every_;
+  report_.rank = rank_;
+  report_.local_s = since(start) - report_.waited_s;
+}
+
+void DiLoCoX::arrive(Scheduled& s, bool whole) {
+  landed(s);
+  s.fragment.apply(whole);
+  s.apply_at = -1;
+  if (!s.buffers) startCheck();
+}
+
+// Waits for the average, and adapts to it.
+void DiLoCoX::landed(Scheduled& s) {
+  s.fragment.settle();
+  if (s.buffers) return;
+  report_.waited_s = s.fragment.waited();
+  report_.sent_bytes = s.fragment.moved().wire_bytes;
+  report_.effective_rank = s.fragment.effectiveRank();
+  if (options_.adapt_rank || options_.adapt_sync_every) {
+    adaptation_.add(s.fragment.effectiveRank());
+    adapt();
+  }
+}
+
+void DiLoCoX::adapt() {
+  rank_ = adaptation_.rank();
+  // Shards and stages see other averages: without one interval for all of them a stage would wait for ever.
+  const double agreed = cluster_ && options_.adapt_sync_every ? meanOf(rank_, *cluster_) : rank_;
+  sync_every_ = adaptation_.syncEvery(agreed);
+  if (!options_.adapt_rank) return;
+  for (size_t f = 0; f < of_parameters_; ++f)
+    fragments_[f].fragment.setRank(std::llround(rank_));
+}
+
+// After an outer step was applied, every so often: the ranks' θ̄ are compared, on the control lane and behind no other
+// op, and the answer is looked at the next time.
+void DiLoCoX::startCheck() {
+  ++applied_;
+  if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
+  if (check_.pending()) check_.wait();
+  uint32_t sum = 0;
+  for (size_t f = 0; f < of_parameters_; ++f)
+    sum = sum * 31 + fragments_[f].fragment.checksum();
+  Hello hello;
+  hello.fields = {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(sum)}};
+  check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { agree(op, hello); });
+}
+
+// What is under way is dropped; what was trained since stays in the parameters, and counts from θ̄ again.
+void DiLoCoX::giveUp() {
+  for (Scheduled& s : fragments_) {
+    s.fragment.drop();
+    s.apply_at = -1;
+    if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
+  }
+  check_ = Ticket();
+}
+
+void DiLoCoX::finish() {
+  try {
+    for (Scheduled& s : fragments_) {
+      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, /*whole=*/true);
+    }
+    if (check_.pending()) check_.wait();
+  } catch (...) {
+    giveUp();
+    throw;
+  }
+  restore();
+}
+
+void DiLoCoX::restore() {
+  const c10::NoGradGuard no_grad;
+  each([](const OuterParameter& parameter, const at::Tensor& outer) { parameter.tensor.copy_(outer); });
+}
+
+void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
+  for (Scheduled& s : fragments_)
+    s.fragment.each(call);
+}
+
+std::string DiLoCoX::own() const {
+  return "rank" + std::to_string(group_->rank());
+}
+
+TensorMap DiLoCoX::counters() const {
+  const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
+  TensorMap state{{"ranks", number(group_->size())},
+                  {"steps", number(steps_)},
+                  {"applied", number(applied_)},
+                  {"sync_every", number(sync_every_)},
+                  {"rank", at::scalar_tensor(rank_, at::kDouble)},
+                  {"outer_steps", number(report_.outer_steps)}};
+  state["effective_ranks"] = at::tensor(adaptation_.effectiveRanks(), at::kDouble);
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const Scheduled& s = fragments_[f];
+    const std::string name = "fragment" + std::to_string(f);
+    state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.fragment.phase())}, at::kLong);
+    state[name + ".effective_rank"] = at::scalar_tensor(s.fragment.effectiveRank(), at::kDouble);
+  }
+  return state;
+}
+
+TensorMap DiLoCoX::state() {
+  try {
+    for (Scheduled& s : fragments_)
+      s.fragment.settle();
+  } catch (...) {
+    giveUp();
+    throw;
+  }
+  TensorMap state = counters();
+  for (const Scheduled& s : fragments_)
+    state.merge(s.fragment.state(own()));
+  return state;
+}
+
+void DiLoCoX::load(const TensorMap& state) {
+  for (const auto& [key, expected] : counters()) {
+    const auto found = state.find(key);
+    if (found == state.end()) throw ValueError("DiLoCoX: load: expected '" + key + "' in the state, got none");
+    if (found->second.scalar_type() != expected.scalar_type() ||
+        (key != "effective_ranks" && found->second.sizes() != expected.sizes())) {
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", expected.toString(), " of shape ",
+                                expected.sizes(), ", got ", found->second.toString(), " of shape ",
+                                found->second.sizes()));
+    }
+  }
+  const auto number = [&](const char* key) { return state.at(key).item<int64_t>(); };
+  if (number("ranks") != group_->size()) {
+    throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", group_->size(), " ranks, got one of ",
+                              number("ranks")));
+  }
+  for (const Scheduled& s : fragments_)
+    s.fragment.check(state, own());
+  for (Scheduled& s : fragments_)
+    s.fragment.drop();
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const std::string name = "fragment" + std::to_string(f);
+    const at::Tensor kept = state.at(name).contiguous();
+    const int64_t* at = kept.const_data_ptr<int64_t>();
+    Scheduled& s = fragments_[f];
+    s.fragment.load(state, own(), at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
+                    state.at(name + ".effective_rank").item<double>());
+    s.send_at = at[0];
+    s.apply_at = at[1];
+    s.sent = at[2];
+  }
+  const at::Tensor effective = state.at("effective_ranks").contiguous();
+  adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
+  steps_ = number("steps");
+  applied_ = number("applied");
+  sync_every_ = number("sync_every");
+  rank_ = state.at("rank").item<double>();
+  report_.outer_steps = number("outer_steps");
+  if (options_.adapt_rank) {
+    for (size_t f = 0; f < of_parameters_; ++f)
+      fragments_[f].fragment.setRank(std::llround(rank_));
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/op_queue.h"
+#include "optim/adaptation.h"
+#include "optim/fragment.h"
+#include "optim/outer_options.h"
+
+namespace lowcomm {
+
+// What the last outer step was.
+struct OuterReport {
+  int64_t outer_steps = 0;    // sent so far, of all fragments
+  int participating = 0;      // ranks that were averaged
+  int64_t sync_every = 0;     // H_t
+  double rank = 0;            // r_t; 0 without factors
+  double effective_rank = 0;  // r'_t
+  uint64_t sent_bytes = 0;    // by this rank, for the average that came last; frame headers included
+  double waited_s = 0;        // for that average to come: what of its way was not hidden
+  double local_s = 0;         // taking, applying and queueing, on the calling thread
+};
+
+// An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
+// arXiv 2501.18512). Ranks train by themselves; every `sync_every` inner steps the pseudo-gradient, what training has
+// moved the parameters by, is compressed, averaged over the group while training goes on, and taken as the gradient of
+// an outer step by SGD with Nesterov momentum:
+//
+//   δ_t = θ_start − θ_end;  start averaging C(δ_t + e);  θ̄_t = OuterOpt(θ̄_{t−1}, Δ_{t−1});  go on from where `mode` says
+//
+// The ranks of a group hold the same parameters (or the same shards of them, or the same pipeline stage), not
+// necessarily with the same values, and end every outer step with the same bits in θ̄ and momentum.
+//
+// An error of the group, or an average that is not finite, leaves θ̄, momentum, residuals and factors as they were after
+// the last outer step that was applied, drops what is under way, and is thrown by the step() that meets it; the
+// parameters stay as they are. One thread at a time.
+class DiLoCoX {
+ public:
+  // Collective over `group`: compares options, names, shapes and values of the parameters. `cluster`, unless null: the
+  // ranks that hold the other shards or stages of this rank's model, among which sync_every is agreed where it adapts.
+  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment.
+  //
+  // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefused naming what
+  // differs on another rank, PeerError.
+  DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, OuterOptions options,
+          std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
+  ~DiLoCoX();
+  DiLoCoX(const DiLoCoX&) = delete;
+  DiLoCoX& operator=(const DiLoCoX&) = delete;
+
+  // To be called after every inner step. Returns whether any pseudo-gradient was sent or outer step applied. Throws
+  // PeerError and PeerRefused (another rank or the network), ValueError (an average that is not finite).
+  bool step();
+
+  // Applies what is under way and moves the parameters to θ̄: the end of training. Collective.
+  void finish();
+
+  // Parameters and buffers become θ̄; what was trained since the last outer step is given up.
+  void restore();
+
+  // Calls with every parameter and buffer and its θ̄, fp32 in host memory.
+  void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
+
+  const OuterReport& report() const { return report_; }
+  const OuterOptions& options() const { return options_; }
+  int64_t steps() const { return steps_; }
+
+  // What a checkpoint holds: tensors under the parameters' names, counters, and under "rank<r>.…" what is this rank's
+  // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
+  // (and its inner optimizer and parameters) goes on with the same bits.
+  TensorMap state();
+
+  // Throws ValueError naming what is missing or does not fit, a number of ranks among it; nothing has changed then.
+  void load(const TensorMap& state);
+
+ private:
+  struct Scheduled {
+    Fragment fragment;
+    bool buffers;  // averaged exactly, beside the first fragment
+    int64_t send_at, apply_at = -1;  // inner steps
+    int64_t sent = 0;
+  };
+  void outerStep(Scheduled& scheduled);
+  void arrive(Scheduled& scheduled, bool whole);
+  void landed(Scheduled& scheduled);
+  void adapt();
+  void startCheck();
+  void giveUp();
+  TensorMap counters() const;
+  std::string own() const;
+
+  const OuterOptions options_;
+  std::shared_ptr<OpQueue> group_, cluster_;
+  OuterOptions buffer_options_;  // of buffers: an exact mean
+  std::deque<Scheduled> fragments_;
+  size_t of_parameters_ = 0;  // fragments; one of buffers may follow
+  Adaptation adaptation_;
+  int64_t steps_ = 0, sync_every_, applied_ = 0;
+  double rank_;
+  Ticket check_;
+  OuterReport report_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,356 @@
+#include "optim/fragment.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <c10/core/GradMode.h>
+
+#include "codec/error.h"
+#include "collective/compressed_all_reduce.h"
+#include "collective/exact_all_reduce.h"
+#include "kernels/crc32c.h"
+#include "kernels/float_env.h"
+#include "kernels/singular_values.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kOp = "outer_step";
+const Reduction kAverage{ReduceKind::sum, /*average=*/true};
+
+bool isFinite(const at::Tensor& tensor) {
+  const float* x = tensor.const_data_ptr<float>();
+  bool finite = true;
+  for (int64_t i = 0; i < tensor.numel(); ++i)
+    finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
+  return finite;
+}
+
+// fp32 elements in host memory: the tensor itself where it is that already.
+at::Tensor onHost(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU, at::kFloat).contiguous();
+}
+
+int64_t rowsOf(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? 1 : tensor.size(0);
+}
+
+bool factored(const at::Tensor& tensor, int64_t rank) {
+  const int64_t rows = rowsOf(tensor), columns = rows == 0 ? 0 : tensor.numel() / rows;
+  return rank > 0 && tensor.dim() >= 2 && rank < rows && rank < columns && isLowRank(rows, columns, rank);
+}
+
+// The codec by which a NaN arrives; some have no other way.
+CodecSpec poisoning(const CodecSpec& spec) {
+  CodecSpec poisons = spec;
+  poisons.nonfinite = Nonfinite::poison;
+  return misfit(poisons) ? spec : poisons;
+}
+
+}  // namespace
+
+// A message under way: shared with its job, which may outlive the fragment.
+struct Fragment::Flight {
+  std::vector<at::Tensor> messages;
+  std::vector<std::shared_ptr<Compression>> compressions;
+  std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
+  CompressedMessage coded;
+  std::vector<ExactTensor> exact;
+  bool finite = false;  // coded; written on the worker, read after the ticket's wait
+
+  void run(OpContext& op) {
+    if (!exact.empty()) {
+      exactAllReduce(op, exact, kAverage);
+    } else {
+      finite = compressedAllReduce(op, coded, kAverage);
+    }
+  }
+};
+
+Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> parameters, uint32_t number)
+    : options_(options), next_rank_(options.rank) {
+  const c10::NoGradGuard no_grad;
+  for (OuterParameter& parameter : parameters) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) {
+      throw TypeError("DiLoCoX: " + parameter.name + ": expected a dense floating-point tensor, got " +
+                      std::string(tensor.toString()));
+    }
+    Kept kept;
+    kept.number = number++;
+    if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
+    kept.outer = onHost(tensor).clone();
+    kept.message = at::zeros_like(kept.outer);
+    if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
+    if (options.mode != OuterMode::sync) kept.mark = at::zeros_like(kept.outer);
+    if (options.mode == OuterMode::eager) {
+      kept.own_message = at::zeros_like(kept.outer);
+      if (options.momentum > 0) kept.own_momentum = at::zeros_like(kept.outer);
+    }
+    if (options.codec.id != CodecId::none) {
+      kept.first_rank = factored(tensor, options.rank) ? options.rank : 0;
+      kept.compression = std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback,
+                                                       options.eight_bits, options.seed + kept.number);
+    }
+    kept.parameter = std::move(parameter);
+    kept_.push_back(std::move(kept));
+  }
+}
+
+int64_t Fragment::elements() const {
+  int64_t elements = 0;
+  for (const Kept& kept : kept_)
+    elements += kept.outer.numel();
+  return elements;
+}
+
+OuterRule Fragment::rule() const {
+  return {options_.mode, static_cast<float>(options_.lr), static_cast<float>(options_.momentum),
+          static_cast<float>(options_.alpha), 1.0f / static_cast<float>(ranks_)};
+}
+
+// f(span) of every tensor, whose parameter takes what f writes.
+template <class F>
+void Fragment::pass(F&& f) {
+  const c10::NoGradGuard no_grad;
+  const FloatEnv env;
+  for (Kept& kept : kept_) {
+    const at::Tensor host = onHost(kept.parameter.tensor);
+    const auto at = [](const at::Tensor& tensor) {
+      return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
+    };
+    f(OuterSpan{at(host), at(kept.outer), at(kept.momentum), at(kept.mark), at(kept.message), at(kept.own_message),
+                at(kept.own_momentum), static_cast<size_t>(host.numel())});
+    if (!host.is_alias_of(kept.parameter.tensor)) kept.parameter.tensor.copy_(host);
+  }
+}
+
+void Fragment::send(OpQueue& queue, uint32_t step, bool marks) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
+  ranks_ = queue.size();
+  finite_ = true;
+  const OuterRule rule = this->rule();
+  pass([&](const OuterSpan& s) {
+    finite_ &= takeFromOuter(s);
+    if (!marks) return;
+    if (rule.mode == OuterMode::eager) stepOwn(s, rule, s.message, s.outer, /*arrived=*/false);
+    std::memcpy(s.mark, s.parameter, s.n * sizeof(float));
+  });
+  this->queue(queue, step);
+}
+
+void Fragment::queue(OpQueue& queue, uint32_t step) {
+  const bool exact = options_.codec.id == CodecId::none;
+  const CodecSpec codec = poisoning(options_.codec);
+  auto flight = std::make_shared<Flight>();
+  flight->energies.resize(kept_.size());
+  flight->coded = {DType::float32,
+                   codec,
+                   options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
+                   {queue.drawKey(), streamOf(queue.rank(), 0), step},
+                   {}};
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    const auto elements = static_cast<uint64_t>(kept.message.numel());
+    flight->messages.push_back(kept.message);
+    if (exact) {
+      flight->exact.push_back({kept.message.mutable_data_ptr<float>(), elements});
+      continue;
+    }
+    Compression& compression = *kept.compression;
+    if (kept.first_rank > 0) compression.setRank(std::min(next_rank_, kept.first_rank));
+    flight->compressions.push_back(kept.compression);
+    CompressedTensor tensor{kept.message.mutable_data_ptr<float>(), elements};
+    const Compression::Lent lent = compression.begin(kept.message.numel());
+    tensor.residual = lent.residual;
+    tensor.kept = lent.kept;
+    tensor.factor = lent.factor;
+    tensor.rank = static_cast<uint64_t>(compression.rank());
+    if (tensor.rank > 0) {
+      tensor.rows = static_cast<uint64_t>(compression.rows());
+      tensor.columns = static_cast<uint64_t>(compression.columns());
+      flight->energies[i].resize(tensor.rank);
+      tensor.energies = flight->energies[i].data();
+    }
+    tensor.seed = compression.seed() + step;
+    tensor.slot = kept.number * 2 * static_cast<uint32_t>(queue.size());
+    tensor.first_owner = kept.number;
+    flight->coded.tensors.push_back(tensor);
+  }
+  flight_ = flight;
+  phase_ = Phase::flying;
+  if (kept_.empty()) return;
+  ticket_ = Ticket(queue, kOp, /*sequences=*/2, [flight](OpContext& op) { flight->run(op); });
+}
+
+void Fragment::settle() {
+  if (phase_ != Phase::flying) return;
+  waited_s_ = 0;
+  const auto ended = [this](bool well) {
+    for (const auto& compression : flight_->compressions)
+      compression->end(well);
+  };
+  if (ticket_.pending()) {
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      moved_ = ticket_.wait();
+    } catch (...) {
+      ended(false);
+      flight_.reset();
+      phase_ = Phase::idle;
+      throw;
+    }
+    waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : true;
+  if (!flight_->exact.empty()) {
+    for (const at::Tensor& message : flight_->messages)
+      finite = finite && isFinite(message);
+  }
+  ended(finite);
+  if (!finite) {
+    flight_.reset();
+    phase_ = Phase::idle;
+    throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
+                     (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
+  }
+  double sum = 0;
+  size_t matrices = 0;
+  for (const auto& energies : flight_->energies) {
+    if (energies.empty()) continue;
+    sum += static_cast<double>(lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy));
+    ++matrices;
+  }
+  effective_rank_ = matrices == 0 ? 0 : sum / static_cast<double>(matrices);
+  phase_ = Phase::landed;
+}
+
+void Fragment::apply(bool whole) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
+  const OuterRule rule = this->rule();
+  pass([&](const OuterSpan& s) {
+    stepOuter(s, rule);
+    moveParameter(s, rule, whole);
+  });
+  for (const Kept& kept : kept_) {
+    if (kept.compression && kept.compression->done()) kept.compression->commit();
+  }
+  flight_.reset();
+  phase_ = Phase::idle;
+}
+
+void Fragment::turn(OpQueue& queue, uint32_t step) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
+  ranks_ = queue.size();
+  finite_ = true;
+  const OuterRule rule = this->rule();
+  pass([&](const OuterSpan& s) { finite_ &= lowcomm::turn(s, rule); });
+  for (const Kept& kept : kept_) {
+    if (kept.compression && kept.compression->done()) kept.compression->commit();
+  }
+  this->queue(queue, step);
+}
+
+void Fragment::drop() {
+  try {
+    settle();
+  } catch (...) {
+    // Its state has rolled back already.
+  }
+  if (phase_ == Phase::landed) {
+    for (const Kept& kept : kept_) {
+      if (kept.compression && kept.compression->done()) kept.compression->rollBack();
+    }
+  }
+  flight_.reset();
+  phase_ = Phase::idle;
+}
+
+uint32_t Fragment::checksum() const {
+  uint32_t sum = 0;
+  for (const Kept& kept : kept_)
+    sum = crc32c(kept.outer.const_data_ptr(), kept.outer.nbytes(), sum);
+  return sum;
+}
+
+void Fragment::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
+  for (const Kept& kept : kept_)
+    call(kept.parameter, kept.outer);
+}
+
+// f(key, tensor) of every tensor that a checkpoint holds beside those of Compression.
+template <class K, class F>
+void Fragment::eachTensor(K& kept, const std::string& own, F&& f) {
+  const std::string& name = kept.parameter.name;
+  f(name + ".outer", kept.outer);
+  f(name + ".momentum", kept.momentum);
+  f(name + ".message", kept.message);
+  f(own + "." + name + ".mark", kept.mark);
+  f(own + "." + name + ".own_message", kept.own_message);
+  f(own + "." + name + ".own_momentum", kept.own_momentum);
+}
+
+TensorMap Fragment::state(const std::string& own) const {
+  TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
+  TensorMap state;
+  for (const Kept& kept : kept_) {
+    // The ranks that write a checkpoint have all come so far: the message will not be taken back.
+    if (kept.compression && kept.compression->done()) kept.compression->commit();
+    eachTensor(kept, own, [&](const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined()) state[key] = tensor.clone();
+    });
+    if (!kept.compression) continue;
+    const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
+    if (residual.defined()) state[own + "." + kept.parameter.name + ".residual"] = residual.clone();
+    if (factor.defined()) state[kept.parameter.name + ".factor"] = factor.clone();
+  }
+  return state;
+}
+
+void Fragment::check(const TensorMap& state, const std::string& own) const {
+  const auto expect = [&](const std::string& key, const at::Tensor& like, bool any_rows = false) {
+    const auto found = state.find(key);
+    if (found == state.end()) throw ValueError("DiLoCoX: load: expected '" + key + "' in the state, got none");
+    const at::Tensor& given = found->second;
+    const bool fits = any_rows ? given.dim() == 2 && given.size(1) == like.size(1) : given.sizes() == like.sizes();
+    if (!fits || given.scalar_type() != like.scalar_type()) {
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", like.toString(), " of shape ", like.sizes(),
+                                ", got ", given.toString(), " of shape ", given.sizes()));
+    }
+  };
+  for (const Kept& kept : kept_) {
+    eachTensor(kept, own, [&](const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined()) expect(key, tensor);
+    });
+    if (!kept.compression) continue;
+    const std::string& name = kept.parameter.name;
+    const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
+    if (residual.defined()) expect(own + "." + name + ".residual", residual);
+    if (factor.defined()) expect(name + ".factor", factor, /*any_rows=*/true);
+  }
+}
+
+void Fragment::load(const TensorMap& state, const std::string& own, Phase phase, double effective_rank) {
+  const c10::NoGradGuard no_grad;
+  const auto find = [&](const std::string& key, bool wanted) {
+    return wanted ? std::optional(state.at(key)) : std::nullopt;
+  };
+  for (Kept& kept : kept_) {
+    eachTensor(kept, own, [&](const std::string& key, at::Tensor& tensor) {
+      if (tensor.defined()) tensor.copy_(state.at(key));
+    });
+    if (!kept.compression) continue;
+    Compression& compression = *kept.compression;
+    const std::string& name = kept.parameter.name;
+    const auto factor = find(name + ".factor", compression.factor().defined());
+    if (factor) compression.setRank(factor->size(0));
+    compression.set(find(own + "." + name + ".residual", compression.residual().defined()), factor);
+  }
+  flight_.reset();
+  phase_ = phase;
+  effective_rank_ = effective_rank;
+}
+
+}  // namespace lowcomm

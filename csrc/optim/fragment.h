@@ -1,0 +1,114 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/op_queue.h"
+#include "optim/outer_options.h"
+#include "optim/outer_step.h"
+#include "state/compression.h"
+
+namespace lowcomm {
+
+// A tensor that an outer loop averages, under the name that its state has in a checkpoint. Of any device and floating
+// dtype: what is not contiguous fp32 in host memory is copied there and back for an outer step.
+struct OuterParameter {
+  std::string name;
+  at::Tensor tensor;
+};
+
+using TensorMap = std::map<std::string, at::Tensor>;
+
+// Some of the parameters and all that an outer loop keeps of them: θ̄ and momentum, equal on all ranks; residuals,
+// low-rank factors and the message under way. In host memory, 4 bytes an element each: θ̄; the message; with momentum
+// u; with a delay the mark; with error feedback the residual, twice while a message is under way, for a failed op to be
+// rolled back; with mode eager two more. The caller sees to the order of calls and of ranks; one thread.
+class Fragment {
+ public:
+  // idle: nothing under way; flying: a message is; landed: it has come and is not applied.
+  enum class Phase { idle, flying, landed };
+
+  // Takes θ̄ from the parameters. `options` outlives this. `number`: of the first tensor among the loop's, by which
+  // draws and the summing are shared out.
+  Fragment(const OuterOptions& options, std::vector<OuterParameter> parameters, uint32_t number);
+
+  Phase phase() const { return phase_; }
+  int64_t elements() const;
+
+  // idle -> flying: takes the pseudo-gradient θ̄ − θ and queues the average of C(it + residual). `marks`: whether inner
+  // steps follow before it is applied.
+  void send(OpQueue& queue, uint32_t step, bool marks);
+
+  // flying -> landed: waits. Throws what the op threw, ValueError where the average is not finite; then it is idle, and
+  // nothing else has changed.
+  void settle();
+
+  // landed -> idle: the outer step, and the parameters move; `whole`: to θ̄ whatever the mode.
+  void apply(bool whole);
+
+  // landed -> flying: apply and send in one pass over memory, for a delay of the whole interval.
+  void turn(OpQueue& queue, uint32_t step);
+
+  // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
+  void drop();
+
+  // Of the average that landed last: the mean over its matrices of the effective rank; 0 without one.
+  double effectiveRank() const { return effective_rank_; }
+
+  // r of the matrices from the next message on, at most each one's first. landed or idle.
+  void setRank(int64_t rank) { next_rank_ = rank; }
+
+  // Of the last message: what moved, and the seconds that settle() waited.
+  const OpCounters& moved() const { return moved_; }
+  double waited() const { return waited_s_; }
+
+  // CRC-32C of θ̄.
+  uint32_t checksum() const;
+
+  // Calls with every parameter and θ̄, of the same shape, fp32 in host memory.
+  void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
+
+  // What a checkpoint holds, under "<name>.…"; of this rank alone under "<own>.<name>.…". settle() first.
+  TensorMap state(const std::string& own) const;
+
+  // Throws ValueError naming the tensor that is missing or of another shape or dtype.
+  void check(const TensorMap& state, const std::string& own) const;
+
+  // What check() has let pass; idle.
+  void load(const TensorMap& state, const std::string& own, Phase phase, double effective_rank);
+
+ private:
+  struct Kept {
+    OuterParameter parameter;
+    at::Tensor outer, momentum, message, mark, own_message, own_momentum;
+    std::shared_ptr<Compression> compression;  // null: exact
+    int64_t first_rank = 0;
+    uint32_t number = 0;
+  };
+  struct Flight;
+  template <class F>
+  void pass(F&& f);
+  template <class K, class F>
+  static void eachTensor(K& kept, const std::string& own, F&& f);
+  void queue(OpQueue& queue, uint32_t step);
+  OuterRule rule() const;
+
+  const OuterOptions& options_;
+  std::vector<Kept> kept_;
+  Phase phase_ = Phase::idle;
+  Ticket ticket_;
+  std::shared_ptr<Flight> flight_;
+  int ranks_ = 1;
+  int64_t next_rank_;
+  double effective_rank_ = 0, waited_s_ = 0;
+  bool finite_ = true;
+  OpCounters moved_;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,172 @@
+// What an outer loop does when something is wrong: named, and nothing half-applied.
+#include <cmath>
+#include <limits>
+
+#include "codec/error.h"
+#include "collective/context.h"
+#include "diloco_ranks.h"
+
+namespace lowcomm {
+namespace {
+
+using test::coded;
+using test::holds;
+using test::kShapes;
+using test::onRanks;
+using test::options;
+using test::Ranks;
+using test::Trainee;
+
+template <class E, class F>
+std::string thrownBy(F&& f) {
+  try {
+    f();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing of that type";
+}
+
+void expectSame(const TensorMap& a, const TensorMap& b, const std::string& suffix) {
+  for (const auto& [key, tensor] : a) {
+    if (key.ends_with(suffix)) EXPECT_TRUE(at::equal(tensor, b.at(key))) << key;
+  }
+}
+
+TEST(DiLoCoXFaults, RefusesOptions) {
+  const auto refusal = [](auto&& change) {
+    OuterOptions o = options(10, OuterMode::proceed);
+    change(o);
+    return thrownBy<ValueError>([&] { o.check(); });
+  };
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.sync_every = 0; }), {"sync_every", "1 or more", "got 0"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.fragments = 11; }), {"fragments", "1...10", "got 11"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.delay = 11; }), {"fragment_sync_delay", "0...10"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.alpha = 0.5; }), {"fragment_update_alpha", "continue"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.momentum = 1; }), {"outer_momentum", "[0, 1)"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.rank = 4; }), {"codec", "beside rank"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) {
+                      o.delay = 2;
+                      o.mode = OuterMode::eager;
+                    }),
+                    {"fragment_sync_delay", "eager"}));
+  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o = coded(o, "levels4:bucket=64"); }), {"codec", "level table"}));
+  EXPECT_TRUE(holds(thrownBy<ValueError>([] { outerMode("later"); }), {"mode", "sync, continue", "'later'"}));
+}
+
+TEST(DiLoCoXFaults, NamesWhatRanksHaveUnlike) {
+  const auto differing = [](auto&& change) {
+    Ranks ranks(2);
+    std::vector<std::string> errors(2);
+    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      OuterOptions o = options(4, OuterMode::sync);
+      Trainee trainee(rank, kShapes);
+      if (rank == 1) change(o, trainee);
+      errors[rank] = thrownBy<std::exception>([&] { DiLoCoX(trainee.parameters, queue, o); });
+    });
+    return errors;
+  };
+  for (const std::string& error : differing([](OuterOptions& o, Trainee&) { o.sync_every = 5; }))
+    EXPECT_TRUE(holds(error, {"options differs", "sync_every=4", "sync_every=5", "rank 0", "rank 1"}));
+  for (const std::string& error : differing([](OuterOptions&, Trainee& t) { t.parameters.pop_back(); }))
+    EXPECT_TRUE(holds(error, {"parameters differs"}));
+  for (const std::string& error : differing([](OuterOptions&, Trainee& t) { t.parameters[1].tensor.add_(1e-3); }))
+    EXPECT_TRUE(holds(error, {"parameters' values differs"}));
+  const auto mistake = differing([](OuterOptions& o, Trainee&) { o.lr = -1; });
+  EXPECT_TRUE(holds(mistake[0], {"rank 1", "outer_lr"}));
+  EXPECT_TRUE(holds(mistake[1], {"outer_lr", "above 0"}));
+}
+
+TEST(DiLoCoXFaults, NotFiniteIsDroppedEverywhere) {
+  for (const std::string codec : {"none", "sym4:bucket=64"}) {
+    for (int64_t rank_of : {0, 3}) {
+      for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
+        if (codec == "none" && rank_of > 0) continue;
+        OuterOptions o = options(2, mode);
+        if (codec != "none") o = coded(o, codec, rank_of);
+        Ranks ranks(2);
+        onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+          Trainee trainee(rank, kShapes);
+          trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+          trainee.train(0, 5);
+          const TensorMap before = trainee.loop->state();
+          const at::Tensor good = trainee.parameters[0].tensor.clone();
+          if (rank == 1) trainee.parameters[0].tensor[3][4] = std::numeric_limits<float>::quiet_NaN();
+          const std::string error = thrownBy<ValueError>([&] { trainee.train(5, 9); });
+          EXPECT_TRUE(holds(error, {"finite pseudo-gradients", rank == 1 ? "on this rank" : "on another rank"}));
+          // Outer steps whose pseudo-gradients were taken before it have been applied; this one has not.
+          const TensorMap after = trainee.loop->state();
+          if (mode == OuterMode::sync) {
+            for (const char* suffix : {".outer", ".momentum", ".residual", ".factor"})
+              expectSame(before, after, suffix);
+          }
+          for (const auto& [key, tensor] : after) {
+            if (!key.ends_with(".mark") && !key.ends_with(".message") && tensor.is_floating_point())
+              EXPECT_TRUE(tensor.isfinite().all().item<bool>()) << key;
+          }
+          trainee.parameters[0].tensor.copy_(good);
+          trainee.train(9, 16);
+          trainee.loop->finish();
+          EXPECT_TRUE(trainee.parameters[0].tensor.isfinite().all().item<bool>());
+        });
+      }
+    }
+  }
+}
+
+TEST(DiLoCoXFaults, LostPeerChangesNothing) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
+    Ranks ranks(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
+    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(rank, kShapes);
+      trainee.loop =
+          std::make_unique<DiLoCoX>(trainee.parameters, queue, coded(options(3, mode), "sym4:bucket=64", 3));
+      trainee.train(0, 7);
+      const TensorMap before = trainee.loop->state();
+      if (rank == 2) {
+        ranks.hub().kill(2);
+        return;
+      }
+      const std::string error = thrownBy<PeerError>([&] { trainee.train(7, 30); });
+      EXPECT_TRUE(holds(error, {"outer_step", "rank"})) << error;
+      const TensorMap after = trainee.loop->state();
+      if (mode == OuterMode::sync) {
+        for (const char* suffix : {".outer", ".momentum", ".residual", ".factor"})
+          expectSame(before, after, suffix);
+      }
+      trainee.loop->restore();
+      const auto outer = trainee.outer();
+      for (size_t i = 0; i < outer.size(); ++i)
+        EXPECT_TRUE(at::equal(trainee.parameters[i].tensor, outer[i]));
+    });
+  }
+}
+
+TEST(DiLoCoXFaults, RefusesAnotherState) {
+  Ranks ranks(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, options(3, OuterMode::proceed));
+    trainee.train(0, 4);
+    const TensorMap good = trainee.loop->state();
+    const auto refusal = [&](auto&& change) {
+      TensorMap state = good;
+      change(state);
+      const std::string error = thrownBy<ValueError>([&] { trainee.loop->load(state); });
+      const TensorMap kept = trainee.loop->state();
+      for (const auto& [key, tensor] : good)
+        EXPECT_TRUE(at::equal(tensor, kept.at(key))) << key;
+      return error;
+    };
+    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["ranks"] = at::scalar_tensor(int64_t{3}, at::kLong); }),
+                      {"a group of 2 ranks", "got one of 3"}));
+    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s.erase("p3.outer"); }), {"'p3.outer'", "got none"}));
+    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["p1.momentum"] = at::zeros({99}); }), {"p1.momentum", "[100]", "[99]"}));
+    trainee.loop->load(good);
+  });
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,334 @@
+"""DiLoCoX: any optimizer, and an outer loop around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from torch_lowcomm import _C
+from torch_lowcomm.codec import codec as checked_codec
+from torch_lowcomm.outer.groups import chosen, own_backend
+from torch_lowcomm.outer.parameters import local, named_buffers, named_parameters
+
+_RESIDUALS = ("float32", "int8")
+
+
+class DiLoCoX(torch.optim.Optimizer):
+    """An optimizer around an optimizer: ranks train by themselves and average what they moved by, every `sync_every` steps.
+
+        opt = lc.DiLoCoX(torch.optim.AdamW(model.parameters(), lr=1e-3), sync_every=100, model=model)
+        for batch in data:
+            model(batch).backward()
+            opt.step()
+            opt.zero_grad()
+        opt.finish()
+
+    Every `sync_every` inner steps the pseudo-gradient, what training has moved the parameters by, is compressed, averaged
+    over the group while training goes on, and taken as the gradient of an outer step, SGD with Nesterov momentum (DiLoCo,
+    arXiv 2311.08105; overlapped and compressed: DiLoCoX, arXiv 2506.21263; in fragments: Streaming DiLoCo, arXiv
+    2501.18512). The outer parameters, of which there is a float32 copy in host memory, end every outer step with the same
+    bits on all ranks; the model's own differ between outer steps, and with a delay always: evaluate and save under
+    `outer_parameters()`.
+
+    It goes where the optimizer went: schedulers, clipping, gradient scalers and `state_dict` work on it. Parameters are
+    of any kind: plain, under DDP, shards of FSDP2 or HSDP (each rank averages its own shards with the ranks that hold the
+    same ones), the stage of a pipeline. All ranks of the group start with equal parameters.
+
+    What goes wrong is thrown by the `step()` that meets it. Outer parameters, momentum, residuals and factors are then as
+    after the last outer step, and what was under way is dropped; training can go on, or start from `restore()`.
+
+    Collective over the group, and over `cluster`.
+
+    Args:
+        optimizer: The inner one, made already; any.
+        sync_every: H, inner steps from one outer step to the next.
+        mode: Where inner training goes on while an average is on its way, which then takes a whole interval: "continue"
+            (the outer point plus what this rank has trained since), "restart" (the outer point), "eager" (an outer step of
+            its own part at once); or "sync", which waits for it, as DiLoCo.
+        model: Names the state's tensors, in checkpoints; None for numbers in the optimizer's order.
+        group: Over whom to average, of backend lowcomm; None for the default group. Its ranks hold the same parameters, or
+            the same shards or stage. A group of the loop's own is made of its ranks.
+        cluster: The ranks that hold the other shards or stages of this rank's model; needed where `adapt_sync_every`.
+        mesh: In place of both: a DeviceMesh whose first dimension is the group and whose second, if any, the cluster.
+        outer_lr: γ.
+        outer_momentum: μ; None for 0.9 with mode "sync" and 0.6 with others.
+        sync_warmup: So many first outer steps are as with mode "sync"; a tenth of all is the paper's choice.
+        codec: Codec text of the pseudo-gradients, e.g. "sym4:bucket=128", "gauss2"; None sends them in float32.
+        rank: r, of low-rank factors in place of matrices (PowerSGD, arXiv 1905.13727), which are coded by `codec`; None:
+            no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
+        projection_codec: Codec text of each first factor, where it is not `codec`.
+        error_feedback: Whether what compression loses is added to the next pseudo-gradient; None: with a codec, unless it
+            is a "gauss", which loses little enough (residuals and their copy: 8 bytes an element, in host memory).
+        residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
+        adapt_rank: Let the rank follow the averages' effective rank (arXiv 2506.21263, section 3).
+        adapt_sync_every: Let sync_every follow it, too: H·r_t/r.
+        min_rank: The least rank.
+        min_sync_every: The least interval.
+        window: Outer steps that the rank is a mean over.
+        energy: Share of the squared singular values that counts as the effective rank.
+        rank_rule: In place of that mean: of the effective ranks of all outer steps so far, a number in [1, rank].
+        sync_rule: In place of H·r_t/r: of r_t, the interval.
+        fragments: Parts of the parameters, each with outer steps of its own, spread evenly over the interval.
+        fragment_sync_delay: Inner steps from a fragment's pseudo-gradient to its outer step; None for a whole interval (or
+            none with mode "sync").
+        fragment_update_alpha: Mode "restart": the share of the rank's own parameters that an outer step leaves.
+        average_buffers: Whether the model's floating-point buffers are averaged at every outer step, exactly; else they
+            stay each rank's own.
+        check_every: So many outer steps apart the ranks compare a checksum of the outer parameters; 0: never.
+        seed: Of the first factors.
+
+    Raises:
+        TypeError: Something of another type.
+        ValueError: An option or a parameter that will not do.
+        DistBackendError: Ranks have different options, parameters or values (the first is named), or a peer failed.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        sync_every: int,
+        *,
+        mode: str = "continue",
+        model: nn.Module | None = None,
+        group: dist.ProcessGroup | None = None,
+        cluster: dist.ProcessGroup | None = None,
+        mesh: DeviceMesh | None = None,
+        outer_lr: float = 0.7,
+        outer_momentum: float | None = None,
+        sync_warmup: int = 0,
+        codec: str | None = "sym4:bucket=128",
+        rank: int | None = None,
+        projection_codec: str | None = None,
+        error_feedback: bool | None = None,
+        residual_dtype: str = "float32",
+        adapt_rank: bool = False,
+        adapt_sync_every: bool = False,
+        min_rank: int = 1,
+        min_sync_every: int = 1,
+        window: int = 5,
+        energy: float = 0.95,
+        rank_rule: Callable[[Sequence[float]], float] | None = None,
+        sync_rule: Callable[[float], int] | None = None,
+        fragments: int = 1,
+        fragment_sync_delay: int | None = None,
+        fragment_update_alpha: float = 0.0,
+        average_buffers: bool = False,
+        check_every: int = 10,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
+        if isinstance(optimizer, DiLoCoX):
+            raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        if average_buffers and model is None:
+            raise ValueError("DiLoCoX: average_buffers: expected model= beside it, got none")
+        if residual_dtype not in _RESIDUALS:
+            raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {residual_dtype!r}")
+        spec = "none" if codec is None else checked_codec(codec).spec
+        coded = spec != "none"
+        if error_feedback is None:
+            error_feedback = coded and not spec.startswith("gauss")
+        over, parts = chosen(group, cluster, mesh)
+        if adapt_sync_every and parts is None and any(_is_part(p) for g in optimizer.param_groups for p in g["params"]):
+            raise ValueError(
+                "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) beside shards, whose averages "
+                "differ, got none"
+            )
+        options: dict[str, Any] = {
+            "sync_every": sync_every,
+            "mode": mode,
+            "outer_lr": outer_lr,
+            "outer_momentum": (0.9 if mode == "sync" else 0.6) if outer_momentum is None else outer_momentum,
+            "sync_warmup": sync_warmup,
+            "codec": spec,
+            "projection_codec": "none" if projection_codec is None else checked_codec(projection_codec).spec,
+            "rank": 0 if rank is None else rank,
+            "error_feedback": error_feedback,
+            "eight_bits": residual_dtype == "int8",
+            "adapt_rank": adapt_rank,
+            "adapt_sync_every": adapt_sync_every,
+            "min_rank": min_rank,
+            "min_sync_every": max(min_sync_every, fragments) if adapt_sync_every else min_sync_every,
+            "window": window,
+            "energy": energy,
+            "fragments": fragments,
+            "fragment_sync_delay": 0 if fragment_sync_delay is None else fragment_sync_delay,
+            "fragment_update_alpha": fragment_update_alpha,
+            "check_every": check_every,
+            "seed": seed,
+        }
+        if rank is not None and rank < 1:
+            raise ValueError(f"DiLoCoX: rank: expected 1 or more, or None for no factors, got {rank!r}")
+        if fragment_sync_delay is not None and fragment_sync_delay < 1:
+            raise ValueError(
+                f"DiLoCoX: fragment_sync_delay: expected 1 or more, or None, got {fragment_sync_delay!r}: mode='sync' "
+                "applies at once"
+            )
+        for name, rule, of in (("rank_rule", rank_rule, adapt_rank or adapt_sync_every),
+                               ("sync_rule", sync_rule, adapt_sync_every)):  # fmt: skip
+            if rule is None:
+                continue
+            if not callable(rule):
+                raise TypeError(f"DiLoCoX: {name}: expected a function, got {type(rule).__name__}")
+            if not of:
+                raise ValueError(f"DiLoCoX: {name}: expected adaptive compression beside it, got none")
+            options[name] = rule
+        self.inner = optimizer
+        self._init_hooks()
+        self._share_inner()
+        self._rank = dist.get_rank(over)
+        self._group, backend = own_backend(over)
+        self._cluster, cluster_backend = own_backend(parts) if parts is not None else (None, None)
+        self._outer = _C.DiLoCoX(
+            named_parameters(optimizer, model),
+            backend,
+            cluster=cluster_backend,
+            buffers=named_buffers(model) if average_buffers and model is not None else [],
+            **options,
+        )
+        self._parameters = self._identities()
+        self._swapped = False
+
+    def _init_hooks(self) -> None:
+        """What torch's own optimizers have beside their groups, with which its schedulers and profilers work."""
+        super().__init__([torch.zeros(())], {})
+
+    def _share_inner(self) -> None:
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+        self.defaults = self.inner.defaults
+
+    def _identities(self) -> list[int]:
+        return [id(p) for group in self.inner.param_groups for p in group["params"]]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """An inner step, and the outer steps that are due after it.
+
+        Args:
+            closure: For inner optimizers that take one.
+
+        Returns:
+            What the inner optimizer's step returns.
+
+        Raises:
+            ValueError: Parameters were added or removed; an average held NaN or infinity; a rule gave something else.
+            DistBackendError: A peer or the network failed, or ranks' outer parameters differ.
+        """
+        if self._swapped:
+            raise ValueError("DiLoCoX: step: expected the rank's own parameters, got one inside outer_parameters()")
+        loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        if self._identities() != self._parameters:
+            raise ValueError(
+                f"DiLoCoX: step: expected the {len(self._parameters)} parameters that it was made with, got "
+                f"{len(self._identities())}, not all the same: make a new one where parameters come or go"
+            )
+        self._outer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The inner optimizer's."""
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the ranks have agreed on the parameters.
+
+        Raises:
+            ValueError: Always, once made.
+        """
+        if not hasattr(self, "_outer"):
+            return super().add_param_group(param_group)
+        raise ValueError(
+            "DiLoCoX: add_param_group: expected the parameters that it was made with, got more: add them to the inner "
+            "optimizer first and make a new one"
+        )
+
+    def finish(self) -> None:
+        """Ends training: waits for what is under way, takes the last outer step, and leaves the outer parameters in the model.
+
+        What was trained since the last pseudo-gradient is given up. Collective.
+
+        Raises:
+            DistBackendError: A peer or the network failed.
+        """
+        self._outer.finish()
+
+    def restore(self) -> None:
+        """Puts the outer parameters in the model: a start from the last outer step, after an error say."""
+        self._outer.restore()
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        """The model has the outer parameters inside, equal on all ranks, for evaluation and for saving it."""
+        if self._swapped:
+            raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
+        pairs = self._outer.swap_pairs()
+        kept = [parameter.clone() for parameter, _ in pairs]
+        with torch.no_grad():
+            for parameter, outer in pairs:
+                parameter.copy_(outer)
+        self._swapped = True
+        try:
+            yield
+        finally:
+            self._swapped = False
+            with torch.no_grad():
+                for (parameter, _), own in zip(pairs, kept, strict=True):
+                    parameter.copy_(own)
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """Of the last outer step.
+
+        {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "sync_every" (H_t),
+        "rank" (r_t, 0 without factors), "effective_rank" (of the last average), "sent_bytes" (by this rank for it, frame
+        headers included), "waited_s" (for it to come: what of its way training did not hide), "local_s" (computing on the
+        training thread)}
+        """
+        return self._outer.report
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """What a run needs beside its model to go on with the same bits, messages under way included.
+
+        Collective: it waits for them. For `torch.save` a rank, or `torch.distributed.checkpoint`, of which this object is a
+        Stateful: what all ranks have alike is under "outer", what is this rank's under "rank<r>".
+        """
+        own = f"rank{self._rank}"
+        outer: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
+        for name, tensor in self._outer.state().items():
+            (kept if name.startswith(own + ".") else outer)[name.removeprefix(own + ".")] = tensor
+        return {"outer": outer, own: {"outer": kept, "inner": self.inner.state_dict()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
+
+        Raises:
+            ValueError: Another model's, another number of ranks, or this rank's part is missing; nothing has changed.
+        """
+        own = f"rank{self._rank}"
+        for key in ("outer", own):
+            if key not in state_dict:
+                raise ValueError(
+                    f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
+                )
+        mine = state_dict[own]
+        self._outer.load({**state_dict["outer"], **{f"{own}.{name}": t for name, t in mine["outer"].items()}})
+        self.inner.load_state_dict(mine["inner"])
+        self._share_inner()
+
+    def __repr__(self) -> str:
+        report = self.report
+        return f"DiLoCoX({self.inner!r}, sync_every={report['sync_every']}, outer_steps={report['outer_steps']})"
+
+
+def _is_part(parameter: torch.Tensor) -> bool:
+    return local(parameter).shape != parameter.shape
