@@ -23,7 +23,7 @@ std::vector<OuterParameter> parametersOf(const Named& named) {
 }
 
 // A rule of the user's is called from step(), which runs without the interpreter's lock; functional takes it.
-OuterOptions optionsOf(const py::kwargs& given) {
+OuterOptions optionsOf(const py::dict& given) {
   OuterOptions o;
   const auto take = [&](const char* name, auto& field) {
     if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
@@ -76,7 +76,7 @@ void bindOptim(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
       .def(py::init([](const Named& parameters, const Backend& group, const std::optional<Backend>& cluster,
-                       const Named& buffers, const py::kwargs& options) {
+                       const Named& buffers, const py::dict& options) {
              return translated([&] {
                OuterOptions parsed = optionsOf(options);
                py::gil_scoped_release released;
@@ -85,9 +85,16 @@ void bindOptim(py::module_& m) {
                    cluster ? std::make_shared<BackendQueue>(*cluster) : nullptr, parametersOf(buffers));
              });
            }),
-           py::arg("parameters"), py::arg("group"), py::arg("cluster") = py::none(), py::arg("buffers") = Named{})
+           py::arg("parameters"), py::arg("group"), py::kw_only(), py::arg("cluster"), py::arg("buffers"),
+           py::arg("options"))
       .def("step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
       .def("finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
+      .def(
+          "regroup",
+          [](DiLoCoX& d, const Backend& group) {
+            translated([&] { d.regroup(std::make_shared<BackendQueue>(group)); });
+          },
+          py::arg("group"), release())
       .def("restore", [](DiLoCoX& d) { d.restore(); }, release())
       // (parameter, its outer value in fp32 on the host): the loop's own memory, for reading.
       .def("swap_pairs",

@@ -1,5 +1,6 @@
 #include "optim/diloco.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "codec/error.h"
 #include "collective/agree.h"
 #include "collective/all_gather.h"
+#include "collective/rooted.h"
 #include "wire/fnv1a.h"
 
 namespace lowcomm {
@@ -39,10 +41,10 @@ std::string shapesOf(const std::vector<OuterParameter>& parameters) {
   return c10::str(parameters.size(), ", hash ", fnv1a(text));
 }
 
-// The mean of every rank's number, the same everywhere: added in rank order.
-double meanOf(double mine, OpQueue& queue) {
+// Every rank's number.
+std::vector<double> gathered(double mine, OpQueue& queue, const std::string& what) {
   std::vector<double> all(queue.size());
-  Ticket(queue, "agree on sync_every", 1, [&](OpContext& op) {
+  Ticket(queue, what, 1, [&](OpContext& op) {
     GatherMessage message{.layouts = {Layout::single(sizeof(double), CodecSpec{})}, .input = &mine};
     message.type_name = "float64";
     message.type_elements = "1";
@@ -50,10 +52,15 @@ double meanOf(double mine, OpQueue& queue) {
       message.outputs.push_back(&one);
     allGather(op, {message});
   }).wait();
+  return all;
+}
+
+// The mean of every rank's number, the same everywhere: added in rank order.
+double meanOf(double mine, OpQueue& queue) {
   double sum = 0;
-  for (double one : all)
+  for (double one : gathered(mine, queue, "agree on sync_every"))
     sum += one;
-  return sum / static_cast<double>(all.size());
+  return sum / queue.size();
 }
 
 OuterOptions averaging(const OuterOptions& options) {
@@ -77,7 +84,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
       adaptation_(options_),
       sync_every_(options_.sync_every),
       rank_(static_cast<double>(options_.rank)) {
-  std::string shapes, error;
+  std::string error;
   try {
     options_.check();
     if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
@@ -85,7 +92,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
       throw ValueError(c10::str("DiLoCoX: fragments: expected at most the number of parameters, ", parameters.size(),
                                 ", got ", options_.fragments));
     }
-    shapes = shapesOf(parameters) + "; buffers " + shapesOf(buffers);
+    shapes_ = shapesOf(parameters) + "; buffers " + shapesOf(buffers);
     // In order, of about the same number of elements each: what is near in the model travels together.
     int64_t elements = 0, taken = 0;
     for (const OuterParameter& parameter : parameters)
@@ -113,25 +120,34 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
   } catch (const TypeError& mistake) {
     error = mistake.what();
   }
-  // A rank with a mistake tells the others before it throws: they are in the same call.
+  agree(error, /*values=*/true);
+}
+
+DiLoCoX::~DiLoCoX() = default;
+
+uint32_t DiLoCoX::checksum() const {
+  uint32_t sum = 0;
+  for (size_t f = 0; f < of_parameters_; ++f)
+    sum = sum * 31 + fragments_[f].fragment.checksum();
+  return sum;
+}
+
+// A rank with a mistake (`error`) tells the others before it throws: they are in the same call.
+void DiLoCoX::agree(const std::string& error, bool values) {
   Hello hello;
   if (!error.empty()) {
     hello.fields = {{"error", error.substr(0, 1000)}};
   } else {
-    uint32_t sum = 0;
-    for (size_t f = 0; f < of_parameters_; ++f)
-      sum = sum * 31 + fragments_[f].fragment.checksum();
-    hello.fields = {{"options", textOf(options_)}, {"parameters", shapes}, {"parameters' values", std::to_string(sum)}};
+    hello.fields = {{"options", textOf(options_)}, {"parameters", shapes_}};
+    if (values) hello.fields.emplace_back("parameters' values", std::to_string(checksum()));
   }
   try {
-    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { agree(op, hello); }).wait();
+    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
   } catch (const PeerRefused&) {
     if (error.empty()) throw;
   }
   if (!error.empty()) throw ValueError(error);
 }
-
-DiLoCoX::~DiLoCoX() = default;
 
 bool DiLoCoX::step() {
   ++steps_;
@@ -218,12 +234,9 @@ void DiLoCoX::startCheck() {
   ++applied_;
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   if (check_.pending()) check_.wait();
-  uint32_t sum = 0;
-  for (size_t f = 0; f < of_parameters_; ++f)
-    sum = sum * 31 + fragments_[f].fragment.checksum();
   Hello hello;
-  hello.fields = {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(sum)}};
-  check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { agree(op, hello); });
+  hello.fields = {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(checksum())}};
+  check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { lowcomm::agree(op, hello); });
 }
 
 // What is under way is dropped; what was trained since stays in the parameters, and counts from θ̄ again.
@@ -234,6 +247,62 @@ void DiLoCoX::giveUp() {
     if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
   }
   check_ = Ticket();
+}
+
+void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
+  giveUp();
+  group_ = std::move(group);
+  agree("", /*values=*/false);
+  const std::vector<double> applied = gathered(static_cast<double>(applied_), *group_, "compare outer steps");
+  const std::vector<double> sums = gathered(static_cast<double>(checksum()), *group_, "compare outer parameters");
+  const auto alike = [](const std::vector<double>& all) {
+    return std::all_of(all.begin(), all.end(), [&](double one) { return one == all[0]; });
+  };
+  const auto root = std::max_element(applied.begin(), applied.end()) - applied.begin();
+  if (!alike(applied) || !alike(sums)) {
+    const auto mine = static_cast<size_t>(group_->rank());
+    takeFrom(static_cast<int>(root), /*behind=*/applied[mine] != applied[root] || sums[mine] != sums[root]);
+  }
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
+    fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
+  }
+  report_.participating = group_->size();
+}
+
+void DiLoCoX::takeFrom(int root, bool behind) {
+  std::vector<double> effective = adaptation_.effectiveRanks();
+  const double known = static_cast<double>(effective.size());
+  effective.resize(static_cast<size_t>(gathered(known, *group_, "compare effective ranks")[root]));
+  std::vector<double> counters = {static_cast<double>(steps_), static_cast<double>(applied_),
+                                  static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps)};
+  for (const Scheduled& s : fragments_)
+    counters.push_back(static_cast<double>(s.sent));
+  effective.insert(effective.begin(), counters.begin(), counters.end());
+  std::vector<BroadcastMessage> messages = {
+      {effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};
+  const auto copy = [&] {
+    Ticket(*group_, "take over the outer state", 1, [&](OpContext& op) { broadcast(op, messages, root); }).wait();
+    messages.clear();
+  };
+  copy();
+  steps_ = static_cast<int64_t>(effective[0]);
+  applied_ = static_cast<int64_t>(effective[1]);
+  sync_every_ = static_cast<int64_t>(effective[2]);
+  rank_ = effective[3];
+  report_.outer_steps = static_cast<int64_t>(effective[4]);
+  for (size_t f = 0; f < fragments_.size(); ++f)
+    fragments_[f].sent = static_cast<int64_t>(effective[5 + f]);
+  adaptation_.set({effective.begin() + static_cast<std::ptrdiff_t>(counters.size()), effective.end()});
+  for (Scheduled& s : fragments_) {
+    s.fragment.setRank(std::llround(rank_));
+    for (at::Tensor& tensor : s.fragment.shared())
+      messages.push_back({static_cast<uint64_t>(tensor.numel()), CodecSpec{}, DType::float32,
+                          tensor.mutable_data_ptr<float>(), {}});
+  }
+  copy();
+  for (Scheduled& s : fragments_)
+    s.fragment.share(behind);
 }
 
 void DiLoCoX::finish() {

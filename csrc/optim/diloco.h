@@ -60,6 +60,13 @@ class DiLoCoX {
   // Applies what is under way and moves the parameters to θ̄: the end of training. Collective.
   void finish();
 
+  // Goes on in another group: ranks were lost, or have come. Drops what is under way; of ranks that differ in how many
+  // outer steps they have applied, those behind take θ̄, momentum, factors and counters from the most advanced one and
+  // move their parameters to θ̄; what the others have trained since their last outer step counts in the next.
+  // Residuals stay each rank's own. Collective over the new group, whose ranks need not be those of the old one.
+  // Throws as the constructor, but for parameters' values, which may differ.
+  void regroup(std::shared_ptr<OpQueue> group);
+
   // Parameters and buffers become θ̄; what was trained since the last outer step is given up.
   void restore();
 
@@ -85,6 +92,8 @@ class DiLoCoX {
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
   };
+  void agree(const std::string& error, bool values);
+  void takeFrom(int root, bool behind);
   void outerStep(Scheduled& scheduled);
   void arrive(Scheduled& scheduled, bool whole);
   void landed(Scheduled& scheduled);
@@ -93,12 +102,14 @@ class DiLoCoX {
   void giveUp();
   TensorMap counters() const;
   std::string own() const;
+  uint32_t checksum() const;
 
   const OuterOptions options_;
   std::shared_ptr<OpQueue> group_, cluster_;
   OuterOptions buffer_options_;  // of buffers: an exact mean
   std::deque<Scheduled> fragments_;
   size_t of_parameters_ = 0;  // fragments; one of buffers may follow
+  std::string shapes_;
   Adaptation adaptation_;
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   double rank_;

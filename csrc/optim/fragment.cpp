@@ -280,6 +280,34 @@ void Fragment::each(const std::function<void(const OuterParameter&, const at::Te
     call(kept.parameter, kept.outer);
 }
 
+std::vector<at::Tensor> Fragment::shared() {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
+  std::vector<at::Tensor> all;
+  factors_.assign(kept_.size(), at::Tensor());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    all.push_back(kept.outer);
+    if (kept.momentum.defined()) all.push_back(kept.momentum);
+    if (kept.first_rank == 0) continue;
+    kept.compression->setRank(std::min(next_rank_, kept.first_rank));
+    all.push_back(factors_[i] = kept.compression->factor().clone());
+  }
+  return all;
+}
+
+void Fragment::share(bool behind) {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    if (factors_[i].defined()) {
+      const at::Tensor residual = kept.compression->residual();
+      kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
+    }
+    if (behind) kept.parameter.tensor.copy_(kept.outer);
+  }
+  factors_.clear();
+}
+
 // f(key, tensor) of every tensor that a checkpoint holds beside those of Compression.
 template <class K, class F>
 void Fragment::eachTensor(K& kept, const std::string& own, F&& f) {

@@ -74,6 +74,11 @@ class Fragment {
   // Calls with every parameter and θ̄, of the same shape, fp32 in host memory.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
+  // What another rank's fragment takes over: θ̄, momentum and factors, of the rank last set; idle. To be written in
+  // place, then share(): `behind` moves the parameters to the new θ̄.
+  std::vector<at::Tensor> shared();
+  void share(bool behind);
+
   // What a checkpoint holds, under "<name>.…"; of this rank alone under "<own>.<name>.…". settle() first.
   TensorMap state(const std::string& own) const;
 
@@ -104,6 +109,7 @@ class Fragment {
   Phase phase_ = Phase::idle;
   Ticket ticket_;
   std::shared_ptr<Flight> flight_;
+  std::vector<at::Tensor> factors_;  // between shared() and share(); by tensor
   int ranks_ = 1;
   int64_t next_rank_;
   double effective_rank_ = 0, waited_s_ = 0;

@@ -193,7 +193,7 @@ class DiLoCoX(torch.optim.Optimizer):
             backend,
             cluster=cluster_backend,
             buffers=named_buffers(model) if average_buffers and model is not None else [],
-            **options,
+            options=options,
         )
         self._parameters = self._identities()
         self._swapped = False

@@ -144,6 +144,50 @@ TEST(DiLoCoXFaults, LostPeerChangesNothing) {
   }
 }
 
+// A rank is lost in one group; the others go on in another, which a new rank joins.
+TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::eager}) {
+    OuterOptions o = coded(options(3, mode), "sym4:bucket=64", 3);
+    o.adapt_rank = true;
+    o.window = 2;
+    Ranks before(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), after(3);
+    std::vector<std::vector<at::Tensor>> outer(3);
+    std::vector<int64_t> applied(3);
+    onRanks(before, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(rank, kShapes);
+      const auto again = std::make_shared<EngineQueue>(after.engine(rank), 5);
+      if (rank == 2) {
+        {
+          Trainee lost(rank, kShapes);
+          lost.loop = std::make_unique<DiLoCoX>(lost.parameters, queue, o);
+          lost.train(0, 13);
+          before.hub().kill(2);
+        }
+        // A newcomer has a model of its own and no history; what it is made with is a group of one.
+        Ranks alone(1);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, std::make_shared<EngineQueue>(alone.engine(0)), o);
+        trainee.loop->regroup(again);
+      } else {
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+        const std::string error = thrownBy<PeerError>([&] { trainee.train(0, 60); });
+        EXPECT_TRUE(holds(error, {"outer_step"}));
+        const auto kept = trainee.outer();
+        trainee.loop->regroup(again);
+      }
+      trainee.train(100, 131);
+      trainee.loop->finish();
+      outer[rank] = trainee.outer();
+      applied[rank] = trainee.loop->report().outer_steps;
+      EXPECT_EQ(trainee.loop->report().participating, 3);
+    });
+    for (int rank : {1, 2}) {
+      for (size_t i = 0; i < outer[0].size(); ++i)
+        EXPECT_TRUE(at::equal(outer[rank][i], outer[0][i])) << outerModeName(mode) << " rank " << rank;
+      EXPECT_EQ(applied[rank], applied[0]);
+    }
+  }
+}
+
 TEST(DiLoCoXFaults, RefusesAnotherState) {
   Ranks ranks(2);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
