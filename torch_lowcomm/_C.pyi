@@ -122,7 +122,7 @@ class DiLoCoX:
     def __init__(
         self,
         parameters: Sequence[tuple[str, torch.Tensor]],
-        group: LowcommBackend,
+        group: LowcommBackend | None,
         *,
         cluster: LowcommBackend | None,
         buffers: Sequence[tuple[str, torch.Tensor]],

@@ -18,6 +18,7 @@ from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
+from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.outer import DiLoCoX  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
@@ -27,6 +28,7 @@ _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOA
 __all__ = [
     "Codec",
     "DiLoCoX",
+    "Membership",
     "Options",
     "Residual",
     "TwoLevel",

@@ -57,6 +57,10 @@ OuterOptions optionsOf(const py::dict& given) {
   return o;
 }
 
+std::shared_ptr<OpQueue> queueOf(const std::optional<Backend>& backend) {
+  return backend ? std::make_shared<BackendQueue>(*backend) : nullptr;
+}
+
 py::dict reportOf(const OuterReport& report) {
   py::dict entry;
   entry["outer_steps"] = report.outer_steps;
@@ -75,14 +79,13 @@ py::dict reportOf(const OuterReport& report) {
 void bindOptim(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
-      .def(py::init([](const Named& parameters, const Backend& group, const std::optional<Backend>& cluster,
+      .def(py::init([](const Named& parameters, const std::optional<Backend>& group, const std::optional<Backend>& cluster,
                        const Named& buffers, const py::dict& options) {
              return translated([&] {
                OuterOptions parsed = optionsOf(options);
                py::gil_scoped_release released;
                return std::make_unique<DiLoCoX>(
-                   parametersOf(parameters), std::make_shared<BackendQueue>(group), std::move(parsed),
-                   cluster ? std::make_shared<BackendQueue>(*cluster) : nullptr, parametersOf(buffers));
+                   parametersOf(parameters), queueOf(group), std::move(parsed), queueOf(cluster), parametersOf(buffers));
              });
            }),
            py::arg("parameters"), py::arg("group"), py::kw_only(), py::arg("cluster"), py::arg("buffers"),

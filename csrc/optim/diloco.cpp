@@ -120,7 +120,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
   } catch (const TypeError& mistake) {
     error = mistake.what();
   }
-  agree(error, /*values=*/true);
+  if (group_ || !error.empty()) agree(error, /*values=*/true);
 }
 
 DiLoCoX::~DiLoCoX() = default;
@@ -142,7 +142,7 @@ void DiLoCoX::agree(const std::string& error, bool values) {
     if (values) hello.fields.emplace_back("parameters' values", std::to_string(checksum()));
   }
   try {
-    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
+    if (group_) Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
   } catch (const PeerRefused&) {
     if (error.empty()) throw;
   }
@@ -150,6 +150,7 @@ void DiLoCoX::agree(const std::string& error, bool values) {
 }
 
 bool DiLoCoX::step() {
+  if (!group_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
   ++steps_;
   bool any = false;
   try {
@@ -328,10 +329,6 @@ void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Ten
     s.fragment.each(call);
 }
 
-std::string DiLoCoX::own() const {
-  return "rank" + std::to_string(group_->rank());
-}
-
 TensorMap DiLoCoX::counters() const {
   const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
   TensorMap state{{"ranks", number(group_->size())},
@@ -360,7 +357,7 @@ TensorMap DiLoCoX::state() {
   }
   TensorMap state = counters();
   for (const Scheduled& s : fragments_)
-    state.merge(s.fragment.state(own()));
+    state.merge(s.fragment.state());
   return state;
 }
 
@@ -381,7 +378,7 @@ void DiLoCoX::load(const TensorMap& state) {
                               number("ranks")));
   }
   for (const Scheduled& s : fragments_)
-    s.fragment.check(state, own());
+    s.fragment.check(state);
   for (Scheduled& s : fragments_)
     s.fragment.drop();
   for (size_t f = 0; f < fragments_.size(); ++f) {
@@ -389,7 +386,7 @@ void DiLoCoX::load(const TensorMap& state) {
     const at::Tensor kept = state.at(name).contiguous();
     const int64_t* at = kept.const_data_ptr<int64_t>();
     Scheduled& s = fragments_[f];
-    s.fragment.load(state, own(), at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
+    s.fragment.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
                     state.at(name + ".effective_rank").item<double>());
     s.send_at = at[0];
     s.apply_at = at[1];

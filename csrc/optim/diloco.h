@@ -43,7 +43,8 @@ class DiLoCoX {
  public:
   // Collective over `group`: compares options, names, shapes and values of the parameters. `cluster`, unless null: the
   // ranks that hold the other shards or stages of this rank's model, among which sync_every is agreed where it adapts.
-  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment.
+  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment. Where `group` is null nobody
+  // is asked, and regroup() comes before the first step().
   //
   // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefused naming what
   // differs on another rank, PeerError.
@@ -77,7 +78,7 @@ class DiLoCoX {
   const OuterOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }
 
-  // What a checkpoint holds: tensors under the parameters' names, counters, and under "rank<r>.…" what is this rank's
+  // What a checkpoint holds: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
   // (and its inner optimizer and parameters) goes on with the same bits.
   TensorMap state();
@@ -101,7 +102,6 @@ class DiLoCoX {
   void startCheck();
   void giveUp();
   TensorMap counters() const;
-  std::string own() const;
   uint32_t checksum() const;
 
   const OuterOptions options_;

@@ -18,6 +18,7 @@ namespace lowcomm {
 namespace {
 
 constexpr const char* kOp = "outer_step";
+const std::string kOwn = "own.";
 const Reduction kAverage{ReduceKind::sum, /*average=*/true};
 
 bool isFinite(const at::Tensor& tensor) {
@@ -310,34 +311,34 @@ void Fragment::share(bool behind) {
 
 // f(key, tensor) of every tensor that a checkpoint holds beside those of Compression.
 template <class K, class F>
-void Fragment::eachTensor(K& kept, const std::string& own, F&& f) {
+void Fragment::eachTensor(K& kept, F&& f) {
   const std::string& name = kept.parameter.name;
   f(name + ".outer", kept.outer);
   f(name + ".momentum", kept.momentum);
   f(name + ".message", kept.message);
-  f(own + "." + name + ".mark", kept.mark);
-  f(own + "." + name + ".own_message", kept.own_message);
-  f(own + "." + name + ".own_momentum", kept.own_momentum);
+  f(kOwn + name + ".mark", kept.mark);
+  f(kOwn + name + ".own_message", kept.own_message);
+  f(kOwn + name + ".own_momentum", kept.own_momentum);
 }
 
-TensorMap Fragment::state(const std::string& own) const {
+TensorMap Fragment::state() const {
   TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
   TensorMap state;
   for (const Kept& kept : kept_) {
     // The ranks that write a checkpoint have all come so far: the message will not be taken back.
     if (kept.compression && kept.compression->done()) kept.compression->commit();
-    eachTensor(kept, own, [&](const std::string& key, const at::Tensor& tensor) {
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) state[key] = tensor.clone();
     });
     if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
-    if (residual.defined()) state[own + "." + kept.parameter.name + ".residual"] = residual.clone();
+    if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = residual.clone();
     if (factor.defined()) state[kept.parameter.name + ".factor"] = factor.clone();
   }
   return state;
 }
 
-void Fragment::check(const TensorMap& state, const std::string& own) const {
+void Fragment::check(const TensorMap& state) const {
   const auto expect = [&](const std::string& key, const at::Tensor& like, bool any_rows = false) {
     const auto found = state.find(key);
     if (found == state.end()) throw ValueError("DiLoCoX: load: expected '" + key + "' in the state, got none");
@@ -349,24 +350,24 @@ void Fragment::check(const TensorMap& state, const std::string& own) const {
     }
   };
   for (const Kept& kept : kept_) {
-    eachTensor(kept, own, [&](const std::string& key, const at::Tensor& tensor) {
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) expect(key, tensor);
     });
     if (!kept.compression) continue;
     const std::string& name = kept.parameter.name;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
-    if (residual.defined()) expect(own + "." + name + ".residual", residual);
+    if (residual.defined()) expect(kOwn + name + ".residual", residual);
     if (factor.defined()) expect(name + ".factor", factor, /*any_rows=*/true);
   }
 }
 
-void Fragment::load(const TensorMap& state, const std::string& own, Phase phase, double effective_rank) {
+void Fragment::load(const TensorMap& state, Phase phase, double effective_rank) {
   const c10::NoGradGuard no_grad;
   const auto find = [&](const std::string& key, bool wanted) {
     return wanted ? std::optional(state.at(key)) : std::nullopt;
   };
   for (Kept& kept : kept_) {
-    eachTensor(kept, own, [&](const std::string& key, at::Tensor& tensor) {
+    eachTensor(kept, [&](const std::string& key, at::Tensor& tensor) {
       if (tensor.defined()) tensor.copy_(state.at(key));
     });
     if (!kept.compression) continue;
@@ -374,7 +375,7 @@ void Fragment::load(const TensorMap& state, const std::string& own, Phase phase,
     const std::string& name = kept.parameter.name;
     const auto factor = find(name + ".factor", compression.factor().defined());
     if (factor) compression.setRank(factor->size(0));
-    compression.set(find(own + "." + name + ".residual", compression.residual().defined()), factor);
+    compression.set(find(kOwn + name + ".residual", compression.residual().defined()), factor);
   }
   flight_.reset();
   phase_ = phase;

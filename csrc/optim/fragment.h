@@ -79,14 +79,14 @@ class Fragment {
   std::vector<at::Tensor> shared();
   void share(bool behind);
 
-  // What a checkpoint holds, under "<name>.…"; of this rank alone under "<own>.<name>.…". settle() first.
-  TensorMap state(const std::string& own) const;
+  // What a checkpoint holds, under "<name>.…"; of this rank alone under "own.<name>.…". settle() first.
+  TensorMap state() const;
 
   // Throws ValueError naming the tensor that is missing or of another shape or dtype.
-  void check(const TensorMap& state, const std::string& own) const;
+  void check(const TensorMap& state) const;
 
   // What check() has let pass; idle.
-  void load(const TensorMap& state, const std::string& own, Phase phase, double effective_rank);
+  void load(const TensorMap& state, Phase phase, double effective_rank);
 
  private:
   struct Kept {
@@ -100,7 +100,7 @@ class Fragment {
   template <class F>
   void pass(F&& f);
   template <class K, class F>
-  static void eachTensor(K& kept, const std::string& own, F&& f);
+  static void eachTensor(K& kept, F&& f);
   void queue(OpQueue& queue, uint32_t step);
   OuterRule rule() const;
 

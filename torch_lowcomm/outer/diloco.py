@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm.codec import codec as checked_codec
+from torch_lowcomm.membership import Membership
+from torch_lowcomm.outer.elastic import Elastic
 from torch_lowcomm.outer.groups import chosen, own_backend
 from torch_lowcomm.outer.parameters import local, named_buffers, named_parameters
 
@@ -54,7 +56,8 @@ class DiLoCoX(torch.optim.Optimizer):
             its own part at once); or "sync", which waits for it, as DiLoCo.
         model: Names the state's tensors, in checkpoints; None for numbers in the optimizer's order.
         group: Over whom to average, of backend lowcomm; None for the default group. Its ranks hold the same parameters, or
-            the same shards or stage. A group of the loop's own is made of its ranks.
+            the same shards or stage. A group of the loop's own is made of its ranks. Or a `Membership`: machines that come
+            and go, of one process each (`regroup`); those who come take the model of those who are there.
         cluster: The ranks that hold the other shards or stages of this rank's model; needed where `adapt_sync_every`.
         mesh: In place of both: a DeviceMesh whose first dimension is the group and whose second, if any, the cluster.
         outer_lr: γ.
@@ -97,7 +100,7 @@ class DiLoCoX(torch.optim.Optimizer):
         *,
         mode: str = "continue",
         model: nn.Module | None = None,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Membership | None = None,
         cluster: dist.ProcessGroup | None = None,
         mesh: DeviceMesh | None = None,
         outer_lr: float = 0.7,
@@ -185,9 +188,18 @@ class DiLoCoX(torch.optim.Optimizer):
         self.inner = optimizer
         self._init_hooks()
         self._share_inner()
-        self._rank = dist.get_rank(over)
-        self._group, backend = own_backend(over)
-        self._cluster, cluster_backend = own_backend(parts) if parts is not None else (None, None)
+        self._elastic = Elastic(over) if isinstance(over, Membership) else None
+        self._groups: list[dist.ProcessGroup] = []  # of the loop's own
+        backend = cluster_backend = None
+        if not isinstance(over, Membership):
+            self._own = f"rank{dist.get_rank(over)}"
+            group_made, backend = own_backend(over)
+            self._groups.append(group_made)
+        else:
+            self._own = over.machine_id
+        if parts is not None:
+            cluster_made, cluster_backend = own_backend(parts)
+            self._groups.append(cluster_made)
         self._outer = _C.DiLoCoX(
             named_parameters(optimizer, model),
             backend,
@@ -197,6 +209,8 @@ class DiLoCoX(torch.optim.Optimizer):
         )
         self._parameters = self._identities()
         self._swapped = False
+        if self._elastic is not None:
+            self._elastic.form(self._outer)
 
     def _init_hooks(self) -> None:
         """What torch's own optimizers have beside their groups, with which its schedulers and profilers work."""
@@ -212,6 +226,9 @@ class DiLoCoX(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """An inner step, and the outer steps that are due after it.
+
+        A step with a learning rate of 0 in every group is no inner step: checkpoints are loaded into optimizers that have
+        no state yet by such a one.
 
         Args:
             closure: For inner optimizers that take one.
@@ -231,7 +248,8 @@ class DiLoCoX(torch.optim.Optimizer):
                 f"DiLoCoX: step: expected the {len(self._parameters)} parameters that it was made with, got "
                 f"{len(self._identities())}, not all the same: make a new one where parameters come or go"
             )
-        self._outer.step()
+        if any(group.get("lr", 1.0) != 0 for group in self.param_groups) and self._outer.step() and self._elastic:
+            self._elastic.stepped()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -261,6 +279,26 @@ class DiLoCoX(torch.optim.Optimizer):
         """
         self._outer.finish()
 
+    @property
+    def regroup_due(self) -> bool:
+        """Whether machines wait to be let in: the same answer on all, after the same outer step. False without a Membership."""
+        return self._elastic is not None and self._elastic.due
+
+    def regroup(self) -> None:
+        """Goes on with the machines that are alive, after `step` has thrown a DistBackendError or where `regroup_due`.
+
+        What is under way is dropped. Machines that lag behind, or are new, take outer parameters, momentum and counters from
+        the most advanced one, and go on from its outer parameters; the others keep what they have trained.
+
+        Raises:
+            ValueError: The group is no Membership.
+            TimeoutError: There were not enough machines in time.
+            ConnectionError: The store is lost. The state is whole: save it.
+        """
+        if self._elastic is None:
+            raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
+        self._elastic.form(self._outer)
+
     def restore(self) -> None:
         """Puts the outer parameters in the model: a start from the last outer step, after an error say."""
         self._outer.restore()
@@ -288,25 +326,28 @@ class DiLoCoX(torch.optim.Optimizer):
     def report(self) -> dict[str, Any]:
         """Of the last outer step.
 
-        {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "sync_every" (H_t),
+        {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks, or with
+        a Membership machines, in the group or not), "sync_every" (H_t),
         "rank" (r_t, 0 without factors), "effective_rank" (of the last average), "sent_bytes" (by this rank for it, frame
         headers included), "waited_s" (for it to come: what of its way training did not hide), "local_s" (computing on the
         training thread)}
         """
-        return self._outer.report
+        report = self._outer.report
+        report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()
+        return report
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """What a run needs beside its model to go on with the same bits, messages under way included.
 
         Collective: it waits for them. For `torch.save` a rank, or `torch.distributed.checkpoint`, of which this object is a
-        Stateful: what all ranks have alike is under "outer", what is this rank's under "rank<r>".
+        Stateful: what all ranks have alike is under "outer", what is this rank's under "rank<r>", or its
+        machine's id.
         """
-        own = f"rank{self._rank}"
         outer: dict[str, Any] = {}
         kept: dict[str, Any] = {}
         for name, tensor in self._outer.state().items():
-            (kept if name.startswith(own + ".") else outer)[name.removeprefix(own + ".")] = tensor
-        return {"outer": outer, own: {"outer": kept, "inner": self.inner.state_dict()}}
+            (kept if name.startswith("own.") else outer)[name.removeprefix("own.")] = tensor
+        return {"outer": outer, self._own: {"outer": kept, "inner": self.inner.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
@@ -314,14 +355,13 @@ class DiLoCoX(torch.optim.Optimizer):
         Raises:
             ValueError: Another model's, another number of ranks, or this rank's part is missing; nothing has changed.
         """
-        own = f"rank{self._rank}"
-        for key in ("outer", own):
+        for key in ("outer", self._own):
             if key not in state_dict:
                 raise ValueError(
                     f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
                 )
-        mine = state_dict[own]
-        self._outer.load({**state_dict["outer"], **{f"{own}.{name}": t for name, t in mine["outer"].items()}})
+        mine = state_dict[self._own]
+        self._outer.load({**state_dict["outer"], **{f"own.{name}": tensor for name, tensor in mine["outer"].items()}})
         self.inner.load_state_dict(mine["inner"])
         self._share_inner()
 

@@ -9,13 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
+from torch_lowcomm.membership import Membership
 
 _made = itertools.count()
 
 
 def chosen(
-    group: dist.ProcessGroup | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
-) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
+    group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
+) -> tuple[dist.ProcessGroup | Membership | None, dist.ProcessGroup | None]:
     """The group to average over, and that of the other shards or stages of this rank's model, if any.
 
     Raises:

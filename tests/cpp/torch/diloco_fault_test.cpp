@@ -163,9 +163,10 @@ TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
           lost.train(0, 13);
           before.hub().kill(2);
         }
-        // A newcomer has a model of its own and no history; what it is made with is a group of one.
-        Ranks alone(1);
-        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, std::make_shared<EngineQueue>(alone.engine(0)), o);
+        // A newcomer has a model of its own and no history.
+        trainee.parameters[0].tensor.add_(1);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, nullptr, o);
+        EXPECT_TRUE(holds(thrownBy<ValueError>([&] { trainee.loop->step(); }), {"expected a group", "regroup"}));
         trainee.loop->regroup(again);
       } else {
         trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);

@@ -208,7 +208,7 @@ TEST(DiLoCoX, LosesNothing) {
       outer[r] = trainee.outer();
       TensorMap state = trainee.loop->state();
       for (const auto& p : trainee.parameters)
-        residuals[r].push_back(state.at("rank" + std::to_string(r) + "." + p.name + ".residual"));
+        residuals[r].push_back(state.at("own." + p.name + ".residual"));
     });
     const Trainee first(0, kShapes);
     for (size_t i = 0; i < kShapes.size(); ++i) {

@@ -1,0 +1,106 @@
+"""Who of the machines at a store still shows a sign of life."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+
+from torch.distributed import Store
+
+logger = logging.getLogger("torch_lowcomm")
+
+
+class Heartbeat:
+    """Counts up at the store, and watches the others count, on a thread of its own.
+
+    A machine counts as alive while its number has changed within `lost_after_s` by this machine's clock: clocks of
+    different machines are never compared.
+
+    Args:
+        store: A client of this thread alone: a blocking call of another thread would hold it up.
+        machine_id: This machine's.
+        lost_after_s: Seconds of silence after which a machine counts as gone.
+
+    Raises:
+        ValueError: A living machine has that id already.
+    """
+
+    def __init__(self, store: Store, machine_id: str, *, lost_after_s: float) -> None:
+        self._store, self._id, self._lost_after_s = store, machine_id, lost_after_s
+        self._nonce = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._seen: dict[str, tuple[bytes, float]] = {}  # by id: its last number, and when that was new
+        self._failed: Exception | None = None
+        self._stop = threading.Event()
+        self._expect_alone()
+        self._beat(0)
+        self._store.set(f"id/{self._store.add('ids', 1)}", machine_id)
+        self._watch()
+        self._thread = threading.Thread(target=self._loop, name="lowcomm-heartbeat", daemon=True)
+        self._thread.start()
+
+    def alive(self) -> set[str]:
+        """Ids of the machines alive, this one among them.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        if self._failed is not None:
+            raise ConnectionError(f"membership: lost the store: {self._failed}") from self._failed
+        now = time.monotonic()
+        with self._lock:
+            return {self._id} | {m for m, (_, at) in self._seen.items() if now - at < self._lost_after_s}
+
+    def stop(self) -> None:
+        """No sign of life from here on. Any number of times."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _key(self, machine: str) -> str:
+        return f"beat/{machine}"
+
+    def _expect_alone(self) -> None:
+        """One id twice would put two machines in one place. A machine that died leaves a number that stands still."""
+        if not self._store.check([self._key(self._id)]):
+            return
+        before = self._store.get(self._key(self._id))
+        deadline = time.monotonic() + self._lost_after_s
+        while time.monotonic() < deadline:
+            if self._store.get(self._key(self._id)) != before:
+                raise ValueError(
+                    f"membership: machine_id: expected one that no living machine has, got {self._id!r}: another process "
+                    "is at the store under it"
+                )
+            time.sleep(self._interval_s)
+
+    @property
+    def _interval_s(self) -> float:
+        return self._lost_after_s / 5
+
+    def _beat(self, count: int) -> None:
+        self._store.set(self._key(self._id), f"{self._nonce}:{count}")
+
+    def _watch(self) -> None:
+        for number in range(1, self._store.add("ids", 0) + 1):
+            if not self._store.check([f"id/{number}"]):
+                continue  # between its number and its name
+            machine = self._store.get(f"id/{number}").decode()
+            value = self._store.get(self._key(machine))
+            with self._lock:
+                if machine not in self._seen or self._seen[machine][0] != value:
+                    self._seen[machine] = (value, time.monotonic())
+
+    def _loop(self) -> None:
+        count = 0
+        while not self._stop.wait(self._interval_s):
+            count += 1
+            try:
+                self._beat(count)
+                self._watch()
+            except Exception as error:  # every kind of network error that torch's stores know
+                logger.error("membership: lost the store: %s", error)
+                self._failed = error
+                return

@@ -1,0 +1,86 @@
+"""How machines agree on a set of themselves: one round a group, closed by whoever came first and is still there."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from torch.distributed import Store
+
+_POLL_S = 0.05
+
+
+class Rounds:
+    """Rounds at a store. A round is open, machines enter; it is closed once, with the list of those in it.
+
+    Args:
+        store: This thread's own client.
+        machine_id: This machine's.
+        alive: Tells the ids of the living.
+    """
+
+    def __init__(self, store: Store, machine_id: str, alive: Callable[[], set[str]]) -> None:
+        self._store, self._id, self._alive = store, machine_id, alive
+
+    def enter(self, *, least: int, patience_s: float, deadline: float) -> tuple[int, list[str]]:
+        """Takes part in the open round, and in later ones until one has this machine in it.
+
+        The first in a round closes it: as soon as every living machine has entered, or `patience_s` after it came; never
+        with fewer than `least`. Where it dies the next one does.
+
+        Args:
+            least: Machines.
+            patience_s: How long living machines that do not enter are waited for: those that have not noticed yet.
+            deadline: By time.monotonic().
+
+        Returns:
+            The round's number and the ids in it, in the order in which they entered.
+
+        Raises:
+            TimeoutError: The deadline has passed; says who is there and who is missing.
+        """
+        while True:
+            number = self._store.add("round", 0) + 1
+            place = self._store.add(f"{number}/entered", 1)
+            self._store.set(f"{number}/place/{place}", self._id)
+            members = self._closed(number, place, least, time.monotonic() + patience_s, deadline)
+            if self._id in members:
+                return number, members
+            # It was closed while this machine entered. Whoever closed it counts it as done in a moment.
+            while self._store.add("round", 0) < number:
+                self._expect_time(deadline, "a closed round to be counted")
+
+    def waiting(self, number: int) -> bool:
+        """Whether somebody has entered the round after `number`."""
+        return self._store.add(f"{number + 1}/entered", 0) > 0
+
+    def _closed(self, number: int, place: int, least: int, patient_until: float, deadline: float) -> list[str]:
+        key = f"{number}/members"
+        while not self._store.check([key]):
+            entered = self._entered(number)
+            alive = self._alive()
+            living = [p for p, machine in entered.items() if machine in alive]
+            if living and min(living) == place:
+                there = [entered[p] for p in sorted(living)]
+                missing = alive - set(there)
+                if len(there) >= least and (not missing or time.monotonic() > patient_until):
+                    closed = self._store.compare_set(key, "", json.dumps(there)).decode()
+                    if json.loads(closed) == there:
+                        self._store.add("round", 1)
+                    return json.loads(closed)
+            self._expect_time(
+                deadline, f"{least} machines or more, those alive, in round {number}; there are {sorted(entered.values())}"
+            )
+        return json.loads(self._store.get(key))
+
+    def _entered(self, number: int) -> dict[int, str]:
+        places = range(1, self._store.add(f"{number}/entered", 0) + 1)
+        keys = {p: f"{number}/place/{p}" for p in places}
+        return {p: self._store.get(key).decode() for p, key in keys.items() if self._store.check([key])}
+
+    @staticmethod
+    def _expect_time(deadline: float, what: str) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"membership: expected {what}, got none in time")
+        time.sleep(_POLL_S)

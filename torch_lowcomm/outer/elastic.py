@@ -1,0 +1,58 @@
+"""An outer loop over machines that come and go: when its group is formed anew."""
+
+from __future__ import annotations
+
+import logging
+
+from torch.distributed import DistBackendError
+
+from torch_lowcomm import _C
+from torch_lowcomm.membership import Membership
+
+logger = logging.getLogger("torch_lowcomm")
+
+
+class Elastic:
+    """The groups of one outer loop.
+
+    Those who are lost end a group by themselves. For those who wait to be let in all ranks must leave it after the same
+    outer step: rank 0 looks for them, and names one two steps ahead at the store. No rank can be there before it has got
+    rank 0's message of the step between, which was sent after that.
+
+    Args:
+        members: Who is alive.
+    """
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+        self._steps = 0  # outer steps of this group
+        self.due = False
+
+    def form(self, outer: _C.DiLoCoX) -> None:
+        """A new group of who is alive, and the state of the most advanced one on all of them."""
+        while True:
+            formed = self._members.form()
+            self._steps, self.due = 0, False
+            try:
+                outer.regroup(formed.backend)
+                return
+            except DistBackendError as error:  # one more was lost meanwhile
+                logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
+
+    def stepped(self) -> None:
+        """After an outer step.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        formed = self._members.formed
+        assert formed is not None
+        self._steps += 1
+        if formed.rank == 0 and self._members.leave_at(formed.number) is None and self._members.waiting():
+            self._members.set_leave_at(formed.number, self._steps + 2)
+        leave_at = self._members.leave_at(formed.number)
+        self.due = leave_at is not None and self._steps >= leave_at
+
+    def alive(self) -> int:
+        """Machines with a sign of life."""
+        return len(self._members.alive())
