@@ -92,6 +92,7 @@ void bindOptim(py::module_& m) {
            py::arg("options"))
       .def("step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
       .def("finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
+      .def("quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
       .def(
           "regroup",
           [](DiLoCoX& d, const Backend& group) {

@@ -306,16 +306,27 @@ void DiLoCoX::takeFrom(int root, bool behind) {
     s.fragment.share(behind);
 }
 
-void DiLoCoX::finish() {
+void DiLoCoX::applyAll(bool whole) {
   try {
     for (Scheduled& s : fragments_) {
-      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, /*whole=*/true);
+      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, whole);
     }
     if (check_.pending()) check_.wait();
   } catch (...) {
     giveUp();
     throw;
   }
+}
+
+void DiLoCoX::quiesce() {
+  applyAll(/*whole=*/false);
+  Hello hello;
+  hello.fields = {{"outer step", std::to_string(applied_)}};
+  Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
+}
+
+void DiLoCoX::finish() {
+  applyAll(/*whole=*/true);
   restore();
 }
 

@@ -61,6 +61,10 @@ class DiLoCoX {
   // Applies what is under way and moves the parameters to θ̄: the end of training. Collective.
   void finish();
 
+  // Applies what is under way, without moving the parameters to θ̄, and waits until every rank has: nothing is on its
+  // way when it returns, and the group can be left. Collective, after the same step() on all ranks.
+  void quiesce();
+
   // Goes on in another group: ranks were lost, or have come. Drops what is under way; of ranks that differ in how many
   // outer steps they have applied, those behind take θ̄, momentum, factors and counters from the most advanced one and
   // move their parameters to θ̄; what the others have trained since their last outer step counts in the next.
@@ -94,6 +98,7 @@ class DiLoCoX {
     int64_t sent = 0;
   };
   void agree(const std::string& error, bool values);
+  void applyAll(bool whole);
   void takeFrom(int root, bool behind);
   void outerStep(Scheduled& scheduled);
   void arrive(Scheduled& scheduled, bool whole);

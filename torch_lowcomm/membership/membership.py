@@ -172,8 +172,6 @@ class Membership:
         return Formed(number, tuple(machines), rank, backend)
 
 
-
-
 @contextmanager
 def _store_errors() -> Iterator[None]:
     """What torch's stores throw, under one name."""

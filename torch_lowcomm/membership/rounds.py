@@ -70,7 +70,8 @@ class Rounds:
                         self._store.add("round", 1)
                     return json.loads(closed)
             self._expect_time(
-                deadline, f"{least} machines or more, those alive, in round {number}; there are {sorted(entered.values())}"
+                deadline,
+                f"{least} machines or more, those alive, in round {number}; there are {sorted(entered.values())}",
             )
         return json.loads(self._store.get(key))
 

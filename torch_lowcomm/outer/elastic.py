@@ -30,6 +30,11 @@ class Elastic:
 
     def form(self, outer: _C.DiLoCoX) -> None:
         """A new group of who is alive, and the state of the most advanced one on all of them."""
+        if self.due:
+            try:
+                outer.quiesce()  # or what one rank has sent is lost on the way when another closes its connections
+            except DistBackendError as error:
+                logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
         while True:
             formed = self._members.form()
             self._steps, self.due = 0, False

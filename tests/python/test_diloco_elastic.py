@@ -1,0 +1,222 @@
+"""Machines that come and go, each a launcher of its own: killed, stopped and woken, late, twice the same."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 90
+OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1}
+
+
+@pytest.fixture
+def store():
+    """The store that outlives all machines."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _join(port, name, **options):
+    import torch_lowcomm as lc
+
+    options = {"least": 2, "lost_after_s": 2.0, "patience_s": 20.0, "timeout": timedelta(seconds=20)} | options
+    return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
+
+
+class Trained:
+    """A small model that a machine trains towards a target of its own."""
+
+    def __init__(self, members, seed, **options):
+        import torch_lowcomm as lc
+
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+        self.draws = torch.Generator().manual_seed(seed)
+        self.opt = lc.DiLoCoX(
+            torch.optim.AdamW(self.model.parameters(), lr=1e-2), group=members, model=self.model, **(OPTIONS | options)
+        )
+        self.lost = []
+
+    def steps(self, count, pause_s=0.0):
+        """Inner steps; after a loss, or where somebody waits, in another group."""
+        for _ in range(count):
+            x = torch.randn(16, 32, generator=self.draws)
+            loss = (self.model(x) - x[:, :8]).square().mean()
+            loss.backward()
+            try:
+                self.opt.step()
+            except dist.DistBackendError as error:
+                self.lost.append(str(error))
+                self.opt.regroup()
+            self.opt.zero_grad()
+            if self.opt.regroup_due:
+                self.opt.regroup()
+            time.sleep(pause_s)
+        return loss.item()
+
+    def outer(self):
+        self.opt.finish()
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+def _killed(r, port, mode):
+    """One of three is killed between outer steps; the others go on by themselves."""
+    members = _join(port, f"machine{r.rank}")
+    trained = Trained(members, r.rank, mode=mode)
+    while len(members.formed.machines) < 3:  # the first two did not wait for the third
+        trained.steps(1, pause_s=0.02)
+    trained.steps(6)
+    if r.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    trained.steps(10)
+    assert trained.lost, "nobody noticed"
+    assert "outer_step" in trained.lost[0], trained.lost[0]
+    assert trained.opt.report["participating"] == 2
+    assert sorted(members.formed.machines) == ["machine0", "machine1"]
+    outer = trained.outer()
+    members.leave()
+    return outer, trained.opt.report["outer_steps"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "continue"])
+def test_goes_on_without_a_killed_machine(store, mode):
+    results = ranks.run_ranks(_killed, 3, store.port, mode, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+    (first, steps), (second, others) = results[0], results[1]
+    assert steps == others
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _late(r, port):
+    """A machine comes when two are at it, with another model of the same shapes: it takes theirs."""
+    if r.rank == 2:
+        r.hear("begun")
+    members = _join(port, f"machine{r.rank}")
+    trained = Trained(members, r.rank, mode="continue")
+    if r.rank == 2:
+        taken = trained.opt.report["outer_steps"]
+        assert taken > 0
+        trained.steps(30, pause_s=0.02)
+    else:
+        before = trained.steps(8)
+        if r.rank == 0:
+            r.say("begun")
+        deadline = time.monotonic() + DEADLINE_S / 2
+        while trained.opt.report["participating"] < 3:
+            assert time.monotonic() < deadline, "nobody came"
+            after = trained.steps(1, pause_s=0.02)
+        assert after < 1.2 * before
+        trained.steps(30, pause_s=0.02)
+        assert trained.lost == [], trained.lost
+    assert trained.opt.report["participating"] == trained.opt.report["alive"] == 3
+    outer = trained.outer()
+    members.leave()
+    return trained.opt.report["outer_steps"], outer
+
+
+def test_lets_a_late_machine_in(store):
+    results = ranks.run_ranks(_late, 3, store.port, timeout=DEADLINE_S)
+    assert len({steps for steps, _ in results}) == 1
+    for _, outer in results:
+        assert all(torch.equal(a, b) for a, b in zip(outer, results[0][1], strict=True))
+
+
+def _stopped(r, port):
+    """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
+    members = _join(port, f"machine{r.rank}", least=2)
+    trained = Trained(members, r.rank, mode="continue")
+    while len(members.formed.machines) < 3:
+        trained.steps(1, pause_s=0.02)
+    trained.steps(5)
+    if r.rank == 2:
+        r.say("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    trained.steps(12)
+    if r.rank != 2:
+        assert trained.lost
+        if r.rank == 0:
+            os.kill(int(r.hear("pid")), signal.SIGCONT)
+    deadline = time.monotonic() + DEADLINE_S / 2
+    while len(members.formed.machines) < 3:
+        assert time.monotonic() < deadline, members.formed
+        trained.steps(1, pause_s=0.02)
+    assert trained.lost
+    trained.steps(20)
+    return trained.opt.report["outer_steps"]
+
+
+def test_fences_off_a_machine_that_wakes_up(store):
+    ranks.run_ranks(_stopped, 3, store.port, timeout=DEADLINE_S)
+
+
+def _twice(r, port):
+    if r.rank == 1:
+        r.hear("first")
+        with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
+            _join(port, "same", lost_after_s=1.0)
+        r.say("refused")
+        return
+    members = _join(port, "same", lost_after_s=1.0)
+    r.say("first")
+    r.hear("refused")
+    assert members.alive() == {"same"}
+    members.leave()
+
+
+def test_refuses_a_machine_id_twice(store):
+    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
+
+
+def _alone(r, port):
+    members = _join(port, "only", timeout=timedelta(seconds=1))
+    with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
+        members.form()
+    members.leave()
+
+
+def test_names_who_is_missing(store):
+    ranks.run_ranks(_alone, 1, store.port, timeout=DEADLINE_S)
+
+
+def _store_lost(r):
+    """Rank 2 is the store, and is killed; the others keep what they have."""
+    if r.rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        r.say("port", str(store.port))
+        for q in range(2):
+            r.hear(f"trained{q}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    members = _join(int(r.hear("port")), f"machine{r.rank}")
+    trained = Trained(members, r.rank, mode="sync")
+    trained.steps(5)
+    before = trained.opt.state_dict()["outer"]
+    r.say(f"trained{r.rank}")
+    with pytest.raises(ConnectionError, match="membership: lost the store"):
+        trained.steps(4000, pause_s=0.01)
+    after = trained.opt.state_dict()["outer"]  # whole: it can be saved
+    assert before.keys() == after.keys()
+    assert after["steps"] > before["steps"]
+
+
+def test_names_the_loss_of_the_store():
+    ranks.run_ranks(_store_lost, 3, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"machine_id": ""}, ValueError, "machine_id: expected a text, got ''"),
+        ({"least": 0}, ValueError, "least: expected 1 or more, got 0"),
+        ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),
+        ({"store": None}, TypeError, "store: expected a torch.distributed.Store, got NoneType"),
+    ],
+)
+def test_refuses(store, arguments, error, says):
+    import torch_lowcomm as lc
+
+    given = {"store": store, "machine_id": "a"} | arguments
+    with pytest.raises(error, match=says):
+        lc.Membership(given.pop("store"), given.pop("machine_id"), **given)
