@@ -112,6 +112,35 @@ def test_a_mistake_of_one_rank_reaches_the_others(pair, quad, what):
     quad(_one_rank_is_wrong, what)
 
 
+def _on_two_meshes(r, first, wrong):
+    """A module sharded over all ranks beside one over half of them: what a half finds, the other half hears."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("halves", "half"))
+    meshes = {"half": mesh["half"], "all": mesh["halves", "half"]._flatten("all")}
+    model = make_model()
+    for block, over in zip(model, (first, "all" if first == "half" else "half"), strict=True):
+        fully_shard(block, mesh=meshes[over])
+    in_half = "0.big.weight" if first == "half" else "1.big.weight"
+    odd = r.rank == 0
+    if wrong == "differs":
+        with pytest.raises(dist.DistBackendError, match="none" if r.rank < 2 else r"(?s)rank [01].*none"):
+            lc.fsdp.quantize(model, exact=lambda name, _: odd and name == in_half)
+    else:
+        with pytest.raises(ValueError if odd else dist.DistBackendError, match="foo8"):
+            lc.fsdp.quantize(model, weights="foo8" if odd else MINMAX2)
+    comms = lc.fsdp.quantize(model)  # a model that kept nothing of it, on every rank
+    loss_of(model, batch(r.rank, 0)).backward()
+    assert comms.state_dict()["gradients.0"] == 1
+
+
+@pytest.mark.parametrize("first", ["half", "all"])
+@pytest.mark.parametrize("wrong", ["differs", "raises"])
+def test_groups_hear_what_others_of_the_model_find(quad, first, wrong):
+    quad(_on_two_meshes, first, wrong, timeout=30)
+
+
 def _unsharded(r):
     """What is coded does not depend on whether the parameters are gathered when quantize is called."""
     import torch_lowcomm as lc

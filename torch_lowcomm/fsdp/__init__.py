@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, parameter_groups
+from torch_lowcomm.fsdp.agreement import Named, agree, tell
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter, _LayoutComm
 from torch_lowcomm.fsdp.fake import checked_ratio
 from torch_lowcomm.fsdp.fsdp1 import State, hook
@@ -33,33 +34,28 @@ def _plans(groups: list[ParameterGroup], chosen: Choices) -> list[Plan]:
     return [Plan.of(g, chosen) for g in groups]
 
 
-def _agree(plans: list[Plan], said: str) -> None:
-    """Every rank finds here what differs, before any of them has changed anything."""
+def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[Named]]:
+    """What the ranks of each group must have alike."""
     how = (said, _C.Layout([]))  # a name that differs is a difference too
-    layouts: dict[str, list[tuple[str, _C.Layout]]] = {}
-    groups: dict[str, dist.ProcessGroup] = {}
+    asked: dict[str, list[Named]] = {}
     for number, plan in enumerate(plans):
-        group = plan.group.group
-        groups[group.group_name] = group
-        layouts.setdefault(group.group_name, [how]).extend(
+        asked.setdefault(plan.group.group.group_name, [how]).extend(
             [
                 (f"weights of wrapped module {number}", plan.gather.layout),
                 (f"gradients of wrapped module {number}", plan.reduce.layout),
             ]
         )
-    for name, group in groups.items():
-        backend_of(group).agree_layouts(layouts[name])
+    for name in replicas.names:
+        asked.setdefault(name, []).append((replicas.said, _C.Layout([])))
+    return asked
 
 
-def _tell(groups: list[ParameterGroup], error: Exception) -> None:
-    """A mistake of this rank's: its peers wait to agree, and get it as theirs."""
-    process_groups = {g.group.group_name: g.group for g in groups}
-    if not process_groups and dist.is_initialized():
-        process_groups = {dist.group.WORLD.group_name: dist.group.WORLD}
-    for group in process_groups.values():
-        backend = _C.find_backend(group.group_name)
-        if backend is not None:
-            backend.agree_layouts([], error=f"{type(error).__name__}: {error}")
+def _names(groups: list[ParameterGroup]) -> list[str]:
+    """Of the groups whose ranks wait for this one, in the order in which they agree."""
+    names = [g.group.group_name for g in groups]
+    if not names and dist.is_initialized():
+        names = [dist.group.WORLD.group_name]
+    return list(dict.fromkeys(names + Replicas(groups, None).names))
 
 
 def quantize(
@@ -114,7 +110,8 @@ def quantize(
             not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.
         hosts: A mesh, hosts x ranks of a host by names, of the ranks that shard (e.g. the one that was flattened for
             `fully_shard`): messages are exact inside a host and coded between hosts, where one coded copy a host crosses
-            the link. Gradients are summed on their host first. What travels exact as a whole goes over the flat group.
+            the link. Gradients are summed on their host first; levels are learned of each rank's own, before that sum.
+            What travels exact as a whole goes over the flat group.
         fake: For studies of speed only: move the first 1/fake of each message, exact, in place of codes. The model learns
             nothing that is right, and `weights` and `gradients` code nothing.
 
@@ -148,17 +145,11 @@ def quantize(
         chosen = Choices.checked(weights, gradients, exact, master, learn_at)
         plans = _plans(groups, chosen)
     except Exception as error:
-        _tell(groups, error)
-        Replicas(groups, None).tell(error)
+        tell(_names(groups), error)
         raise
-    try:
-        shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
-        how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}, fake {fake}"
-        _agree(plans, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at)}")
-    except Exception as error:
-        replicas.tell(error)
-        raise
-    replicas.agree()
+    shape = "x".join(map(str, mesh.mesh.shape)) if mesh is not None else "flat"
+    how = f"{'with' if overlap else 'without'} overlap, {replicas.said}, hosts {shape}, fake {fake}"
+    agree(_asked(plans, replicas, f"{how}, {master} master, levels learned at steps {list(chosen.learn_at)}"))
     levels = HostComms(mesh, backend_of(groups[0].group).options.timeout) if mesh is not None else None
     replicas.install()
     deferred = DeferredReductions() if overlap else None

@@ -30,6 +30,9 @@ class State:
     draws anew for the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD: there a policy on each of
     the two groups ("all_gather=…; reduce_scatter=…" and "all_reduce=…") codes all of it.
 
+    With NO_SHARD gradients go through `lc.all_reduce`, which draws by the number of the group's op: with a codec that draws,
+    a resumed run is not the unbroken one to the bit. `lc.ddp.hook` on DDP, which is the same training, is.
+
     Args:
         gradients: Codec of the reduce-scatters, of NO_SHARD's all_reduces; "none" for exact.
         group: The model's process group; None for the default one.
@@ -53,7 +56,7 @@ class State:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """{"calls": reductions so far}: with it a resumed run draws what the run without a break would have."""
+        """{"calls": reductions so far}: with it a resumed run draws what the run without a break would have (not NO_SHARD)."""
         return {"calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

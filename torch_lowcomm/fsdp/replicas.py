@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable
 
 import torch.distributed as dist
 
-from torch_lowcomm import _C
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup
 from torch_lowcomm.groups import backend_of, set_policy
@@ -41,36 +39,14 @@ class Replicas:
             backend_of(group)
 
     @property
+    def names(self) -> list[str]:
+        """Of the groups, lowcomm's or not."""
+        return list(self._groups)
+
+    @property
     def said(self) -> str:
         """What ranks compare; it must hold no '='."""
         return f"replicas {self._codec or 'by their policy'}".replace("=", " ")
-
-    def agree(self) -> None:
-        """Hear from the other replicas, whose shards' groups this rank is not in, before anything changes. Collective.
-
-        Raises:
-            DistBackendError: A replica's `replicate` is another, or a rank of it raised.
-        """
-        for name, group in self._groups.items():
-            backend = _C.find_backend(name)
-            if backend is not None:
-                backend.agree_layouts([(self.said, _C.Layout([]))])
-                if self._codec is not None:
-                    logger.info(
-                        "fsdp.quantize: gradients between replicas (group %s) travel as %s in flat buffers, norms and "
-                        "biases too, where a rank has min_bytes = %d of them",
-                        group.group_name,
-                        self._codec,
-                        backend.min_bytes,
-                    )
-
-    def tell(self, error: Exception) -> None:
-        """The other replicas wait to agree: they get this rank's error as theirs."""
-        for name in self._groups:
-            backend = _C.find_backend(name)
-            if backend is not None:
-                with contextlib.suppress(dist.DistBackendError):
-                    backend.agree_layouts([], error=f"{type(error).__name__}: {error}")
 
     def install(self) -> None:
         """Put the codec into the groups' policies, beside what these say of other ops. Collective."""
@@ -82,3 +58,10 @@ class Replicas:
             if self._codec != "none":
                 entries["all_reduce"] = self._codec
             set_policy(group, "; ".join(f"{op}={codec}" for op, codec in entries.items()))
+            logger.info(
+                "fsdp.quantize: gradients between replicas (group %s) travel as %s in flat buffers, norms and biases too, "
+                "where a rank has min_bytes = %d of them",
+                group.group_name,
+                self._codec,
+                backend_of(group).min_bytes,
+            )
