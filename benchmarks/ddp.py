@@ -1,8 +1,8 @@
 """The DDP hook's claims: 4 bits, or coded factors of a low rank, against exact DDP and torch's PowerSGD, paired seeds.
 
 Runs, each a pair of processes over loopback, equal in seed, data and steps: exact; `sym4` and `gauss4` with error
-feedback; rank 4 with factors in `sym4`, and with the first of them in `sym8`; torch's PowerSGD hook of rank 4, whose
-factors are float32. The last three begin with the same exact steps.
+feedback; rank 4 with factors in `sym4`, with the first of them in `sym8`, and with both in `sym8`; torch's PowerSGD hook of
+rank 4, whose factors are float32. The last four begin with the same exact steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CONFIGURATIONS = {
     "rank 4, sym8/sym4": Configuration(
         codec="sym4:bucket=128", projection_codec="sym8:bucket=128", factor_rank=4, warm_up_steps=WARM_UP
     ),
+    "rank 4, sym8": Configuration(codec="sym8:bucket=128", factor_rank=4, warm_up_steps=WARM_UP),
     "PowerSGD rank 4": Configuration(factor_rank=4, warm_up_steps=WARM_UP),
 }
 
@@ -47,7 +48,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     for seed in range(seeds):
         for name, configuration in CONFIGURATIONS.items():
             runs[name].append(run(name, dataclasses.replace(configuration, seed=seed, steps=steps)))
-    low_rank = ("rank 4, sym4", "rank 4, sym8/sym4")
+    low_rank = ("rank 4, sym4", "rank 4, sym8/sym4", "rank 4, sym8")
     pairs = [("sym4", "exact"), ("gauss4", "exact"), *((name, "PowerSGD rank 4") for name in low_rank)]
     gates = [loss_gate(name, runs[name], peer, runs[peer], quick=quick) for name, peer in pairs]
     for name in low_rank:
@@ -56,7 +57,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     gates.append(Gate("bytes a step, exact / sym4", a_step(runs["exact"][0]) / a_step(runs["sym4"][0]), ">=", 7.0))
     return {
         "ranks": RANKS,
-        "configurations": {name: dataclasses.asdict(CONFIGURATIONS[name]) for name in runs},
+        "configurations": {name: dataclasses.asdict(entries[0]["configuration"]) for name, entries in runs.items()},
         "curves": [curve(entry) for entries in runs.values() for entry in entries],
     }, gates
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+MOST_TIMES = 10  # more bytes in one curve than in another: beyond it a linear axis shows only the longest
+
 
 @dataclasses.dataclass
 class Curve:
@@ -31,7 +33,11 @@ def loss_against_bytes(curves: list[Curve], path: Path, *, title: str) -> None:
     axes.set_title(title)
     axes.set_xlabel("sent by a rank (MB)")
     axes.set_ylabel("training loss (nats a byte)")
-    axes.set_xlim(left=0)
+    totals = [curve.sent_bytes[-1] for curve in curves]
+    if max(totals) > MOST_TIMES * min(totals):
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)

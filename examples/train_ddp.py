@@ -6,13 +6,13 @@ trains 0.82 M parameters on the sources of Python's own library three times, wit
 on two cores, draws loss against bytes sent into runs/train_ddp.png, and ends with a table like this one (Python 3.11, torch
 2.13.0, Intel Xeon, both ranks on loopback; the seconds depend on the machine, the bytes do not):
 
-                                                              exact      sym4:bucket=128  rank 8, sym4:bucket=128
+                                                              exact      sym4:bucket=128        rank 8, sym8/sym4
     steps                                                       400                  400                      400
-    train loss, mean of the last 20 steps                    1.7556               1.7552                   1.8402
-    validation perplexity                                     5.486                5.532                    6.011
-    sent by a rank, MB                                      1312.56               176.21                    17.87
-    fewer bytes, times                                          1.0                  7.4                     73.4
-    seconds                                                    68.7                 66.3                     59.5
+    train loss, mean of the last 20 steps                    1.7556               1.7552                   1.8246
+    validation perplexity                                     5.486                5.532                    5.965
+    sent by a rank, MB                                      1312.56               176.21                    25.65
+    fewer bytes, times                                          1.0                  7.4                     51.2
+    seconds                                                    68.7                 66.3                     52.8
 
 `--checkpoint DIR` saves; with `--resume` the run continues, and its loss is that of the run that was never interrupted.
 """
@@ -55,7 +55,8 @@ def parse() -> argparse.Namespace:
     """Reads and checks the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage="%(prog)s [options]; see --help")
     parser.add_argument("--data", type=Path, help="a text file or a directory of them (default: Python's own sources)")
-    parser.add_argument("--codec", default="sym4:bucket=128", help="of gradients, and of factors")
+    parser.add_argument("--codec", default="sym4:bucket=128", help="of gradients, and of second factors")
+    parser.add_argument("--projection-codec", default="sym8:bucket=128", help="of first factors")
     parser.add_argument("--rank", type=int, default=8, help="of the factors")
     parser.add_argument("--only", choices=RUNS, help="train one of the three")
     parser.add_argument("--steps", type=int, default=400)
@@ -74,6 +75,7 @@ def parse() -> argparse.Namespace:
         if args.resume and args.checkpoint is None:
             raise ValueError("--resume expects --checkpoint DIR, got no directory")
         lc.codec(args.codec)
+        lc.codec(args.projection_codec)
         args.corpus = data.load(args.data, context=CONTEXT)
         args.runs = [args.only] if args.only else RUNS
         missing = [run for run in args.runs if args.resume and not checkpoint_of(args, run).exists()]
@@ -98,7 +100,8 @@ def hooked(gpt: model.GPT, args: argparse.Namespace, run: str) -> tuple[Distribu
     ddp = DistributedDataParallel(gpt, bucket_cap_mb=100)
     if run == "exact":
         return ddp, None
-    state = lc.ddp.State(codec=args.codec, rank=args.rank if run == "low rank" else None, model=gpt)
+    factors = {"rank": args.rank, "projection_codec": args.projection_codec} if run == "low rank" else {}
+    state = lc.ddp.State(codec=args.codec, model=gpt, **factors)
     ddp.register_comm_hook(state, lc.ddp.hook)
     return ddp, state
 
@@ -110,7 +113,8 @@ def train(args: argparse.Namespace, run: str) -> Result:
     gpt = model.GPT()
     ddp, state = hooked(gpt, args, run)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True)
-    label = {"exact": "exact", "coded": args.codec, "low rank": f"rank {args.rank}, {args.codec}"}[run]
+    low_rank = f"rank {args.rank}, {'/'.join(c.partition(':')[0] for c in (args.projection_codec, args.codec))}"
+    label = {"exact": "exact", "coded": args.codec, "low rank": low_rank}[run]
     result = Result(label)
     file = checkpoint_of(args, run) if args.checkpoint else None
     if args.resume:

@@ -23,7 +23,7 @@ def train(directory, *arguments):
 @pytest.mark.slow
 def test_example_trains_and_resumes(tmp_path):
     """Rounded at random: a draw that is off by one shows in the loss. The plot is drawn, bytes are counted."""
-    codec = ["--codec", "qsgd4:bucket=128", "--rank", "4"]
+    codec = ["--codec", "qsgd4:bucket=128", "--projection-codec", "qsgd8:bucket=128", "--rank", "4"]
     out, uninterrupted = train(tmp_path, "--steps", "6", *codec)
     _, first = train(tmp_path, "--steps", "4", "--checkpoint", "saved", *codec)
     again, second = train(tmp_path, "--steps", "6", "--checkpoint", "saved", "--resume", *codec)
@@ -44,6 +44,7 @@ def test_example_trains_and_resumes(tmp_path):
         (["--steps", "0"], "--steps expects a positive number, got 0"),
         (["--rank", "-2"], "--rank expects a positive number, got -2"),
         (["--codec", "zip9"], "zip9"),
+        (["--projection-codec", "zip8"], "zip8"),
         (["--resume"], "--resume expects --checkpoint DIR"),
         (["--resume", "--checkpoint", "nowhere"], "--resume expects nowhere/exact/rank0.pt, found none"),
         ([], "expected to be started by torchrun"),
@@ -61,7 +62,7 @@ def test_convergence_quick(tmp_path):
     status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())
-    assert len(content["gates"]) == 7
+    assert len(content["gates"]) == 9
     assert all(gate["pass"] for gate in content["gates"])
     for curve in content["curves"]:
         assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
