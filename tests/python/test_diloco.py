@@ -1,0 +1,182 @@
+"""lc.DiLoCoX where the optimizer was: schedulers, clipping, closures, evaluation, buffers, what an outer step says."""
+
+import ddp_model
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_lowcomm as lc
+
+MODES = ("sync", "continue", "restart", "eager")
+EVERY = 3
+
+
+def _make(inner=None, **options):
+    """(model, wrapped optimizer): AdamW in two groups, matrices and the rest."""
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    inner = inner or torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "lr": 1e-2},
+        ],
+        lr=3e-3,
+    )
+    return model, lc.DiLoCoX(inner, EVERY, model=model, **options)
+
+
+def _steps(model, optimizer, rank, numbers, scheduler=None):
+    for step in numbers:
+        ddp_model.loss_of(model, rank, step, spare=True).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        if scheduler:
+            scheduler.step()
+
+
+def _equal(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _everywhere(value):
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return every
+
+
+def _same_everywhere(value):
+    first, *others = _everywhere(value)
+    return all(_equal(first, other) for other in others)
+
+
+def _as_without(r):
+    """The same loop, wrapped and not, up to the first outer step; after it the learning rates still."""
+    r.init()
+    model, optimizer = _make()
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    plain = ddp_model.Net()
+    plain.load_state_dict(model.state_dict())
+    inner = torch.optim.AdamW(
+        [
+            {"params": [p for p in plain.parameters() if p.ndim == 2], "weight_decay": 0.1},
+            {"params": [p for p in plain.parameters() if p.ndim == 1], "lr": 1e-2},
+        ],
+        lr=3e-3,
+    )
+    decay = torch.optim.lr_scheduler.LambdaLR(inner, lambda step: 1 / (1 + step))
+    # With a delay the first average moves the parameters when the second pseudo-gradient is due.
+    _steps(model, optimizer, r.rank, range(2 * EVERY - 1), scheduler)
+    _steps(plain, inner, r.rank, range(2 * EVERY - 1), decay)
+    assert _equal(ddp_model.weights(model), ddp_model.weights(plain))
+    _steps(model, optimizer, r.rank, range(2 * EVERY - 1, 2 * EVERY), scheduler)
+    _steps(plain, inner, r.rank, range(2 * EVERY - 1, 2 * EVERY), decay)
+    assert not _equal(ddp_model.weights(model), ddp_model.weights(plain))
+    rates = [group["lr"] for group in inner.param_groups]
+    assert [group["lr"] for group in optimizer.inner.param_groups] == rates
+    assert [group["lr"] for group in optimizer.param_groups] == rates
+    assert rates == pytest.approx([3e-3 / (1 + 2 * EVERY), 1e-2 / (1 + 2 * EVERY)])
+    ddp_model.loss_of(model, r.rank, 0).backward()
+    optimizer.zero_grad(set_to_none=False)
+    assert all(not p.grad.any() for p in model.up.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_an_existing_loop_goes_on_as_it_was(pair):
+    pair(_as_without)
+
+
+def _modes(r, mode):
+    r.init()
+    model, optimizer = _make(mode=mode, codec="sym4:bucket=64", rank=4)
+    begin = ddp_model.weights(model)
+    _steps(model, optimizer, r.rank, range(2 * EVERY + 1))
+    own = ddp_model.weights(model)
+    with optimizer.outer_parameters():
+        outer = ddp_model.weights(model)
+        assert _same_everywhere(outer)
+        assert not _equal(outer, begin) and not _equal(outer, own)
+        with pytest.raises(ValueError, match="step: expected the rank's own parameters, got one inside"):
+            optimizer.step()
+        with pytest.raises(ValueError, match="outer_parameters: expected to be outside of it"):
+            with optimizer.outer_parameters():
+                pass
+        assert _equal(ddp_model.weights(model), outer), "a refusal moves nothing"
+    assert _equal(ddp_model.weights(model), own)
+    assert not _same_everywhere(own)
+    with pytest.raises(KeyError), optimizer.outer_parameters():
+        raise KeyError
+    assert _equal(ddp_model.weights(model), own)
+    report = optimizer.report
+    assert report["outer_steps"] == 2 and report["participating"] == 2
+    assert report["sync_every"] == EVERY and report["rank"] == 4
+    assert 1 <= report["effective_rank"] <= 4
+    assert report["sent_bytes"] > 1000 and report["waited_s"] >= 0 and report["local_s"] > 0
+    optimizer.finish()
+    ended = ddp_model.weights(model)
+    assert _same_everywhere(ended)
+    # One average was under way where there is a delay.
+    assert _equal(ended, outer) == (mode == "sync")
+    assert f"sync_every={EVERY}, outer_steps=2" in repr(optimizer)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outer_parameters_are_every_ranks(pair, mode):
+    pair(_modes, mode)
+
+
+def _closure(r):
+    r.init()
+    model = nn.Linear(ddp_model.WIDTH, 7)
+    inner = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3)
+    optimizer = lc.DiLoCoX(inner, 2, mode="sync", codec=None, outer_lr=1, outer_momentum=0)
+    losses, calls = [], []
+    for _ in range(4):
+
+        def closure():
+            calls.append(1)
+            optimizer.zero_grad()
+            loss = ddp_model.loss_of(model, r.rank, 0)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    assert len(calls) > 4, "LBFGS asked more than once a step"
+    assert losses[-1] < losses[0]
+    assert _same_everywhere(ddp_model.weights(model)) and optimizer.report["outer_steps"] == 2
+
+
+def test_inner_optimizers_may_take_a_closure(pair):
+    pair(_closure)
+
+
+def _buffers(r, average):
+    r.init()
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(ddp_model.WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, 7))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 2, mode="sync", model=model, average_buffers=average)
+    for step in range(3):
+        ddp_model.loss_of(model, r.rank, step).backward()
+        optimizer.step()
+    model(ddp_model.batch(r.rank, 3)[0])  # moves the buffers: what a last inner step of the interval leaves
+    norm = model[1]
+    mine = {"mean": norm.running_mean.clone(), "var": norm.running_var.clone()}
+    everyones = _everywhere(mine)
+    optimizer.step()
+    after = {"mean": norm.running_mean, "var": norm.running_var}
+    assert norm.num_batches_tracked == 4, "what is no floating point stays each rank's own"
+    if not average:
+        assert _equal(after, mine) and not _same_everywhere(after)
+        return
+    assert _same_everywhere(after)
+    for name, value in after.items():
+        torch.testing.assert_close(value, torch.stack([every[name] for every in everyones]).mean(0))
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_buffers_are_averaged_where_asked(pair, average):
+    pair(_buffers, average)

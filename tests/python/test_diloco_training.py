@@ -1,0 +1,110 @@
+"""lc.DiLoCoX against what its numbers should be: DDP's weights, the format's bytes, a loss that falls on text."""
+
+import math
+import sys
+
+import ddp_model
+import pytest
+import torch
+from example_main import EXAMPLES
+from torch import nn
+
+import torch_lowcomm as lc
+
+
+def _as_ddp(r):
+    r.init()
+    ddp = ddp_model.make()
+    ddp_model.train(ddp, r.rank, 12, optimizer=torch.optim.SGD(ddp.parameters(), lr=0.1), spare=True)
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 1, mode="sync", outer_lr=1, outer_momentum=0, codec=None)
+    ddp_model.train(model, r.rank, 12, optimizer=optimizer, spare=True)
+    expected = ddp_model.weights(ddp)
+    return max((w - expected[name]).abs().max().item() for name, w in ddp_model.weights(model).items())
+
+
+def test_an_outer_step_every_step_is_ddp(pair):
+    assert max(pair(_as_ddp)) <= 1e-6
+
+
+ROWS, COLUMNS = 2048, 1024
+
+
+def _bytes(r, codec, projection, rank):
+    r.init()
+    model = nn.Linear(COLUMNS, ROWS)
+    optimizer = lc.DiLoCoX(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        1,
+        mode="sync",
+        codec=codec,
+        projection_codec=projection,
+        rank=rank,
+        check_every=0,
+    )
+    lc.reset_stats()
+    for _ in range(3):
+        model(torch.randn(4, COLUMNS)).square().mean().backward()
+        optimizer.step()
+    (ops,) = [ops for ops in lc.stats().values() if "outer_step" in ops]
+    return optimizer.report["sent_bytes"], ops["outer_step"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "projection", "rank"),
+    [
+        (None, None, None),
+        ("sym4:bucket=128", None, None),
+        ("gauss2", None, None),
+        ("sym4:bucket=64", "sym8:bucket=64", 128),
+    ],
+    ids=str,
+)
+def test_bytes_are_the_formats(pair, codec, projection, rank):
+    of = lc.codec(codec or "none")
+    sides = [(of, ROWS)]  # the bias
+    if rank is None:
+        sides += [(of, ROWS * COLUMNS)]
+    else:
+        sides += [(lc.codec(projection), rank * ROWS), (of, rank * COLUMNS)]
+    # Between two ranks each slice goes out once: as a contribution, or as a sum.
+    codes = sum(ddp_model.slice_bytes(side, 512, n, 2) for side, n in sides)
+    for sent, stats in pair(_bytes, codec, projection, rank):
+        assert codes < sent <= 1.01 * codes, "codes, headers and a description"
+        assert stats["calls"] == 3 and stats["wire_bytes"] == 3 * sent
+        assert stats["raw_bytes"] == 3 * 4 * (ROWS + ROWS * COLUMNS)
+
+
+def _real(r):
+    sys.path.insert(0, str(EXAMPLES))
+    import data
+    import model as example
+
+    sys.path.remove(str(EXAMPLES))
+    r.init()
+    corpus = data.load()
+    torch.manual_seed(3)
+    gpt = example.GPT(example.Config(width=48, layers=2, heads=2, context=32))
+    optimizer = lc.DiLoCoX(
+        torch.optim.AdamW(gpt.parameters(), lr=3e-3), 5, codec="sym4:bucket=128", sync_warmup=1, model=gpt
+    )
+
+    def validation():
+        with torch.no_grad(), optimizer.outer_parameters():
+            return gpt(*corpus.validation_batch(32, 32, 0)).item()
+
+    first = validation()
+    for step in range(60):
+        gpt(*corpus.batch(8, 32, seed=0, step=step, rank=r.rank)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    return first, validation()
+
+
+def test_loss_falls_on_text(pair):
+    for first, last in pair(_real):
+        assert first == pytest.approx(math.log(128), abs=0.3)
+        assert last < first - 1.5
