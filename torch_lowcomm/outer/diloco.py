@@ -234,7 +234,7 @@ class DiLoCoX(torch.optim.Optimizer):
             closure: For inner optimizers that take one.
 
         Returns:
-            What the inner optimizer's step returns.
+            What the inner optimizer's step returns; None of a step that a gradient scaler skips, which counts.
 
         Raises:
             ValueError: Parameters were added or removed; an average held NaN or infinity; a rule gave something else.
@@ -242,7 +242,9 @@ class DiLoCoX(torch.optim.Optimizer):
         """
         if self._swapped:
             raise ValueError("DiLoCoX: step: expected the rank's own parameters, got one inside outer_parameters()")
-        loss = self.inner.step(closure) if closure is not None else self.inner.step()
+        loss = None
+        if self._unscaled():
+            loss = self.inner.step(closure) if closure is not None else self.inner.step()
         if self._identities() != self._parameters:
             raise ValueError(
                 f"DiLoCoX: step: expected the {len(self._parameters)} parameters that it was made with, got "
@@ -251,6 +253,22 @@ class DiLoCoX(torch.optim.Optimizer):
         if any(group.get("lr", 1.0) != 0 for group in self.param_groups) and self._outer.step() and self._elastic:
             self._elastic.stepped()
         return loss
+
+    # A gradient scaler calls step() for a step that it skips, too, and leaves it to that: ranks that skip one and ranks
+    # that do not stay at the same count of steps, or the last outer step would wait for ever.
+    _step_supports_amp_scaling = True
+
+    def _unscaled(self) -> bool:
+        """Whether the inner step is to be made, by gradients that are as without a scaler."""
+        scale, infinities = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
+        if float(infinities) > 0:
+            return False
+        if scale is not None:
+            inverse = scale.double().reciprocal().float().item()  # as the scaler's own
+            for parameter in (p for group in self.inner.param_groups for p in group["params"]):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse)
+        return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The inner optimizer's."""
