@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -192,11 +193,13 @@ class DiLoCoX(torch.optim.Optimizer):
         self._groups: list[dist.ProcessGroup] = []  # of the loop's own
         backend = cluster_backend = None
         if not isinstance(over, Membership):
-            self._own = f"rank{dist.get_rank(over)}"
             group_made, backend = own_backend(over)
+            # By what is unlike for other shards and stages, whose tensors may have the same names.
+            self._shared = f"outer{dist.get_process_group_ranks(group_made)[0]}"
+            self._own = f"rank{dist.get_rank()}"
             self._groups.append(group_made)
         else:
-            self._own = over.machine_id
+            self._shared, self._own = "outer", over.machine_id
         if parts is not None:
             cluster_made, cluster_backend = own_backend(parts)
             self._groups.append(cluster_made)
@@ -358,14 +361,21 @@ class DiLoCoX(torch.optim.Optimizer):
         """What a run needs beside its model to go on with the same bits, messages under way included.
 
         Collective: it waits for them. For `torch.save` a rank, or `torch.distributed.checkpoint`, of which this object is a
-        Stateful: what all ranks have alike is under "outer", what is this rank's under "rank<r>", or its
-        machine's id.
+        Stateful: what all ranks of the group have alike is under "outer<r>", r the first of them, what is this rank's under
+        "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the rank's part is "packed",
+        bytes, what a fresh object does not have in the same shapes: the inner optimizer's state, and low-rank factors.
         """
         outer: dict[str, Any] = {}
         kept: dict[str, Any] = {}
+        packed: dict[str, Any] = {}
         for name, tensor in self._outer.state().items():
-            (kept if name.startswith("own.") else outer)[name.removeprefix("own.")] = tensor
-        return {"outer": outer, self._own: {"outer": kept, "inner": self.inner.state_dict()}}
+            if name.startswith("own."):
+                kept[name.removeprefix("own.")] = tensor
+            else:
+                (packed if _varies(name) else outer)[name] = tensor
+        content = io.BytesIO()
+        torch.save({"outer": packed, "inner": self.inner.state_dict()}, content)
+        return {self._shared: outer, self._own: {"outer": kept, "packed": content.getvalue()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
@@ -373,19 +383,32 @@ class DiLoCoX(torch.optim.Optimizer):
         Raises:
             ValueError: Another model's, another number of ranks, or this rank's part is missing; nothing has changed.
         """
-        for key in ("outer", self._own):
+        for key in (self._shared, self._own):
             if key not in state_dict:
                 raise ValueError(
                     f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
                 )
         mine = state_dict[self._own]
-        self._outer.load({**state_dict["outer"], **{f"own.{name}": tensor for name, tensor in mine["outer"].items()}})
-        self.inner.load_state_dict(mine["inner"])
-        self._share_inner()
+        content = torch.load(io.BytesIO(mine["packed"]))
+        kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
+        before = self.inner.state_dict()
+        self.inner.load_state_dict(content["inner"])
+        try:
+            self._outer.load({**state_dict[self._shared], **content["outer"], **kept})
+        except ValueError:
+            self.inner.load_state_dict(before)
+            raise
+        finally:
+            self._share_inner()
 
     def __repr__(self) -> str:
         report = self.report
         return f"DiLoCoX({self.inner!r}, sync_every={report['sync_every']}, outer_steps={report['outer_steps']})"
+
+
+def _varies(name: str) -> bool:
+    """Whether a tensor of the state has another shape in another outer step: distributed checkpoints load into shapes."""
+    return name == "effective_ranks" or name.endswith(".factor")
 
 
 def _is_part(parameter: torch.Tensor) -> bool:

@@ -1,0 +1,80 @@
+"""lc.DiLoCoX saved while averages are under way, and resumed: to the bit."""
+
+import diloco_model
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+SAVED, STEPS = 10, 17  # saved in the middle of an interval whose message is under way
+CASES = {
+    "coded": {"codec": "sym4:bucket=64"},
+    "exact": {"codec": None, "sync_warmup": 1},
+    "low rank": {"codec": "sym4:bucket=64", "rank": 6, "adapt_rank": True, "window": 2, "energy": 0.8},
+    "adaptive": {"codec": "sym8:bucket=64", "rank": 6, "adapt_sync_every": True, "window": 2, "energy": 0.5},
+    "8-bit residuals": {"codec": "sym4:bucket=64", "rank": 3, "residual_dtype": "int8"},
+    "stochastic": {"codec": "qsgd4:bucket=64"},
+    "eager": {"codec": "sym4:bucket=64", "mode": "eager"},
+    "sync": {"codec": "sym4:bucket=64", "rank": 4, "mode": "sync"},
+    "fragments": {
+        "codec": "sym4:bucket=64",
+        "mode": "restart",
+        "fragments": 3,
+        "fragment_sync_delay": 2,
+        "fragment_update_alpha": 0.25,
+    },
+    "buffers": {"average_buffers": True},
+}
+
+
+def _paths(nest, path=""):
+    items = nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list | tuple) else ()
+    return [path, *(p for key, value in items for p in _paths(value, f"{path}.{key}"))]
+
+
+def _resumes(r, options, how):
+    """A run that is never saved, and one that is saved, ended and made again from its files."""
+    r.init()
+    model, optimizer = diloco_model.fresh(**options)
+    diloco_model.train(model, optimizer, r.rank, range(STEPS))
+    whole = diloco_model.ended(model, optimizer)
+    dist.destroy_process_group()
+
+    r.init()
+    model, optimizer = diloco_model.fresh(**options)
+    diloco_model.train(model, optimizer, r.rank, range(SAVED))
+    if how == "dcp":
+        # What a rank has of its own is under a name of its own.
+        dcp.save({"loop": optimizer, f"model{r.rank}": model.state_dict()}, checkpoint_id=r.path("dcp"))
+    else:
+        torch.save({"loop": optimizer.state_dict(), "model": model.state_dict()}, r.path(f"rank{r.rank}.pt"))
+    dist.destroy_process_group()
+
+    r.init()
+    model, optimizer = diloco_model.fresh(**options)
+    if how == "dcp":
+        own = {f"model{r.rank}": model.state_dict()}
+        dcp.load({"loop": optimizer, **own}, checkpoint_id=r.path("dcp"))
+        model.load_state_dict(own[f"model{r.rank}"])
+    else:
+        saved = torch.load(r.path(f"rank{r.rank}.pt"))
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["loop"])
+    diloco_model.train(model, optimizer, r.rank, range(SAVED, STEPS))
+    resumed = diloco_model.ended(model, optimizer)
+    assert not diloco_model.differing(resumed, whole)
+    assert any(name.endswith("exp_avg_sq") for name in _paths(resumed)) and any("message" in n for n in _paths(resumed))
+    if "window" in options:
+        assert optimizer.report["rank"] < options["rank"], "it had adapted"
+    optimizer.param_groups[0]["lr"] = 0.5
+    assert optimizer.inner.param_groups[0]["lr"] == 0.5, "schedulers still move the inner rate"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_is_the_uninterrupted_one(pair, case):
+    pair(_resumes, CASES[case], "save")
+
+
+@pytest.mark.parametrize("case", ["low rank", "8-bit residuals", "fragments", "buffers"])
+def test_distributed_checkpoint(pair, case):
+    pair(_resumes, CASES[case], "dcp")
