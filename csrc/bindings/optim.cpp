@@ -79,27 +79,31 @@ py::dict reportOf(const OuterReport& report) {
 void bindOptim(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
-      .def(py::init([](const Named& parameters, const std::optional<Backend>& group, const std::optional<Backend>& cluster,
-                       const Named& buffers, const py::dict& options) {
+      .def(py::init([](const Named& parameters, const std::optional<Backend>& group,
+                       const std::optional<Backend>& cluster, const Named& buffers, const py::dict& options) {
              return translated([&] {
                OuterOptions parsed = optionsOf(options);
                py::gil_scoped_release released;
-               return std::make_unique<DiLoCoX>(
-                   parametersOf(parameters), queueOf(group), std::move(parsed), queueOf(cluster), parametersOf(buffers));
+               return std::make_unique<DiLoCoX>(parametersOf(parameters), queueOf(group), std::move(parsed),
+                                                queueOf(cluster), parametersOf(buffers));
              });
            }),
            py::arg("parameters"), py::arg("group"), py::kw_only(), py::arg("cluster"), py::arg("buffers"),
            py::arg("options"))
-      .def("step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
-      .def("finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
-      .def("quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
+      .def(
+          "step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
+      .def(
+          "finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
+      .def(
+          "quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
       .def(
           "regroup",
           [](DiLoCoX& d, const Backend& group) {
             translated([&] { d.regroup(std::make_shared<BackendQueue>(group)); });
           },
           py::arg("group"), release())
-      .def("restore", [](DiLoCoX& d) { d.restore(); }, release())
+      .def(
+          "restore", [](DiLoCoX& d) { d.restore(); }, release())
       // (parameter, its outer value in fp32 on the host): the loop's own memory, for reading.
       .def("swap_pairs",
            [](DiLoCoX& d) {
@@ -109,9 +113,11 @@ void bindOptim(py::module_& m) {
            })
       .def_property_readonly("report", [](const DiLoCoX& d) { return reportOf(d.report()); })
       .def_property_readonly("steps", &DiLoCoX::steps)
-      .def("state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
-      .def("load", [](DiLoCoX& d, const TensorMap& state) { translated([&] { d.load(state); }); }, py::arg("state"),
-           release());
+      .def(
+          "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
+      .def(
+          "load", [](DiLoCoX& d, const TensorMap& state) { translated([&] { d.load(state); }); }, py::arg("state"),
+          release());
 }
 
 }  // namespace lowcomm

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kSweeps = 60;  // cyclic Jacobi converges quadratically: about ten for any matrix of this kind
 
-// One rotation that makes element (p, q) of the symmetric n x n matrix zero (Golub, Van Loan: Matrix Computations, 8.5).
+// One rotation that makes element (p, q) of the symmetric n x n matrix zero (Golub, Van Loan: Matrix
+// Computations, 8.5).
 void rotate(double* a, size_t n, size_t p, size_t q) {
   const double theta = (a[q * n + q] - a[p * n + p]) / (2 * a[p * n + q]);
   const double t = (theta >= 0 ? 1.0 : -1.0) / (std::fabs(theta) + std::sqrt(theta * theta + 1));

@@ -280,8 +280,7 @@ void DiLoCoX::takeFrom(int root, bool behind) {
   for (const Scheduled& s : fragments_)
     counters.push_back(static_cast<double>(s.sent));
   effective.insert(effective.begin(), counters.begin(), counters.end());
-  std::vector<BroadcastMessage> messages = {
-      {effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};
+  std::vector<BroadcastMessage> messages = {{effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};
   const auto copy = [&] {
     Ticket(*group_, "take over the outer state", 1, [&](OpContext& op) { broadcast(op, messages, root); }).wait();
     messages.clear();
@@ -298,8 +297,8 @@ void DiLoCoX::takeFrom(int root, bool behind) {
   for (Scheduled& s : fragments_) {
     s.fragment.setRank(std::llround(rank_));
     for (at::Tensor& tensor : s.fragment.shared())
-      messages.push_back({static_cast<uint64_t>(tensor.numel()), CodecSpec{}, DType::float32,
-                          tensor.mutable_data_ptr<float>(), {}});
+      messages.push_back(
+          {static_cast<uint64_t>(tensor.numel()), CodecSpec{}, DType::float32, tensor.mutable_data_ptr<float>(), {}});
   }
   copy();
   for (Scheduled& s : fragments_)

@@ -31,7 +31,8 @@ struct OuterReport {
 // moved the parameters by, is compressed, averaged over the group while training goes on, and taken as the gradient of
 // an outer step by SGD with Nesterov momentum:
 //
-//   δ_t = θ_start − θ_end;  start averaging C(δ_t + e);  θ̄_t = OuterOpt(θ̄_{t−1}, Δ_{t−1});  go on from where `mode` says
+//   δ_t = θ_start − θ_end;  start averaging C(δ_t + e);  θ̄_t = OuterOpt(θ̄_{t−1}, Δ_{t−1});  go on from where `mode`
+//   says
 //
 // The ranks of a group hold the same parameters (or the same shards of them, or the same pipeline stage), not
 // necessarily with the same values, and end every outer step with the same bits in θ̄ and momentum.
@@ -43,8 +44,8 @@ class DiLoCoX {
  public:
   // Collective over `group`: compares options, names, shapes and values of the parameters. `cluster`, unless null: the
   // ranks that hold the other shards or stages of this rank's model, among which sync_every is agreed where it adapts.
-  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment. Where `group` is null nobody
-  // is asked, and regroup() comes before the first step().
+  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment. Where `group` is null
+  // nobody is asked, and regroup() comes before the first step().
   //
   // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefused naming what
   // differs on another rank, PeerError.
@@ -93,7 +94,7 @@ class DiLoCoX {
  private:
   struct Scheduled {
     Fragment fragment;
-    bool buffers;  // averaged exactly, beside the first fragment
+    bool buffers;                    // averaged exactly, beside the first fragment
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
   };

@@ -38,8 +38,7 @@ void OuterOptions::check() const {
     refuse("fragments", "1..." + std::to_string(sync_every) + ", sync_every", fragments);
   if (delay < 0 || delay > sync_every)
     refuse("fragment_sync_delay", "0..." + std::to_string(sync_every) + ", sync_every", delay);
-  if (delay > 0 && mode == OuterMode::sync)
-    refuse("fragment_sync_delay", "none with mode sync, which waits", delay);
+  if (delay > 0 && mode == OuterMode::sync) refuse("fragment_sync_delay", "none with mode sync, which waits", delay);
   if (delay > 0 && delay < sync_every && mode == OuterMode::eager)
     refuse("fragment_sync_delay", "none with mode eager, whose delay is sync_every", delay);
   if (delay > 0 && delay < sync_every && adapt_sync_every)

@@ -12,10 +12,10 @@ namespace lowcomm {
 // Where inner training goes on while an averaged pseudo-gradient is on its way (DiLoCoX, arXiv 2506.21263, section 3).
 // With θ̄ the outer parameters, δ_t the rank's own pseudo-gradient of outer step t, Δ_t the average over the D ranks:
 enum class OuterMode : uint8_t {
-  sync,       // nowhere: the step waits for Δ_t and starts from θ̄_t (DiLoCo, arXiv 2311.08105)
-  proceed,    // "continue": θ̄_t − δ_t, the outer point plus the own part that is not averaged yet
-  restart,    // θ̄_t, or with `alpha` (1−α)·θ̄_t + α·θ (Streaming DiLoCo, arXiv 2501.18512)
-  eager,      // an own outer step by δ_t/D + Δ_{t−1} − δ_{t−1}/D at once (arXiv 2502.12996)
+  sync,     // nowhere: the step waits for Δ_t and starts from θ̄_t (DiLoCo, arXiv 2311.08105)
+  proceed,  // "continue": θ̄_t − δ_t, the outer point plus the own part that is not averaged yet
+  restart,  // θ̄_t, or with `alpha` (1−α)·θ̄_t + α·θ (Streaming DiLoCo, arXiv 2501.18512)
+  eager,    // an own outer step by δ_t/D + Δ_{t−1} − δ_{t−1}/D at once (arXiv 2502.12996)
 };
 
 const char* outerModeName(OuterMode mode);
@@ -27,9 +27,9 @@ OuterMode outerMode(const std::string& name);
 struct OuterOptions {
   int64_t sync_every = 0;  // H_1: inner steps from one outer step of a fragment to its next
   OuterMode mode = OuterMode::proceed;
-  int64_t fragments = 1;  // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
-  int64_t delay = 0;      // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync
-  double alpha = 0;       // mode restart: in [0, 1), the share of the own parameters that is kept
+  int64_t fragments = 1;    // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
+  int64_t delay = 0;        // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync
+  double alpha = 0;         // mode restart: in [0, 1), the share of the own parameters that is kept
   int64_t sync_warmup = 0;  // so many first outer steps (of each fragment) run as with mode sync
   double lr = 0.7;          // γ
   double momentum = 0.6;    // μ, in [0, 1); Nesterov's
@@ -45,7 +45,7 @@ struct OuterOptions {
   int64_t min_rank = 1, min_sync_every = 1, window = 5;
   double energy = 0.95;
   std::function<double(const std::vector<double>& effective_ranks)> rank_rule;  // in place of the mean of the window
-  std::function<int64_t(double rank)> sync_rule;                               // in place of H_1·r/r_1
+  std::function<int64_t(double rank)> sync_rule;                                // in place of H_1·r/r_1
 
   int64_t check_every = 10;  // outer steps between comparisons of a checksum of θ̄ over the ranks; 0: none
   uint64_t seed = 0;         // of the first factors
@@ -54,9 +54,7 @@ struct OuterOptions {
   void check() const;
 
   // τ of a fragment whose outer steps are `sync_every` apart.
-  int64_t delayOf(int64_t sync_every) const {
-    return mode == OuterMode::sync ? 0 : delay == 0 ? sync_every : delay;
-  }
+  int64_t delayOf(int64_t sync_every) const { return mode == OuterMode::sync ? 0 : delay == 0 ? sync_every : delay; }
 };
 
 }  // namespace lowcomm

@@ -12,8 +12,8 @@ constexpr size_t kBlock = 4096;  // elements that stay in the first cache from o
 
 OuterSpan part(const OuterSpan& s, size_t at) {
   const auto on = [at](float* x) { return x ? x + at : nullptr; };
-  return {on(s.parameter),   on(s.outer),        on(s.momentum), on(s.mark), on(s.message),
-          on(s.own_message), on(s.own_momentum), std::min(kBlock, s.n - at)};
+  return {on(s.parameter), on(s.outer),       on(s.momentum),     on(s.mark),
+          on(s.message),   on(s.own_message), on(s.own_momentum), std::min(kBlock, s.n - at)};
 }
 
 // out = a − b.

@@ -11,11 +11,11 @@ namespace lowcomm {
 
 // Elements of one tensor. Those that a function does not name may be null.
 struct OuterSpan {
-  float* parameter;           // θ, the rank's own
-  float* outer;               // θ̄
-  float* momentum;            // u; null where μ is 0
-  float* mark;                // θ as it was when its pseudo-gradient was taken
-  float* message;             // δ, the own pseudo-gradient, then Δ, the average
+  float* parameter;               // θ, the rank's own
+  float* outer;                   // θ̄
+  float* momentum;                // u; null where μ is 0
+  float* mark;                    // θ as it was when its pseudo-gradient was taken
+  float* message;                 // δ, the own pseudo-gradient, then Δ, the average
   float* own_message = nullptr;   // mode eager: δ of the message under way
   float* own_momentum = nullptr;  // mode eager: u of the own outer steps
   size_t n;

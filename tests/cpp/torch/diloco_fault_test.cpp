@@ -121,8 +121,7 @@ TEST(DiLoCoXFaults, LostPeerChangesNothing) {
     Ranks ranks(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
     onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
       Trainee trainee(rank, kShapes);
-      trainee.loop =
-          std::make_unique<DiLoCoX>(trainee.parameters, queue, coded(options(3, mode), "sym4:bucket=64", 3));
+      trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, coded(options(3, mode), "sym4:bucket=64", 3));
       trainee.train(0, 7);
       const TensorMap before = trainee.loop->state();
       if (rank == 2) {
@@ -208,7 +207,8 @@ TEST(DiLoCoXFaults, RefusesAnotherState) {
     EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["ranks"] = at::scalar_tensor(int64_t{3}, at::kLong); }),
                       {"a group of 2 ranks", "got one of 3"}));
     EXPECT_TRUE(holds(refusal([](TensorMap& s) { s.erase("p3.outer"); }), {"'p3.outer'", "got none"}));
-    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["p1.momentum"] = at::zeros({99}); }), {"p1.momentum", "[100]", "[99]"}));
+    EXPECT_TRUE(
+        holds(refusal([](TensorMap& s) { s["p1.momentum"] = at::zeros({99}); }), {"p1.momentum", "[100]", "[99]"}));
     trainee.loop->load(good);
   });
 }

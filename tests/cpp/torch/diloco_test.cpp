@@ -25,7 +25,7 @@ struct Trained {
 Trained run(int size, const OuterOptions& o, int64_t steps, bool finish = false) {
   Ranks ranks(size);
   Trained trained{std::vector<std::vector<at::Tensor>>(size), std::vector<std::vector<at::Tensor>>(size),
-          std::vector<OuterReport>(size)};
+                  std::vector<OuterReport>(size)};
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
     Trainee trainee(rank, kShapes);
     trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -256,8 +256,8 @@ TEST(DiLoCoX, ManyRanksManyDtypes) {
     trainee.parameters[0].tensor = trainee.parameters[0].tensor.to(at::kBFloat16);
     trainee.parameters[1].tensor = trainee.parameters[1].tensor.to(at::kHalf);
     trainee.parameters[2].tensor = trainee.parameters[2].tensor.transpose(0, 2);  // not contiguous
-    trainee.loop = std::make_unique<DiLoCoX>(
-        trainee.parameters, queue, coded(options(2, OuterMode::proceed), "sym4:bucket=64", 2));
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue,
+                                             coded(options(2, OuterMode::proceed), "sym4:bucket=64", 2));
     for (int64_t step = 0; step < 9; ++step) {
       for (size_t i = 0; i < trainee.parameters.size(); ++i) {
         at::Tensor& x = trainee.parameters[i].tensor;
