@@ -24,3 +24,10 @@ def mean_over_ranks(value: torch.Tensor) -> float:
     total = value.detach().clone()
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
+
+
+def means_over_ranks(values: list[float]) -> list[float]:
+    """The mean of each value over all ranks, the same bits on each."""
+    totals = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(totals)
+    return (totals / dist.get_world_size()).tolist()

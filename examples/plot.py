@@ -1,9 +1,12 @@
-"""Draws training loss against the bytes a rank sent."""
+"""Draws training loss against the bytes a rank sent, and against seconds."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MOST_TIMES = 10  # more bytes in one curve than in another: beyond it a linear axis shows only the longest
 
@@ -19,27 +22,45 @@ class Curve:
 
 def loss_against_bytes(curves: list[Curve], path: Path, *, title: str) -> None:
     """Writes a PNG with a line a curve (mean of the last 10 steps) over its raw losses, drawn faintly."""
+    with _figure(path, title, panels=1) as (axes,):
+        _draw(axes, curves, [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves], "sent by a rank (MB)")
+
+
+def loss_against_bytes_and_seconds(curves: list[Curve], seconds: list[list[float]], path: Path, *, title: str) -> None:
+    """The same beside the loss against seconds, a list of them a curve."""
+    with _figure(path, title, panels=2) as (by_bytes, by_seconds):
+        _draw(by_bytes, curves, [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves], "sent by a rank (MB)")
+        _draw(by_seconds, curves, seconds, "seconds")
+
+
+@contextmanager
+def _figure(path: Path, title: str, *, panels: int) -> Iterator[Any]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.4), dpi=140, layout="constrained")
-    for curve in curves:
-        sent_mb = [sent / 1e6 for sent in curve.sent_bytes]
+    figure, axes = pyplot.subplots(
+        1, panels, figsize=(7.2 if panels == 1 else 11, 4.4), dpi=140, layout="constrained", squeeze=False
+    )
+    yield axes[0]
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _draw(axes: Any, curves: list[Curve], places: list[list[float]], label: str) -> None:
+    for curve, x in zip(curves, places, strict=True):
         recent = [curve.loss[max(0, i - 9) : i + 1] for i in range(len(curve.loss))]
-        (line,) = axes.plot(sent_mb, [sum(r) / len(r) for r in recent], label=curve.label, linewidth=1.8)
-        axes.plot(sent_mb, curve.loss, color=line.get_color(), alpha=0.25, linewidth=0.7)
-    axes.set_title(title)
-    axes.set_xlabel("sent by a rank (MB)")
+        (line,) = axes.plot(x, [sum(r) / len(r) for r in recent], label=curve.label, linewidth=1.8)
+        axes.plot(x, curve.loss, color=line.get_color(), alpha=0.25, linewidth=0.7)
+    axes.set_xlabel(label)
     axes.set_ylabel("training loss (nats a byte)")
-    totals = [curve.sent_bytes[-1] for curve in curves]
+    totals = [x[-1] for x in places]
     if max(totals) > MOST_TIMES * min(totals):
         axes.set_xscale("log")
     else:
         axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
     axes.legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pyplot.close(figure)

@@ -319,6 +319,11 @@ void DiLoCoX::applyAll(bool whole) {
 
 void DiLoCoX::quiesce() {
   applyAll(/*whole=*/false);
+  part();
+}
+
+// A rank that closed its connections now would take from the others what they have not read yet.
+void DiLoCoX::part() {
   Hello hello;
   hello.fields = {{"outer step", std::to_string(applied_)}};
   Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
@@ -326,6 +331,7 @@ void DiLoCoX::quiesce() {
 
 void DiLoCoX::finish() {
   applyAll(/*whole=*/true);
+  part();
   restore();
 }
 

@@ -59,7 +59,8 @@ class DiLoCoX {
   // PeerError and PeerRefused (another rank or the network), ValueError (an average that is not finite).
   bool step();
 
-  // Applies what is under way and moves the parameters to θ̄: the end of training. Collective.
+  // Applies what is under way, moves the parameters to θ̄, and waits until every rank has: the end of training.
+  // Collective.
   void finish();
 
   // Applies what is under way, without moving the parameters to θ̄, and waits until every rank has: nothing is on its
@@ -100,6 +101,7 @@ class DiLoCoX {
   };
   void agree(const std::string& error, bool values);
   void applyAll(bool whole);
+  void part();
   void takeFrom(int root, bool behind);
   void outerStep(Scheduled& scheduled);
   void arrive(Scheduled& scheduled, bool whole);

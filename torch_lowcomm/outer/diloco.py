@@ -301,6 +301,11 @@ class DiLoCoX(torch.optim.Optimizer):
         self._outer.finish()
 
     @property
+    def steps(self) -> int:
+        """Inner steps since the run began; of a machine that came late, the others'."""
+        return self._outer.steps
+
+    @property
     def regroup_due(self) -> bool:
         """Whether machines wait to be let in: the same answer on all, after the same outer step. False without a Membership."""
         return self._elastic is not None and self._elastic.due

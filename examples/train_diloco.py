@@ -1,0 +1,238 @@
+"""Trains a byte-level GPT in clusters that hardly talk: an outer loop around AdamW, beside the same run exact.
+
+    torchrun --standalone --nproc-per-node 2 examples/train_diloco.py
+
+trains 0.82 M parameters on the sources of Python's own library twice, once averaging every gradient and once with
+`lc.DiLoCoX`, every cluster one process here, and draws loss against bytes sent and against seconds into
+runs/train_diloco.png. It ends with a table.
+
+Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
+
+    python examples/train_diloco.py --serve 29400 &
+    python examples/train_diloco.py --store 127.0.0.1:29400 --machine a --least 2 &
+    python examples/train_diloco.py --store 127.0.0.1:29400 --machine b --least 2
+
+Kill a machine and the other goes on where `--least` lets it; start it again and it takes the model, the momentum and the
+count of steps from the other. Each writes runs/diloco-<machine>.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import data
+import model
+import plot
+import torch
+import torch.distributed as dist
+from measure import means_over_ranks, reduced_bytes, sent_bytes
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import torch_lowcomm as lc
+
+CONTEXT = model.Config().context
+
+
+@dataclasses.dataclass
+class Result(plot.Curve):
+    """What one run left behind: its curve and the columns of the final table."""
+
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    waited_s: float = 0.0
+    perplexity: float = math.nan
+    losses: int = 0  # of machines
+    machines: list[int] = dataclasses.field(default_factory=list)  # participating, an outer step
+    first_step: int = 0
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], usage="%(prog)s [options]; see --help")
+    parser.add_argument("--data", type=Path, help="a text file or a directory of them (default: Python's own sources)")
+    parser.add_argument("--sync-every", type=int, default=20, help="inner steps from one outer step to the next")
+    parser.add_argument("--mode", default="continue", choices=("sync", "continue", "restart", "eager"))
+    parser.add_argument("--codec", default="sym4:bucket=128", help="of pseudo-gradients")
+    parser.add_argument("--rank", type=int, help="of low-rank factors; none without it")
+    parser.add_argument("--only", choices=("exact", "outer"), help="train one of the two")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch", type=int, default=8, help=f"windows of {CONTEXT} bytes a rank and step")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", help="host:port where machines meet, in place of torchrun")
+    parser.add_argument("--machine", help="this one's id there")
+    parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
+    parser.add_argument("--least", type=int, default=1, help="machines that there must be")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a byte until a machine is given up")
+    parser.add_argument("--plot", type=Path, default=Path("runs/train_diloco.png"), help="loss against bytes and seconds")
+    parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
+    args = parser.parse_args()
+    try:
+        for name in ("steps", "batch", "lr", "sync_every", "least", "timeout"):
+            if not getattr(args, name) > 0:
+                raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
+        if args.serve:
+            return args
+        lc.codec(args.codec)
+        args.corpus = data.load(args.data, context=CONTEXT)
+        if args.store is None:
+            if args.machine:
+                raise ValueError("--machine expects --store HOST:PORT, got none")
+            if "RANK" not in os.environ:
+                raise ValueError("expected to be started by torchrun --standalone --nproc-per-node 2, got no RANK")
+        else:
+            host, _, port = args.store.rpartition(":")
+            if not host or not port.isdigit() or not args.machine:
+                raise ValueError(
+                    f"--store expects HOST:PORT and --machine ID beside it, got {args.store!r} and {args.machine!r}"
+                )
+            args.address = (host, int(port))
+        args.runs = [args.only] if args.only else ["outer"] if args.store else ["exact", "outer"]
+    except (ValueError, OSError) as error:
+        # Every rank finds the same mistake; one of them says so.
+        raise SystemExit(f"train_diloco.py: {error}" if os.environ.get("RANK", "0") == "0" else 1) from None
+    return args
+
+
+def outer_loop(gpt: model.GPT, args: argparse.Namespace, group: lc.Membership | None) -> lc.DiLoCoX:
+    """AdamW, and an outer loop around it."""
+    return lc.DiLoCoX(
+        torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True),
+        args.sync_every,
+        mode=args.mode,
+        sync_warmup=args.steps // args.sync_every // 10,
+        codec=args.codec,
+        rank=args.rank,
+        model=gpt,
+        group=group,
+    )
+
+
+def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership | None = None) -> Result:
+    """Trains one model and measures it."""
+    torch.manual_seed(args.seed)
+    gpt = model.GPT()
+    if run == "exact":
+        trained, optimizer = DistributedDataParallel(gpt), torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True)
+        result = Result("exact, every step")
+    else:
+        trained, optimizer = gpt, outer_loop(gpt, args, members)
+        result = Result(f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else ""))
+        result.first_step = optimizer.steps  # of a machine that came late: the others'
+    counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
+    before, start, step = counted(), time.monotonic(), result.first_step
+    progress = tqdm(initial=step, total=args.steps, desc=run, disable=rank != 0 and members is None, mininterval=1)
+    while step < args.steps:
+        loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
+        loss.backward()
+        with survived(optimizer, members, result, progress):
+            optimizer.step()
+        if members is not None and optimizer.regroup_due:
+            optimizer.regroup()
+        optimizer.zero_grad()
+        step = step + 1 if run == "exact" else optimizer.steps
+        result.loss.append(loss.item())
+        result.sent_bytes.append(counted() - before)
+        result.seconds.append(time.monotonic() - start)
+        progress.n = step
+        shown = {"loss": f"{result.loss[-1]:.3f}", "MB": f"{result.sent_bytes[-1] / 1e6:.2f}"}
+        if run == "outer":
+            report = optimizer.report
+            if report["outer_steps"] > len(result.machines):
+                result.waited_s += report["waited_s"]
+                result.machines.append(report["participating"])
+            waited = result.waited_s / result.seconds[-1]
+            shown |= {"machines": f"{report['participating']} of {report['alive']}", "waited": f"{waited:.1%}"}
+        progress.set_postfix(shown, refresh=False)
+    progress.close()
+    if run == "outer":
+        with survived(optimizer, members, result, progress):
+            optimizer.finish()
+    if members is None:
+        result.loss = means_over_ranks(result.loss)
+    with torch.no_grad():
+        batches = [args.corpus.validation_batch(32, CONTEXT, i) for i in range(16)]
+        result.perplexity = math.exp(torch.stack([gpt(*batch) for batch in batches]).mean().item())
+    return result
+
+
+@contextmanager
+def survived(optimizer: Any, members: lc.Membership | None, result: Result, progress: tqdm) -> Iterator[None]:
+    """After the loss of a machine the others form another group.
+
+    Outer parameters and momentum are as after the last outer step, and what was trained since is still here.
+    """
+    try:
+        yield
+    except dist.DistBackendError as error:
+        if members is None:
+            raise
+        progress.write(str(error).splitlines()[0])
+        optimizer.regroup()
+        result.losses += 1
+
+
+def table(results: list[Result]) -> str:
+    """A column a run."""
+    exact = results[0]
+    rows = {
+        "": [r.label for r in results],
+        "train loss, mean of the last 20 steps": [f"{sum(r.loss[-20:]) / len(r.loss[-20:]):.4f}" for r in results],
+        "validation perplexity": [f"{r.perplexity:.3f}" for r in results],
+        "sent by a rank, MB": [f"{r.sent_bytes[-1] / 1e6:.2f}" for r in results],
+        "fewer bytes, times": [f"{exact.sent_bytes[-1] / max(1, r.sent_bytes[-1]):.1f}" for r in results],
+        "seconds": [f"{r.seconds[-1]:.1f}" for r in results],
+        "of these, waited for averages": [f"{r.waited_s:.2f}" if r.machines else "-" for r in results],
+    }
+    return "\n".join(f"{name:<38}" + "".join(f"{cell:>36}" for cell in cells) for name, cells in rows.items())
+
+
+def at_the_store(args: argparse.Namespace) -> None:
+    """One machine of those that come and go."""
+    store = dist.TCPStore(*args.address, is_master=False, timeout=timedelta(seconds=args.timeout))
+    members = lc.Membership(store, args.machine, least=args.least, timeout=timedelta(seconds=args.timeout))
+    text = zlib.crc32(args.machine.encode()) % 1000  # every machine reads other parts of it
+    result = train(args, "outer", text, members)
+    members.leave()
+    file = args.json or Path(f"runs/diloco-{args.machine}.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(dataclasses.asdict(result)))
+    print(f"{args.machine}: {result.losses} losses of machines, perplexity {result.perplexity:.3f}; {file}")
+
+
+def main() -> None:
+    """Trains once or twice and reports on rank 0."""
+    args = parse()
+    torch.set_num_threads(1)
+    if args.serve:
+        store = dist.TCPStore("0.0.0.0", args.serve, is_master=True, wait_for_workers=False)
+        print(f"store at port {store.port}", flush=True)
+        signal.pause()
+    if args.store:
+        return at_the_store(args)
+    dist.init_process_group("lowcomm")
+    results = [train(args, run, dist.get_rank()) for run in args.runs]
+    if dist.get_rank() == 0:
+        print("\n" + table(results))
+        title = f"{args.steps} steps, {dist.get_world_size()} clusters"
+        plot.loss_against_bytes_and_seconds(results, [r.seconds for r in results], args.plot, title=title)
+        print(f"loss against bytes and seconds: {args.plot}")
+        if args.json:
+            args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
