@@ -75,8 +75,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--machine", help="this one's id there")
     parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
     parser.add_argument("--least", type=int, default=1, help="machines that there must be")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds without a byte until a machine is given up")
-    parser.add_argument("--plot", type=Path, default=Path("runs/train_diloco.png"), help="loss against bytes and seconds")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds without a byte until a machine is given up"
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=Path("runs/train_diloco.png"), help="loss against bytes and seconds"
+    )
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
     args = parser.parse_args()
     try:
@@ -129,7 +133,9 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
         result = Result("exact, every step")
     else:
         trained, optimizer = gpt, outer_loop(gpt, args, members)
-        result = Result(f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else ""))
+        result = Result(
+            f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else "")
+        )
         result.first_step = optimizer.steps  # of a machine that came late: the others'
     counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
