@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
         for name in ("steps", "batch", "lr", "sync_every", "least", "timeout"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
-        if args.serve:
+        if args.serve is not None:
             return args
         lc.codec(args.codec)
         args.corpus = data.load(args.data, context=CONTEXT)
@@ -152,7 +152,7 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
         result.loss.append(loss.item())
         result.sent_bytes.append(counted() - before)
         result.seconds.append(time.monotonic() - start)
-        progress.n = step
+        progress.update(step - progress.n)
         shown = {"loss": f"{result.loss[-1]:.3f}", "MB": f"{result.sent_bytes[-1] / 1e6:.2f}"}
         if run == "outer":
             report = optimizer.report
@@ -222,7 +222,7 @@ def main() -> None:
     """Trains once or twice and reports on rank 0."""
     args = parse()
     torch.set_num_threads(1)
-    if args.serve:
+    if args.serve is not None:
         store = dist.TCPStore("0.0.0.0", args.serve, is_master=True, wait_for_workers=False)
         print(f"store at port {store.port}", flush=True)
         signal.pause()

@@ -260,6 +260,7 @@ void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
     return std::all_of(all.begin(), all.end(), [&](double one) { return one == all[0]; });
   };
   const auto root = std::max_element(applied.begin(), applied.end()) - applied.begin();
+  steps_ = static_cast<int64_t>(gathered(static_cast<double>(steps_), *group_, "compare inner steps")[root]);
   if (!alike(applied) || !alike(sums)) {
     const auto mine = static_cast<size_t>(group_->rank());
     takeFrom(static_cast<int>(root), /*behind=*/applied[mine] != applied[root] || sums[mine] != sums[root]);
@@ -275,8 +276,8 @@ void DiLoCoX::takeFrom(int root, bool behind) {
   std::vector<double> effective = adaptation_.effectiveRanks();
   const double known = static_cast<double>(effective.size());
   effective.resize(static_cast<size_t>(gathered(known, *group_, "compare effective ranks")[root]));
-  std::vector<double> counters = {static_cast<double>(steps_), static_cast<double>(applied_),
-                                  static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps)};
+  std::vector<double> counters = {static_cast<double>(applied_), static_cast<double>(sync_every_), rank_,
+                                  static_cast<double>(report_.outer_steps)};
   for (const Scheduled& s : fragments_)
     counters.push_back(static_cast<double>(s.sent));
   effective.insert(effective.begin(), counters.begin(), counters.end());
@@ -286,13 +287,12 @@ void DiLoCoX::takeFrom(int root, bool behind) {
     messages.clear();
   };
   copy();
-  steps_ = static_cast<int64_t>(effective[0]);
-  applied_ = static_cast<int64_t>(effective[1]);
-  sync_every_ = static_cast<int64_t>(effective[2]);
-  rank_ = effective[3];
-  report_.outer_steps = static_cast<int64_t>(effective[4]);
+  applied_ = static_cast<int64_t>(effective[0]);
+  sync_every_ = static_cast<int64_t>(effective[1]);
+  rank_ = effective[2];
+  report_.outer_steps = static_cast<int64_t>(effective[3]);
   for (size_t f = 0; f < fragments_.size(); ++f)
-    fragments_[f].sent = static_cast<int64_t>(effective[5 + f]);
+    fragments_[f].sent = static_cast<int64_t>(effective[4 + f]);
   adaptation_.set({effective.begin() + static_cast<std::ptrdiff_t>(counters.size()), effective.end()});
   for (Scheduled& s : fragments_) {
     s.fragment.setRank(std::llround(rank_));

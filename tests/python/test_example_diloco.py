@@ -1,0 +1,112 @@
+"""examples/train_diloco.py: two clusters by torchrun, and machines that are killed and come back at a store."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ranks
+from example_main import refusal, run_main
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = str(ROOT / "examples" / "train_diloco.py")
+DEADLINE_S = 150
+
+
+@pytest.mark.slow
+def test_example_trains(tmp_path):
+    """Beside the exact run: hundreds of times fewer bytes, and the loss falls. The plot is drawn."""
+    outputs = []
+    arguments = ["--steps", "24", "--sync-every", "4"]
+    ranks.run_ranks(run_main, 2, "train_diloco", str(tmp_path), arguments, timeout=180, outputs=outputs)
+    exact, outer = json.loads((tmp_path / "run.json").read_text())
+    assert exact["sent_bytes"][-1] > 4 * 6 * outer["sent_bytes"][-1] > 0
+    assert outer["loss"][-1] < outer["loss"][0] - 0.5
+    assert outer["machines"] == [2] * 6
+    assert "fewer bytes, times" in outputs[0]
+    assert (tmp_path / "runs" / "train_diloco.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Machines:
+    """The example's processes, which end with the test, by number."""
+
+    def __init__(self, folder):
+        self.folder, self.all = folder, []
+
+    def start(self, *arguments):
+        log = self.folder / f"out{len(self.all)}"
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, EXAMPLE, *arguments]
+        with log.open("w") as out:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, env=environment)
+        process.log = log
+        self.all.append(process)
+        return process
+
+    def until(self, said, process):
+        deadline = time.monotonic() + DEADLINE_S
+        while said not in (text := process.log.read_text()):
+            assert time.monotonic() < deadline, f"no {said!r} in: {text}"
+            assert process.poll() is None or said in process.log.read_text(), process.log.read_text()
+            time.sleep(0.05)
+        return text
+
+    def end(self):
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def machines(tmp_path):
+    started = Machines(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.mark.slow
+def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path):
+    server = machines.start("--serve", "0")
+    port = machines.until("store at port", server).split()[-1]
+    common = ["--store", f"127.0.0.1:{port}", "--batch", "2", "--sync-every", "4", "--steps", "500", "--timeout", "20"]
+    first = machines.start(*common, "--machine", "a", "--least", "1")
+    second = machines.start(*common, "--machine", "b", "--least", "2")
+    machines.until("2 of 2", first)
+    second.send_signal(signal.SIGKILL)
+    machines.until("1 of 1", first)
+    again = machines.start(*common, "--machine", "b", "--least", "2")
+    machines.until("2 of 2", again)
+    for process in (first, again):
+        assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
+    survivor, back = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
+    assert survivor["losses"] >= 1
+    assert {1, 2} <= set(survivor["machines"])
+    assert back["first_step"] > 0  # it took the others' count of steps, and with it their model
+    start = sum(survivor["loss"][:4]) / 4
+    assert sum(back["loss"][:4]) / 4 < start - 0.5
+    assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--steps", "0"], "--steps expects a positive number, got 0"),
+        (["--sync-every", "0"], "--sync-every expects a positive number, got 0"),
+        (["--codec", "zip9"], "zip9"),
+        (["--machine", "a"], "--machine expects --store HOST:PORT"),
+        (
+            ["--store", "here", "--machine", "a"],
+            "--store expects HOST:PORT and --machine ID beside it, got 'here' and 'a'",
+        ),
+        (["--store", "here:1"], "--machine ID beside it, got 'here:1' and None"),
+        ([], "expected to be started by torchrun"),
+    ],
+)
+def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal("train_diloco", arguments, monkeypatch, capsys)
