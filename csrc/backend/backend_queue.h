@@ -12,7 +12,6 @@ class BackendQueue : public OpQueue {
 
   int rank() const override { return backend_->getRank(); }
   int size() const override { return backend_->getSize(); }
-  uint64_t drawKey() const override { return backend_->drawKey(); }
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
     backend_->queueOwn(op, sequences, std::move(job), std::move(done));
   }

@@ -20,9 +20,6 @@ class OpQueue {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // The key of random draws: the same on all ranks.
-  virtual uint64_t drawKey() const = 0;
-
   // Queues an op that takes `sequences` of the group's sequence numbers, behind all before it; every rank queues the
   // same ones in the same order. `done` as Engine::Done.
   virtual void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) = 0;
@@ -31,12 +28,11 @@ class OpQueue {
 // A queue over an engine that nobody else submits to.
 class EngineQueue : public OpQueue {
  public:
-  // `engine` outlives this. `key`: the same on all ranks.
-  explicit EngineQueue(Engine& engine, uint64_t key = 0) : engine_(engine), key_(key) {}
+  // `engine` outlives this.
+  explicit EngineQueue(Engine& engine) : engine_(engine) {}
 
   int rank() const override { return engine_.group().rank(); }
   int size() const override { return engine_.group().size(); }
-  uint64_t drawKey() const override { return key_; }
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
     const uint32_t first = next_;
     next_ += sequences;
@@ -45,7 +41,6 @@ class EngineQueue : public OpQueue {
 
  private:
   Engine& engine_;
-  const uint64_t key_;
   uint32_t next_ = 1;
 };
 

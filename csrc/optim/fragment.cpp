@@ -150,7 +150,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
   flight->coded = {DType::float32,
                    codec,
                    options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
-                   {queue.drawKey(), streamOf(queue.rank(), 0), step},
+                   // Not by the group's key: replicas of one cluster average in groups of their own, to the same bits.
+                   {options_.seed, streamOf(queue.rank(), 0), step},
                    {}};
   for (size_t i = 0; i < kept_.size(); ++i) {
     Kept& kept = kept_[i];

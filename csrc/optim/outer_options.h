@@ -48,7 +48,7 @@ struct OuterOptions {
   std::function<int64_t(double rank)> sync_rule;                                // in place of H_1·r/r_1
 
   int64_t check_every = 10;  // outer steps between comparisons of a checksum of θ̄ over the ranks; 0: none
-  uint64_t seed = 0;         // of the first factors
+  uint64_t seed = 0;         // of the first factors and of random roundings
 
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;

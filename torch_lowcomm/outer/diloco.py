@@ -86,7 +86,7 @@ class DiLoCoX(torch.optim.Optimizer):
         average_buffers: Whether the model's floating-point buffers are averaged at every outer step, exactly; else they
             stay each rank's own.
         check_every: So many outer steps apart the ranks compare a checksum of the outer parameters; 0: never.
-        seed: Of the first factors.
+        seed: Of the first factors, and of codecs that round at random.
 
     Raises:
         TypeError: Something of another type.

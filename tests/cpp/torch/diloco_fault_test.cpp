@@ -154,7 +154,7 @@ TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
     std::vector<int64_t> applied(3);
     onRanks(before, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
       Trainee trainee(rank, kShapes);
-      const auto again = std::make_shared<EngineQueue>(after.engine(rank), 5);
+      const auto again = std::make_shared<EngineQueue>(after.engine(rank));
       if (rank == 2) {
         {
           Trainee lost(rank, kShapes);

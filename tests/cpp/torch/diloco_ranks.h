@@ -73,7 +73,7 @@ void onRanks(Ranks& ranks, F&& f) {
   std::vector<std::future<void>> all;
   std::vector<std::shared_ptr<EngineQueue>> queues;
   for (int rank = 0; rank < ranks.size(); ++rank)
-    queues.push_back(std::make_shared<EngineQueue>(ranks.engine(rank), 5));
+    queues.push_back(std::make_shared<EngineQueue>(ranks.engine(rank)));
   for (int rank = 0; rank < ranks.size(); ++rank)
     all.push_back(std::async(std::launch::async, [&, rank] { f(rank, queues[rank]); }));
   for (auto& one : all)

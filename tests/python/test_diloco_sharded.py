@@ -1,0 +1,117 @@
+"""lc.DiLoCoX over two clusters of two ranks that share one model: by FSDP2, HSDP or DDP inside, to the same bits."""
+
+import diloco_model
+import fsdp_model
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_lowcomm as lc
+
+EVERY, STEPS = 3, 8
+CODED = {"codec": "sym4:bucket=64", "rank": 4}
+
+
+def _make(how, options):
+    """(model, optimizer): two clusters of two ranks, of which one holds what the other's at its place holds."""
+    torch.manual_seed(7)
+    model = fsdp_model.make_model()
+    if how == "fsdp2":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
+        over, parts = {"mesh": mesh}, mesh["shards"]
+    elif how == "hsdp":  # replicas inside a cluster, each of which averages beside the other
+        mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("clusters", "replicas", "shards"))
+        over, parts = {"group": mesh.get_group("clusters")}, mesh["replicas", "shards"]
+    else:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "ranks"))
+        over = {"mesh": mesh}
+        model = DistributedDataParallel(model, process_group=mesh.get_group("ranks"))
+    if how != "ddp":
+        for block in model:
+            fully_shard(block, mesh=parts)
+        fully_shard(model, mesh=parts)
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return model, lc.DiLoCoX(inner, EVERY, model=model, **over, **options)
+
+
+def _whole(model):
+    """Every parameter, put together from its shards."""
+    named = {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
+    return {n: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for n, p in named.items()}
+
+
+def _trains(r, how, options):
+    """(own parameters, outer ones, after finish): whole, as this rank's cluster sees them."""
+    r.init()
+    model, optimizer = _make(how, options)
+    fsdp_model.steps(r, model, optimizer, range(STEPS))
+    own = _whole(model)
+    with optimizer.outer_parameters():
+        outer = _whole(model)
+    optimizer.finish()
+    assert optimizer.report["participating"] == 2
+    return own, outer, _whole(model)
+
+
+def _same(a, b):
+    return not diloco_model.differing(a, b)
+
+
+def _expect_agreed(ranks):
+    for own, outer, ended in ranks:
+        assert _same(outer, ranks[0][1]) and _same(ended, ranks[0][2])
+        assert not _same(own, ended)
+    for cluster in ((0, 1), (2, 3)):
+        assert _same(*(ranks[rank][0] for rank in cluster)), "ranks of a cluster have one model"
+    assert not _same(ranks[0][0], ranks[2][0]), "clusters have their own between outer steps"
+
+
+def test_shards_are_as_replicas(quad):
+    """Without compression FSDP2, HSDP and DDP inside the clusters are one training."""
+    ddp = quad(_trains, "ddp", {"codec": None})
+    _expect_agreed(ddp)
+    for how in ("fsdp2", "hsdp"):
+        assert _same(quad(_trains, how, {"codec": None}), ddp), how
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "hsdp", "ddp"])
+def test_coded_shards_agree(quad, how):
+    """Clusters end with the same bits; and so do replicas inside one, each of which averaged by itself."""
+    _expect_agreed(quad(_trains, how, CODED))
+
+
+@pytest.mark.parametrize("how", ["hsdp", "ddp"])
+def test_replicas_in_a_cluster_draw_alike(quad, how):
+    _expect_agreed(quad(_trains, how, {"codec": "qsgd4:bucket=64"}))
+
+
+def _resumes(r, how):
+    """Shards saved while averages are under way, into one distributed checkpoint, and resumed."""
+    r.init()
+    model, optimizer = _make(how, CODED)
+    fsdp_model.steps(r, model, optimizer, range(STEPS))
+    cluster = f"model{r.rank // 2}"
+    dcp.save({"loop": optimizer, cluster: model.state_dict()}, checkpoint_id=r.path("dcp"))
+    fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
+    optimizer.finish()
+    whole = _whole(model)
+    dist.destroy_process_group()
+
+    r.init()
+    model, optimizer = _make(how, CODED)
+    own = {cluster: model.state_dict()}
+    dcp.load({"loop": optimizer, **own}, checkpoint_id=r.path("dcp"))
+    model.load_state_dict(own[cluster])
+    fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
+    optimizer.finish()
+    assert not diloco_model.differing(_whole(model), whole)
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "hsdp"])
+def test_shards_are_resumed(quad, how):
+    quad(_resumes, how)
