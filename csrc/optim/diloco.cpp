@@ -412,8 +412,10 @@ void DiLoCoX::load(const TensorMap& state) {
   adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
   steps_ = number("steps");
   applied_ = number("applied");
-  sync_every_ = number("sync_every");
-  rank_ = state.at("rank").item<double>();
+  // What does not adapt is what the options say now.
+  sync_every_ = options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;
+  rank_ = options_.adapt_rank || options_.adapt_sync_every ? state.at("rank").item<double>()
+                                                           : static_cast<double>(options_.rank);
   report_.outer_steps = number("outer_steps");
   if (options_.adapt_rank) {
     for (size_t f = 0; f < of_parameters_; ++f)

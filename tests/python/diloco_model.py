@@ -21,11 +21,11 @@ class Net(ddp_model.Net):
         self.norm = nn.BatchNorm1d(2 * ddp_model.WIDTH)
 
 
-def fresh(**options):
+def fresh(every=EVERY, **options):
     torch.manual_seed(7)
     model = Net()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return model, lc.DiLoCoX(inner, EVERY, model=model, **options)
+    return model, lc.DiLoCoX(inner, every, model=model, **options)
 
 
 def train(model, optimizer, rank, numbers):

@@ -78,3 +78,23 @@ def test_a_resumed_run_is_the_uninterrupted_one(pair, case):
 @pytest.mark.parametrize("case", ["low rank", "8-bit residuals", "fragments", "buffers"])
 def test_distributed_checkpoint(pair, case):
     pair(_resumes, CASES[case], "dcp")
+
+
+def _another_interval(r):
+    r.init()
+    model, optimizer = diloco_model.fresh()
+    diloco_model.train(model, optimizer, r.rank, range(SAVED))
+    saved = optimizer.state_dict()
+    model, optimizer = diloco_model.fresh(every=6)
+    optimizer.load_state_dict(saved)
+    begun = []
+    for step in range(SAVED, SAVED + 16):
+        diloco_model.train(model, optimizer, r.rank, range(step, step + 1))
+        begun.append(optimizer.report["outer_steps"])
+    # What was under way is applied when it was due; from then on it is as the options say.
+    assert optimizer.report["sync_every"] == 6
+    return [SAVED + 1 + i for i in range(1, 16) if begun[i] > begun[i - 1]]
+
+
+def test_options_are_those_of_the_resumed_run(pair):
+    assert pair(_another_interval) == [[12, 18, 24]] * 2
