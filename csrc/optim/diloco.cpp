@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include <c10/core/GradMode.h>
 
@@ -208,21 +209,55 @@ void DiLoCoX::arrive(Scheduled& s, bool whole) {
 
 // Waits for the average, and adapts to it.
 void DiLoCoX::landed(Scheduled& s) {
-  s.fragment.settle();
-  if (s.buffers) return;
+  if (s.buffers) {
+    s.fragment.settle();
+    return;
+  }
+  const bool adapts = options_.adapt_rank || options_.adapt_sync_every;
+  const std::vector<double> before = adaptation_.effectiveRanks();
+  const double rank_before = rank_;
+  bool told = false;
+  try {
+    s.fragment.settle();
+    if (adapts) {
+      adaptation_.add(s.fragment.effectiveRank());
+      rank_ = adaptation_.rank();
+      told = true;
+      adapt();
+    }
+  } catch (...) {
+    adaptation_.set(before);
+    rank_ = rank_before;
+    if (!told) tellCluster();
+    throw;
+  }
   report_.waited_s = s.fragment.waited();
   report_.sent_bytes = s.fragment.moved().wire_bytes;
   report_.effective_rank = s.fragment.effectiveRank();
-  if (options_.adapt_rank || options_.adapt_sync_every) {
-    adaptation_.add(s.fragment.effectiveRank());
-    adapt();
+}
+
+bool DiLoCoX::agreesInCluster() const {
+  return cluster_ && options_.adapt_sync_every;
+}
+
+// The others of the model wait for this rank's word on sync_every: NaN where there is none.
+void DiLoCoX::tellCluster() {
+  if (!agreesInCluster()) return;
+  try {
+    meanOf(std::numeric_limits<double>::quiet_NaN(), *cluster_);
+  } catch (...) {
+    // The caller throws its own error.
   }
 }
 
 void DiLoCoX::adapt() {
-  rank_ = adaptation_.rank();
   // Shards and stages see other averages: without one interval for all of them a stage would wait for ever.
-  const double agreed = cluster_ && options_.adapt_sync_every ? meanOf(rank_, *cluster_) : rank_;
+  const double agreed = agreesInCluster() ? meanOf(rank_, *cluster_) : rank_;
+  if (std::isnan(agreed)) {
+    throw ValueError(
+        "DiLoCoX: expected an average of every shard and stage of the model, got an error of another one's; the outer "
+        "step was dropped here, too");
+  }
   sync_every_ = adaptation_.syncEvery(agreed);
   if (!options_.adapt_rank) return;
   for (size_t f = 0; f < of_parameters_; ++f)

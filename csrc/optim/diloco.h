@@ -107,6 +107,8 @@ class DiLoCoX {
   void arrive(Scheduled& scheduled, bool whole);
   void landed(Scheduled& scheduled);
   void adapt();
+  bool agreesInCluster() const;
+  void tellCluster();
   void startCheck();
   void giveUp();
   TensorMap counters() const;
