@@ -112,6 +112,7 @@ void bindOptim(py::module_& m) {
              return pairs;
            })
       .def_property_readonly("report", [](const DiLoCoX& d) { return reportOf(d.report()); })
+      .def_property_readonly("agreed", &DiLoCoX::agreed)
       .def_property_readonly("steps", &DiLoCoX::steps)
       .def(
           "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())

@@ -126,6 +126,10 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
 
 DiLoCoX::~DiLoCoX() = default;
 
+std::string DiLoCoX::agreed() const {
+  return textOf(options_) + " parameters=" + shapes_;
+}
+
 uint32_t DiLoCoX::checksum() const {
   uint32_t sum = 0;
   for (size_t f = 0; f < of_parameters_; ++f)

@@ -80,6 +80,9 @@ class DiLoCoX {
   // Calls with every parameter and buffer and its θ̄, fp32 in host memory.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
+  // Options, and names and shapes of the parameters: what the ranks of every group have alike.
+  std::string agreed() const;
+
   const OuterReport& report() const { return report_; }
   const OuterOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }

@@ -184,6 +184,24 @@ def test_refuses_a_machine_id_twice(store):
     ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
 
 
+def _another_model(r, port):
+    members = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
+    if r.rank == 0:
+        Trained(members, 0)
+        r.say("first")
+        r.hear("refused")
+    else:
+        r.hear("first")
+        with pytest.raises(ValueError, match=r"DiLoCoX: expected what the other .*'sync_every=4 .*got 'sync_every=5 "):
+            Trained(members, 1, sync_every=5)
+        r.say("refused")
+    members.leave()
+
+
+def test_refuses_a_machine_that_runs_something_else(store):
+    ranks.run_ranks(_another_model, 2, store.port, timeout=DEADLINE_S)
+
+
 def _alone(r, port):
     members = _join(port, "only", timeout=timedelta(seconds=1))
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):

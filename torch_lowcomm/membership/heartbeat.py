@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 
-from torch.distributed import Store
+from torch_lowcomm.membership.patient_store import PatientStore
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -19,7 +19,7 @@ class Heartbeat:
     different machines are never compared.
 
     Args:
-        store: A client of this thread alone: a blocking call of another thread would hold it up.
+        store: A client of its own: other threads' calls must not hold it up.
         machine_id: This machine's.
         lost_after_s: Seconds of silence after which a machine counts as gone.
 
@@ -27,12 +27,12 @@ class Heartbeat:
         ValueError: A living machine has that id already.
     """
 
-    def __init__(self, store: Store, machine_id: str, *, lost_after_s: float) -> None:
+    def __init__(self, store: PatientStore, machine_id: str, *, lost_after_s: float) -> None:
         self._store, self._id, self._lost_after_s = store, machine_id, lost_after_s
         self._nonce = secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[bytes, float]] = {}  # by id: its last number, and when that was new
-        self._failed: Exception | None = None
+        self._seen: dict[str, tuple[str, float]] = {}  # by id: its last number, and when that was new
+        self._failed: ConnectionError | None = None
         self._stop = threading.Event()
         self._expect_alone()
         self._beat(0)
@@ -48,7 +48,7 @@ class Heartbeat:
             ConnectionError: The store is lost.
         """
         if self._failed is not None:
-            raise ConnectionError(f"membership: lost the store: {self._failed}") from self._failed
+            raise ConnectionError(str(self._failed)) from self._failed
         now = time.monotonic()
         with self._lock:
             return {self._id} | {m for m, (_, at) in self._seen.items() if now - at < self._lost_after_s}
@@ -64,12 +64,12 @@ class Heartbeat:
 
     def _expect_alone(self) -> None:
         """One id twice would put two machines in one place. A machine that died leaves a number that stands still."""
-        if not self._store.check([self._key(self._id)]):
+        before = self._store.find(self._key(self._id))
+        if before is None:
             return
-        before = self._store.get(self._key(self._id))
         deadline = time.monotonic() + self._lost_after_s
         while time.monotonic() < deadline:
-            if self._store.get(self._key(self._id)) != before:
+            if self._store.find(self._key(self._id)) != before:
                 raise ValueError(
                     f"membership: machine_id: expected one that no living machine has, got {self._id!r}: another process "
                     "is at the store under it"
@@ -85,10 +85,10 @@ class Heartbeat:
 
     def _watch(self) -> None:
         for number in range(1, self._store.add("ids", 0) + 1):
-            if not self._store.check([f"id/{number}"]):
+            machine = self._store.find(f"id/{number}")
+            value = self._store.find(self._key(machine)) if machine is not None else None
+            if machine is None or value is None:
                 continue  # between its number and its name
-            machine = self._store.get(f"id/{number}").decode()
-            value = self._store.get(self._key(machine))
             with self._lock:
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, time.monotonic())
@@ -100,7 +100,7 @@ class Heartbeat:
             try:
                 self._beat(count)
                 self._watch()
-            except Exception as error:  # every kind of network error that torch's stores know
-                logger.error("membership: lost the store: %s", error)
+            except ConnectionError as error:
+                logger.error("%s", error)
                 self._failed = error
                 return

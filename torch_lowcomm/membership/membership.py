@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import DistBackendError, PrefixStore, Store
@@ -14,6 +12,7 @@ from torch.distributed import DistBackendError, PrefixStore, Store
 from torch_lowcomm import _C
 from torch_lowcomm._create import make_inner
 from torch_lowcomm.membership.heartbeat import Heartbeat
+from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
 
 logger = logging.getLogger("torch_lowcomm")
@@ -54,7 +53,7 @@ class Membership:
         lost_after_s: A machine that has been silent at the store for so long counts as gone.
         patience_s: How long machines that are alive but do not come are waited for: after a loss they notice it with
             their next outer step.
-        timeout: Progress deadline of the groups, and of forming one.
+        timeout: Progress deadline of the groups, of forming one, and of the store's answers.
         options: Of the groups; its policy is not used.
 
     Raises:
@@ -82,9 +81,12 @@ class Membership:
         for name, value in (("lost_after_s", lost_after_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise ValueError(f"membership: {name}: expected a number above 0, got {value!r}")
-        self._store, self._id, self._least = PrefixStore("lowcomm", store), machine_id, least
-        self._patience_s, self._timeout, self._options = patience_s, timeout, options or _C.Options()
-        self._beat = Heartbeat(PrefixStore("lowcomm", store.clone()), machine_id, lost_after_s=lost_after_s)
+        self._groups = PrefixStore("lowcomm/groups", store)
+        self._store = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
+        self._id, self._least, self._patience_s, self._timeout = machine_id, least, patience_s, timeout
+        self._options = options or _C.Options()
+        beats = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
+        self._beat = Heartbeat(beats, machine_id, lost_after_s=lost_after_s)
         self._rounds = Rounds(self._store, machine_id, self._beat.alive)
         self._formed: Formed | None = None
 
@@ -106,6 +108,24 @@ class Membership:
         """
         return self._beat.alive()
 
+    def agree(self, what: str, text: str) -> None:
+        """Says how this machine runs something that all must run alike; the first one to say it is right.
+
+        Raises:
+            ValueError: Another machine said something else before.
+            ConnectionError: The store is lost.
+        """
+        first = self._store.set_first(f"agreed/{what}", text)
+        if first != text:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(first, text, strict=False)) if a != b), min(len(first), len(text))
+            )
+            begin = max(0, first.rfind(" ", 0, at))
+            raise ValueError(
+                f"{what}: expected what the other machines of this store have, {first[begin : at + 60].strip()!r}..., got "
+                f"{text[begin : at + 60].strip()!r}...: a run with other options needs a store, or a prefix, of its own"
+            )
+
     def waiting(self) -> bool:
         """Whether somebody waits for the next group: this rank's view, which others need not share yet.
 
@@ -114,19 +134,16 @@ class Membership:
         """
         if self._formed is None:
             return False
-        with _store_errors():
-            return self._rounds.waiting(self._formed.number)
+        return self._rounds.waiting(self._formed.number)
 
     def set_leave_at(self, number: int, step: int) -> None:
         """Says to all of group `number` after which of their common steps they give it up, for those who wait."""
-        with _store_errors():
-            self._store.set(f"{number}/leave_at", str(step))
+        self._store.set(f"{number}/leave_at", str(step))
 
     def leave_at(self, number: int) -> int | None:
         """What was said so, or None."""
-        with _store_errors():
-            key = f"{number}/leave_at"
-            return int(self._store.get(key)) if self._store.check([key]) else None
+        step = self._store.find(f"{number}/leave_at")
+        return None if step is None else int(step)
 
     def form(self) -> Formed:
         """Gives the last group up and forms another of the machines that are alive. Returns when it is connected.
@@ -139,8 +156,7 @@ class Membership:
             self._formed.backend.abort()
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            with _store_errors():
-                number, machines = self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
+            number, machines = self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
             try:
                 self._formed = self._connected(number, machines)
             except DistBackendError as error:  # somebody left between entering and connecting
@@ -160,7 +176,7 @@ class Membership:
     def _connected(self, number: int, machines: list[str]) -> Formed:
         rank = machines.index(self._id)
         backend = _C.create_backend(
-            PrefixStore(f"group{number}", self._store),
+            PrefixStore(str(number), self._groups),
             rank,
             len(machines),
             self._options,
@@ -170,14 +186,3 @@ class Membership:
             make_inner,
         )
         return Formed(number, tuple(machines), rank, backend)
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """What torch's stores throw, under one name."""
-    try:
-        yield
-    except (TimeoutError, ConnectionError):
-        raise
-    except Exception as error:
-        raise ConnectionError(f"membership: lost the store: {error}") from error

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 
-from torch.distributed import Store
+from torch_lowcomm.membership.patient_store import PatientStore
 
 _POLL_S = 0.05
 
@@ -15,12 +15,12 @@ class Rounds:
     """Rounds at a store. A round is open, machines enter; it is closed once, with the list of those in it.
 
     Args:
-        store: This thread's own client.
+        store: A client of its own.
         machine_id: This machine's.
         alive: Tells the ids of the living.
     """
 
-    def __init__(self, store: Store, machine_id: str, alive: Callable[[], set[str]]) -> None:
+    def __init__(self, store: PatientStore, machine_id: str, alive: Callable[[], set[str]]) -> None:
         self._store, self._id, self._alive = store, machine_id, alive
 
     def enter(self, *, least: int, patience_s: float, deadline: float) -> tuple[int, list[str]]:
@@ -57,7 +57,7 @@ class Rounds:
 
     def _closed(self, number: int, place: int, least: int, patient_until: float, deadline: float) -> list[str]:
         key = f"{number}/members"
-        while not self._store.check([key]):
+        while (closed := self._store.find(key)) is None:
             entered = self._entered(number)
             alive = self._alive()
             living = [p for p, machine in entered.items() if machine in alive]
@@ -65,7 +65,7 @@ class Rounds:
                 there = [entered[p] for p in sorted(living)]
                 missing = alive - set(there)
                 if len(there) >= least and (not missing or time.monotonic() > patient_until):
-                    closed = self._store.compare_set(key, "", json.dumps(there)).decode()
+                    closed = self._store.set_first(key, json.dumps(there))
                     if json.loads(closed) == there:
                         self._store.add("round", 1)
                     return json.loads(closed)
@@ -73,12 +73,12 @@ class Rounds:
                 deadline,
                 f"{least} machines or more, those alive, in round {number}; there are {sorted(entered.values())}",
             )
-        return json.loads(self._store.get(key))
+        return json.loads(closed)
 
     def _entered(self, number: int) -> dict[int, str]:
         places = range(1, self._store.add(f"{number}/entered", 0) + 1)
-        keys = {p: f"{number}/place/{p}" for p in places}
-        return {p: self._store.get(key).decode() for p, key in keys.items() if self._store.check([key])}
+        found = {place: self._store.find(f"{number}/place/{place}") for place in places}
+        return {place: machine for place, machine in found.items() if machine is not None}
 
     @staticmethod
     def _expect_time(deadline: float, what: str) -> None:

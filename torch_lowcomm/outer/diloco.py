@@ -317,7 +317,7 @@ class DiLoCoX(torch.optim.Optimizer):
         the most advanced one, and go on from its outer parameters; the others keep what they have trained.
 
         Raises:
-            ValueError: The group is no Membership.
+            ValueError: The group is no Membership, or its machines run other options or another model.
             TimeoutError: There were not enough machines in time.
             ConnectionError: The store is lost. The state is whole: save it.
         """

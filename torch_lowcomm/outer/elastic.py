@@ -11,6 +11,8 @@ from torch_lowcomm.membership import Membership
 
 logger = logging.getLogger("torch_lowcomm")
 
+_ATTEMPTS = 10  # at a group that holds
+
 
 class Elastic:
     """The groups of one outer loop.
@@ -35,13 +37,16 @@ class Elastic:
                 outer.quiesce()  # or what one rank has sent is lost on the way when another closes its connections
             except DistBackendError as error:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
-        while True:
+        self._members.agree("DiLoCoX", outer.agreed)
+        for left in reversed(range(_ATTEMPTS)):
             formed = self._members.form()
             self._steps, self.due = 0, False
             try:
                 outer.regroup(formed.backend)
                 return
             except DistBackendError as error:  # one more was lost meanwhile
+                if left == 0:
+                    raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
     def stepped(self) -> None:

@@ -1,0 +1,52 @@
+"""A link that is cut under an outer loop (lab): survivors go on, the machine behind the cut ends with an error that says so."""
+
+import os
+import sys
+import time
+
+import pytest
+from test_linklab import ENV, ROOT, may_make_labs  # noqa: F401
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from linklab import Lab
+
+EXAMPLE = str(ROOT / "examples" / "train_diloco.py")
+DEADLINE_S = 120
+
+
+def _until(said, job):
+    end = time.monotonic() + DEADLINE_S
+    while said not in job.output(0):
+        assert time.monotonic() < end and job.running(), f"no {said!r} in: {job.output(0)}"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_cut_link_is_a_named_error_and_the_others_go_on(may_make_labs, tmp_path):  # noqa: F811
+    environment = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    environment["LOWCOMM_FLIGHT_DIR"] = str(tmp_path)
+    train = ["--store", "10.77.0.1:29400", "--batch", "2", "--sync-every", "4", "--timeout", "8", "--steps", "500"]
+    with Lab(hosts=3, rate="100mbit") as lab:
+
+        def machine(host, *arguments):
+            command = [sys.executable, EXAMPLE, *train, "--machine", f"m{host}", *arguments]
+            return lab.start_on(host, [*command, "--json", str(tmp_path / f"m{host}.json")], env=environment)
+
+        store = lab.start_on(0, [sys.executable, EXAMPLE, "--serve", "29400"], env=environment)
+        _until("store at port", store)
+        jobs = [machine(0, "--least", "2"), machine(1, "--least", "2"), machine(2, "--least", "3")]
+        _until("3 of 3", jobs[0])
+        lab.cut(2)
+        _until("2 of 2", jobs[0])
+        (lost,) = jobs[2].wait(DEADLINE_S)
+        assert lost.code != 0
+        assert "ConnectionError: membership: lost the store: expected an answer within 8.0 s" in lost.output, (
+            lost.output
+        )
+        assert "outer_step failed" in lost.output, lost.output
+        for job in jobs[:2]:
+            (ended,) = job.wait(DEADLINE_S)
+            assert ended.code == 0, ended.output
+            assert "outer_step failed" in ended.output
+    assert os.path.exists(tmp_path / "m0.json")
