@@ -86,6 +86,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
       sync_every_(options_.sync_every),
       rank_(static_cast<double>(options_.rank)) {
   std::string error;
+  std::exception_ptr mistake;
   try {
     options_.check();
     if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
@@ -116,12 +117,16 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
     of_parameters_ = fragments_.size();
     if (!buffers.empty())
       fragments_.push_back({Fragment(buffer_options_, std::move(buffers), number), true, fragments_[0].send_at});
-  } catch (const ValueError& mistake) {
-    error = mistake.what();
-  } catch (const TypeError& mistake) {
-    error = mistake.what();
+  } catch (const ValueError& caught) {
+    error = caught.what();
+    mistake = std::current_exception();
+  } catch (const TypeError& caught) {
+    error = caught.what();
+    mistake = std::current_exception();
   }
-  if (group_ || !error.empty()) agree(error, /*values=*/true);
+  // A rank with a mistake tells the others before it throws: they are in the same call.
+  if (group_) agree(error, /*values=*/true);
+  if (mistake) std::rethrow_exception(mistake);
 }
 
 DiLoCoX::~DiLoCoX() = default;
@@ -137,7 +142,7 @@ uint32_t DiLoCoX::checksum() const {
   return sum;
 }
 
-// A rank with a mistake (`error`) tells the others before it throws: they are in the same call.
+// Where this rank has an `error`, it returns when all others have been told.
 void DiLoCoX::agree(const std::string& error, bool values) {
   Hello hello;
   if (!error.empty()) {
@@ -147,11 +152,10 @@ void DiLoCoX::agree(const std::string& error, bool values) {
     if (values) hello.fields.emplace_back("parameters' values", std::to_string(checksum()));
   }
   try {
-    if (group_) Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
+    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
   } catch (const PeerRefused&) {
     if (error.empty()) throw;
   }
-  if (!error.empty()) throw ValueError(error);
 }
 
 bool DiLoCoX::step() {

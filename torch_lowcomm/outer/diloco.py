@@ -14,13 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
-from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.membership import Membership
 from torch_lowcomm.outer.elastic import Elastic
 from torch_lowcomm.outer.groups import chosen, own_backend
+from torch_lowcomm.outer.options import checked
 from torch_lowcomm.outer.parameters import local, named_buffers, named_parameters
-
-_RESIDUALS = ("float32", "int8")
 
 
 class DiLoCoX(torch.optim.Optimizer):
@@ -127,68 +125,7 @@ class DiLoCoX(torch.optim.Optimizer):
         check_every: int = 10,
         seed: int = 0,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
-        if isinstance(optimizer, DiLoCoX):
-            raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        if average_buffers and model is None:
-            raise ValueError("DiLoCoX: average_buffers: expected model= beside it, got none")
-        if residual_dtype not in _RESIDUALS:
-            raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {residual_dtype!r}")
-        spec = "none" if codec is None else checked_codec(codec).spec
-        coded = spec != "none"
-        if error_feedback is None:
-            error_feedback = coded and not spec.startswith("gauss")
         over, parts = chosen(group, cluster, mesh)
-        if adapt_sync_every and parts is None and any(_is_part(p) for g in optimizer.param_groups for p in g["params"]):
-            raise ValueError(
-                "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) beside shards, whose averages "
-                "differ, got none"
-            )
-        options: dict[str, Any] = {
-            "sync_every": sync_every,
-            "mode": mode,
-            "outer_lr": outer_lr,
-            "outer_momentum": (0.9 if mode == "sync" else 0.6) if outer_momentum is None else outer_momentum,
-            "sync_warmup": sync_warmup,
-            "codec": spec,
-            "projection_codec": "none" if projection_codec is None else checked_codec(projection_codec).spec,
-            "rank": 0 if rank is None else rank,
-            "error_feedback": error_feedback,
-            "eight_bits": residual_dtype == "int8",
-            "adapt_rank": adapt_rank,
-            "adapt_sync_every": adapt_sync_every,
-            "min_rank": min_rank,
-            "min_sync_every": max(min_sync_every, fragments) if adapt_sync_every else min_sync_every,
-            "window": window,
-            "energy": energy,
-            "fragments": fragments,
-            "fragment_sync_delay": 0 if fragment_sync_delay is None else fragment_sync_delay,
-            "fragment_update_alpha": fragment_update_alpha,
-            "check_every": check_every,
-            "seed": seed,
-        }
-        if rank is not None and rank < 1:
-            raise ValueError(f"DiLoCoX: rank: expected 1 or more, or None for no factors, got {rank!r}")
-        if fragment_sync_delay is not None and fragment_sync_delay < 1:
-            raise ValueError(
-                f"DiLoCoX: fragment_sync_delay: expected 1 or more, or None, got {fragment_sync_delay!r}: mode='sync' "
-                "applies at once"
-            )
-        for name, rule, of in (("rank_rule", rank_rule, adapt_rank or adapt_sync_every),
-                               ("sync_rule", sync_rule, adapt_sync_every)):  # fmt: skip
-            if rule is None:
-                continue
-            if not callable(rule):
-                raise TypeError(f"DiLoCoX: {name}: expected a function, got {type(rule).__name__}")
-            if not of:
-                raise ValueError(f"DiLoCoX: {name}: expected adaptive compression beside it, got none")
-            options[name] = rule
-        self.inner = optimizer
-        self._init_hooks()
-        self._share_inner()
         self._elastic = Elastic(over) if isinstance(over, Membership) else None
         self._groups: list[dist.ProcessGroup] = []  # of the loop's own
         backend = cluster_backend = None
@@ -203,13 +140,57 @@ class DiLoCoX(torch.optim.Optimizer):
         if parts is not None:
             cluster_made, cluster_backend = own_backend(parts)
             self._groups.append(cluster_made)
-        self._outer = _C.DiLoCoX(
-            named_parameters(optimizer, model),
-            backend,
-            cluster=cluster_backend,
-            buffers=named_buffers(model) if average_buffers and model is not None else [],
-            options=options,
-        )
+        try:
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
+            if isinstance(optimizer, DiLoCoX):
+                raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
+            if isinstance(model, DistributedDataParallel):
+                model = model.module
+            if average_buffers and model is None:
+                raise ValueError("DiLoCoX: average_buffers: expected model= beside it, got none")
+            options = checked(
+                {
+                    "sync_every": sync_every,
+                    "mode": mode,
+                    "outer_lr": outer_lr,
+                    "outer_momentum": outer_momentum,
+                    "sync_warmup": sync_warmup,
+                    "codec": codec,
+                    "projection_codec": projection_codec,
+                    "rank": rank,
+                    "error_feedback": error_feedback,
+                    "residual_dtype": residual_dtype,
+                    "adapt_rank": adapt_rank,
+                    "adapt_sync_every": adapt_sync_every,
+                    "min_rank": min_rank,
+                    "min_sync_every": min_sync_every,
+                    "window": window,
+                    "energy": energy,
+                    "rank_rule": rank_rule,
+                    "sync_rule": sync_rule,
+                    "fragments": fragments,
+                    "fragment_sync_delay": fragment_sync_delay,
+                    "fragment_update_alpha": fragment_update_alpha,
+                    "check_every": check_every,
+                    "seed": seed,
+                }
+            )
+            if adapt_sync_every and parts is None and any(map(_is_part, _parameters_of(optimizer))):
+                raise ValueError(
+                    "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) beside shards, whose "
+                    "averages differ, got none"
+                )
+            parameters = named_parameters(optimizer, model)
+            buffers = named_buffers(model) if average_buffers and model is not None else []
+        except Exception as mistake:
+            if backend is not None:  # the others are in the same call, and get it as theirs
+                backend.agree_on_texts("DiLoCoX", [], error=f"{type(mistake).__name__}: {mistake}")
+            raise
+        self.inner = optimizer
+        self._init_hooks()
+        self._share_inner()
+        self._outer = _C.DiLoCoX(parameters, backend, cluster=cluster_backend, buffers=buffers, options=options)
         self._parameters = self._identities()
         self._swapped = False
         if self._elastic is not None:
@@ -225,7 +206,7 @@ class DiLoCoX(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
     def _identities(self) -> list[int]:
-        return [id(p) for group in self.inner.param_groups for p in group["params"]]
+        return [id(p) for p in _parameters_of(self.inner)]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """An inner step, and the outer steps that are due after it.
@@ -268,7 +249,7 @@ class DiLoCoX(torch.optim.Optimizer):
             return False
         if scale is not None:
             inverse = scale.double().reciprocal().float().item()  # as the scaler's own
-            for parameter in (p for group in self.inner.param_groups for p in group["params"]):
+            for parameter in _parameters_of(self.inner):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inverse)
         return True
@@ -414,6 +395,10 @@ class DiLoCoX(torch.optim.Optimizer):
 def _varies(name: str) -> bool:
     """Whether a tensor of the state has another shape in another outer step: distributed checkpoints load into shapes."""
     return name == "effective_ranks" or name.endswith(".factor")
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _is_part(parameter: torch.Tensor) -> bool:

@@ -1,0 +1,129 @@
+"""Ranks that make unlike lc.DiLoCoX: every one is told what differs, and of which ranks; none waits."""
+
+import diloco_model
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_lowcomm as lc
+
+NEVER_S = 600.0  # the groups' time-out, longer than the harness waits: what is told is told at once
+
+
+class _Narrow(diloco_model.Net):
+    def __init__(self):
+        super().__init__()
+        self.small = nn.Linear(48, 5)
+
+
+class _Renamed(diloco_model.Net):
+    def __init__(self):
+        super().__init__()
+        self.tiny = self.small
+        del self.small
+
+
+def _made(every=4, network=diloco_model.Net, nudge=0.0, named=True, **options):
+    torch.manual_seed(7)
+    model = network()
+    with torch.no_grad():
+        model.down.weight[3, 5] += nudge
+    return lc.DiLoCoX(torch.optim.SGD(model.parameters()), every, model=model if named else None, **options)
+
+
+DIFFERENT = [
+    ({"every": 5}, ["options differs", "sync_every=4", "sync_every=5"]),
+    ({"rank": 4}, ["options differs", "rank=0", "rank=4"]),
+    ({"codec": "sym8:bucket=128"}, ["options differs", "codec=sym4:bucket=128", "codec=sym8:bucket=128"]),
+    ({"codec": None}, ["options differs", "codec=sym4:bucket=128", "codec=none"]),
+    ({"mode": "eager"}, ["options differs", "mode=continue", "mode=eager"]),
+    ({"outer_lr": 0.5}, ["options differs", "outer_lr=0.7", "outer_lr=0.5"]),
+    ({"fragments": 2}, ["options differs", "fragments=1", "fragments=2"]),
+    ({"residual_dtype": "int8"}, ["options differs", "eight_bits=0", "eight_bits=1"]),
+    ({"seed": 1}, ["options differs", "seed=0", "seed=1"]),
+    ({"network": _Narrow}, ["parameters differs", "hash"]),
+    ({"network": _Renamed}, ["parameters differs", "hash"]),
+    ({"named": False}, ["parameters differs", "hash"]),
+    ({"nudge": 1e-3}, ["parameters' values differs"]),
+    ({"average_buffers": True}, ["parameters differs", "buffers"]),
+]
+
+
+def _differ(r):
+    r.init(timeout_s=NEVER_S)
+    said = []
+    for options, _ in DIFFERENT:
+        with pytest.raises(dist.DistBackendError) as caught:
+            _made(**(options if r.rank == 1 else {}))
+        said.append(str(caught.value))
+    return said
+
+
+def test_ranks_that_differ_are_told(trio):
+    for rank, texts in enumerate(trio(_differ)):
+        for text, (options, parts) in zip(texts, DIFFERENT, strict=True):
+            assert all(part in text for part in [*parts, "rank 1", f"rank {rank if rank != 1 else 0}"]), (options, text)
+
+
+WRONG = [
+    ({"every": 2.5}, TypeError, "sync_every: expected an integer, got 2.5"),
+    ({"outer_lr": -1}, ValueError, "outer_lr: expected a number above 0, got -1"),
+    ({"rank": 0}, ValueError, "rank: expected 1 or more, or None for no factors, got 0"),
+    ({"codec": "nope4"}, ValueError, "nope4"),
+    ({"fragments": 3, "every": 2}, ValueError, "fragments: expected 1...2, sync_every, got 3"),
+    ({"named": False, "average_buffers": True}, ValueError, "average_buffers: expected model= beside it, got none"),
+]
+
+
+def _one_is_wrong(r):
+    r.init(timeout_s=NEVER_S)
+    said = []
+    for options, error, _ in WRONG:
+        with pytest.raises(error if r.rank == 1 else dist.DistBackendError) as caught:
+            _made(**(options if r.rank == 1 else {}))
+        said.append(str(caught.value))
+    # The default group is none the worse.
+    _made().finish()
+    return said
+
+
+def test_one_ranks_mistake_reaches_the_others(trio):
+    for rank, texts in enumerate(trio(_one_is_wrong)):
+        for text, (options, _, part) in zip(texts, WRONG, strict=True):
+            assert part in text and (rank == 1 or "rank 1" in text), (options, text)
+
+
+def _drifts(r):
+    """What should never come about, other than by a fault of memory: a rank's outer parameters are unlike."""
+    r.init(timeout_s=NEVER_S)
+    model, optimizer = diloco_model.fresh(mode="sync", check_every=1)
+    diloco_model.train(model, optimizer, r.rank, range(4))
+    if r.rank == 1:
+        optimizer._outer.swap_pairs()[0][1][3, 4] += 1e-3  # the loop's own memory
+    with pytest.raises(dist.DistBackendError) as caught:
+        diloco_model.train(model, optimizer, r.rank, range(4, 16))
+    return str(caught.value)
+
+
+def test_outer_parameters_that_differ_are_found(pair):
+    for text in pair(_drifts):
+        assert all(part in text for part in ("outer parameters' checksum differs", "rank 0", "rank 1")), text
+
+
+def _another_length(r):
+    """One rank ends its loop an outer step earlier: the others are told when it has gone, not after the time-out."""
+    r.init(timeout_s=NEVER_S)
+    model, optimizer = diloco_model.fresh(mode="sync")
+    diloco_model.train(model, optimizer, r.rank, range(4))
+    if r.rank == 1:
+        return ""
+    with pytest.raises(dist.DistBackendError) as caught:
+        diloco_model.train(model, optimizer, r.rank, range(4, 8))
+    return str(caught.value)
+
+
+def test_a_rank_that_ends_early_is_named():
+    first, _ = ranks.run_ranks(_another_length, 2)
+    assert "outer_step" in first and "rank 1" in first, first

@@ -1,0 +1,217 @@
+"""What lc.DiLoCoX says to a caller's mistakes: the name, what it expects and what it got, and nothing is sent before."""
+
+import ddp_model
+import diloco_model
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import torch_lowcomm as lc
+
+FACTORS = {"rank": 4}
+ADAPTIVE = {"rank": 4, "adapt_rank": True, "adapt_sync_every": True}
+NAN, INF = float("nan"), float("inf")
+OPTIONS = [
+    ({"sync_every": 0}, ValueError, ["sync_every: expected 1 or more", "got 0"]),
+    ({"sync_every": 2.5}, TypeError, ["sync_every: expected an integer", "got 2.5"]),
+    ({"sync_every": True}, TypeError, ["sync_every: expected an integer", "got True"]),
+    ({"mode": "later"}, ValueError, ["mode: expected sync, continue, restart or eager", "got 'later'"]),
+    ({"mode": None}, TypeError, ["mode: expected sync, continue, restart or eager", "got None"]),
+    ({"outer_lr": 0}, ValueError, ["outer_lr: expected a number above 0", "got 0"]),
+    ({"outer_lr": NAN}, ValueError, ["outer_lr: expected a number above 0", "got nan"]),
+    ({"outer_lr": INF}, ValueError, ["outer_lr: expected a number above 0", "got inf"]),
+    ({"outer_lr": "0.7"}, TypeError, ["outer_lr: expected a number", "got '0.7'"]),
+    ({"outer_momentum": 1}, ValueError, ["outer_momentum: expected a number in [0, 1)", "got 1"]),
+    ({"outer_momentum": NAN}, ValueError, ["outer_momentum: expected a number in [0, 1)", "got nan"]),
+    ({"sync_warmup": -1}, ValueError, ["sync_warmup: expected 0 or more", "got -1"]),
+    ({"codec": "nope4"}, ValueError, ["nope4"]),
+    ({"codec": 4}, TypeError, ["codec: expected a codec's text", "got 4"]),
+    ({"codec": "sym4:axis=channel"}, ValueError, ["codec: expected one of flat tensors", "axis=channel"]),
+    ({"codec": "levels4"}, ValueError, ["codec: expected one of flat tensors without a level table", "levels4"]),
+    ({"codec": "sym4:nonfinite=saturate"}, ValueError, ["codec: expected one by which a NaN arrives", "saturate"]),
+    ({"codec": None, "rank": 4}, ValueError, ["codec: expected one beside rank", "got none"]),
+    ({"codec": None, "error_feedback": True}, ValueError, ["codec: expected one beside", "error_feedback", "got none"]),
+    ({"rank": 0}, ValueError, ["rank: expected 1 or more, or None", "got 0"]),
+    ({"rank": 2.5}, TypeError, ["rank: expected an integer", "got 2.5"]),
+    ({"projection_codec": "sym8"}, ValueError, ["projection_codec: expected rank beside it", "got none"]),
+    (FACTORS | {"projection_codec": "levels4"}, ValueError, ["without a level table", "levels4"]),
+    ({"residual_dtype": "int4"}, ValueError, ["residual_dtype: expected one of", "float32", "got 'int4'"]),
+    (
+        {"residual_dtype": "int8", "codec": "gauss2"},
+        ValueError,
+        ["residual_dtype: expected error_feedback", "got none"],
+    ),
+    ({"adapt_rank": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
+    ({"adapt_sync_every": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
+    (FACTORS | {"min_rank": 5}, ValueError, ["min_rank: expected 1...4", "got 5"]),
+    (FACTORS | {"min_rank": 0}, ValueError, ["min_rank: expected 1...4", "got 0"]),
+    ({"min_sync_every": 9}, ValueError, ["min_sync_every: expected 1...4", "got 9"]),
+    ({"window": 0}, ValueError, ["window: expected 1 or more", "got 0"]),
+    ({"energy": 0}, ValueError, ["energy: expected a number in (0, 1]", "got 0"]),
+    ({"energy": 1.5}, ValueError, ["energy: expected a number in (0, 1]", "got 1.5"]),
+    (FACTORS | {"rank_rule": max}, ValueError, ["rank_rule: expected adaptive compression", "got none"]),
+    (FACTORS | {"adapt_rank": True, "sync_rule": max}, ValueError, ["sync_rule: expected adaptive", "got none"]),
+    (ADAPTIVE | {"rank_rule": 3}, TypeError, ["rank_rule: expected a function", "got int"]),
+    ({"fragments": 0}, ValueError, ["fragments: expected 1...4, sync_every", "got 0"]),
+    ({"fragments": 5}, ValueError, ["fragments: expected 1...4, sync_every", "got 5"]),
+    (
+        {"sync_every": 30, "fragments": 20},
+        ValueError,
+        ["fragments: expected at most the number of parameters, 10", "20"],
+    ),
+    ({"fragment_sync_delay": 0}, ValueError, ["fragment_sync_delay: expected 1 or more, or None", "got 0"]),
+    ({"fragment_sync_delay": 5}, ValueError, ["fragment_sync_delay: expected 0...4, sync_every", "got 5"]),
+    (
+        {"fragment_sync_delay": 2, "mode": "sync"},
+        ValueError,
+        ["fragment_sync_delay: expected none with mode sync", "2"],
+    ),
+    (
+        {"fragment_sync_delay": 2, "mode": "eager"},
+        ValueError,
+        ["fragment_sync_delay: expected none with mode eager", "2"],
+    ),
+    (ADAPTIVE | {"fragment_sync_delay": 2}, ValueError, ["fragment_sync_delay: expected none beside an adaptive", "2"]),
+    (
+        {"fragment_update_alpha": 1, "mode": "restart"},
+        ValueError,
+        ["fragment_update_alpha: expected a number in [0, 1)"],
+    ),
+    ({"fragment_update_alpha": 0.5}, ValueError, ["fragment_update_alpha: expected 0 with mode continue", "0.5"]),
+    ({"check_every": -1}, ValueError, ["check_every: expected 0 or more", "got -1"]),
+    ({"seed": -1}, ValueError, ["seed: expected 0 or more", "got -1"]),
+    ({"average_buffers": True}, ValueError, ["average_buffers: expected model= beside it", "got none"]),
+]
+
+
+def _refused(r):
+    r.init()
+    model = ddp_model.Net()
+    said = []
+    for options, error, _ in OPTIONS:
+        with pytest.raises(error) as caught:
+            lc.DiLoCoX(torch.optim.SGD(model.parameters()), **{"sync_every": 4, **options})
+        said.append(str(caught.value))
+    return said
+
+
+def test_options_that_will_not_do(pair):
+    for rank in pair(_refused):
+        for text, (options, _, parts) in zip(rank, OPTIONS, strict=True):
+            assert all(part in text for part in parts), f"{options}: {text}"
+
+
+def _arguments(r):
+    """What is no option: (error, what it says, keywords)."""
+    r.init()
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    sgd = torch.optim.SGD(model.parameters())
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("clusters", "stages"))
+    cube = init_device_mesh("cpu", (2, 1, 1))
+    gloo = dist.new_group([0, 1], backend="gloo")
+    sharded = nn.Linear(8, 8)
+    fully_shard(sharded, mesh=mesh["clusters"])
+    integers = torch.optim.SGD([torch.zeros(3, dtype=torch.int32)])
+    sparse = torch.optim.SGD([torch.zeros(3).to_sparse()])
+    for error, said, optimizer, options in [
+        (TypeError, "expected an optimizer, got Net", model, {}),
+        (TypeError, "expected an inner optimizer, got a DiLoCoX", lc.DiLoCoX(sgd, 4), {}),
+        (ValueError, r"expected an optimizer of the model's parameters, got .* of shape \(96, 48\)", sgd,
+         {"model": ddp_model.Net()}),
+        (TypeError, "expected a process group, or None for the default one, got str", sgd, {"group": "all"}),
+        (TypeError, "mesh: expected a DeviceMesh, got tuple", sgd, {"mesh": (2, 2)}),
+        (ValueError, "expected a mesh, or group= and cluster=, got both", sgd,
+         {"mesh": mesh, "group": dist.group.WORLD}),
+        (ValueError, "mesh: expected one or two dimensions, .* got 3", sgd, {"mesh": cube}),
+        (ValueError, "expected a group of backend lowcomm, got .* of 'gloo'", sgd, {"group": gloo}),
+        (ValueError, "expected a group of backend lowcomm, got .* of 'gloo'", sgd, {"cluster": gloo}),
+        (ValueError, "adapt_sync_every: expected cluster= .* beside shards", torch.optim.SGD(sharded.parameters()),
+         ADAPTIVE),
+        (TypeError, "0: expected a dense floating-point tensor, got .*Int", integers, {}),
+        (TypeError, "0: expected a dense floating-point tensor, got .*sparse", sparse, {}),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=said):
+            lc.DiLoCoX(optimizer, 4, **options)
+    # The group goes on.
+    optimizer = lc.DiLoCoX(sgd, 2, model=model)
+    ddp_model.train(model, r.rank, 5, optimizer=optimizer, spare=True)
+    optimizer.finish()
+
+
+def test_arguments_that_will_not_do(pair):
+    pair(_arguments)
+
+
+def _on_gloo(r):
+    r.init("gloo")
+    model = ddp_model.Net()
+    with pytest.raises(ValueError, match="expected a group of backend lowcomm, got .* of 'gloo'"):
+        lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
+
+
+def test_a_group_of_gloo_is_refused(pair):
+    pair(_on_gloo)
+
+
+def test_without_a_group():
+    model = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="call init_process_group"):
+        lc.DiLoCoX(torch.optim.SGD(model.parameters()), 4)
+
+
+def _parameters_come_and_go(r):
+    r.init()
+    model, optimizer = diloco_model.fresh()
+    with pytest.raises(ValueError, match="add_param_group: expected the parameters that it was made with, got more"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    with pytest.raises(ValueError, match="regroup: expected group= to be a Membership, got a process group"):
+        optimizer.regroup()
+    for change in (
+        lambda p: [*p, nn.Parameter(torch.zeros(3))],
+        lambda p: p[1:],
+        lambda p: [nn.Parameter(p[0].detach()), *p[1:]],
+    ):
+        group = optimizer.inner.param_groups[0]
+        before = group["params"]
+        group["params"] = change(before)
+        with pytest.raises(
+            ValueError, match=rf"step: expected the 10 parameters .* got {len(group['params'])}, not all"
+        ):
+            optimizer.step()
+        group["params"] = before
+    diloco_model.train(model, optimizer, r.rank, range(9))
+    optimizer.finish()
+
+
+def test_parameters_may_not_come_or_go(pair):
+    pair(_parameters_come_and_go)
+
+
+def _rules(r):
+    """A rule's mistake is every rank's, and the step's; the outer parameters are as they were."""
+    r.init()
+    for rules, said in [
+        ({"rank_rule": lambda ranks: 5}, r"rank_rule: expected a number in \[1, 4\], got 5"),
+        ({"rank_rule": lambda ranks: NAN}, r"rank_rule: expected a number in \[1, 4\], got (-)?nan"),
+        ({"sync_rule": lambda rank: 0}, "sync_rule: expected a number in 1...4, got 0"),
+        ({"sync_rule": lambda rank: 5}, "sync_rule: expected a number in 1...4, got 5"),
+        ({"rank_rule": lambda ranks: ranks[7]}, "list index out of range"),
+        ({"sync_rule": lambda rank: "four"}, "[Uu]nable to cast|could not convert|Python"),
+    ]:
+        model, optimizer = diloco_model.fresh(mode="sync", **ADAPTIVE, **rules)
+        with optimizer.outer_parameters():
+            before = ddp_model.weights(model)
+        with pytest.raises((ValueError, IndexError, RuntimeError), match=said):
+            diloco_model.train(model, optimizer, r.rank, range(diloco_model.EVERY))
+        with optimizer.outer_parameters():
+            assert not diloco_model.differing(ddp_model.weights(model), before)
+        optimizer.restore()
+        assert not diloco_model.differing(ddp_model.weights(model), before)
+
+
+def test_rules_that_give_something_else(pair):
+    pair(_rules)
