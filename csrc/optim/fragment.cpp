@@ -200,8 +200,7 @@ void Fragment::settle() {
       moved_ = ticket_.wait();
     } catch (...) {
       ended(false);
-      flight_.reset();
-      phase_ = Phase::idle;
+      forget();
       throw;
     }
     waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -213,8 +212,7 @@ void Fragment::settle() {
   }
   ended(finite);
   if (!finite) {
-    flight_.reset();
-    phase_ = Phase::idle;
+    forget();
     throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
@@ -265,9 +263,16 @@ void Fragment::drop() {
     for (const Kept& kept : kept_) {
       if (kept.compression && kept.compression->done()) kept.compression->rollBack();
     }
+    forget();
   }
+}
+
+void Fragment::forget() {
   flight_.reset();
   phase_ = Phase::idle;
+  for (Kept& kept : kept_) {
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
+  }
 }
 
 uint32_t Fragment::checksum() const {
@@ -305,6 +310,7 @@ void Fragment::share(bool behind) {
       const at::Tensor residual = kept.compression->residual();
       kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
     }
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
     if (behind) kept.parameter.tensor.copy_(kept.outer);
   }
   factors_.clear();

@@ -102,6 +102,10 @@ class Fragment {
   template <class K, class F>
   static void eachTensor(K& kept, F&& f);
   void queue(OpQueue& queue, uint32_t step);
+
+  // -> idle: the message is none any more, and with mode eager the rank's own outer steps, which were taken for it and
+  // may hold what made it fail, start from θ̄ and its momentum again.
+  void forget();
   OuterRule rule() const;
 
   const OuterOptions& options_;
