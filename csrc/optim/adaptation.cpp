@@ -11,7 +11,7 @@ namespace lowcomm {
 
 double Adaptation::rank() const {
   const auto first = static_cast<double>(options_.rank);
-  if (!options_.adapt_rank && !options_.adapt_sync_every) return first;
+  if ((!options_.adapt_rank && !options_.adapt_sync_every) || effective_.empty()) return first;
   if (options_.rank_rule) {
     const double rank = options_.rank_rule(effective_);
     if (!(rank >= 1 && rank <= first)) {

@@ -228,7 +228,8 @@ void DiLoCoX::landed(Scheduled& s) {
   try {
     s.fragment.settle();
     if (adapts) {
-      adaptation_.add(s.fragment.effectiveRank());
+      // Vectors alone have none, and say nothing of the matrices'.
+      if (s.fragment.effectiveRank() > 0) adaptation_.add(s.fragment.effectiveRank());
       rank_ = adaptation_.rank();
       told = true;
       adapt();

@@ -77,6 +77,40 @@ def test_bytes_are_the_formats(pair, codec, projection, rank):
         assert stats["raw_bytes"] == 3 * 4 * (ROWS + ROWS * COLUMNS)
 
 
+def _adapts(r):
+    """A fragment of a matrix, whose averages have rank 2 or less, and one of vectors."""
+    r.init()
+    seen = []
+    torch.manual_seed(5)
+    model = nn.Linear(64, 48)
+    target = torch.randn(48, 2) @ torch.randn(2, 64)
+    optimizer = lc.DiLoCoX(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        4,
+        mode="sync",
+        codec="sym8:bucket=64",
+        rank=8,
+        fragments=2,
+        adapt_rank=True,
+        adapt_sync_every=True,
+        min_rank=2,
+        window=3,
+        rank_rule=lambda ranks: seen.append(list(ranks)) or max(2, sum(ranks[-3:]) / len(ranks[-3:])),
+    )
+    start = model.weight.detach().clone()
+    for _ in range(24):
+        ((model.weight - start - target).square().sum() / 20 + model.bias.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen, optimizer.report
+
+
+def test_rank_and_interval_follow_the_averages(pair):
+    for seen, report in pair(_adapts):
+        assert len(seen) >= 6 and all(1 <= rank <= 2 for rank in seen[-1])
+        assert report["rank"] == 2 and report["sync_every"] == 2, "4 * 2 / 8, and an inner step a fragment"
+
+
 def _real(r):
     sys.path.insert(0, str(EXAMPLES))
     import data
