@@ -99,8 +99,9 @@ def _modes(r, mode):
         outer = ddp_model.weights(model)
         assert _same_everywhere(outer)
         assert not _equal(outer, begin) and not _equal(outer, own)
-        with pytest.raises(ValueError, match="step: expected the rank's own parameters, got one inside"):
-            optimizer.step()
+        for call in ("step", "finish", "restore"):
+            with pytest.raises(ValueError, match=f"{call}: expected the rank's own parameters, got one inside"):
+                getattr(optimizer, call)()
         with pytest.raises(ValueError, match="outer_parameters: expected to be outside of it"):
             with optimizer.outer_parameters():
                 pass

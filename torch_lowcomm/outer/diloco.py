@@ -224,8 +224,7 @@ class DiLoCoX(torch.optim.Optimizer):
             ValueError: Parameters were added or removed; an average held NaN or infinity; a rule gave something else.
             DistBackendError: A peer or the network failed, or ranks' outer parameters differ.
         """
-        if self._swapped:
-            raise ValueError("DiLoCoX: step: expected the rank's own parameters, got one inside outer_parameters()")
+        self._expect_own("step")
         loss = None
         if self._unscaled():
             loss = self.inner.step(closure) if closure is not None else self.inner.step()
@@ -277,8 +276,10 @@ class DiLoCoX(torch.optim.Optimizer):
         What was trained since the last pseudo-gradient is given up. Collective.
 
         Raises:
+            ValueError: Inside `outer_parameters()`, which puts the rank's own back; an average held NaN or infinity.
             DistBackendError: A peer or the network failed.
         """
+        self._expect_own("finish")
         self._outer.finish()
 
     @property
@@ -307,8 +308,17 @@ class DiLoCoX(torch.optim.Optimizer):
         self._elastic.form(self._outer)
 
     def restore(self) -> None:
-        """Puts the outer parameters in the model: a start from the last outer step, after an error say."""
+        """Puts the outer parameters in the model: a start from the last outer step, after an error say.
+
+        Raises:
+            ValueError: Inside `outer_parameters()`, which puts the rank's own back.
+        """
+        self._expect_own("restore")
         self._outer.restore()
+
+    def _expect_own(self, what: str) -> None:
+        if self._swapped:
+            raise ValueError(f"DiLoCoX: {what}: expected the rank's own parameters, got one inside outer_parameters()")
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
