@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import secrets
 import threading
@@ -40,6 +41,8 @@ class Heartbeat:
         self._watch()
         self._thread = threading.Thread(target=self._loop, name="lowcomm-heartbeat", daemon=True)
         self._thread.start()
+        # A thread that comes back from the store when the interpreter is gone would end the process by an abort.
+        atexit.register(self.stop)
 
     def alive(self) -> set[str]:
         """Ids of the machines alive, this one among them.
@@ -55,9 +58,9 @@ class Heartbeat:
 
     def stop(self) -> None:
         """No sign of life from here on. Any number of times."""
+        atexit.unregister(self.stop)
         self._stop.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
 
     def _key(self, machine: str) -> str:
         return f"beat/{machine}"

@@ -126,7 +126,7 @@ class DiLoCoX(torch.optim.Optimizer):
         seed: int = 0,
     ) -> None:
         over, parts = chosen(group, cluster, mesh)
-        self._elastic = Elastic(over) if isinstance(over, Membership) else None
+        self._elastic = Elastic(over, fragments) if isinstance(over, Membership) else None
         self._groups: list[dist.ProcessGroup] = []  # of the loop's own
         backend = cluster_backend = None
         if not isinstance(over, Membership):

@@ -17,17 +17,18 @@ _ATTEMPTS = 10  # at a group that holds
 class Elastic:
     """The groups of one outer loop.
 
-    Those who are lost end a group by themselves. For those who wait to be let in all ranks must leave it after the same
-    outer step: rank 0 looks for them, and names one two steps ahead at the store. No rank can be there before it has got
-    rank 0's message of the step between, which was sent after that.
+    Those who are lost end a group by themselves. For those who wait to be let in all ranks must leave it at the same point:
+    rank 0 looks for them, and names one so far ahead at the store that no rank can be there before it has got a message
+    that rank 0 sent after that. Of every fragment there is one sending and one arrival an interval.
 
     Args:
         members: Who is alive.
+        fragments: Of the outer loop.
     """
 
-    def __init__(self, members: Membership) -> None:
-        self._members = members
-        self._steps = 0  # outer steps of this group
+    def __init__(self, members: Membership, fragments: int) -> None:
+        self._members, self._ahead = members, 4 * fragments
+        self._steps = 0  # of this group in which a fragment sent or arrived
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
@@ -59,7 +60,7 @@ class Elastic:
         assert formed is not None
         self._steps += 1
         if formed.rank == 0 and self._members.leave_at(formed.number) is None and self._members.waiting():
-            self._members.set_leave_at(formed.number, self._steps + 2)
+            self._members.set_leave_at(formed.number, self._steps + self._ahead)
         leave_at = self._members.leave_at(formed.number)
         self.due = leave_at is not None and self._steps >= leave_at
 
