@@ -42,12 +42,13 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def draw(curves: list[dict], path: Path, *, title: str) -> None:
-    """Draws seed 0's curves of the runs that counted bytes, the short one on gloo left out."""
+def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None = None) -> None:
+    """Draws seed 0's curves of the runs that counted bytes, the short one on gloo left out; `names`: of these only."""
     import plot
 
     longest = max(len(curve["step"]) for curve in curves)
     chosen = [curve for curve in curves if curve["seed"] == 0 and len(curve["step"]) == longest and curve["bytes"][-1]]
+    chosen = [curve for curve in chosen if names is None or curve["name"] in names]
     lines = [plot.Curve(curve["name"], curve["loss"], curve["bytes"]) for curve in chosen]
     plot.loss_against_bytes(lines, path, title=title)
 
@@ -61,7 +62,7 @@ def main() -> int:
     except RuntimeError as error:
         raise SystemExit(f"convergence.py: {error}") from None
     if args.plot:
-        draw(content["curves"], args.plot, title=f"{args.method}, seed 0")
+        draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
     if args.seconds and (times := link_curves.step_seconds(args.method)):
         content["step_seconds"] = times
         link_curves.draw(content["curves"], times, args.seconds, args.method)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-MOST_TIMES = 10  # more bytes in one curve than in another: beyond it a linear axis shows only the longest
+MOST_TIMES = 5  # more bytes in one curve than in another: beyond it a linear axis shows only the longest
 
 
 @dataclasses.dataclass
