@@ -1,15 +1,18 @@
 """lc.DiLoCoX against what its numbers should be: DDP's weights, the format's bytes, a loss that falls on text."""
 
 import math
+import os
 import sys
 
 import ddp_model
 import pytest
+import ranks
 import torch
 from example_main import EXAMPLES
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm import _C
 
 
 def _as_ddp(r):
@@ -27,6 +30,32 @@ def _as_ddp(r):
 
 def test_an_outer_step_every_step_is_ddp(pair):
     assert max(pair(_as_ddp)) <= 1e-6
+
+
+def test_under_detail():
+    """What a group holds is then a wrapper of its backend."""
+    assert max(ranks.run_ranks(_as_ddp, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})) <= 1e-6
+
+
+def _on_a_form(r, scalar):
+    """A run, rank 0 of which has the loops of the barest CPU."""
+    if scalar and r.rank == 0:
+        os.environ["LOWCOMM_KERNELS"] = "scalar"  # before the first op, which reads it
+    r.init()
+    torch.manual_seed(7)
+    model = ddp_model.Net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 2, codec="qsgd4:bucket=64", rank=4, check_every=1)
+    ddp_model.train(model, r.rank, 9, optimizer=optimizer, spare=True)
+    optimizer.finish()
+    return _C.kernels(), ddp_model.weights(model)
+
+
+def test_different_cpus_give_the_same_bits():
+    mixed, alike = ranks.run_ranks(_on_a_form, 2, True), ranks.run_ranks(_on_a_form, 2, False)
+    assert mixed[0][0] == "scalar"
+    for _, weights in (*mixed, *alike):
+        assert all(torch.equal(w, weights[name]) for name, w in alike[0][1].items())
 
 
 ROWS, COLUMNS = 2048, 1024
