@@ -113,8 +113,8 @@ class Pool:
         for conn in self.conns:
             _send(conn, None)
         end = time.monotonic() + timeout
-        while self.job.alive() and time.monotonic() < end:
-            self.job.code(self.job.alive()[0], 0.05)
+        while (alive := self.job.alive()) and time.monotonic() < end:
+            self.job.code(alive[0], 0.05)
         late = self.job.alive()
         self.job.kill(late)
         codes = [self.job.code(r) for r in range(self.size)]
