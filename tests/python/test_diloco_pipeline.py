@@ -5,6 +5,7 @@ import diloco_model
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -137,6 +138,40 @@ def test_stages_agree_on_the_interval(quad):
     assert intervals[0] == 6 and 2 <= min(intervals) < 6
     for (_, interval, first, _), (*_, second, _) in zip(notes[0], notes[1], strict=True):
         assert interval == max(2, round(6 * (first + second) / 2 / 6))
+
+
+def _resumes(r):
+    """Stages saved into one distributed checkpoint while averages are under way; their tensors have the same names."""
+
+    def fresh():
+        r.init()
+        rank = _Pipeline(r)
+        inner = torch.optim.AdamW(rank.module.parameters(), lr=1e-2)
+        return rank, lc.DiLoCoX(inner, EVERY, mesh=rank.mesh, **ADAPTIVE)
+
+    def train(steps):
+        for step in steps:
+            rank.backward(step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    rank, optimizer = fresh()
+    train(range(STEPS))
+    own = f"stage{r.rank}"
+    dcp.save({"loop": optimizer, own: rank.module.state_dict()}, checkpoint_id=r.path("dcp"))
+    train(range(STEPS, 3 * STEPS))
+    whole = diloco_model.ended(rank.module, optimizer)
+    dist.destroy_process_group()
+
+    rank, optimizer = fresh()
+    module = {own: rank.module.state_dict()}
+    dcp.load({"loop": optimizer, **module}, checkpoint_id=r.path("dcp"))
+    train(range(STEPS, 3 * STEPS))
+    assert not diloco_model.differing(diloco_model.ended(rank.module, optimizer), whole)
+
+
+def test_stages_are_resumed(quad):
+    quad(_resumes)
 
 
 def _always(rank):
