@@ -89,7 +89,8 @@ class DiLoCoX(torch.optim.Optimizer):
     Raises:
         TypeError: Something of another type.
         ValueError: An option or a parameter that will not do.
-        DistBackendError: Ranks have different options, parameters or values (the first is named), or a peer failed.
+        DistBackendError: Ranks have different options, parameters or values (the first is named), another rank raised, or a
+            peer failed.
     """
 
     def __init__(
