@@ -84,6 +84,7 @@ bench: build
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/convergence.py qsdp
 	$(BIN)/python benchmarks/convergence.py ddp
+	$(BIN)/python benchmarks/convergence.py dilocox
 	$(BIN)/python benchmarks/exit_aborts.py
 
 # The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.

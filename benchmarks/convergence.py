@@ -1,6 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|ddp [--quick] [--seeds N] [--json FILE] [--plot FILE] [--seconds FILE]
+    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox [--quick] [--seeds N] [--json FILE] [--plot FILE]
+        [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -13,12 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ddp
+import dilocox
+import dilocox_plot
 import link_curves
 import qsdp
 import qsdp_variants
 import report
 
-METHODS: dict[str, Callable] = {"qsdp": qsdp.measure, "qsdp_variants": qsdp_variants.measure, "ddp": ddp.measure}
+METHODS: dict[str, Callable] = {
+    "qsdp": qsdp.measure,
+    "qsdp_variants": qsdp_variants.measure,
+    "ddp": ddp.measure,
+    "dilocox": dilocox.measure,
+}
+DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw}  # in place of loss against bytes alone
 
 
 def parse() -> argparse.Namespace:
@@ -62,7 +71,10 @@ def main() -> int:
     except RuntimeError as error:
         raise SystemExit(f"convergence.py: {error}") from None
     if args.plot:
-        draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
+        if args.method in DRAWS:
+            DRAWS[args.method](content["curves"], args.plot, title=f"{args.method}, seed 0")
+        else:
+            draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
     if args.seconds and (times := link_curves.step_seconds(args.method)):
         content["step_seconds"] = times
         link_curves.draw(content["curves"], times, args.seconds, args.method)

@@ -1,0 +1,54 @@
+"""`benchmarks/convergence.py dilocox` at 2 ranks, and its own CocktailSGD."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_convergence_quick(tmp_path):
+    file, picture = tmp_path / "dilocox.json", tmp_path / "dilocox.png"
+    script = str(ROOT / "benchmarks" / "convergence.py")
+    command = [sys.executable, script, "dilocox", "--quick", "--json", str(file), "--plot", str(picture)]
+    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
+    assert status == 0, f"{out}\n{err}"
+    content = json.loads(file.read_text())
+    assert len(content["gates"]) == 7
+    assert all(gate["pass"] for gate in content["gates"])
+    for curve in content["curves"]:
+        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def _cocktail(r, steps, stride, keep):
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    cocktail = importlib.import_module("cocktail")
+    r.init()
+    weight = torch.nn.Parameter(torch.zeros(1500))
+    optimizer = cocktail.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
+    draw = torch.Generator().manual_seed(r.rank)
+    owed = torch.zeros(1500)
+    for _ in range(steps):
+        weight.grad = torch.randn(1500, generator=draw)
+        owed += weight.grad
+        optimizer.step()
+    optimizer.finish()
+    held = optimizer.error()
+    return owed.double(), held.double(), weight.detach().double()
+
+
+def test_cocktail_loses_nothing(pair):
+    """Over ranks, what was to be applied is what was applied and what waits; the ranks' parameters are the same."""
+    sides = pair(_cocktail, 12, 5, 0.1)
+    owed, held = (sum(side[i] for side in sides) for i in (0, 1))
+    applied = sides[0][2]
+    assert torch.equal(applied, sides[1][2])
+    assert applied.count_nonzero() < 0.9 * 1500
+    torch.testing.assert_close(-2 * applied + held, owed, rtol=0, atol=1e-4)
