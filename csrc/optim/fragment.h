@@ -27,8 +27,9 @@ using TensorMap = std::map<std::string, at::Tensor>;
 
 // Some of the parameters and all that an outer loop keeps of them: θ̄ and momentum, equal on all ranks; residuals,
 // low-rank factors and the message under way. In host memory, 4 bytes an element each: θ̄; the message; with momentum
-// u; with a delay the mark; with error feedback the residual, twice while a message is under way, for a failed op to be
-// rolled back; with mode eager two more. The caller sees to the order of calls and of ranks; one thread.
+// u; with a delay the mark; with error feedback the residual and a second one, for a failed op to be rolled back (of
+// residuals in 8 bits, 1 byte each, only while a message is under way); with mode eager two more. The caller sees to
+// the order of calls and of ranks; one thread.
 class Fragment {
  public:
   // idle: nothing under way; flying: a message is; landed: it has come and is not applied.
