@@ -13,7 +13,7 @@ Machines that come and go, each a launcher of its own, meet at a store, which is
     python examples/train_diloco.py --store 127.0.0.1:29400 --machine b --least 2
 
 Kill a machine and the other goes on where `--least` lets it; start it again and it takes the model, the momentum and the
-count of steps from the other. Each writes runs/diloco-<machine>.json.
+count of steps from the other. Each writes runs/diloco-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Result(plot.Curve):
     losses: int = 0  # of machines
     machines: list[int] = dataclasses.field(default_factory=list)  # participating, an outer step
     first_step: int = 0
+    ended: bool = False  # by a signal
 
 
 def parse() -> argparse.Namespace:
@@ -137,10 +138,13 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
             f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else "")
         )
         result.first_step = optimizer.steps  # of a machine that came late: the others'
+        if members is not None:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: setattr(result, "ended", True))
     counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
     progress = tqdm(initial=step, total=args.steps, desc=run, disable=rank != 0 and members is None, mininterval=1)
-    while step < args.steps:
+    while step < args.steps and not result.ended:
         loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
         loss.backward()
         with survived(optimizer, members, result, progress):
@@ -163,7 +167,9 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
             shown |= {"machines": f"{report['participating']} of {report['alive']}", "waited": f"{waited:.1%}"}
         progress.set_postfix(shown, refresh=False)
     progress.close()
-    if run == "outer":
+    if result.ended:
+        optimizer.restore()  # the others train on, or end at another step
+    elif run == "outer":
         with survived(optimizer, members, result, progress):
             optimizer.finish()
     if members is None:
@@ -186,8 +192,9 @@ def survived(optimizer: Any, members: lc.Membership | None, result: Result, prog
         if members is None:
             raise
         progress.write(str(error).splitlines()[0])
-        optimizer.regroup()
         result.losses += 1
+        if not result.ended:
+            optimizer.regroup()
 
 
 def table(results: list[Result]) -> str:

@@ -73,14 +73,28 @@ def machines(tmp_path):
 def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path):
     server = machines.start("--serve", "0")
     port = machines.until("store at port", server).split()[-1]
-    common = ["--store", f"127.0.0.1:{port}", "--batch", "2", "--sync-every", "4", "--steps", "500", "--timeout", "20"]
+    common = [
+        "--store",
+        f"127.0.0.1:{port}",
+        "--batch",
+        "2",
+        "--sync-every",
+        "4",
+        "--steps",
+        "100000",
+        "--timeout",
+        "20",
+    ]
     first = machines.start(*common, "--machine", "a", "--least", "1")
     second = machines.start(*common, "--machine", "b", "--least", "2")
     machines.until("2 of 2", first)
     second.send_signal(signal.SIGKILL)
     machines.until("1 of 1", first)
-    again = machines.start(*common, "--machine", "b", "--least", "2")
+    again = machines.start(*common, "--machine", "b", "--least", "1")
     machines.until("2 of 2", again)
+    time.sleep(2)
+    for process in (first, again):
+        process.send_signal(signal.SIGTERM)
     for process in (first, again):
         assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
     survivor, back = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
@@ -89,7 +103,7 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
     assert back["first_step"] > 0  # it took the others' count of steps, and with it their model
     start = sum(survivor["loss"][:4]) / 4
     assert sum(back["loss"][:4]) / 4 < start - 0.5
-    assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.01)
+    assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import secrets
 import threading
@@ -41,8 +40,6 @@ class Heartbeat:
         self._watch()
         self._thread = threading.Thread(target=self._loop, name="lowcomm-heartbeat", daemon=True)
         self._thread.start()
-        # A thread that comes back from the store when the interpreter is gone would end the process by an abort.
-        atexit.register(self.stop)
 
     def alive(self) -> set[str]:
         """Ids of the machines alive, this one among them.
@@ -58,7 +55,6 @@ class Heartbeat:
 
     def stop(self) -> None:
         """No sign of life from here on. Any number of times."""
-        atexit.unregister(self.stop)
         self._stop.set()
         self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
 

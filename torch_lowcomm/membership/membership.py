@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import logging
 import time
@@ -89,6 +90,8 @@ class Membership:
         self._beat = Heartbeat(beats, machine_id, lost_after_s=lost_after_s)
         self._rounds = Rounds(self._store, machine_id, self._beat.alive)
         self._formed: Formed | None = None
+        # Threads that come back from the store or a peer when the interpreter is gone would end the process by an abort.
+        atexit.register(self._end)
 
     @property
     def machine_id(self) -> str:
@@ -169,9 +172,16 @@ class Membership:
 
     def leave(self) -> None:
         """Ends this machine's part: its group ends for the others too, who form another. Any number of times."""
+        atexit.unregister(self._end)
         self._beat.stop()
         if self._formed is not None:
             self._formed.backend.shutdown()
+
+    def _end(self) -> None:
+        """The process ends, and nobody has said leave()."""
+        self._beat.stop()
+        if self._formed is not None:
+            self._formed.backend.abort()
 
     def _connected(self, number: int, machines: list[str]) -> Formed:
         rank = machines.index(self._id)
