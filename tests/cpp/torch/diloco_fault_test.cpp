@@ -1,6 +1,9 @@
 // What an outer loop does when something is wrong: named, and nothing half-applied.
+#include <atomic>
 #include <cmath>
+#include <future>
 #include <limits>
+#include <span>
 
 #include "codec/error.h"
 #include "collective/context.h"
@@ -140,6 +143,50 @@ TEST(DiLoCoXFaults, LostPeerChangesNothing) {
       for (size_t i = 0; i < outer.size(); ++i)
         EXPECT_TRUE(at::equal(trainee.parameters[i].tensor, outer[i]));
     });
+  }
+}
+
+// A rank dies when some of its frames have come and others have not: exact, coded, and between a matrix's two factors.
+TEST(DiLoCoXFaults, PeerLostInTheMiddleOfAMessageChangesNothing) {
+  const std::vector<std::vector<int64_t>> large = {{512, 640}, {100000}};
+  for (const std::string codec : {"none", "sym4:bucket=64"}) {
+    for (int64_t rank_of : {0, 16}) {
+      for (int frames : {3, 20}) {
+        if (codec == "none" && rank_of > 0) continue;
+        OuterOptions o = options(2, OuterMode::sync);
+        if (codec != "none") o = coded(o, codec, rank_of);
+        Ranks ranks(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
+        std::atomic<bool> counting{false};
+        std::atomic<int> sent{0};
+        std::promise<void> reached;
+        ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte>) {
+          if (from == 2 && lane == Lane::bulk && counting && ++sent == frames) reached.set_value();
+        });
+        auto killer = std::async(std::launch::async, [&, due = reached.get_future()] {
+          if (due.wait_for(std::chrono::seconds(20)) == std::future_status::ready) ranks.hub().kill(2);
+        });
+        onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+          Trainee trainee(rank, large);
+          trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+          trainee.train(0, 3);
+          const TensorMap before = trainee.loop->state();
+          if (rank == 2) counting = true;
+          try {
+            trainee.train(3, 40);
+            ADD_FAILURE() << "rank " << rank << " did not notice, " << sent << " frames";
+          } catch (const PeerError&) {
+          }
+          if (rank == 2) return;
+          const TensorMap after = trainee.loop->state();
+          const int64_t steps = after.at("applied").item<int64_t>() - before.at("applied").item<int64_t>();
+          if (steps > 0) return;  // this rank had all of it, the others may not
+          for (const char* suffix : {".outer", ".momentum", ".residual", ".factor"})
+            expectSame(before, after, suffix);
+        });
+        killer.wait();
+        EXPECT_GE(sent, frames);
+      }
+    }
   }
 }
 
