@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import Any
 
 import cocktail
@@ -23,6 +24,7 @@ from report import Gate
 import torch_lowcomm as lc
 
 QUICK = ("all_reduce", "DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
+POINT = 5  # steps to a point of a curve, which has their mean loss
 PARAMETERS = [tuple(parameter.shape) for parameter in model.GPT(SHAPE).parameters()]
 ELEMENTS = sum(math.prod(shape) for shape in PARAMETERS)
 
@@ -69,10 +71,16 @@ def shortened(configuration: Configuration) -> Configuration:
 
 
 def equally_compressed(full: dict[str, Any]) -> dict[str, Configuration]:
-    """OpenDiLoCo and CocktailSGD that send as many bits as DiLoCoX did, or a few more; the last with its places uncounted."""
+    """OpenDiLoCo and CocktailSGD that send as many bits as DiLoCoX did.
+
+    OpenDiLoCo sends so seldom that it cannot do so quite: it has the nearest number of outer steps, and one more. The last
+    CocktailSGD has its places uncounted.
+    """
     steps = full["configuration"].steps
+    nearest = max(1, round(steps / full["ratio"]))
     return {
-        "OpenDiLoCo": dilocox_presets.open_diloco(full["ratio"], steps),
+        "OpenDiLoCo": dilocox_presets.open_diloco(nearest, steps),
+        "OpenDiLoCo, one more": dilocox_presets.open_diloco(nearest + 1, steps),
         "CocktailSGD": dilocox_presets.cocktail(keep_of(full["bytes"][-1] / steps, places=True)),
         "CocktailSGD, places free": dilocox_presets.cocktail(keep_of(full["bytes"][-1] / steps, places=False)),
     }
@@ -132,7 +140,13 @@ def by_formula(entry: dict[str, Any]) -> outer_bytes.Sent:
 
 
 def curve(entry: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON keeps of a run: rank 0's bytes and seconds, the mean loss, a point a step; outer steps."""
-    keys = ("name", "validation", "formula", "ratio", "ratio_without_places", "bytes", "seconds", "loss", "outer")
-    kept = {key: entry[key] for key in keys}
-    return kept | {"seed": entry["configuration"].seed, "step": list(range(1, len(entry["bytes"]) + 1))}
+    """What the JSON keeps of a run: rank 0's bytes and seconds and the mean loss, a point every few steps; outer steps."""
+    ends = range(POINT, entry["configuration"].steps + 1, POINT)
+    kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places", "outer")}
+    return kept | {
+        "seed": entry["configuration"].seed,
+        "step": list(ends),
+        "bytes": [entry["bytes"][end - 1] for end in ends],
+        "seconds": [round(entry["seconds"][end - 1], 2) for end in ends],
+        "loss": [round(statistics.mean(entry["loss"][end - POINT : end]), 5) for end in ends],
+    }

@@ -17,7 +17,7 @@ _LINES = (
     "OpenDiLoCo",
     "CocktailSGD",
 )
-_RECENT = 20  # steps that a point of a line is the mean of
+_RECENT = 4  # points of a curve, of 5 steps each, that one of a line is the mean of
 
 
 def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
@@ -40,12 +40,12 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
         recent = [loss[max(0, i + 1 - _RECENT) : i + 1] for i in range(len(loss))]
         points = [(b / 1e6, sum(r) / len(r)) for b, r in zip(sent, recent, strict=True) if b]
         lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
-    lines.set_ylabel(f"training loss (nats a byte; mean of {_RECENT} steps)")
+    lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
     lines.legend(fontsize=8)
     for name, curve in first.items():
         at = curve["bytes"][-1] / 1e6, curve["validation"]
         ends.plot(*at, "o", markersize=4, color="tab:red" if name == "DiLoCoX" else "tab:blue")
-        ends.annotate(name, at, fontsize=7, xytext=(3, 3), textcoords="offset points")
+        ends.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
     ends.set_ylabel("validation loss of the outer parameters")
     for axes in (lines, ends):
         axes.set_xscale("log")

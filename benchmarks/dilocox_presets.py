@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dilocox_rank import Configuration
@@ -74,20 +73,10 @@ PRESETS: dict[str, Configuration] = {
 }
 
 
-def open_diloco(ratio: float, steps: int) -> Configuration:
-    """OpenDiLoCo (arXiv 2407.07852), which sends fp16, with the interval that compresses as much, or a little less.
-
-    As many outer steps as 16·parameters·steps / ratio bits pay for, rounded up, the last of them at the end.
-    """
-    return Configuration(
-        outer=DILOCO | {"codec": "fp16", "error_feedback": False, "sync_every": interval(ratio, steps)}
-    )
-
-
-def interval(ratio: float, steps: int) -> int:
-    """Inner steps from one fp16 outer step to the next; so many of them make all steps."""
-    times = math.ceil(steps / ratio)
-    return steps // times
+def open_diloco(outer_steps: int, steps: int) -> Configuration:
+    """OpenDiLoCo (arXiv 2407.07852), which sends fp16, with that many outer steps, the last of them at the end."""
+    every = steps // outer_steps
+    return Configuration(outer=DILOCO | {"codec": "fp16", "error_feedback": False, "sync_every": every})
 
 
 def cocktail(keep: float, stride: int = 10) -> Configuration:

@@ -10,7 +10,7 @@ import torch_lowcomm as lc
 
 _HEADER = 64
 _FRAME = 65_536  # payload of a full frame of messages that are not larger than 32 of them
-_TEXT = 150  # of an op's description, about
+_TEXT = 128  # of an op's description, about
 _UNIT = 512  # elements that slices are a multiple of, at least
 
 
