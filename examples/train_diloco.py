@@ -215,7 +215,13 @@ def table(results: list[Result]) -> str:
 def at_the_store(args: argparse.Namespace) -> None:
     """One machine of those that come and go."""
     store = dist.TCPStore(*args.address, is_master=False, timeout=timedelta(seconds=args.timeout))
-    members = lc.Membership(store, args.machine, least=args.least, timeout=timedelta(seconds=args.timeout))
+    members = lc.Membership(
+        store,
+        args.machine,
+        least=args.least,
+        patience_s=args.timeout / 2,
+        timeout=timedelta(seconds=args.timeout),
+    )
     text = zlib.crc32(args.machine.encode()) % 1000  # every machine reads other parts of it
     result = train(args, "outer", text, members)
     members.leave()

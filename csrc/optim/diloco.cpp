@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include <c10/core/GradMode.h>
 
@@ -85,6 +86,8 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
       adaptation_(options_),
       sync_every_(options_.sync_every),
       rank_(static_cast<double>(options_.rank)) {
+  report_.sync_every = sync_every_;
+  report_.rank = rank_;
   std::string error;
   std::exception_ptr mistake;
   try {
@@ -137,8 +140,8 @@ std::string DiLoCoX::agreed() const {
 
 uint32_t DiLoCoX::checksum() const {
   uint32_t sum = 0;
-  for (size_t f = 0; f < of_parameters_; ++f)
-    sum = sum * 31 + fragments_[f].fragment.checksum();
+  for (const Scheduled& s : fragments_)
+    sum = sum * 31 + s.fragment.checksum();
   return sum;
 }
 
@@ -165,7 +168,7 @@ bool DiLoCoX::step() {
   try {
     for (Scheduled& s : fragments_) {
       if (s.apply_at == steps_) {
-        arrive(s, /*whole=*/false);
+        arrive(s, Move::by_mode);
         any = true;
       }
       if (s.send_at == steps_) {
@@ -177,6 +180,7 @@ bool DiLoCoX::step() {
     giveUp();
     throw;
   }
+  if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
 }
 
@@ -190,7 +194,7 @@ void DiLoCoX::outerStep(Scheduled& s) {
     if (!s.buffers) startCheck();
   } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
     s.fragment.send(*group_, number, /*marks=*/false);
-    arrive(s, /*whole=*/true);
+    arrive(s, Move::whole);
   } else {
     s.fragment.send(*group_, number, /*marks=*/true);
     const int64_t delay = options_.delayOf(sync_every_);
@@ -208,9 +212,9 @@ void DiLoCoX::outerStep(Scheduled& s) {
   report_.local_s = since(start) - report_.waited_s;
 }
 
-void DiLoCoX::arrive(Scheduled& s, bool whole) {
+void DiLoCoX::arrive(Scheduled& s, Move move) {
   landed(s);
-  s.fragment.apply(whole);
+  s.fragment.apply(move);
   s.apply_at = -1;
   if (!s.buffers) startCheck();
 }
@@ -230,9 +234,16 @@ void DiLoCoX::landed(Scheduled& s) {
     if (adapts) {
       // Vectors alone have none, and say nothing of the matrices'.
       if (s.fragment.effectiveRank() > 0) adaptation_.add(s.fragment.effectiveRank());
-      rank_ = adaptation_.rank();
-      told = true;
-      adapt();
+      try {
+        rank_ = adaptation_.rank();
+        told = true;
+        adapt();
+      } catch (...) {
+        // The others have this average and apply it: so must a rank whose own rule fails.
+        if (agreesInCluster()) throw;
+        late_ = std::current_exception();
+        rank_ = rank_before;
+      }
     }
   } catch (...) {
     adaptation_.set(before);
@@ -304,11 +315,15 @@ void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
     return std::all_of(all.begin(), all.end(), [&](double one) { return one == all[0]; });
   };
   const auto root = std::max_element(applied.begin(), applied.end()) - applied.begin();
-  steps_ = static_cast<int64_t>(gathered(static_cast<double>(steps_), *group_, "compare inner steps")[root]);
-  if (!alike(applied) || !alike(sums)) {
-    const auto mine = static_cast<size_t>(group_->rank());
-    takeFrom(static_cast<int>(root), /*behind=*/applied[mine] != applied[root] || sums[mine] != sums[root]);
+  if (applied[root] < 0) {
+    throw ValueError(
+        "DiLoCoX: regroup: expected a rank with a whole outer state, got only such as were lost while they took it "
+        "over: load a checkpoint");
   }
+  steps_ = static_cast<int64_t>(gathered(static_cast<double>(steps_), *group_, "compare inner steps")[root]);
+  const auto mine = static_cast<size_t>(group_->rank());
+  takeFrom(static_cast<int>(root), /*behind=*/applied[mine] != applied[root] || sums[mine] != sums[root],
+           /*tensors=*/!alike(applied) || !alike(sums));
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
     fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
@@ -316,7 +331,9 @@ void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
   report_.participating = group_->size();
 }
 
-void DiLoCoX::takeFrom(int root, bool behind) {
+// Counters always; `tensors` where any rank needs them. One that is lost in the middle of that has no state: applied_
+// says so until all has come.
+void DiLoCoX::takeFrom(int root, bool behind, bool tensors) {
   std::vector<double> effective = adaptation_.effectiveRanks();
   const double known = static_cast<double>(effective.size());
   effective.resize(static_cast<size_t>(gathered(known, *group_, "compare effective ranks")[root]));
@@ -331,7 +348,7 @@ void DiLoCoX::takeFrom(int root, bool behind) {
     messages.clear();
   };
   copy();
-  applied_ = static_cast<int64_t>(effective[0]);
+  if (behind) applied_ = -1;
   sync_every_ = static_cast<int64_t>(effective[1]);
   rank_ = effective[2];
   report_.outer_steps = static_cast<int64_t>(effective[3]);
@@ -340,19 +357,23 @@ void DiLoCoX::takeFrom(int root, bool behind) {
   adaptation_.set({effective.begin() + static_cast<std::ptrdiff_t>(counters.size()), effective.end()});
   for (Scheduled& s : fragments_) {
     s.fragment.setRank(std::llround(rank_));
+    if (!tensors) continue;
     for (at::Tensor& tensor : s.fragment.shared())
       messages.push_back(
           {static_cast<uint64_t>(tensor.numel()), CodecSpec{}, DType::float32, tensor.mutable_data_ptr<float>(), {}});
   }
-  copy();
-  for (Scheduled& s : fragments_)
-    s.fragment.share(behind);
+  if (tensors) {
+    copy();
+    for (Scheduled& s : fragments_)
+      s.fragment.share(behind);
+  }
+  applied_ = static_cast<int64_t>(effective[0]);
 }
 
-void DiLoCoX::applyAll(bool whole) {
+void DiLoCoX::applyAll(Move move) {
   try {
     for (Scheduled& s : fragments_) {
-      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, whole);
+      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, move);
     }
     if (check_.pending()) check_.wait();
   } catch (...) {
@@ -362,7 +383,7 @@ void DiLoCoX::applyAll(bool whole) {
 }
 
 void DiLoCoX::quiesce() {
-  applyAll(/*whole=*/false);
+  applyAll(Move::keeping);
   part();
 }
 
@@ -374,14 +395,15 @@ void DiLoCoX::part() {
 }
 
 void DiLoCoX::finish() {
-  applyAll(/*whole=*/true);
+  applyAll(Move::whole);
   part();
   restore();
 }
 
 void DiLoCoX::restore() {
   const c10::NoGradGuard no_grad;
-  each([](const OuterParameter& parameter, const at::Tensor& outer) { parameter.tensor.copy_(outer); });
+  for (Scheduled& s : fragments_)
+    s.fragment.restore();
 }
 
 void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
@@ -391,7 +413,10 @@ void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Ten
 
 TensorMap DiLoCoX::counters() const {
   const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
-  TensorMap state{{"ranks", number(group_->size())},
+  TensorMap state{{"ranks", number(group_ ? group_->size() : 0)},
+                  {"mode", number(static_cast<int64_t>(options_.mode))},
+                  {"fragments", number(options_.fragments)},
+                  {"delay", number(options_.delay)},
                   {"steps", number(steps_)},
                   {"applied", number(applied_)},
                   {"sync_every", number(sync_every_)},
@@ -433,7 +458,16 @@ void DiLoCoX::load(const TensorMap& state) {
     }
   }
   const auto number = [&](const char* key) { return state.at(key).item<int64_t>(); };
-  if (number("ranks") != group_->size()) {
+  if (number("mode") != static_cast<int64_t>(options_.mode)) {
+    throw ValueError(c10::str(
+        "DiLoCoX: load: mode: expected ", outerModeName(options_.mode), ", got the state of ",
+        number("mode") < 0 || number("mode") > 3 ? "another" : outerModeName(static_cast<OuterMode>(number("mode")))));
+  }
+  for (const auto& [key, expected] : {std::pair("fragments", options_.fragments), std::pair("delay", options_.delay)}) {
+    if (number(key) != expected)
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", expected, ", got ", number(key)));
+  }
+  if (group_ && number("ranks") != group_->size()) {
     throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", group_->size(), " ranks, got one of ",
                               number("ranks")));
   }

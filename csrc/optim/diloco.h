@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,8 +64,9 @@ class DiLoCoX {
   // Collective.
   void finish();
 
-  // Applies what is under way, without moving the parameters to θ̄, and waits until every rank has: nothing is on its
-  // way when it returns, and the group can be left. Collective, after the same step() on all ranks.
+  // Applies what is under way, keeping in the parameters what was trained since it was sent, and waits until every rank
+  // has: nothing is on its way when it returns, and the group can be left. Collective, after the same step() on all
+  // ranks.
   void quiesce();
 
   // Goes on in another group: ranks were lost, or have come. Drops what is under way; of ranks that differ in how many
@@ -92,7 +94,8 @@ class DiLoCoX {
   // (and its inner optimizer and parameters) goes on with the same bits.
   TensorMap state();
 
-  // Throws ValueError naming what is missing or does not fit, a number of ranks among it; nothing has changed then.
+  // Throws ValueError naming what is missing or does not fit, a number of ranks among it (not before the first
+  // regroup() of one without a group); nothing has changed then.
   void load(const TensorMap& state);
 
  private:
@@ -103,11 +106,11 @@ class DiLoCoX {
     int64_t sent = 0;
   };
   void agree(const std::string& error, bool values);
-  void applyAll(bool whole);
+  void applyAll(Move move);
   void part();
-  void takeFrom(int root, bool behind);
+  void takeFrom(int root, bool behind, bool tensors);
   void outerStep(Scheduled& scheduled);
-  void arrive(Scheduled& scheduled, bool whole);
+  void arrive(Scheduled& scheduled, Move move);
   void landed(Scheduled& scheduled);
   void adapt();
   bool agreesInCluster() const;
@@ -127,6 +130,7 @@ class DiLoCoX {
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   double rank_;
   Ticket check_;
+  std::exception_ptr late_;  // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;
 };
 

@@ -86,6 +86,7 @@ Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> para
     kept.message = at::zeros_like(kept.outer);
     if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
     if (options.mode != OuterMode::sync) kept.mark = at::zeros_like(kept.outer);
+    if (tensor.scalar_type() != at::kFloat) kept.rounding = at::zeros_like(kept.outer);
     if (options.mode == OuterMode::eager) {
       kept.own_message = at::zeros_like(kept.outer);
       if (options.momentum > 0) kept.own_momentum = at::zeros_like(kept.outer);
@@ -122,9 +123,14 @@ void Fragment::pass(F&& f) {
     const auto at = [](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
     };
-    f(OuterSpan{at(host), at(kept.outer), at(kept.momentum), at(kept.mark), at(kept.message), at(kept.own_message),
-                at(kept.own_momentum), static_cast<size_t>(host.numel())});
-    if (!host.is_alias_of(kept.parameter.tensor)) kept.parameter.tensor.copy_(host);
+    f(OuterSpan{at(host), at(kept.outer), at(kept.momentum), at(kept.mark), at(kept.message), at(kept.rounding),
+                at(kept.own_message), at(kept.own_momentum), static_cast<size_t>(host.numel())});
+    if (host.is_alias_of(kept.parameter.tensor)) continue;
+    kept.parameter.tensor.copy_(host);
+    if (!kept.rounding.defined()) continue;
+    // Training starts from what was written: what rounding added is no training.
+    kept.rounding.copy_(onHost(kept.parameter.tensor).sub_(host));
+    if (kept.mark.defined()) kept.mark.add_(kept.rounding);
   }
 }
 
@@ -173,6 +179,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
     if (tensor.rank > 0) {
       tensor.rows = static_cast<uint64_t>(compression.rows());
       tensor.columns = static_cast<uint64_t>(compression.columns());
+    }
+    if (tensor.rank > 0 && (options_.adapt_rank || options_.adapt_sync_every)) {
       flight->energies[i].resize(tensor.rank);
       tensor.energies = flight->energies[i].data();
     }
@@ -227,15 +235,16 @@ void Fragment::settle() {
   phase_ = Phase::landed;
 }
 
-void Fragment::apply(bool whole) {
+void Fragment::apply(Move move) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   const OuterRule rule = this->rule();
   pass([&](const OuterSpan& s) {
     stepOuter(s, rule);
-    moveParameter(s, rule, whole);
+    moveParameter(s, rule, move);
   });
-  for (const Kept& kept : kept_) {
+  for (Kept& kept : kept_) {
     if (kept.compression && kept.compression->done()) kept.compression->commit();
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
   }
   flight_.reset();
   phase_ = Phase::idle;
@@ -275,6 +284,10 @@ void Fragment::forget() {
   }
 }
 
+void Fragment::restore() {
+  pass([](const OuterSpan& s) { std::memcpy(s.parameter, s.outer, s.n * sizeof(float)); });
+}
+
 uint32_t Fragment::checksum() const {
   uint32_t sum = 0;
   for (const Kept& kept : kept_)
@@ -311,9 +324,9 @@ void Fragment::share(bool behind) {
       kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
     }
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
-    if (behind) kept.parameter.tensor.copy_(kept.outer);
   }
   factors_.clear();
+  if (behind) restore();
 }
 
 // f(key, tensor) of every tensor that a checkpoint holds beside those of Compression.
@@ -324,6 +337,7 @@ void Fragment::eachTensor(K& kept, F&& f) {
   f(name + ".momentum", kept.momentum);
   f(name + ".message", kept.message);
   f(kOwn + name + ".mark", kept.mark);
+  f(kOwn + name + ".rounding", kept.rounding);
   f(kOwn + name + ".own_message", kept.own_message);
   f(kOwn + name + ".own_momentum", kept.own_momentum);
 }

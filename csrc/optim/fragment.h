@@ -27,9 +27,9 @@ using TensorMap = std::map<std::string, at::Tensor>;
 
 // Some of the parameters and all that an outer loop keeps of them: θ̄ and momentum, equal on all ranks; residuals,
 // low-rank factors and the message under way. In host memory, 4 bytes an element each: θ̄; the message; with momentum
-// u; with a delay the mark; with error feedback the residual and a second one, for a failed op to be rolled back (of
-// residuals in 8 bits, 1 byte each, only while a message is under way); with mode eager two more. The caller sees to
-// the order of calls and of ranks; one thread.
+// u; with a delay the mark; of parameters that are not fp32 what rounding added to them; with error feedback the
+// residual and a second one, for a failed op to be rolled back (of residuals in 8 bits, 1 byte each, only while a
+// message is under way); with mode eager two more. The caller sees to the order of calls and of ranks; one thread.
 class Fragment {
  public:
   // idle: nothing under way; flying: a message is; landed: it has come and is not applied.
@@ -50,8 +50,8 @@ class Fragment {
   // nothing else has changed.
   void settle();
 
-  // landed -> idle: the outer step, and the parameters move; `whole`: to θ̄ whatever the mode.
-  void apply(bool whole);
+  // landed -> idle: the outer step, and the parameters move.
+  void apply(Move move);
 
   // landed -> flying: apply and send in one pass over memory, for a delay of the whole interval.
   void turn(OpQueue& queue, uint32_t step);
@@ -68,6 +68,9 @@ class Fragment {
   // Of the last message: what moved, and the seconds that settle() waited.
   const OpCounters& moved() const { return moved_; }
   double waited() const { return waited_s_; }
+
+  // The parameters become θ̄.
+  void restore();
 
   // CRC-32C of θ̄.
   uint32_t checksum() const;
@@ -92,7 +95,7 @@ class Fragment {
  private:
   struct Kept {
     OuterParameter parameter;
-    at::Tensor outer, momentum, message, mark, own_message, own_momentum;
+    at::Tensor outer, momentum, message, mark, rounding, own_message, own_momentum;
     std::shared_ptr<Compression> compression;  // null: exact
     int64_t first_rank = 0;
     uint32_t number = 0;

@@ -12,8 +12,9 @@ constexpr size_t kBlock = 4096;  // elements that stay in the first cache from o
 
 OuterSpan part(const OuterSpan& s, size_t at) {
   const auto on = [at](float* x) { return x ? x + at : nullptr; };
-  return {on(s.parameter), on(s.outer),       on(s.momentum),     on(s.mark),
-          on(s.message),   on(s.own_message), on(s.own_momentum), std::min(kBlock, s.n - at)};
+  return {on(s.parameter),   on(s.outer),        on(s.momentum),
+          on(s.mark),        on(s.message),      on(s.rounding),
+          on(s.own_message), on(s.own_momentum), std::min(kBlock, s.n - at)};
 }
 
 // out = a − b.
@@ -29,7 +30,11 @@ bool difference(float* out, const float* a, const float* b, size_t n) {
 }  // namespace
 
 bool takeFromOuter(const OuterSpan& s) {
-  return difference(s.message, s.outer, s.parameter, s.n);
+  const bool finite = difference(s.message, s.outer, s.parameter, s.n);
+  if (!s.rounding) return finite;
+  for (size_t i = 0; i < s.n; ++i)
+    s.message[i] += s.rounding[i];
+  return finite;
 }
 
 void stepOuter(const OuterSpan& s, const OuterRule& rule) {
@@ -45,11 +50,11 @@ void stepOuter(const OuterSpan& s, const OuterRule& rule) {
   }
 }
 
-void moveParameter(const OuterSpan& s, const OuterRule& rule, bool whole) {
-  if (!whole && rule.mode == OuterMode::proceed) {
+void moveParameter(const OuterSpan& s, const OuterRule& rule, Move move) {
+  if (move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed)) {
     for (size_t i = 0; i < s.n; ++i)
       s.parameter[i] = s.outer[i] + (s.parameter[i] - s.mark[i]);
-  } else if (!whole && rule.alpha > 0) {
+  } else if (move == Move::by_mode && rule.alpha > 0) {
     for (size_t i = 0; i < s.n; ++i)
       s.parameter[i] = (1 - rule.alpha) * s.outer[i] + rule.alpha * s.parameter[i];
   } else {
@@ -68,7 +73,7 @@ bool turn(const OuterSpan& s, const OuterRule& rule) {
       stepOuter(p, rule);
     } else {
       stepOuter(p, rule);
-      moveParameter(p, rule, false);
+      moveParameter(p, rule, Move::by_mode);
     }
     std::memcpy(p.message, own, p.n * sizeof(float));
     std::memcpy(p.mark, p.parameter, p.n * sizeof(float));

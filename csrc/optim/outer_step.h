@@ -16,6 +16,7 @@ struct OuterSpan {
   float* momentum;                // u; null where μ is 0
   float* mark;                    // θ as it was when its pseudo-gradient was taken
   float* message;                 // δ, the own pseudo-gradient, then Δ, the average
+  float* rounding;                // what writing θ in its own dtype added to it; null where that is fp32
   float* own_message = nullptr;   // mode eager: δ of the message under way
   float* own_momentum = nullptr;  // mode eager: u of the own outer steps
   size_t n;
@@ -27,15 +28,19 @@ struct OuterRule {
   float share;  // 1/D
 };
 
-// δ = θ̄ − θ, of a span that no message is under way of. Returns whether all of it is finite.
+// δ = θ̄ + rounding − θ, of a span that no message is under way of. Returns whether all of it is finite.
 bool takeFromOuter(const OuterSpan& s);
 
 // Nesterov's step of torch.optim.SGD: u = μ·u + Δ; θ̄ = θ̄ − γ·(Δ + μ·u).
 void stepOuter(const OuterSpan& s, const OuterRule& rule);
 
-// θ after an outer step: θ̄, and with mode continue what the rank has trained since the mark, θ̄ + (θ − mark), or with
-// restart its share, (1−α)·θ̄ + α·θ. `whole`: θ̄ whatever the mode (a synchronous step).
-void moveParameter(const OuterSpan& s, const OuterRule& rule, bool whole);
+// Where θ goes with an outer step.
+enum class Move : uint8_t {
+  by_mode,  // continue: θ̄ and what the rank has trained since the mark, θ̄ + (θ − mark); restart: (1−α)·θ̄ + α·θ
+  whole,    // θ̄: a synchronous step
+  keeping,  // as continue, whatever the mode
+};
+void moveParameter(const OuterSpan& s, const OuterRule& rule, Move move);
 
 // An average has come when the next pseudo-gradient is due: δ' = mark − θ, then stepOuter and moveParameter, then
 // message = δ', mark = θ. Returns whether δ' is finite.

@@ -23,7 +23,8 @@ def store():
 def _join(port, name, **options):
     import torch_lowcomm as lc
 
-    options = {"least": 2, "lost_after_s": 2.0, "patience_s": 20.0, "timeout": timedelta(seconds=20)} | options
+    options = {"least": 2, "lost_after_s": 2.0, "timeout": timedelta(seconds=20)} | options
+    options = {"patience_s": options["timeout"].total_seconds() * 0.9} | options
     return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
 
 
@@ -202,6 +203,78 @@ def test_refuses_a_machine_that_runs_something_else(store):
     ranks.run_ranks(_another_model, 2, store.port, timeout=DEADLINE_S)
 
 
+def _resumed(r, port):
+    """Two machines train and save; one of them is all that comes back, at first."""
+    members = _join(port, f"machine{r.rank}")
+    trained = Trained(members, r.rank, mode="sync")
+    trained.steps(9)
+    saved, model = trained.opt.state_dict(), trained.model.state_dict()
+    with pytest.raises(ValueError, match="load_state_dict: expected a process group, got a Membership.*resume="):
+        trained.opt.load_state_dict(saved)
+    outer, steps = trained.outer(), trained.opt.steps
+    members.leave()
+    r.say(f"left{r.rank}")
+    if r.rank == 1:
+        r.hear("resumed")
+    else:
+        r.hear("left1")
+    again = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
+    back = Trained(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
+    if r.rank == 0:
+        assert back.opt.steps == steps
+        assert all(torch.equal(a, b) for (_, a), b in zip(back.opt._outer.swap_pairs(), outer, strict=True))
+        assert again.formed.machines == ("machine0",)
+        back.model.load_state_dict(model)
+        r.say("resumed")
+    else:
+        assert back.opt.steps >= steps
+    while len(again.formed.machines) < 2:
+        back.steps(1, pause_s=0.02)
+    back.steps(20)
+    ended = back.outer()
+    again.leave()
+    return ended
+
+
+def test_resumes_with_other_machines(store):
+    first, second = ranks.run_ranks(_resumed, 2, store.port, timeout=DEADLINE_S)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def _entered_twice(r, port):
+    """A machine gives up waiting and comes again; its first place is nobody's."""
+    members = _join(port, f"machine{r.rank}", timeout=timedelta(seconds=3 if r.rank == 0 else 20))
+    if r.rank == 0:
+        with pytest.raises(TimeoutError):
+            members.form()
+        r.say("given up")
+        formed = members.form()
+    else:
+        r.hear("given up")
+        formed = members.form()
+    assert sorted(formed.machines) == ["machine0", "machine1"]
+    members.leave()
+
+
+def test_lets_a_machine_enter_twice(store):
+    ranks.run_ranks(_entered_twice, 2, store.port, timeout=DEADLINE_S)
+
+
+def _uncounted(r, port):
+    """Who closed a round died before counting it: the next machines find the open one themselves."""
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore("lowcomm", dist.TCPStore("127.0.0.1", port, is_master=False))
+    store.set("1/members", '["gone"]')
+    store.add("1/entered", 1)
+    formed = _join(port, "only", least=1).form()
+    assert (formed.number, formed.machines) == (2, ("only",))
+
+
+def test_finds_the_open_round(store):
+    ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
+
+
 def _alone(r, port):
     members = _join(port, "only", timeout=timedelta(seconds=1))
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
@@ -242,6 +315,7 @@ def test_names_the_loss_of_the_store():
     [
         ({"machine_id": ""}, ValueError, "machine_id: expected a text, got ''"),
         ({"least": 0}, ValueError, "least: expected 1 or more, got 0"),
+        ({"patience_s": 300}, ValueError, "patience_s: expected less than the timeout, 300 s, got 300"),
         ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),
         ({"store": None}, TypeError, "store: expected a torch.distributed.Store, got NoneType"),
     ],

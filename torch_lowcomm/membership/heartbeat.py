@@ -80,6 +80,11 @@ class Heartbeat:
         return self._lost_after_s / 5
 
     def _beat(self, count: int) -> None:
+        there = self._store.find(self._key(self._id))
+        if count > 0 and there is not None and not there.startswith(self._nonce):
+            raise ConnectionError(
+                f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
+            )
         self._store.set(self._key(self._id), f"{self._nonce}:{count}")
 
     def _watch(self) -> None:

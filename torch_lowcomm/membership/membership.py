@@ -18,6 +18,8 @@ from torch_lowcomm.membership.rounds import Rounds
 
 logger = logging.getLogger("torch_lowcomm")
 
+_ATTEMPTS = 10  # at a group that connects: each may cost the time-out, where a machine died after entering
+
 
 @dataclasses.dataclass(frozen=True)
 class Formed:
@@ -82,6 +84,10 @@ class Membership:
         for name, value in (("lost_after_s", lost_after_s), ("patience_s", patience_s)):
             if not value > 0:
                 raise ValueError(f"membership: {name}: expected a number above 0, got {value!r}")
+        if patience_s >= timeout.total_seconds():
+            raise ValueError(
+                f"membership: patience_s: expected less than the timeout, {timeout.total_seconds():.0f} s, got {patience_s!r}"
+            )
         self._groups = PrefixStore("lowcomm/groups", store)
         self._store = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
         self._id, self._least, self._patience_s, self._timeout = machine_id, least, patience_s, timeout
@@ -157,18 +163,19 @@ class Membership:
         """
         if self._formed is not None:
             self._formed.backend.abort()
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        while True:
+        for left in reversed(range(_ATTEMPTS)):
+            deadline = time.monotonic() + self._timeout.total_seconds()
             number, machines = self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
             try:
                 self._formed = self._connected(number, machines)
             except DistBackendError as error:  # somebody left between entering and connecting
-                if time.monotonic() > deadline:
+                if left == 0:
                     raise TimeoutError(f"membership: expected group {number} to connect, got: {error}") from error
                 logger.warning("membership: group %d did not connect, forming another: %s", number, error)
                 continue
             logger.info("membership: group %d: %s", number, ", ".join(machines))
             return self._formed
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def leave(self) -> None:
         """Ends this machine's part: its group ends for the others too, who form another. Any number of times."""

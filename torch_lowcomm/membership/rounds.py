@@ -41,15 +41,20 @@ class Rounds:
             TimeoutError: The deadline has passed; says who is there and who is missing.
         """
         while True:
-            number = self._store.add("round", 0) + 1
+            number = self._open()
             place = self._store.add(f"{number}/entered", 1)
             self._store.set(f"{number}/place/{place}", self._id)
             members = self._closed(number, place, least, time.monotonic() + patience_s, deadline)
             if self._id in members:
                 return number, members
-            # It was closed while this machine entered. Whoever closed it counts it as done in a moment.
-            while self._store.add("round", 0) < number:
-                self._expect_time(deadline, "a closed round to be counted")
+            # else it was closed while this machine entered
+
+    def _open(self) -> int:
+        """The first round that is not closed. The counter is a hint: who closed a round may have died before counting it."""
+        number = self._store.add("round", 0) + 1
+        while self._store.find(f"{number}/members") is not None:
+            number += 1
+        return number
 
     def waiting(self, number: int) -> bool:
         """Whether somebody has entered the round after `number`."""
@@ -77,8 +82,9 @@ class Rounds:
 
     def _entered(self, number: int) -> dict[int, str]:
         places = range(1, self._store.add(f"{number}/entered", 0) + 1)
-        found = {place: self._store.find(f"{number}/place/{place}") for place in places}
-        return {place: machine for place, machine in found.items() if machine is not None}
+        found = {self._store.find(f"{number}/place/{place}"): place for place in places}
+        # The last place of each: a machine that gave up waiting, or died, and came again has left others behind.
+        return {place: machine for machine, place in found.items() if machine is not None}
 
     @staticmethod
     def _expect_time(deadline: float, what: str) -> None:

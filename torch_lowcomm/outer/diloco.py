@@ -86,6 +86,9 @@ class DiLoCoX(torch.optim.Optimizer):
         check_every: So many outer steps apart the ranks compare a checksum of the outer parameters; 0: never.
         seed: Of the first factors, and of codecs that round at random.
 
+        resume: With a Membership: what `state_dict` gave on this machine, in a group of any size. Loaded before the machines
+            meet, of whom the most advanced one's counts.
+
     Raises:
         TypeError: Something of another type.
         ValueError: An option or a parameter that will not do.
@@ -125,6 +128,7 @@ class DiLoCoX(torch.optim.Optimizer):
         average_buffers: bool = False,
         check_every: int = 10,
         seed: int = 0,
+        resume: dict[str, Any] | None = None,
     ) -> None:
         over, parts = chosen(group, cluster, mesh)
         self._elastic = Elastic(over, fragments) if isinstance(over, Membership) else None
@@ -148,6 +152,10 @@ class DiLoCoX(torch.optim.Optimizer):
                 raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
             if isinstance(model, DistributedDataParallel):
                 model = model.module
+            if resume is not None and not isinstance(over, Membership):
+                raise ValueError(
+                    "DiLoCoX: resume: expected group= to be a Membership, got a process group: load_state_dict"
+                )
             if average_buffers and model is None:
                 raise ValueError("DiLoCoX: average_buffers: expected model= beside it, got none")
             options = checked(
@@ -195,6 +203,8 @@ class DiLoCoX(torch.optim.Optimizer):
         self._parameters = self._identities()
         self._swapped = False
         if self._elastic is not None:
+            if resume is not None:
+                self._load(resume)
             self._elastic.form(self._outer)
 
     def _init_hooks(self) -> None:
@@ -206,8 +216,9 @@ class DiLoCoX(torch.optim.Optimizer):
         self.state = self.inner.state
         self.defaults = self.inner.defaults
 
-    def _identities(self) -> list[int]:
-        return [id(p) for p in _parameters_of(self.inner)]
+    def _identities(self) -> list[tuple[int, int, torch.dtype]]:
+        """Of every parameter the object and where its elements are, which the outer loop reads and writes there."""
+        return [(id(p), local(p).data_ptr(), p.dtype) for p in _parameters_of(self.inner)]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """An inner step, and the outer steps that are due after it.
@@ -232,7 +243,8 @@ class DiLoCoX(torch.optim.Optimizer):
         if self._identities() != self._parameters:
             raise ValueError(
                 f"DiLoCoX: step: expected the {len(self._parameters)} parameters that it was made with, got "
-                f"{len(self._identities())}, not all the same: make a new one where parameters come or go"
+                f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
+                "parameters come or go, or the model is moved or cast"
             )
         if any(group.get("lr", 1.0) != 0 for group in self.param_groups) and self._outer.step() and self._elastic:
             self._elastic.stepped()
@@ -306,6 +318,7 @@ class DiLoCoX(torch.optim.Optimizer):
         """
         if self._elastic is None:
             raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
+        self._expect_own("regroup")
         self._elastic.form(self._outer)
 
     def restore(self) -> None:
@@ -378,8 +391,18 @@ class DiLoCoX(torch.optim.Optimizer):
         """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
 
         Raises:
-            ValueError: Another model's, another number of ranks, or this rank's part is missing; nothing has changed.
+            ValueError: Another model's, another number of ranks, mode or fragments, or this rank's part is missing; the
+                group is a Membership (`resume=`). Nothing has changed.
         """
+        self._expect_own("load_state_dict")
+        if self._elastic is not None:
+            raise ValueError(
+                "DiLoCoX: load_state_dict: expected a process group, got a Membership, whose machines have met: pass the "
+                "state as resume= when making it"
+            )
+        self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         for key in (self._shared, self._own):
             if key not in state_dict:
                 raise ValueError(

@@ -235,6 +235,43 @@ TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
   }
 }
 
+// A newcomer is lost in the middle of taking the state over: it must not be taken for one that has it.
+TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
+  const std::vector<std::vector<int64_t>> large = {{512, 640}, {100000}};
+  Ranks first(1), broken(2, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), again(2);
+  std::vector<at::Tensor> before;
+  Trainee veteran(0, large), newcomer(1, large);
+  for (const OuterParameter& p : newcomer.parameters)
+    p.tensor.fill_(9);
+  veteran.loop = std::make_unique<DiLoCoX>(veteran.parameters, std::make_shared<EngineQueue>(first.engine(0)),
+                                           options(2, OuterMode::sync));
+  veteran.train(0, 6);
+  before = veteran.outer();
+  newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, nullptr, options(2, OuterMode::sync));
+  std::atomic<int> frames{0};
+  std::promise<void> reached;
+  broken.hub().tamper([&](int, int, Lane lane, std::span<std::byte>) {
+    if (lane == Lane::bulk && ++frames == 12) reached.set_value();
+  });
+  auto killer = std::async(std::launch::async, [&, due = reached.get_future()] {
+    if (due.wait_for(std::chrono::seconds(20)) == std::future_status::ready) broken.hub().kill(1);
+  });
+  Trainee* both[] = {&newcomer, &veteran};  // the newcomer has the lower rank
+  onRanks(broken, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    EXPECT_THROW(both[rank]->loop->regroup(queue), PeerError) << rank;
+  });
+  killer.wait();
+  const auto kept = veteran.outer();
+  for (size_t i = 0; i < kept.size(); ++i)
+    EXPECT_TRUE(at::equal(kept[i], before[i]));
+  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { both[rank]->loop->regroup(queue); });
+  for (const Trainee* trainee : both) {
+    const auto outer = trainee->outer();
+    for (size_t i = 0; i < outer.size(); ++i)
+      EXPECT_TRUE(at::equal(outer[i], before[i]));
+  }
+}
+
 TEST(DiLoCoXFaults, RefusesAnotherState) {
   Ranks ranks(2);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
@@ -253,6 +290,10 @@ TEST(DiLoCoXFaults, RefusesAnotherState) {
     };
     EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["ranks"] = at::scalar_tensor(int64_t{3}, at::kLong); }),
                       {"a group of 2 ranks", "got one of 3"}));
+    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["mode"] = at::scalar_tensor(int64_t{0}, at::kLong); }),
+                      {"mode", "expected continue", "got the state of sync"}));
+    EXPECT_TRUE(holds(refusal([](TensorMap& s) { s["fragments"] = at::scalar_tensor(int64_t{2}, at::kLong); }),
+                      {"fragments", "expected 1", "got 2"}));
     EXPECT_TRUE(holds(refusal([](TensorMap& s) { s.erase("p3.outer"); }), {"'p3.outer'", "got none"}));
     EXPECT_TRUE(
         holds(refusal([](TensorMap& s) { s["p1.momentum"] = at::zeros({99}); }), {"p1.momentum", "[100]", "[99]"}));

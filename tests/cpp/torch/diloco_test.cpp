@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "codec/error.h"
+#include "collective/context.h"
 #include "diloco_ranks.h"
 #include "optim/outer_step.h"
 
@@ -218,6 +219,101 @@ TEST(DiLoCoX, LosesNothing) {
       EXPECT_GT(residuals[0][i].abs().max().item<float>(), 0);
     }
   }
+}
+
+// θ̄ keeps what bf16 cannot hold: what rounding it to the parameters' dtype changes is no training.
+TEST(DiLoCoX, RoundingOfTheParametersIsNoTraining) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
+    Ranks ranks(2);
+    onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(rank, {{40, 30}});
+      at::Tensor& x = trainee.parameters[0].tensor;
+      x = x.to(at::kBFloat16);
+      OuterOptions o = options(1, mode);
+      o.lr = 0.3;
+      o.momentum = 0;
+      trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+      x.add_(0.01);  // one inner step, then none that moves anything
+      for (int step = 0; step < 4; ++step)
+        trainee.loop->step();
+      const at::Tensor settled = trainee.outer()[0];
+      for (int step = 0; step < 6; ++step)
+        trainee.loop->step();
+      if (mode != OuterMode::proceed) {  // which goes on sending what it has trained and not averaged yet
+        EXPECT_TRUE(at::equal(trainee.outer()[0], settled)) << outerModeName(mode);
+      }
+      EXPECT_GT((settled - settled.to(at::kBFloat16).to(at::kFloat)).abs().max().item<float>(), 0);
+    });
+  }
+}
+
+// Own outer steps that begin after synchronous ones begin with the momentum that these have left: alone, a rank's own
+// chain is the group's, one outer step ahead.
+TEST(DiLoCoX, EagerAfterTheWarmUpHasItsMomentum) {
+  OuterOptions o = options(2, OuterMode::eager);
+  o.sync_warmup = 3;
+  Ranks ranks(1);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, 14);
+    const at::Tensor own = trainee.parameters[0].tensor.clone();
+    trainee.loop->step();  // no training: the next pseudo-gradients are 0
+    trainee.loop->step();
+    EXPECT_LE((trainee.outer()[0] - own).abs().max().item<float>(), 1e-5);
+  });
+}
+
+TEST(DiLoCoX, BuffersAreAveraged) {
+  Ranks ranks(2);
+  std::vector<at::Tensor> buffers = {at::ones({5}), at::ones({5})};
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, options(2, OuterMode::sync), nullptr,
+                                             std::vector<OuterParameter>{{"mean", buffers[rank]}});
+    buffers[rank].add_(rank + 1);
+    trainee.train(0, 2);
+  });
+  for (const at::Tensor& buffer : buffers)
+    EXPECT_TRUE(at::equal(buffer, at::full({5}, 2.5)));
+
+  std::vector<std::string> errors(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, {{20, 10}});
+    const at::Tensor unlike = at::full({5}, static_cast<float>(rank));
+    try {
+      DiLoCoX(trainee.parameters, queue, options(2, OuterMode::sync), nullptr, {{"mean", unlike}});
+    } catch (const PeerRefused& error) {
+      errors[rank] = error.what();
+    }
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find("values differ"), std::string::npos) << error;
+}
+
+// The others have the average and apply it: so does the rank whose rule fails, before it says so.
+TEST(DiLoCoX, AFailingRuleLeavesEqualOuterParameters) {
+  Ranks ranks(2);
+  std::vector<std::vector<at::Tensor>> outer(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    OuterOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", 3);
+    o.adapt_rank = true;
+    o.rank_rule = [rank](const std::vector<double>& effective) {
+      return rank == 1 && effective.size() == 2 ? 99.0 : 3.0;
+    };
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    trainee.train(0, 3);
+    if (rank == 1) {
+      trainee.inner(3);
+      EXPECT_THROW(trainee.loop->step(), ValueError);
+    } else {
+      trainee.train(3, 4);
+    }
+    trainee.train(4, 8);
+    outer[rank] = trainee.outer();
+  });
+  expectEqual(outer[1], outer[0]);
 }
 
 TEST(DiLoCoX, FragmentsTakeTurns) {
