@@ -19,7 +19,9 @@ from outer.measure import measure
 def parse() -> argparse.Namespace:
     """Reads and checks the command line."""
     parser = argparse.ArgumentParser(prog="outer", description="What an outer loop costs and saves on slow links.")
-    parser.add_argument("--rate", nargs="+", default=["100mbit", "10mbit"], help="of every host (100mbit 10mbit)")
+    parser.add_argument(
+        "--rate", nargs="*", default=["100mbit", "10mbit"], help="of every host (100mbit 10mbit); none: memory alone"
+    )
     parser.add_argument("--model", choices=sorted(MODELS), default="10M")
     parser.add_argument("--batch", type=int, default=8, help="windows of 64 bytes a rank and step (8)")
     parser.add_argument("--every", type=int, default=20, help="H, inner steps a round (20)")
@@ -40,7 +42,7 @@ def main() -> int:
     args = parse()
     options = {name: getattr(args, name) for name in ("model", "batch", "every", "rounds", "repetitions")}
     peer = torchft_loop.available()
-    print(report.heading("outer", **options, torchft=torchft_loop.version()))
+    print(report.heading("outer", **(options | {"torchft": torchft_loop.version()} if args.rate else {})))
     links: list[dict[str, Any]] = []
     held: list[report.Gate] = []
     kept: list[memory.Row] = []
