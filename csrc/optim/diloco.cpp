@@ -164,6 +164,8 @@ void DiLoCoX::agree(const std::string& error, bool values) {
 bool DiLoCoX::step() {
   if (!group_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
   ++steps_;
+  const auto start = Clock::now();
+  const double waited_before = waited_s_;
   bool any = false;
   try {
     for (Scheduled& s : fragments_) {
@@ -180,14 +182,13 @@ bool DiLoCoX::step() {
     giveUp();
     throw;
   }
+  if (any) report_.local_s = since(start) - (waited_s_ - waited_before);
   if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
 }
 
 void DiLoCoX::outerStep(Scheduled& s) {
-  const auto start = Clock::now();
   const auto number = static_cast<uint32_t>(++s.sent);
-  report_.waited_s = 0;
   if (s.fragment.phase() != Fragment::Phase::idle) {  // the message before, all the interval long under way
     landed(s);
     s.fragment.turn(*group_, number);
@@ -209,7 +210,6 @@ void DiLoCoX::outerStep(Scheduled& s) {
   report_.participating = group_->size();
   report_.sync_every = sync_every_;
   report_.rank = rank_;
-  report_.local_s = since(start) - report_.waited_s;
 }
 
 void DiLoCoX::arrive(Scheduled& s, Move move) {
@@ -252,6 +252,7 @@ void DiLoCoX::landed(Scheduled& s) {
     throw;
   }
   report_.waited_s = s.fragment.waited();
+  waited_s_ += report_.waited_s;
   report_.sent_bytes = s.fragment.moved().wire_bytes;
   report_.effective_rank = s.fragment.effectiveRank();
 }

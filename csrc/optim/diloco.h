@@ -24,7 +24,7 @@ struct OuterReport {
   double effective_rank = 0;  // r'_t
   uint64_t sent_bytes = 0;    // by this rank, for the average that came last; frame headers included
   double waited_s = 0;        // for that average to come: what of its way was not hidden
-  double local_s = 0;         // taking, applying and queueing, on the calling thread
+  double local_s = 0;         // of the last step() that took or applied anything, what it did not wait
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -128,7 +128,7 @@ class DiLoCoX {
   std::string shapes_;
   Adaptation adaptation_;
   int64_t steps_ = 0, sync_every_, applied_ = 0;
-  double rank_;
+  double rank_, waited_s_ = 0;
   Ticket check_;
   std::exception_ptr late_;  // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;

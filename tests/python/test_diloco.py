@@ -114,7 +114,7 @@ def _modes(r, mode):
     report = optimizer.report
     assert report["outer_steps"] == 2 and report["participating"] == 2
     assert report["sync_every"] == EVERY and report["rank"] == 4
-    assert 1 <= report["effective_rank"] <= 4
+    assert report["effective_rank"] == 0  # measured only where something adapts to it
     assert report["sent_bytes"] > 1000 and report["waited_s"] >= 0 and report["local_s"] > 0
     optimizer.finish()
     ended = ddp_model.weights(model)

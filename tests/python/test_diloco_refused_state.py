@@ -65,7 +65,12 @@ REFUSALS = {
         ["residual' in the state, got none"],
     ),
     "more fragments": ({"fragments": 3}, None, diloco_model.fresh, ["expected 'fragment1' in the state, got none"]),
-    "a mode that keeps more": ({"mode": "eager"}, None, diloco_model.fresh, ["own_message' in the state, got none"]),
+    "a mode that keeps more": (
+        {"mode": "eager"},
+        None,
+        diloco_model.fresh,
+        ["mode: expected eager, got the state of continue"],
+    ),
 }
 
 

@@ -358,10 +358,9 @@ class DiLoCoX(torch.optim.Optimizer):
         """Of the last outer step.
 
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks, or with
-        a Membership machines, in the group or not), "sync_every" (H_t),
-        "rank" (r_t, 0 without factors), "effective_rank" (of the last average), "sent_bytes" (by this rank for it, frame
-        headers included), "waited_s" (for it to come: what of its way training did not hide), "local_s" (computing on the
-        training thread)}
+        a Membership machines, in the group or not), "sync_every" (H_t), "rank" (r_t, 0 without factors), "effective_rank"
+        (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank for it, frame headers included),
+        "waited_s" (for it to come: what of its way training did not hide), "local_s" (computing on the training thread)}
         """
         report = self._outer.report
         report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()
