@@ -3,8 +3,17 @@
     torchrun --standalone --nproc-per-node 2 examples/train_diloco.py
 
 trains 0.82 M parameters on the sources of Python's own library twice, once averaging every gradient and once with
-`lc.DiLoCoX`, every cluster one process here, and draws loss against bytes sent and against seconds into
-runs/train_diloco.png. It ends with a table.
+`lc.DiLoCoX`, every cluster one process here, in about a minute and a half on two cores, draws loss against bytes sent and against
+seconds into runs/train_diloco.png, and ends with a table like this one (Python 3.11, torch 2.13.0, Intel Xeon, both ranks on
+loopback; the seconds depend on the machine, the bytes do not). It trains by few, short steps, where averaging seldom costs loss:
+
+                                                             exact, every step continue, every 20, sym4:bucket=128
+    train loss, mean of the last 20 steps                               1.7556                              1.9609
+    validation perplexity                                                5.520                               6.317
+    sent by a rank, MB                                                 1312.56                                8.30
+    fewer bytes, times                                                     1.0                               158.1
+    seconds                                                               34.9                                28.9
+    of these, waited for averages                                            -                                0.27
 
 Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
 
