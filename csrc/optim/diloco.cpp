@@ -198,6 +198,7 @@ void DiLoCoX::outerStep(Scheduled& s) {
     arrive(s, Move::whole);
   } else {
     s.fragment.send(*group_, number, /*marks=*/true);
+    agreeWithout(s);
     const int64_t delay = options_.delayOf(sync_every_);
     if (delay < sync_every_) s.apply_at = steps_ + delay;
   }
@@ -269,6 +270,12 @@ void DiLoCoX::tellCluster() {
   } catch (...) {
     // The caller throws its own error.
   }
+}
+
+// An outer step that no average came with: the others of the model may have one, as after an error of this stage alone,
+// and wait for its word. So every outer step has one.
+void DiLoCoX::agreeWithout(const Scheduled& s) {
+  if (agreesInCluster() && !s.buffers) adapt();
 }
 
 void DiLoCoX::adapt() {
@@ -374,7 +381,11 @@ void DiLoCoX::takeFrom(int root, bool behind, bool tensors) {
 void DiLoCoX::applyAll(Move move) {
   try {
     for (Scheduled& s : fragments_) {
-      if (s.fragment.phase() != Fragment::Phase::idle) arrive(s, move);
+      if (s.fragment.phase() != Fragment::Phase::idle) {
+        arrive(s, move);
+      } else if (options_.mode != OuterMode::sync) {
+        agreeWithout(s);
+      }
     }
     if (check_.pending()) check_.wait();
   } catch (...) {

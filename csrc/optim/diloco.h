@@ -115,6 +115,7 @@ class DiLoCoX {
   void adapt();
   bool agreesInCluster() const;
   void tellCluster();
+  void agreeWithout(const Scheduled& scheduled);
   void startCheck();
   void giveUp();
   TensorMap counters() const;

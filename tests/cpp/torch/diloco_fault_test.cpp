@@ -272,6 +272,43 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
   }
 }
 
+// Two stages, two replicas. One stage's outer step fails by itself, after the stages have agreed on the interval: its
+// next one must still have a word for the other stage.
+TEST(DiLoCoXFaults, AStageThatFailedKeepsTheOthersGoing) {
+  const auto patient = [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(5); };
+  Ranks stages[] = {Ranks(2, patient), Ranks(2, patient)}, clusters[] = {Ranks(2, patient), Ranks(2, patient)};
+  OuterOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
+  o.adapt_rank = o.adapt_sync_every = true;
+  o.window = 2;
+  std::vector<std::future<int>> all;
+  for (int stage = 0; stage < 2; ++stage) {
+    for (int replica = 0; replica < 2; ++replica) {
+      all.push_back(std::async(std::launch::async, [&, stage, replica] {
+        Trainee trainee(replica, kShapes);
+        const at::Tensor buffer = at::zeros({5});
+        trainee.loop = std::make_unique<DiLoCoX>(
+            trainee.parameters, std::make_shared<EngineQueue>(stages[stage].engine(replica)), o,
+            std::make_shared<EngineQueue>(clusters[replica].engine(stage)), std::vector<OuterParameter>{{"b", buffer}});
+        int errors = 0;
+        for (int64_t step = 0; step < 40; ++step) {
+          trainee.inner(step);
+          if (step == 6 && stage == 1) buffer.fill_(std::numeric_limits<float>::infinity());
+          if (step == 12 && stage == 1) buffer.fill_(0);
+          try {
+            trainee.loop->step();
+          } catch (const ValueError&) {
+            ++errors;
+          }
+        }
+        trainee.loop->finish();
+        return errors;
+      }));
+    }
+  }
+  for (int i = 0; i < 4; ++i)
+    EXPECT_EQ(all[i].get() > 0, i / 2 == 1) << "stage " << i / 2 << " replica " << i % 2;
+}
+
 TEST(DiLoCoXFaults, RefusesAnotherState) {
   Ranks ranks(2);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
