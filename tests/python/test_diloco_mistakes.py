@@ -217,3 +217,17 @@ def _rules(r):
 
 def test_rules_that_give_something_else(pair):
     pair(_rules)
+
+
+def _moved(r):
+    """A parameter whose elements are elsewhere: the outer loop would average what is no longer trained."""
+    r.init()
+    model, optimizer = diloco_model.fresh()
+    parameter = next(model.parameters())
+    parameter.data = parameter.data.clone()
+    with pytest.raises(ValueError, match="not all the same, of the same dtype and in the same place"):
+        diloco_model.train(model, optimizer, r.rank, range(1))
+
+
+def test_parameters_that_were_moved(pair):
+    pair(_moved)
