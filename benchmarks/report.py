@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch_lowcomm.cli.machine import heading, machine, versions
 __all__ = ["Gate", "finish", "heading", "write_json"]
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
+
+_INNERMOST = re.compile(r"\[[^\[\]{}\"]*\]")  # lists of numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,4 +55,6 @@ def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:
     """Writes versions, machine, content and gates."""
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = {"versions": versions(), "machine": machine(), **content, "gates": [gate.to_json() for gate in gates]}
-    path.write_text(json.dumps(whole, indent=1) + "\n")
+    # A curve is a line: a number a line made files of a hundred thousand.
+    text = _INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(whole, indent=1))
+    path.write_text(text + "\n")
