@@ -1,0 +1,99 @@
+// What a checkpoint holds beside the fragments: counters and the schedule.
+#include <cmath>
+
+#include "codec/error.h"
+#include "optim/diloco.h"
+
+namespace lowcomm {
+
+TensorMap DiLoCoX::counters() const {
+  const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
+  TensorMap state{{"ranks", number(group_ ? group_->size() : 0)},
+                  {"mode", number(static_cast<int64_t>(options_.mode))},
+                  {"fragments", number(options_.fragments)},
+                  {"delay", number(options_.delay)},
+                  {"steps", number(steps_)},
+                  {"applied", number(applied_)},
+                  {"sync_every", number(sync_every_)},
+                  {"rank", at::scalar_tensor(rank_, at::kDouble)},
+                  {"outer_steps", number(report_.outer_steps)}};
+  state["effective_ranks"] = at::tensor(adaptation_.effectiveRanks(), at::kDouble);
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const Scheduled& s = fragments_[f];
+    const std::string name = "fragment" + std::to_string(f);
+    state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.fragment.phase())}, at::kLong);
+    state[name + ".effective_rank"] = at::scalar_tensor(s.fragment.effectiveRank(), at::kDouble);
+  }
+  return state;
+}
+
+TensorMap DiLoCoX::state() {
+  try {
+    for (Scheduled& s : fragments_)
+      s.fragment.settle();
+  } catch (...) {
+    giveUp();
+    throw;
+  }
+  TensorMap state = counters();
+  for (const Scheduled& s : fragments_)
+    state.merge(s.fragment.state());
+  return state;
+}
+
+void DiLoCoX::load(const TensorMap& state) {
+  for (const auto& [key, expected] : counters()) {
+    const auto found = state.find(key);
+    if (found == state.end()) throw ValueError("DiLoCoX: load: expected '" + key + "' in the state, got none");
+    if (found->second.scalar_type() != expected.scalar_type() ||
+        (key != "effective_ranks" && found->second.sizes() != expected.sizes())) {
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", expected.toString(), " of shape ",
+                                expected.sizes(), ", got ", found->second.toString(), " of shape ",
+                                found->second.sizes()));
+    }
+  }
+  const auto number = [&](const char* key) { return state.at(key).item<int64_t>(); };
+  if (number("mode") != static_cast<int64_t>(options_.mode)) {
+    throw ValueError(c10::str(
+        "DiLoCoX: load: mode: expected ", outerModeName(options_.mode), ", got the state of ",
+        number("mode") < 0 || number("mode") > 3 ? "another" : outerModeName(static_cast<OuterMode>(number("mode")))));
+  }
+  for (const auto& [key, expected] : {std::pair("fragments", options_.fragments), std::pair("delay", options_.delay)}) {
+    if (number(key) != expected)
+      throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", expected, ", got ", number(key)));
+  }
+  if (group_ && number("ranks") != group_->size()) {
+    throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", group_->size(), " ranks, got one of ",
+                              number("ranks")));
+  }
+  for (const Scheduled& s : fragments_)
+    s.fragment.check(state);
+  for (Scheduled& s : fragments_)
+    s.fragment.drop();
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const std::string name = "fragment" + std::to_string(f);
+    const at::Tensor kept = state.at(name).contiguous();
+    const int64_t* at = kept.const_data_ptr<int64_t>();
+    Scheduled& s = fragments_[f];
+    s.fragment.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
+                    state.at(name + ".effective_rank").item<double>());
+    s.send_at = at[0];
+    s.apply_at = at[1];
+    s.sent = at[2];
+  }
+  const at::Tensor effective = state.at("effective_ranks").contiguous();
+  adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
+  steps_ = number("steps");
+  applied_ = number("applied");
+  // What does not adapt is what the options say now.
+  sync_every_ = options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;
+  rank_ = options_.adapt_rank || options_.adapt_sync_every ? state.at("rank").item<double>()
+                                                           : static_cast<double>(options_.rank);
+  report_.outer_steps = number("outer_steps");
+  if (options_.adapt_rank) {
+    for (size_t f = 0; f < of_parameters_; ++f)
+      fragments_[f].fragment.setRank(std::llround(rank_));
+  }
+}
+
+}  // namespace lowcomm
