@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm.membership import Membership
+from torch_lowcomm.outer.checkpoint import packed, unpacked
 from torch_lowcomm.outer.elastic import Elastic
 from torch_lowcomm.outer.groups import chosen, own_backend
 from torch_lowcomm.outer.options import checked
@@ -374,17 +374,7 @@ class DiLoCoX(torch.optim.Optimizer):
         "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the rank's part is "packed",
         bytes, what a fresh object does not have in the same shapes: the inner optimizer's state, and low-rank factors.
         """
-        outer: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
-        packed: dict[str, Any] = {}
-        for name, tensor in self._outer.state().items():
-            if name.startswith("own."):
-                kept[name.removeprefix("own.")] = tensor
-            else:
-                (packed if _varies(name) else outer)[name] = tensor
-        content = io.BytesIO()
-        torch.save({"outer": packed, "inner": self.inner.state_dict()}, content)
-        return {self._shared: outer, self._own: {"outer": kept, "packed": content.getvalue()}}
+        return packed(self._outer.state(), self.inner.state_dict(), shared=self._shared, own=self._own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
@@ -402,18 +392,11 @@ class DiLoCoX(torch.optim.Optimizer):
         self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
-        for key in (self._shared, self._own):
-            if key not in state_dict:
-                raise ValueError(
-                    f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
-                )
-        mine = state_dict[self._own]
-        content = torch.load(io.BytesIO(mine["packed"]))
-        kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
+        outer, inner = unpacked(state_dict, shared=self._shared, own=self._own)
         before = self.inner.state_dict()
-        self.inner.load_state_dict(content["inner"])
+        self.inner.load_state_dict(inner)
         try:
-            self._outer.load({**state_dict[self._shared], **content["outer"], **kept})
+            self._outer.load(outer)
         except ValueError:
             self.inner.load_state_dict(before)
             raise
@@ -423,11 +406,6 @@ class DiLoCoX(torch.optim.Optimizer):
     def __repr__(self) -> str:
         report = self.report
         return f"DiLoCoX({self.inner!r}, sync_every={report['sync_every']}, outer_steps={report['outer_steps']})"
-
-
-def _varies(name: str) -> bool:
-    """Whether a tensor of the state has another shape in another outer step: distributed checkpoints load into shapes."""
-    return name == "effective_ranks" or name.endswith(".factor")
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -1,0 +1,53 @@
+"""The form that an outer loop's state has in a checkpoint: what ranks share, what is a rank's own, what varies in shape."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: str, own: str) -> dict[str, Any]:
+    """The state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
+
+    Args:
+        state: `_C.DiLoCoX.state()`.
+        inner: The inner optimizer's state_dict.
+        shared: The key of what all ranks of the group have alike.
+        own: The key of what is this rank's.
+    """
+    alike: dict[str, Any] = {}
+    kept: dict[str, Any] = {}
+    varying: dict[str, Any] = {}
+    for name, tensor in state.items():
+        if name.startswith("own."):
+            kept[name.removeprefix("own.")] = tensor
+        else:
+            (varying if _varies(name) else alike)[name] = tensor
+    content = io.BytesIO()
+    torch.save({"outer": varying, "inner": inner}, content)
+    return {shared: alike, own: {"outer": kept, "packed": content.getvalue()}}
+
+
+def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(what `_C.DiLoCoX.load` takes, the inner optimizer's state_dict) of what `packed` gave.
+
+    Raises:
+        ValueError: A part is missing.
+    """
+    for key in (shared, own):
+        if key not in state_dict:
+            raise ValueError(
+                f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
+            )
+    mine = state_dict[own]
+    content = torch.load(io.BytesIO(mine["packed"]))
+    kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
+    return {**state_dict[shared], **content["outer"], **kept}, content["inner"]
+
+
+def _varies(name: str) -> bool:
+    """Whether a tensor of the state has another shape in another outer step: distributed checkpoints load into shapes."""
+    return name == "effective_ranks" or name.endswith(".factor")
