@@ -1,5 +1,6 @@
 """The small DDP model that the tests of lc.ddp share, how they train it and what they note of its gradients."""
 
+import ranks
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -105,3 +106,11 @@ def with_ledger(state, **kwargs):
     model = make(ledger, hook=noting, **kwargs)
     ledger.names |= {id(p): name for name, p in model.module.named_parameters()}
     return model, ledger
+
+
+def expect_the_same_bits(on_a_form):
+    """`on_a_form(Rank, scalar)` gives (kernels, weights): with rank 0 on the barest CPU's loops as with all on this one's."""
+    mixed, alike = ranks.run_ranks(on_a_form, 2, True), ranks.run_ranks(on_a_form, 2, False)
+    assert mixed[0][0] == "scalar"
+    for _, found in (*mixed, *alike):
+        assert all(torch.equal(w, found[name]) for name, w in alike[0][1].items())

@@ -2,11 +2,13 @@
 
 import functools
 import importlib
+import json
 import os
 import pathlib
 import sys
 
 import pytest
+import ranks
 import torch.distributed as dist
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -37,3 +39,19 @@ def refusal(name, arguments, monkeypatch, capsys):
     assert "\n" not in said
     assert capsys.readouterr() == ("", "")
     return said
+
+
+def quick_convergence(method, gates, directory):
+    """`benchmarks/convergence.py <method> --quick`, whose gates all pass; what its JSON holds."""
+    file, picture = directory / "run.json", directory / "run.png"
+    script = str(EXAMPLES.parent / "benchmarks" / "convergence.py")
+    command = [sys.executable, script, method, "--quick", "--json", str(file), "--plot", str(picture)]
+    status, out, err = ranks.run_command(command, deadline_s=600, cwd=directory)
+    assert status == 0, f"{out}\n{err}"
+    content = json.loads(file.read_text())
+    assert len(content["gates"]) == gates
+    assert all(gate["pass"] for gate in content["gates"])
+    for curve in content["curves"]:
+        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    return content

@@ -1,30 +1,19 @@
 """`benchmarks/convergence.py dilocox` at 2 ranks, and its own CocktailSGD."""
 
 import importlib
-import json
 import sys
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
+from example_main import quick_convergence
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    file, picture = tmp_path / "dilocox.json", tmp_path / "dilocox.png"
-    script = str(ROOT / "benchmarks" / "convergence.py")
-    command = [sys.executable, script, "dilocox", "--quick", "--json", str(file), "--plot", str(picture)]
-    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
-    assert status == 0, f"{out}\n{err}"
-    content = json.loads(file.read_text())
-    assert len(content["gates"]) == 7
-    assert all(gate["pass"] for gate in content["gates"])
-    for curve in content["curves"]:
-        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    quick_convergence("dilocox", 7, tmp_path)
 
 
 def _cocktail(r, steps, stride, keep):

@@ -116,10 +116,7 @@ def _on_a_form(r, scalar):
 
 
 def test_different_cpus_give_the_same_bits():
-    mixed, alike = ranks.run_ranks(_on_a_form, 2, True), ranks.run_ranks(_on_a_form, 2, False)
-    assert mixed[0][0] == "scalar"
-    for _, weights in (*mixed, *alike):
-        assert all(torch.equal(w, weights[name]) for name, w in alike[0][1].items())
+    ddp_model.expect_the_same_bits(_on_a_form)
 
 
 def test_under_detail():

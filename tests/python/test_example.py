@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from example_main import refusal, run_main
+from example_main import quick_convergence, refusal, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
@@ -98,18 +98,8 @@ def test_example_refuses_once_for_all_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    file, picture = tmp_path / "qsdp.json", tmp_path / "qsdp.png"
-    script = str(ROOT / "benchmarks" / "convergence.py")
-    command = [sys.executable, script, "qsdp", "--quick", "--json", str(file), "--plot", str(picture)]
-    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
-    assert status == 0, f"{out}\n{err}"
-    content = json.loads(file.read_text())
-    assert len(content["gates"]) == 5
-    assert all(gate["pass"] for gate in content["gates"])
+    content = quick_convergence("qsdp", 5, tmp_path)
     assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
-    for curve in content["curves"]:
-        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
-    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_convergence_refuses_unknown_method(monkeypatch, capsys):

@@ -1,12 +1,11 @@
 """examples/train_ddp.py and `benchmarks/convergence.py ddp` at 2 ranks."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import ranks
-from example_main import refusal, run_main
+from example_main import quick_convergence, refusal, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "examples" / "train_ddp.py"), "--batch", "2"]
@@ -57,12 +56,4 @@ def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, argument
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    file = tmp_path / "ddp.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "convergence.py"), "ddp", "--quick", "--json", str(file)]
-    status, out, err = ranks.run_command(command, deadline_s=600, cwd=tmp_path)
-    assert status == 0, f"{out}\n{err}"
-    content = json.loads(file.read_text())
-    assert len(content["gates"]) == 9
-    assert all(gate["pass"] for gate in content["gates"])
-    for curve in content["curves"]:
-        assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
+    quick_convergence("ddp", 9, tmp_path)
