@@ -72,6 +72,15 @@ void LowcommBackend::release() {
   leaveRegistry();
 }
 
+bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
+  const auto left = [&] {
+    const auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    return std::max(rest, std::chrono::milliseconds(0));
+  };
+  Engine* engine = running();
+  return (!engine || engine->drainFor(left())) && callbacks_->idleWithin(left());
+}
+
 // The engine if there is one; it lives as long as the backend, so the lock need not be held while it is used.
 Engine* LowcommBackend::running(bool stop) {
   std::lock_guard<std::mutex> lock(engine_mutex_);

@@ -85,6 +85,9 @@ class LowcommBackend : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // Whether all ops have ended, and their futures' callbacks let go of what they held, by `end`.
+  bool settledBy(std::chrono::steady_clock::time_point end);
+
   // ---- served by the inner backend (exact.cpp) ----
   WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
@@ -290,5 +293,9 @@ class LowcommBackend : public c10d::Backend {
 // DETAIL a group holds a wrapper. Null when there is none.
 c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name);
 std::vector<std::string> backendNames();
+
+// Before the interpreter goes: gives every living backend's threads `patience` altogether to end what they are at. A
+// thread that lets go of a Python callback while the interpreter is finalised is unwound by it, and aborts the process.
+void settleBackends(std::chrono::milliseconds patience);
 
 }  // namespace lowcomm

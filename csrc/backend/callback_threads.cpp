@@ -15,7 +15,7 @@ struct CallbackThreads::State {
   };
 
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed, rested;
   std::deque<Task> ready;
   std::list<std::function<void()>> cancels;  // of the tasks under way
   std::vector<std::thread> threads;
@@ -26,6 +26,7 @@ struct CallbackThreads::State {
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
       ++idle;
+      rested.notify_all();
       changed.wait(lock, [&] { return stopping || !ready.empty(); });
       --idle;
       if (ready.empty()) return;
@@ -64,6 +65,13 @@ void CallbackThreads::run(std::function<void()> task, std::function<void()> canc
   }
   if (cancel) cancel();
   task();
+}
+
+bool CallbackThreads::idleWithin(std::chrono::milliseconds patience) {
+  State& s = *state_;
+  std::unique_lock<std::mutex> lock(s.mutex);
+  return s.rested.wait_for(lock, patience,
+                           [&] { return s.stopping || (s.ready.empty() && s.idle == s.threads.size()); });
 }
 
 void CallbackThreads::stop() {

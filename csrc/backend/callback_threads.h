@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 
@@ -18,6 +19,9 @@ class CallbackThreads {
   // Runs `task` (which must not throw) on one of the threads; after stop(), on the caller's. `cancel`, where there is
   // one, makes a task that waits return soon; stop() calls it, from another thread, while the task is under way.
   void run(std::function<void()> task, std::function<void()> cancel = {});
+
+  // Whether every task has ended, and let go of what it held, within `patience`.
+  bool idleWithin(std::chrono::milliseconds patience);
 
   // Cancels what can be, returns when every task has ended (but the one that calls it). Any number of times.
   void stop();

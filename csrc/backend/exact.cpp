@@ -18,6 +18,22 @@ uint64_t bytesOf(const Tensors& tensors) {
   return bytes;
 }
 
+// The memory of a host tensor without the Python object that the caller's carries: gloo's worker drops what it was
+// handed some time after the op has ended, and a thread that lets go of a Python object while the interpreter is
+// finalised aborts the process.
+at::Tensor bare(const at::Tensor& tensor) {
+  const bool taken = tensor.defined() && tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+                     !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+  return taken ? tensor.tensor_data() : tensor;
+}
+
+Tensors bare(const Tensors& tensors) {
+  Tensors taken;
+  for (const auto& tensor : tensors)
+    taken.push_back(bare(tensor));
+  return taken;
+}
+
 // Gloo takes a tensor's memory for contiguous without looking. Others are replaced by contiguous copies for the call,
 // and what the op wrote is copied back when it has succeeded.
 class Contiguous {
@@ -25,14 +41,14 @@ class Contiguous {
   Tensors inputs(const Tensors& tensors) const {
     Tensors dense;
     for (const auto& tensor : tensors)
-      dense.push_back(plain(tensor) ? tensor : tensor.contiguous());
+      dense.push_back(plain(tensor) ? bare(tensor) : tensor.contiguous());
     return dense;
   }
 
   Tensors outputs(const Tensors& tensors) {
     Tensors dense;
     for (const auto& tensor : tensors) {
-      dense.push_back(plain(tensor) ? tensor : tensor.contiguous());
+      dense.push_back(plain(tensor) ? bare(tensor) : tensor.contiguous());
       if (!plain(tensor)) back_.emplace_back(tensor, dense.back());
     }
     return dense;
@@ -183,14 +199,15 @@ WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, 
 
 WorkPtr LowcommBackend::exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
-  return viaInner(c10d::OpType::ALLTOALL_BASE, "all_to_all", {input}, {output}, [&](c10d::Backend& inner) {
-    return inner.alltoall_base(output, input, output_sizes, input_sizes, opts);
-  });
+  at::Tensor to = bare(output), from = bare(input);
+  return viaInner(c10d::OpType::ALLTOALL_BASE, "all_to_all", {input}, {output},
+                  [&](c10d::Backend& inner) { return inner.alltoall_base(to, from, output_sizes, input_sizes, opts); });
 }
 
 WorkPtr LowcommBackend::exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  Tensors to = bare(outputs), from = bare(inputs);
   return viaInner(c10d::OpType::ALLTOALL, "all_to_all", inputs, outputs,
-                  [&](c10d::Backend& inner) { return inner.alltoall(outputs, inputs, opts); });
+                  [&](c10d::Backend& inner) { return inner.alltoall(to, from, opts); });
 }
 
 WorkPtr LowcommBackend::barrier(const c10d::BarrierOptions& opts) {

@@ -2,6 +2,7 @@
 #include <mutex>
 
 #include "backend/backend.h"
+#include "backend/python_state.h"
 
 namespace lowcomm {
 namespace {
@@ -50,6 +51,13 @@ c10::intrusive_ptr<LowcommBackend> findBackend(const std::string& group_name) {
   std::lock_guard<std::mutex> lock(registry().mutex);
   auto found = registry().backends.find(group_name);
   return found == registry().backends.end() ? c10::intrusive_ptr<LowcommBackend>() : found->second.backend.lock();
+}
+
+void settleBackends(std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (const std::string& name : backendNames()) {
+    if (const auto backend = findBackend(name)) blocking([&] { backend->settledBy(end); });
+  }
 }
 
 std::vector<std::string> backendNames() {

@@ -163,7 +163,7 @@ std::exception_ptr InnerWork::exception() const {
 }
 
 std::vector<at::Tensor> InnerWork::result() {
-  if (outcome_->finish) return outputs_;
+  if (!outputs_.empty()) return outputs_;
   try {
     return inner_->result();
   } catch (const c10::Error&) {
@@ -214,15 +214,24 @@ FuturePtr InnerWork::getFuture() {
   if (inner && !inner->devices().empty()) {
     future_ = inner;  // a device's carries its stream order
   } else if (inner) {
-    // The caller's error, and the caller's tensors where others stood in for them.
-    const bool copied = static_cast<bool>(outcome_->finish);
-    future_ = inner->then(
-        [outcome = outcome_, copied, outputs = outputs_](c10::ivalue::Future& done) {
-          if (done.hasError()) std::rethrow_exception(outcome->op.failed(done.exception_ptr()));
+    // The caller's error, and the caller's tensors, for which others stood in. Told by a callback thread, for which
+    // the process waits before it ends: the inner backend's would be unwound with a Python callback in its hands.
+    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
+    inner->addCallback([threads = threads_, outcome = outcome_, outputs = outputs_,
+                        future = future_](c10::ivalue::Future& done) mutable {
+      auto value = done.hasError() ? c10::IValue() : outputs.empty() ? done.value() : c10::IValue(std::move(outputs));
+      auto error = done.exception_ptr();
+      auto tell = [outcome = std::move(outcome), future = std::move(future), value = std::move(value), error] {
+        try {
+          if (error) std::rethrow_exception(outcome->op.failed(error));
           outcome->succeed();
-          return copied ? c10::IValue(outputs) : done.value();
-        },
-        inner->elementType());
+          future->markCompleted(value);
+        } catch (...) {
+          future->setErrorIfNeeded(std::current_exception());
+        }
+      };
+      threads->run(std::move(tell));
+    });
   } else {
     future_ = tensorListFuture();
     threads_->run(

@@ -292,6 +292,7 @@ void bindBackend(py::module_& m) {
       py::arg("global_ranks"), py::arg("maker"));
   m.def("find_backend", &findBackend, py::arg("group_name"));
   m.def("backend_names", &backendNames);
+  py::module_::import("atexit").attr("register")(py::cpp_function([] { settleBackends(std::chrono::seconds(1)); }));
 }
 
 }  // namespace lowcomm

@@ -12,6 +12,17 @@ CPU = torch.device("cpu")
 _kept = []  # objects that live until the interpreter ends
 
 
+class _SlowToGo:
+    """What a callback holds, which takes the interpreter's lock again and again while it goes."""
+
+    def __call__(self, future):
+        return future.value()
+
+    def __del__(self):
+        for _ in range(40):
+            time.sleep(0.005)
+
+
 def _exit(r, how):
     r.init("lowcomm")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
@@ -23,6 +34,8 @@ def _exit(r, how):
         _kept.append(_kept[0].get_future().then(lambda f: f.value()))
         for work in _kept[:2]:
             work.wait()
+    if how == "callback under way":
+        dist.all_reduce(torch.ones(3), async_op=True).get_future().then(_SlowToGo()).wait()
     if how == "group kept":
         _kept.append(dist.group.WORLD)
         dist.destroy_process_group()
@@ -44,7 +57,17 @@ def _exit(r, how):
 
 @pytest.mark.parametrize(
     "how",
-    ["destroy", "no destroy", "works kept", "group kept", "backend kept", "one destroys", "late rank", "exception"],
+    [
+        "destroy",
+        "no destroy",
+        "works kept",
+        "group kept",
+        "backend kept",
+        "one destroys",
+        "late rank",
+        "exception",
+        "callback under way",
+    ],
 )
 def test_clean_exit(how):
     for _ in range(2):
