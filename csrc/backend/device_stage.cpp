@@ -10,6 +10,7 @@
 #if LOWCOMM_CUDA_KERNELS
 #include "cuda/accumulate.h"
 #include "cuda/run_kernels.h"
+#include "state/stream_handle.h"
 #endif
 
 namespace lowcomm {
@@ -20,20 +21,6 @@ StageQueue::Memory pinnedByTorch(size_t bytes) {
   auto* data = static_cast<std::byte*>(memory.mutable_data_ptr());
   return {data, [held = std::move(memory)](std::byte*) mutable { held.reset(); }};
 }
-
-#if LOWCOMM_CUDA_KERNELS
-// A stream as its driver knows it: native_handle() in most torch versions, stream_handle() in others.
-template <class Stream>
-std::optional<void*> handleOf(const Stream& stream) {
-  if constexpr (requires { stream.native_handle(); }) {
-    return stream.native_handle();
-  } else if constexpr (requires { stream.stream_handle(); }) {
-    return stream.stream_handle();
-  } else {
-    return std::nullopt;
-  }
-}
-#endif
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 #include "backend/own_reduction.h"
 
 #include "backend/premultiply.h"
-#include "backend/wire_type.h"
 #include "kernels/reduce.h"
+#include "state/wire_type.h"
 
 namespace lowcomm {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/wire_type.h"
 #include "collective/stage.h"
+#include "state/wire_type.h"
 
 namespace lowcomm {
 

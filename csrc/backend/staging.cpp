@@ -6,7 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/device_stage.h"
-#include "backend/wire_type.h"
+#include "state/wire_type.h"
 
 namespace lowcomm {
 namespace {

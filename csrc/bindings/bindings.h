@@ -9,5 +9,6 @@ void bindCodec(pybind11::module_& m);
 void bindLevels(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
 void bindOptim(pybind11::module_& m);
+void bindReplay(pybind11::module_& m);
 
 }  // namespace lowcomm

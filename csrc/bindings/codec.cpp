@@ -3,12 +3,12 @@
 
 #include <optional>
 
-#include "backend/wire_type.h"
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
 #include "codec/codec.h"
 #include "codec/error.h"
 #include "codec/level_table.h"
+#include "state/wire_type.h"
 
 namespace py = pybind11;
 

@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindLevels(m);
   lowcomm::bindBackend(m);
   lowcomm::bindOptim(m);
+  lowcomm::bindReplay(m);
 }

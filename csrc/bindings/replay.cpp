@@ -1,0 +1,159 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/errors.h"
+#include "bindings/bindings.h"
+#include "bindings/errors.h"
+#include "optim/seed_replay.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+using Named = std::vector<std::tuple<std::string, at::Tensor, bool, uint64_t>>;  // name, tensor, decayed, first element
+
+std::span<const std::byte> spanOf(std::string_view bytes) {
+  return std::as_bytes(std::span(bytes.data(), bytes.size()));
+}
+
+py::bytes bytesOf(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+SeedReplayOptions optionsOf(const py::dict& given) {
+  SeedReplayOptions options;
+  const auto noise = given["noise"].cast<std::string>();
+  if (noise != "gaussian" && noise != "rademacher") {
+    throw ValueError("seed replay: noise: expected rademacher or gaussian, got '" + noise + "'");
+  }
+  options.noise = noise == "gaussian" ? Noise::gaussian : Noise::rademacher;
+  const auto scale = given["lr_scale"].cast<std::string>();
+  if (scale != "sqrt" && scale != "mean") {
+    throw ValueError("seed replay: lr_scale: expected sqrt or mean, got '" + scale + "'");
+  }
+  options.mean = scale == "mean";
+  options.codec = given["codec"].cast<std::string>();
+  options.seed = given["seed"].cast<uint64_t>();
+  options.pool = given["pool"].cast<uint32_t>();
+  options.base = given["base"].cast<std::string>();
+  return options;
+}
+
+std::unique_ptr<SeedReplay> make(const Named& parameters, const py::dict& given) {
+  return asPythonErrors([&] {
+    SeedReplayOptions options = optionsOf(given);
+    std::vector<ReplayParameter> list;
+    for (const auto& [name, tensor, decayed, first] : parameters)
+      list.push_back({name, tensor, decayed, first});
+    py::gil_scoped_release released;
+    return std::make_unique<SeedReplay>(std::move(list), std::move(options));
+  });
+}
+
+std::vector<std::vector<std::byte>> listOf(const std::vector<std::string>& messages) {
+  std::vector<std::vector<std::byte>> list;
+  for (const std::string& message : messages) {
+    const auto bytes = spanOf(message);
+    list.emplace_back(bytes.begin(), bytes.end());
+  }
+  return list;
+}
+
+py::dict entryOf(const ReplayRecord& record) {
+  std::vector<uint64_t> machines;
+  std::vector<uint16_t> counts;
+  size_t payload = 0;
+  for (const auto& entry : record.entries) {
+    machines.push_back(entry.machine);
+    counts.push_back(entry.count);
+    payload += entry.payload.size();
+  }
+  py::dict out;
+  out["iteration"] = record.iteration;
+  out["lr"] = record.lr;
+  out["weight_decay"] = record.weight_decay;
+  out["machines"] = machines;
+  out["counts"] = counts;
+  out["payload_bytes"] = payload;
+  out["bytes"] = bytesOf(writeReplayRecord(record));
+  return out;
+}
+
+}  // namespace
+
+void bindReplay(py::module_& m) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<SeedReplay>(m, "SeedReplay")
+      .def(py::init(&make), py::arg("parameters"), py::arg("options"))
+      .def_property("iteration", &SeedReplay::iteration, &SeedReplay::setIteration)
+      .def_property_readonly("description", &SeedReplay::description)
+      .def(
+          "perturbed",
+          [](const SeedReplay& s, size_t parameter, uint64_t machine, uint64_t sample, float factor) {
+            return asPythonErrors([&] {
+              py::gil_scoped_release released;
+              return s.perturbed(parameter, machine, sample, factor);
+            });
+          },
+          py::arg("parameter"), py::arg("machine"), py::arg("sample"), py::arg("factor"))
+      .def(
+          "perturb",
+          [](SeedReplay& s, uint64_t machine, uint64_t sample, float factor) {
+            asPythonErrors([&] {
+              py::gil_scoped_release released;
+              s.perturb(machine, sample, factor);
+            });
+          },
+          py::arg("machine"), py::arg("sample"), py::arg("factor"))
+      .def(
+          "message",
+          [](const SeedReplay& s, uint64_t machine, const std::vector<float>& estimates) {
+            return asPythonErrors([&] { return bytesOf(s.message(machine, estimates)); });
+          },
+          py::arg("machine"), py::arg("estimates"))
+      .def(
+          "record",
+          [](const SeedReplay& s, const std::vector<std::string>& messages, float lr, float weight_decay) {
+            return asPythonErrors([&] { return bytesOf(s.record(listOf(messages), lr, weight_decay)); });
+          },
+          py::arg("messages"), py::kw_only(), py::arg("lr"), py::arg("weight_decay"))
+      .def(
+          "apply",
+          [](SeedReplay& s, const py::bytes& records) {
+            return asPythonErrors([&] {
+              const auto bytes = spanOf(records);
+              py::gil_scoped_release released;
+              return s.apply(bytes);
+            });
+          },
+          py::arg("records"))
+      .def_property_readonly("log", [](const SeedReplay& s) { return bytesOf(s.log()); })
+      .def("forget_log", &SeedReplay::forgetLog)
+      .def("checksum", &SeedReplay::checksum, release())
+      .def_property("sums", &SeedReplay::sums, [](SeedReplay& s, std::vector<float> sums) {
+        asPythonErrors([&] { s.setSums(std::move(sums)); });
+      });
+  m.def(
+      "read_replay_message",
+      [](const py::bytes& message) {
+        return asPythonErrors([&] {
+          const ReplayMessage read = readReplayMessage(spanOf(message));
+          return std::make_tuple(read.machine, read.iteration, read.count);
+        });
+      },
+      py::arg("message"));
+  m.def(
+      "read_replay_records",
+      [](const py::bytes& log) {
+        return asPythonErrors([&] {
+          std::vector<py::dict> records;
+          for (const ReplayRecord& record : readReplayRecords(spanOf(log)))
+            records.push_back(entryOf(record));
+          return records;
+        });
+      },
+      py::arg("log"));
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,163 @@
+#include "optim/replay_weights.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "codec/dispatch.h"
+#include "codec/error.h"
+#include "kernels/crc32c.h"
+#include "kernels/float_env.h"
+#include "optim/device_noise.h"
+#include "state/wire_type.h"
+
+namespace lowcomm {
+namespace {
+
+// Elements that stay in the first-level cache while update after update passes over them: a Rademacher block's
+// multiple.
+constexpr int64_t kBlock = 4096;
+// Updates whose terms are listed at a time: as many as stay in the second-level cache.
+constexpr size_t kUpdatesAtATime = 256;
+
+// Not inlined: whoever calls it holds the floating point environment, which the compiler does not know of.
+__attribute__((noinline)) void scale(float* x, size_t n, float by) {
+  for (size_t i = 0; i < n; ++i)
+    x[i] *= by;
+}
+
+// keep·w + sum of the terms over a few elements of the host.
+void updateRun(const KernelTable& form, Noise noise, void* w, DType dtype, uint64_t first, size_t n, float keep,
+               std::span<const NoiseTerm> terms) {
+  if (keep == 1) {
+    addNoise(form, noise, w, w, dtype, first, n, terms);
+    return;
+  }
+  FloatEnv env;
+  if (dtype == DType::float32) {
+    scale(static_cast<float*>(w), n, keep);
+    addNoise(form, noise, w, w, dtype, first, n, terms);
+    return;
+  }
+  // Rounded once: after both.
+  const bool half = dtype == DType::float16;
+  alignas(64) float wide[kBlock];
+  (half ? form.float16_to_float : form.bfloat16_to_float)(wide, static_cast<const uint16_t*>(w), n);
+  scale(wide, n, keep);
+  addNoise(form, noise, wide, wide, DType::float32, first, n, terms);
+  (half ? form.float_to_float16 : form.float_to_bfloat16)(static_cast<uint16_t*>(w), wide, n);
+}
+
+// An update as one parameter has it: which of the listed terms.
+struct Listed {
+  float keep;
+  size_t begin, end;
+};
+
+NoiseTerm termOf(NoiseTerm term, size_t parameter) {
+  term.key.stream = static_cast<uint32_t>(parameter);
+  return term;
+}
+
+}  // namespace
+
+ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise noise)
+    : parameters_(std::move(parameters)), noise_(noise) {
+  for (const auto& p : parameters_) {
+    const auto type = p.tensor.scalar_type();
+    if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
+      throw TypeError("seed replay: parameter '" + p.name + "': expected float32, float16 or bfloat16, got " +
+                      c10::toString(type));
+    }
+    if (!p.tensor.device().is_cpu()) expectDeviceNoise(p.name, p.tensor);
+  }
+}
+
+void ReplayWeights::apply(std::span<const Update> updates) {
+  for (size_t from = 0; from < updates.size(); from += kUpdatesAtATime) {
+    const auto part = updates.subspan(from, std::min(kUpdatesAtATime, updates.size() - from));
+    for (size_t number = 0; number < parameters_.size(); ++number)
+      run(parameters_[number].tensor, number, part);
+  }
+}
+
+void ReplayWeights::run(const at::Tensor& w, size_t parameter, std::span<const Update> updates) const {
+  at::NoGradGuard no_grad;
+  const ReplayParameter& p = parameters_[parameter];
+  std::vector<NoiseTerm> terms;
+  std::vector<Listed> listed;
+  for (const Update& update : updates) {
+    for (const NoiseTerm& term : update.terms)
+      terms.push_back(termOf(term, parameter));
+    listed.push_back({p.decayed ? update.keep : 1, terms.size() - update.terms.size(), terms.size()});
+  }
+  if (!w.device().is_cpu()) {
+    for (const Listed& l : listed)
+      updateOnDevice(w, noise_, p.first, l.keep, {terms.data() + l.begin, l.end - l.begin});
+    return;
+  }
+  const KernelTable& form = kernels();
+  const at::Tensor dense = w.contiguous();
+  const DType dtype = wireType(dense.scalar_type());
+  auto* data = static_cast<std::byte*>(dense.mutable_data_ptr());
+  const int64_t count = dense.numel();
+  // Blocks end where the whole tensor's do: whole ones are the fast ones.
+  const auto shift = static_cast<int64_t>(p.first % kBlock);
+  at::parallel_for(0, (count + shift + kBlock - 1) / kBlock, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t at = std::max<int64_t>(block * kBlock - shift, 0);
+      const int64_t n = std::min(count, (block + 1) * kBlock - shift) - at;
+      for (const Listed& l : listed) {
+        updateRun(form, noise_, data + static_cast<size_t>(at) * itemBytes(dtype), dtype,
+                  p.first + static_cast<uint64_t>(at), static_cast<size_t>(n), l.keep,
+                  {terms.data() + l.begin, l.end - l.begin});
+      }
+    }
+  });
+  if (!dense.is_same(w)) w.copy_(dense);
+}
+
+at::Tensor ReplayWeights::perturbed(size_t parameter, const NoiseTerm& term) const {
+  at::NoGradGuard no_grad;
+  const ReplayParameter& p = parameters_.at(parameter);
+  const at::Tensor from = p.tensor.contiguous();
+  at::Tensor out = at::empty_like(from);
+  const NoiseTerm own = termOf(term, parameter);
+  if (!from.device().is_cpu()) {
+    perturbOnDevice(out, from, noise_, p.first, own);
+    return out;
+  }
+  const KernelTable& form = kernels();
+  const DType dtype = wireType(from.scalar_type());
+  const size_t item = itemBytes(dtype);
+  const auto* x = static_cast<const std::byte*>(from.const_data_ptr());
+  auto* y = static_cast<std::byte*>(out.mutable_data_ptr());
+  at::parallel_for(0, from.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
+    addNoise(form, noise_, y + begin * item, x + begin * item, dtype, p.first + static_cast<uint64_t>(begin),
+             static_cast<uint64_t>(end - begin), {&own, 1});
+  });
+  return out;
+}
+
+void ReplayWeights::perturb(const NoiseTerm& term) {
+  Update update;
+  update.terms = {term};
+  apply({&update, 1});
+}
+
+void ReplayWeights::release() {
+  for (ReplayParameter& p : parameters_)
+    p.tensor = at::empty_like(p.tensor, at::TensorOptions(at::kMeta));
+}
+
+uint32_t ReplayWeights::checksum() const {
+  uint32_t crc = 0;
+  for (const auto& p : parameters_) {
+    const at::Tensor host = p.tensor.detach().cpu().contiguous();
+    crc = crc32c(host.const_data_ptr(), host.nbytes(), crc);
+  }
+  return crc;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/noise.h"
+
+namespace lowcomm {
+
+// A tensor of the model that is perturbed and updated. Its place in the list is its number in the perturbations' key,
+// so that all machines must have the same list.
+struct ReplayParameter {
+  std::string name;
+  at::Tensor tensor;    // float32, float16 or bfloat16; on the host or, in builds with kernels, a CUDA device
+  bool decayed = true;  // by the weight decay
+  uint64_t first = 0;   // element of the whole tensor that this one, a shard of it, begins with
+};
+
+// The weights that seed replay moves (Just One Byte, section 3.3; MeZO, algorithm 1): w <- keep·w + sum of factor·z,
+// with z made again from its key (FORMAT.md, "Perturbations"). Sums are fp32, rounded once to the parameter's type; all
+// bits are the same on any device, with any number of threads and however the tensor is sharded.
+class ReplayWeights {
+ public:
+  // An iteration's update. The terms' keys have no stream yet: it is the parameter's number.
+  struct Update {
+    float keep = 1;  // of weights that decay: 1 - lr·weight_decay
+    std::vector<NoiseTerm> terms;
+  };
+
+  // Throws TypeError for another element type, ValueError for a device that this build has no kernels for.
+  ReplayWeights(std::vector<ReplayParameter> parameters, Noise noise);
+
+  const std::vector<ReplayParameter>& parameters() const { return parameters_; }
+
+  // Applies updates one after another, each block of the weights staying in the first-level cache for all of them: the
+  // bits are those of one call an update, the traffic that of one.
+  void apply(std::span<const Update> updates);
+
+  // The same for another tensor in the place of one parameter.
+  void update(const at::Tensor& w, size_t parameter, const Update& update) const { run(w, parameter, {&update, 1}); }
+
+  // w + factor·z of a parameter, a new tensor like it; w is not touched.
+  at::Tensor perturbed(size_t parameter, const NoiseTerm& term) const;
+
+  // w <- w + factor·z, all parameters in place: the paper's way, which drifts by a rounding a call.
+  void perturb(const NoiseTerm& term);
+
+  // Lets go of the tensors' memory: of a parameter, name, type and shape stay.
+  void release();
+
+  // CRC-32C of the parameters' bytes, in their order.
+  uint32_t checksum() const;
+
+ private:
+  void run(const at::Tensor& w, size_t parameter, std::span<const Update> updates) const;
+
+  std::vector<ReplayParameter> parameters_;
+  Noise noise_;
+};
+
+}  // namespace lowcomm

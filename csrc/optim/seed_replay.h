@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "optim/estimate_codec.h"
+#include "optim/quantized_base.h"
+#include "optim/replay_weights.h"
+#include "wire/replay_log.h"
+
+namespace lowcomm {
+
+// What every machine of a run sets alike.
+struct SeedReplayOptions {
+  Noise noise = Noise::rademacher;
+  std::string codec = "logbyte";  // of estimates (EstimateCodec)
+  bool mean = false;              // lr / k for k estimates in an iteration; else lr / sqrt(k), the paper's
+  uint64_t seed = 0;              // of the run
+  uint32_t pool = 0;              // directions there are in all (FedKSeed); 0: as many as samples
+  std::string base;  // "int8" or "nf4": weights are kept so, and their change as the pool's sums; "": as they are
+};
+
+// Zeroth-order fine-tuning that sends a byte a gradient: Zelikman et al., Just One Byte (per Gradient), 2023, after
+// MeZO (Malladi et al., 2023). A machine measures how the loss changes along directions that it makes of a seed, and
+// sends the projections alone; every machine makes the same directions again and takes the same step:
+//
+//   w <- w - lr / sqrt(k) · sum of decoded(estimate)·z(seed(run, machine, iteration, sample)),
+//
+// in the order of machines and samples, with the sum in fp32 (kernels/noise.h). What machines apply is a record;
+// records one behind another are the log, from which a machine with the first weights gets to the present ones.
+//
+// No threads of its own and no locks: one caller at a time. Whatever throws has changed nothing.
+class SeedReplay {
+ public:
+  // Throws ValueError, TypeError: options or parameters that will not do, a base without a pool.
+  SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOptions options);
+
+  // The iteration that comes next, counted from 0.
+  uint64_t iteration() const { return iteration_; }
+  // After its weights were set to those before iteration `iteration`, by whoever restores a snapshot. Drops the log.
+  void setIteration(uint64_t iteration);
+
+  const SeedReplayOptions& options() const { return options_; }
+
+  // All that machines must have alike, as text: version of this format, options, names, shapes and types.
+  std::string description() const;
+
+  // ---- the present iteration's directions ----
+  NoiseTerm direction(uint64_t machine, uint64_t sample, float factor) const;
+  // w + factor·z of a parameter as a new tensor of its type; factor 0: w, of a quantized base what it stands for.
+  at::Tensor perturbed(size_t parameter, uint64_t machine, uint64_t sample, float factor) const;
+  // All parameters in place. ValueError with a quantized base.
+  void perturb(uint64_t machine, uint64_t sample, float factor);
+
+  // ---- messages and records ----
+  // A machine's message of the present iteration. ValueError: more than 65535 estimates.
+  std::vector<std::byte> message(uint64_t machine, std::span<const float> estimates) const;
+  // The present iteration's record of machines' messages, in any order. ValueError: one of another iteration, with
+  // another length or checksum than it must have, or two of one machine.
+  std::vector<std::byte> record(const std::vector<std::vector<std::byte>>& messages, float lr,
+                                float weight_decay) const;
+
+  // Applies the records of the present iteration and those after it; returns how many estimates took part. ValueError
+  // where one is spoilt or of another iteration, before anything is changed.
+  uint64_t apply(std::span<const std::byte> records);
+
+  // What was applied since construction, setIteration() or forgetLog().
+  const std::vector<std::byte>& log() const { return log_; }
+  void forgetLog() { log_.clear(); }
+
+  // CRC-32C of the weights' bytes, in the parameters' order; with a quantized base of its bytes and the pool's sums.
+  uint32_t checksum() const;
+  // Sums of factors by direction of the pool, in fp32; empty without a quantized base.
+  const std::vector<float>& sums() const { return sums_; }
+  void setSums(std::vector<float> sums);
+
+ private:
+  uint64_t seedOf(uint64_t machine, uint64_t iteration, uint64_t sample) const;
+  uint32_t pooled(uint64_t machine, uint64_t iteration, uint64_t sample) const;
+  std::vector<NoiseTerm> poolTerms() const;
+  std::vector<ReplayRecord> checked(std::span<const std::byte> records) const;
+
+  SeedReplayOptions options_;
+  EstimateCodec codec_;
+  ReplayWeights weights_;
+  std::vector<QuantizedBase> bases_;  // by parameter, in place of its weights
+  std::vector<float> sums_;
+  uint64_t iteration_ = 0;
+  std::vector<std::byte> log_;
+};
+
+}  // namespace lowcomm
