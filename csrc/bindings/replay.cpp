@@ -63,11 +63,11 @@ std::vector<std::vector<std::byte>> listOf(const std::vector<std::string>& messa
 py::dict entryOf(const ReplayRecord& record) {
   std::vector<uint64_t> machines;
   std::vector<uint16_t> counts;
-  size_t payload = 0;
+  std::vector<size_t> payload;
   for (const auto& entry : record.entries) {
     machines.push_back(entry.machine);
     counts.push_back(entry.count);
-    payload += entry.payload.size();
+    payload.push_back(entry.payload.size());
   }
   py::dict out;
   out["iteration"] = record.iteration;

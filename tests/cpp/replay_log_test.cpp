@@ -1,0 +1,87 @@
+#include "wire/replay_log.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "codec/error.h"
+
+namespace lowcomm {
+namespace {
+
+std::vector<std::byte> bytes(std::initializer_list<int> values) {
+  std::vector<std::byte> out;
+  for (const int value : values)
+    out.push_back(static_cast<std::byte>(value));
+  return out;
+}
+
+std::vector<std::byte> record(uint64_t iteration) {
+  static const auto a = bytes({1, 2, 3}), b = bytes({});
+  return writeReplayRecord({iteration, 0.5f, 0.25f, {{7, 3, a}, {uint64_t{1} << 63, 0, b}}});
+}
+
+// FORMAT.md, "Seed replay", by hand; the checksum is that of crc32c_test.cpp's function.
+TEST(ReplayLog, MessageIsAsTheFormatSays) {
+  const auto payload = bytes({0xaa, 0xbb});
+  const auto message = writeReplayMessage({0x0102, 3, 2, payload});
+  const auto head = bytes({2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0xaa, 0xbb});
+  ASSERT_EQ(message.size(), kReplayMessageBytes + 2);
+  EXPECT_TRUE(std::equal(head.begin(), head.end(), message.begin()));
+  const ReplayMessage read = readReplayMessage(message);
+  EXPECT_EQ(read.machine, 0x0102u);
+  EXPECT_EQ(read.iteration, 3u);
+  EXPECT_EQ(read.count, 2u);
+  EXPECT_TRUE(std::equal(payload.begin(), payload.end(), read.payload.begin(), read.payload.end()));
+}
+
+TEST(ReplayLog, RecordsComeBack) {
+  auto log = record(41);
+  const auto next = record(42);
+  log.insert(log.end(), next.begin(), next.end());
+  const auto records = readReplayRecords(log);
+  ASSERT_EQ(records.size(), 2u);
+  EXPECT_EQ(records[1].iteration, 42u);
+  EXPECT_EQ(records[1].lr, 0.5f);
+  EXPECT_EQ(records[1].weight_decay, 0.25f);
+  ASSERT_EQ(records[1].entries.size(), 2u);
+  EXPECT_EQ(records[1].entries[0].payload.size(), 3u);
+  EXPECT_EQ(records[1].entries[1].machine, uint64_t{1} << 63);
+  EXPECT_TRUE(readReplayRecords({}).empty());
+}
+
+TEST(ReplayLog, AnyBitFlippedIsRefused) {
+  const auto whole = record(5);
+  const auto message = writeReplayMessage({1, 5, 3, bytes({1, 2, 3})});
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    auto spoilt = whole;
+    spoilt[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    EXPECT_THROW(readReplayRecords(spoilt), WireError) << bit;
+  }
+  for (size_t bit = 0; bit < message.size() * 8; ++bit) {
+    auto spoilt = message;
+    spoilt[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    EXPECT_THROW(readReplayMessage(spoilt), WireError) << bit;
+  }
+}
+
+TEST(ReplayLog, AnyCutIsRefused) {
+  const auto whole = record(5);
+  const auto message = writeReplayMessage({1, 5, 3, bytes({1, 2, 3})});
+  for (size_t size = 1; size < whole.size(); ++size)
+    EXPECT_THROW(readReplayRecords(std::span(whole).first(size)), WireError) << size;
+  for (size_t size = 0; size < message.size(); ++size)
+    EXPECT_THROW(readReplayMessage(std::span(message).first(size)), WireError) << size;
+}
+
+TEST(ReplayLog, OrderIsChecked) {
+  auto gap = record(5);
+  const auto later = record(7);
+  gap.insert(gap.end(), later.begin(), later.end());
+  EXPECT_THROW(readReplayRecords(gap), WireError);
+  EXPECT_THROW(readReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {1, 0, {}}}})), WireError);
+  EXPECT_THROW(readReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {2, 0, {}}}})), WireError);
+}
+
+}  // namespace
+}  // namespace lowcomm

@@ -1,0 +1,121 @@
+"""Weights that are perturbed where they are used: w + factor·z for as long as a layer needs it, and w is never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm import _C
+
+
+class _Weights(dict[str, Any]):
+    """A module's parameters by name, as attribute access finds them: perturbed. `items()` and `values()` are as ever."""
+
+    def __init__(self, own: dict[str, Any], uses: AtUse) -> None:
+        super().__init__(own)
+        self._uses = uses
+
+    def __getitem__(self, name: str) -> Any:
+        return self._uses.of(self, super().__getitem__(name))
+
+
+class AtUse:
+    """Evaluates a model at w + factor·z without a second copy of it (peak memory: one module's weights more).
+
+    Whoever reads `module.weight` during an evaluation, the module itself or another one, gets a perturbed tensor of its own.
+    Parameters that a model has references to by another way (the flat weights of recurrent layers) are never seen so; the
+    first evaluation finds them out, and from then on they are perturbed in place and put back from a copy.
+
+    Args:
+        model: In eager mode: what a compiler has traced reads no attributes.
+        core: Makes the perturbed tensors.
+        numbers: id of a parameter -> its number in the core.
+        machine: Whose directions.
+        quantized: Whether the parameters' own memory is gone, so that every use, perturbed or not, comes from the core.
+    """
+
+    def __init__(
+        self, model: nn.Module, core: _C.SeedReplay, numbers: dict[int, int], machine: int, *, quantized: bool
+    ) -> None:
+        self._core, self._machine, self._quantized = core, machine, quantized
+        self._modules = [m for m in model.modules() if any(id(p) in numbers for p in m._parameters.values())]
+        self._numbers = dict(numbers)
+        self._in_place: dict[int, nn.Parameter] = {}  # by number
+        self._parameters = {numbers[id(p)]: p for p in model.parameters() if id(p) in numbers}
+        self._seen: set[int] = set()
+        self._checked = False
+        self._sample, self._factor = 0, 0.0
+        self._last: tuple[_Weights, dict[int, torch.Tensor]] | None = None
+        if quantized:
+            self._install()
+
+    @contextmanager
+    def at(self, sample: int, factor: float) -> Iterator[None]:
+        """Within it the model has the weights w + factor·z of a sample."""
+        self._sample, self._factor = sample, factor
+        copies = {number: p.detach().clone() for number, p in self._in_place.items()}
+        if not self._quantized:
+            self._install()
+        try:
+            with torch.no_grad():
+                for number, parameter in self._in_place.items():
+                    parameter.copy_(self._core.perturbed(number, self._machine, sample, factor))
+            yield
+        finally:
+            self._factor, self._last = 0.0, None
+            if not self._quantized:
+                self._remove()
+            with torch.no_grad():
+                for number, copy in copies.items():
+                    self._in_place[number].copy_(copy)
+
+    def complete(self) -> bool:
+        """After an evaluation: whether every parameter was perturbed. If not, what was missed is from now on, and the
+        evaluation is to be made again.
+
+        Raises:
+            ValueError: Such a parameter's memory is gone.
+        """
+        if self._checked:
+            return True
+        self._checked = True
+        missed = set(self._parameters) - self._seen
+        if missed and self._quantized:
+            raise ValueError(
+                f"SeedReplay: base: expected a model that reads its weights as attributes of their modules, got {len(missed)} "
+                "parameters that the first evaluation did not read so: exclude them by requires_grad_(False)"
+            )
+        self._in_place = {number: self._parameters[number] for number in sorted(missed)}
+        for number in missed:
+            self._numbers.pop(id(self._parameters[number]))
+        return not missed
+
+    def of(self, weights: _Weights, parameter: Any) -> Any:
+        """What a reader of `parameter`, one of a module's `weights`, gets."""
+        number = self._numbers.get(id(parameter))
+        if number is None or (self._factor == 0 and not self._quantized):
+            return parameter
+        self._seen.add(number)
+        # A module reads a weight several times (its dtype, its shape); the next module's reading lets go of it.
+        if self._last is None or self._last[0] is not weights:
+            self._last = (weights, {})
+        made = self._last[1]
+        if number not in made:
+            made[number] = self._core.perturbed(number, self._machine, self._sample, self._factor)
+        return made[number]
+
+    def forget(self) -> None:
+        """The weights have moved: nothing that was made of them is used any more."""
+        self._last = None
+
+    def _install(self) -> None:
+        for module in self._modules:
+            module.__dict__["_parameters"] = _Weights(module._parameters, self)
+
+    def _remove(self) -> None:
+        for module in self._modules:
+            module.__dict__["_parameters"] = dict(module._parameters.items())

@@ -1,0 +1,73 @@
+"""How a loss at perturbed weights becomes projected gradients."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+
+# The loss at w + factor·z of a sample; of batch `sample`, whatever the factor.
+Evaluate = Callable[[int, float], float]
+# Whether another sample, counted from 0, is to be taken.
+More = Callable[[int], bool]
+
+
+class TwoSided:
+    """SPSA: (l(w + εz) − l(w − εz)) / 2ε, two evaluations each (MeZO, definition 1)."""
+
+    def __init__(self, eps: float) -> None:
+        self._eps = eps
+
+    def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
+        """(losses, estimates) of this iteration's samples."""
+        losses, estimates = [], []
+        while more(len(estimates)):
+            sample = len(estimates)
+            above, below = evaluate(sample, self._eps), evaluate(sample, -self._eps)
+            losses.append((above + below) / 2)
+            estimates.append((above - below) / (2 * self._eps))
+        return losses, estimates
+
+
+class OneSided:
+    """Batched one-sided estimates whose step is divided by the losses' standard deviation (FZOO, arXiv 2506.09034).
+
+    One evaluation each and one without a perturbation, all of batch 0; the deviation takes the place of ε.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self._eps = eps
+
+    def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
+        """(losses, estimates) of this iteration's samples."""
+        start = evaluate(0, 0.0)
+        losses: list[float] = []
+        while more(len(losses)) or len(losses) < 2:
+            losses.append(evaluate(len(losses), self._eps))
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
+        return [start], [(loss - start) / deviation if deviation > 0 else loss - loss for loss in losses]
+
+
+class Previous:
+    """(l(w + εz) − the loss before) / ε: one evaluation each, of weights and a batch that have moved on meanwhile."""
+
+    def __init__(self, eps: float) -> None:
+        self._eps = eps
+        self.before: float | None = None
+
+    def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
+        """(losses, estimates) of this iteration's samples."""
+        if self.before is None:
+            self.before = evaluate(0, 0.0)
+        losses, estimates = [], []
+        while more(len(estimates)):
+            loss = evaluate(len(estimates), self._eps)
+            estimates.append((loss - self.before) / self._eps)
+            losses.append(loss)
+            if math.isfinite(loss):
+                self.before = loss
+        return losses, estimates
+
+
+ESTIMATORS = {"two-sided": TwoSided, "one-sided": OneSided, "previous": Previous}

@@ -1,0 +1,78 @@
+"""The paper's way to perturb: the weights themselves, to and fro, and now and then put right from a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from torch_lowcomm import _C
+
+
+class InPlace:
+    """θ + εz, θ − εz, θ: in place, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 3.3).
+
+    All machines keep a copy that no perturbation touches and that takes every update; the weights are set to it every
+    `restore_every` iterations. Between those they drift apart by roundings, so what machines compare is the copy.
+
+    Args:
+        parameters: The model's, in the order of the cores.
+        weights: The core of the model's parameters.
+        copies: The core of copies of them, which are passed beside it.
+        copied: Those copies.
+        machine: Whose directions.
+        restore_every: n_b: 1 is the paper's, 16 enough in practice.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        weights: _C.SeedReplay,
+        copies: _C.SeedReplay,
+        copied: Sequence[torch.Tensor],
+        machine: int,
+        restore_every: int,
+    ) -> None:
+        self._parameters, self._copied = parameters, copied
+        self._weights, self._copies = weights, copies
+        self._machine, self._restore_every = machine, restore_every
+        self._at: tuple[int, float] | None = None  # the sample, and by which factor the weights are off
+
+    @contextmanager
+    def at(self, sample: int, factor: float) -> Iterator[None]:
+        """Within it, and until the next call, the model has the weights w + factor·z of a sample."""
+        if self._at is not None and self._at[0] == sample:
+            self._weights.perturb(self._machine, sample, factor - self._at[1])
+        else:
+            self.put_back()
+            self._weights.perturb(self._machine, sample, factor)
+        self._at = (sample, factor)
+        yield
+
+    def put_back(self) -> None:
+        """Takes the last perturbation back, but for its roundings."""
+        if self._at is not None:
+            self._weights.perturb(self._machine, self._at[0], -self._at[1])
+            self._at = None
+
+    def applied(self, records: bytes) -> None:
+        """The copies have taken `records`; the weights follow."""
+        if self._weights.iteration + 1 == self._copies.iteration and self._copies.iteration % self._restore_every:
+            self._weights.apply(records)
+        else:
+            self.restore()
+
+    def take(self) -> None:
+        """Sets the copies to the weights, which were loaded."""
+        with torch.no_grad():
+            for parameter, copy in zip(self._parameters, self._copied, strict=True):
+                copy.copy_(parameter)
+
+    def restore(self) -> None:
+        """Sets the weights to the copies."""
+        self._at = None
+        with torch.no_grad():
+            for parameter, copy in zip(self._parameters, self._copied, strict=True):
+                parameter.copy_(copy)
+        self._weights.iteration = self._copies.iteration

@@ -1,0 +1,381 @@
+"""SeedReplay: fine-tuning by forward passes alone, of which a byte each travels."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_lowcomm import _C
+from torch_lowcomm.replay.at_use import AtUse
+from torch_lowcomm.replay.checkpoint import Checkpoint
+from torch_lowcomm.replay.estimators import ESTIMATORS
+from torch_lowcomm.replay.exchange import Alone, Exchange, StaticExchange, apart
+from torch_lowcomm.replay.in_place import InPlace
+from torch_lowcomm.replay.parameters import entries
+
+_MOST_SAMPLES = 65535  # that a message has room for
+
+
+class SeedReplay(torch.optim.Optimizer):
+    """Zeroth-order optimizer: machines measure the loss along directions made of seeds, and send what came out, a byte each.
+
+        opt = lc.SeedReplay(model, lr=1e-2, samples=4, group=dist.group.WORLD)
+        for batches in data:
+            loss = opt.step(lambda sample: loss_of(model, batches[sample]))
+
+    Every machine makes all directions again and takes the same step, θ ← θ − lr/√k · Σ decoded(estimate)·z over the k
+    estimates of an iteration (Zelikman et al., Just One Byte (per Gradient), 2023; MeZO, arXiv 2305.17333), so that weights
+    stay equal to the bit, on any device, and never travel. The model is evaluated in eval mode without gradients: dropout and
+    running means are off.
+
+    Trusted peers only: a wrong byte steers every machine, and projected gradients keep no secret of the data.
+
+    Learning-rate schedulers work on it (every machine with the same one); `state_dict` has what weights do not tell.
+
+    Args:
+        model: Its parameters that require gradients are trained: all, or adapters (LoRA) alone. float32, float16 or bfloat16.
+        lr: η. By `lr_scale` "sqrt", the paper's, the step is η/√k, by "mean" η/k.
+        eps: ε, how far along a direction the loss is measured.
+        samples: n, directions an iteration and machine; with `seconds` at most so many.
+        seconds: Take directions for so long in every iteration, at least one.
+        weight_decay: θ ← θ·(1 − lr·weight_decay) of parameters with two dimensions or more.
+        noise: "rademacher", ±1, or "gaussian".
+        codec: Of estimates: "logbyte" (sign and rounded logarithm in a byte), "log9", "sign1", "fp16", "none".
+        estimator: "two-sided" (2 evaluations a sample), "one-sided" (1, and 1 an iteration; divided by the losses' standard
+            deviation, FZOO), "previous" (1, against the loss before).
+        pool: Take directions from K fixed ones (FedKSeed, arXiv 2312.06353); 0: each is new.
+        base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them: what they have moved by
+            is kept as the pool's K sums (needs `pool`, and no weight decay). The parameters' own memory is given up.
+        perturb: "at-use": each layer's weights when it reads them, in a tensor of their own; or "in-place": the weights
+            themselves, with a copy that puts them right every `restore_every` iterations, for models that a compiler has
+            traced.
+        restore_every: n_b of "in-place".
+        seed: Of the run.
+        group: A static world: ranks of this process group, one all_gather an iteration. None, without `exchange`: one machine.
+        exchange: What else brings machines together, e.g. a `StoreExchange`, where they come and go.
+        check_every: So many iterations apart checksums are compared; 0: never.
+        checkpoint: A folder for snapshots and the log since the last one. If there are, the model goes on from them.
+        snapshot_every: Iterations from a snapshot to the next.
+
+    Raises:
+        TypeError: Something of another type.
+        ValueError: An option or a parameter that will not do; with the first `step()`, machines that differ.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float,
+        *,
+        eps: float = 1e-3,
+        samples: int | None = None,
+        seconds: float | None = None,
+        weight_decay: float = 0.0,
+        noise: str = "rademacher",
+        codec: str = "logbyte",
+        lr_scale: str = "sqrt",
+        estimator: str = "two-sided",
+        pool: int = 0,
+        base: str | None = None,
+        perturb: str = "at-use",
+        restore_every: int = 1,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        exchange: Exchange | None = None,
+        check_every: int = 100,
+        checkpoint: str | Path | None = None,
+        snapshot_every: int = 1000,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"SeedReplay: model: expected a torch.nn.Module, got {type(model).__name__}")
+        if group is not None and exchange is not None:
+            raise ValueError("SeedReplay: expected group or exchange, got both")
+        for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
+        if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+            raise ValueError(f"SeedReplay: weight_decay: expected a finite number, 0 or more, got {weight_decay!r}")
+        most = samples if samples is not None else 1 if seconds is None else _MOST_SAMPLES
+        for name, count, least in (
+            ("samples", most, 1),
+            ("pool", pool, 0),
+            ("restore_every", restore_every, 1),
+            ("check_every", check_every, 0),
+            ("snapshot_every", snapshot_every, 1),
+            ("seed", seed, 0),
+        ):
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise ValueError(f"SeedReplay: {name}: expected an integer of {least} or more, got {count!r}")
+        if most > _MOST_SAMPLES:
+            raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {most}")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"SeedReplay: estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+        if estimator == "one-sided" and most < 2:
+            raise ValueError(
+                "SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation"
+            )
+        if perturb not in ("at-use", "in-place"):
+            raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
+        if perturb == "in-place" and base is not None:
+            raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
+        own = entries(model)
+        core = _C.SeedReplay(
+            own, {"noise": noise, "codec": codec, "lr_scale": lr_scale, "seed": seed, "pool": pool, "base": base or ""}
+        )
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+        self._model, self._parameters, self._names = model, parameters, [name for name, _, _, _ in own]
+        self._quantized = base is not None
+        self._samples, self._seconds = most, seconds
+        self._estimator = ESTIMATORS[estimator](eps)
+        self._exchange: Exchange = (
+            exchange
+            if exchange is not None
+            else Alone()
+            if group is None
+            else StaticExchange(group, fixed=seconds is None)
+        )
+        machine = self._exchange.machine
+        self._core = core  # of the weights that machines agree on
+        self._in_place: InPlace | None = None
+        if perturb == "in-place":
+            copied = [tensor.clone() for _, tensor, _, _ in own]
+            self._core = _C.SeedReplay(
+                [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)],
+                {"noise": noise, "codec": codec, "lr_scale": lr_scale, "seed": seed, "pool": pool, "base": ""},
+            )
+            self._in_place = InPlace(parameters, core, self._core, copied, machine, restore_every)
+            self._at = self._in_place.at
+        else:
+            numbers = {id(p): number for number, p in enumerate(parameters)}
+            self._at_use = AtUse(model, core, numbers, machine, quantized=self._quantized)
+            self._at = self._at_use.at
+            if base is not None:
+                for parameter in parameters:
+                    parameter.data = parameter.data.new_empty(0)
+        self._check_every, self._joined = check_every, False
+        self._counts = {"gradients": 0, "evaluations": 0, "payload_bytes": 0, "skipped": 0}
+        self._checkpoint = None
+        if checkpoint is not None:
+            self._checkpoint = Checkpoint(Path(checkpoint), snapshot_every)
+            self._checkpoint.restore(self)
+
+    @property
+    def core(self) -> _C.SeedReplay:
+        """The C++ core: iteration, log, checksum."""
+        return self._core
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that were applied since the run's start, on this machine or before it came."""
+        return self._core.iteration
+
+    def join(self) -> None:
+        """Meets the other machines, and takes what they have applied so far; the first `step()` does it otherwise.
+
+        Raises:
+            ValueError: They run something else.
+        """
+        if not self._joined:
+            self._exchange.join(self._core)
+            self._joined = True
+            self._weights_moved()
+
+    def leave(self) -> None:
+        """Ends this machine's part. Any number of times."""
+        self._exchange.leave()
+
+    def step(self, closure: Callable[..., Any] | None = None) -> float:  # type: ignore[override]
+        """An iteration: measures, exchanges, applies.
+
+        Args:
+            closure: Evaluates the loss with the model as it is, a number or a tensor of one element; without gradients. With
+                an argument, it gets the sample's number within the iteration, 0 to samples - 1: calls with the same number
+                are to use the same batch. It is called twice a sample, or as the estimator says.
+
+        Returns:
+            The mean of the losses that were measured on this machine, NaN where none was finite.
+
+        Raises:
+            ValueError: There is no closure.
+            DistBackendError, ConnectionError, RuntimeError: Of the exchange. Nothing was applied then.
+        """
+        if closure is None:
+            raise ValueError("SeedReplay: step: expected a closure that evaluates the loss, got None")
+        self.join()
+        losses, estimates = self._measured(_with_sample(closure))
+        group = self.param_groups[0]
+        lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+        before = self._core.iteration
+        message = self._core.message(self._exchange.machine, estimates)
+        record = self._exchange.exchange(self._core, message, lr=lr, weight_decay=weight_decay)
+        if self._core.iteration != before:
+            self._weights_moved()  # the others had gone on; what was measured here is void
+        self._apply(record)
+        if self._check_every and self._core.iteration % self._check_every == 0:
+            self._exchange.check(self._core)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        return sum(finite) / len(finite) if finite else math.nan
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since construction.
+
+        Returns:
+            `iteration`; `gradients`, estimates of all machines that were applied; `evaluations` of the loss here; `skipped`,
+            estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and what the exchange
+            counts: `machines` of the last iteration, `sent_bytes`, `received_bytes`, `waited_s`.
+        """
+        return {"iteration": self._core.iteration, **self._counts, **self._exchange.stats()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups' options, and `replay`: iteration, checksum of the weights it belongs to, the pool's sums."""
+        state = super().state_dict()
+        state["replay"] = {
+            "iteration": self._core.iteration,
+            "checksum": self._core.checksum(),
+            "sums": self._core.sums,
+            "description": self._core.description,
+        }
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """After the model's own state was loaded.
+
+        Raises:
+            ValueError: State of another model or other options, or weights that are not those it was saved with.
+        """
+        replay = state_dict.get("replay")
+        if replay is None:
+            raise ValueError(f"SeedReplay: state: expected the key 'replay', got {sorted(state_dict)}")
+        self._expect_same(replay["description"])
+        if self._in_place is not None:
+            self._in_place.take()
+        sums = self._core.sums
+        self._core.sums = replay["sums"]
+        found = self._core.checksum()
+        if found != replay["checksum"]:
+            self._core.sums = sums
+            raise ValueError(
+                f"SeedReplay: state: expected weights with CRC-32C {replay['checksum']:08x}, which it was saved with, got "
+                f"{found:08x}: load the model's state first"
+            )
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "replay"})
+        self._core.iteration = replay["iteration"]
+        self._weights_moved()
+
+    def dequantized(self) -> dict[str, torch.Tensor]:
+        """The trained parameters by name, as they stand, in tensors of their own; of a quantized base what it stands for."""
+        return {name: self._core.perturbed(number, 0, 0, 0.0) for number, name in enumerate(self._names)}
+
+    def snapshot(self) -> dict[str, Any]:
+        """All that another process needs to go on: `optimizer`, the state, and `weights` by name, or None with a quantized
+        base, which belongs to the base model's own file.
+        """
+        return {"optimizer": self.state_dict(), "weights": None if self._quantized else self.dequantized()}
+
+    def load_snapshot(self, saved: dict[str, Any]) -> None:
+        """Sets weights and state to a snapshot's.
+
+        Raises:
+            ValueError: It is of another model or other options.
+        """
+        self._expect_same(saved["optimizer"]["replay"]["description"])
+        if saved["weights"] is not None:
+            with torch.no_grad():
+                for name, parameter in zip(self._names, self._parameters, strict=True):
+                    parameter.copy_(saved["weights"][name])
+        self.load_state_dict(saved["optimizer"])
+
+    def replay(self, records: bytes) -> int:
+        """Applies records of the present iteration and those after it, e.g. of a log.
+
+        Returns:
+            How many estimates took part.
+
+        Raises:
+            ValueError: They are spoilt, or begin at another iteration; nothing was applied.
+        """
+        taken = self._core.apply(records)
+        self._weights_moved()
+        return taken
+
+    def _expect_same(self, description: str) -> None:
+        if description != self._core.description:
+            mine, saved = apart(self._core.description, description)
+            raise ValueError(f"SeedReplay: state: expected one of {mine}, got one of {saved}")
+
+    def _apply(self, record: bytes) -> None:
+        (said,) = _C.read_replay_records(record)
+        taken = self._core.apply(record)
+        if self._in_place is not None:
+            self._in_place.applied(record)
+        else:
+            self._at_use.forget()
+        self._counts["gradients"] += taken
+        self._counts["skipped"] += sum(said["counts"]) - taken
+        own = said["machines"].index(self._exchange.machine) if self._exchange.machine in said["machines"] else None
+        self._counts["payload_bytes"] += sum(said["payload_bytes"]) - (0 if own is None else said["payload_bytes"][own])
+        if self._checkpoint is not None:
+            self._checkpoint.applied(self)
+
+    def _weights_moved(self) -> None:
+        if self._in_place is not None:
+            self._in_place.restore()
+        else:
+            self._at_use.forget()
+
+    def _measured(self, loss_of: Callable[[int], Any]) -> tuple[list[float], list[float]]:
+        begin = time.monotonic()
+
+        def evaluate(sample: int, factor: float) -> float:
+            self._counts["evaluations"] += 1
+            with self._at(sample, factor):
+                loss = float(loss_of(sample))
+            if self._in_place is None and factor != 0 and not self._at_use.complete():
+                return evaluate(sample, factor)
+            return loss
+
+        def more(taken: int) -> bool:
+            if taken >= self._samples:
+                return False
+            return taken == 0 or self._seconds is None or time.monotonic() - begin < self._seconds
+
+        with _evaluating(self._model):
+            found = self._estimator(evaluate, more)
+            if self._in_place is not None:
+                self._in_place.put_back()
+        return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients; every module's own mode afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _with_sample(closure: Callable[..., Any]) -> Callable[[int], Any]:
+    """A closure that takes the sample's number, whether or not this one does."""
+    try:
+        takes = any(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+            for p in inspect.signature(closure).parameters.values()
+        )
+    except ValueError:  # a callable that has no signature
+        takes = False
+    return closure if takes else lambda _: closure()
