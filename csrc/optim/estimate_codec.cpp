@@ -1,7 +1,6 @@
 #include "optim/estimate_codec.h"
 
 #include <cmath>
-#include <cstring>
 
 #include "codec/error.h"
 #include "kernels/half.h"
@@ -10,35 +9,35 @@ namespace lowcomm {
 
 EstimateCodec::EstimateCodec(const std::string& name) : name_(name) {
   if (name == "logbyte" || name == "log9") {
-    scalar_ = makeCodec(CodecSpec::parse(name));
-  } else if (name != "fp16" && name != "none" && name != "sign1") {
+    table_ = name == "logbyte" ? &kLogByteTable : &kLog9Table;
+    bits_ = table_->bits;
+  } else if (name == "fp16" || name == "none" || name == "sign1") {
+    bits_ = name == "fp16" ? 16 : name == "none" ? 32 : 2;
+  } else {
     throw ValueError("seed replay: codec: expected logbyte, log9, fp16, none or sign1, got '" + name + "'");
   }
 }
 
-size_t EstimateCodec::bytes(size_t count) const {
-  if (scalar_) return scalar_->encodedBytes(count, DType::float32);
-  if (name_ == "sign1") return (count + 3) / 4;
-  return count * (name_ == "fp16" ? 2 : 4);
+uint32_t EstimateCodec::code(float estimate) const {
+  if (table_) return scalarCode(*table_, estimate);
+  if (bits_ == 32) return floatBits(estimate);
+  if (bits_ == 16) return floatToFloat16(estimate);
+  return !std::isfinite(estimate) || estimate == 0 ? 0 : estimate > 0 ? 1 : 3;
+}
+
+float EstimateCodec::value(uint32_t code) const {
+  if (table_) return scalarValue(*table_, code);
+  if (bits_ == 32) return floatOf(code);
+  if (bits_ == 16) return float16ToFloat(static_cast<uint16_t>(code));
+  return code == 1 ? 1.0f : code == 3 ? -1.0f : 0.0f;
 }
 
 std::vector<std::byte> EstimateCodec::encode(std::span<const float> estimates) const {
   std::vector<std::byte> out(bytes(estimates.size()));
-  if (scalar_) {
-    scalar_->encode(out, estimates.data(), DType::float32, 0, estimates.size(), {});
-    return out;
-  }
   for (size_t i = 0; i < estimates.size(); ++i) {
-    const float x = estimates[i];
-    if (name_ == "none") {
-      std::memcpy(&out[4 * i], &x, 4);
-    } else if (name_ == "fp16") {
-      const uint16_t half = floatToFloat16(x);
-      std::memcpy(&out[2 * i], &half, 2);
-    } else {
-      const unsigned code = !std::isfinite(x) || x == 0 ? 0 : x > 0 ? 1 : 3;
-      out[i / 4] |= static_cast<std::byte>(code << (2 * (i % 4)));
-    }
+    const uint64_t shifted = uint64_t{code(estimates[i])} << (i * bits_ % 8);
+    for (size_t b = i * bits_ / 8; b < ((i + 1) * bits_ + 7) / 8; ++b)
+      out[b] |= static_cast<std::byte>(shifted >> (8 * (b - i * bits_ / 8)));
   }
   return out;
 }
@@ -49,21 +48,11 @@ std::vector<float> EstimateCodec::decode(std::span<const std::byte> payload, siz
                     std::to_string(bytes(count)) + " bytes, got " + std::to_string(payload.size()));
   }
   std::vector<float> out(count);
-  if (scalar_) {
-    scalar_->decode(out.data(), DType::float32, payload, 0, count);
-    return out;
-  }
   for (size_t i = 0; i < count; ++i) {
-    if (name_ == "none") {
-      std::memcpy(&out[i], &payload[4 * i], 4);
-    } else if (name_ == "fp16") {
-      uint16_t half;
-      std::memcpy(&half, &payload[2 * i], 2);
-      out[i] = float16ToFloat(half);
-    } else {
-      const unsigned code = std::to_integer<unsigned>(payload[i / 4]) >> (2 * (i % 4)) & 3u;
-      out[i] = code == 1 ? 1.0f : code == 3 ? -1.0f : 0.0f;
-    }
+    uint64_t word = 0;
+    for (size_t b = i * bits_ / 8; b < ((i + 1) * bits_ + 7) / 8; ++b)
+      word |= std::to_integer<uint64_t>(payload[b]) << (8 * (b - i * bits_ / 8));
+    out[i] = value(static_cast<uint32_t>(word >> (i * bits_ % 8) & ((uint64_t{1} << bits_) - 1)));
   }
   return out;
 }

@@ -2,17 +2,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "codec/codec.h"
+#include "codec/scalar_rules.h"
 
 namespace lowcomm {
 
-// How projected gradients travel (Just One Byte, section 3.1): "logbyte" (8 bits), "log9" (9), "fp16", "none" (fp32),
-// or "sign1", the sign alone, in two bits: 0 for a zero or no number, 1 for +1, 3 for -1. Thread-safe.
+// How projected gradients travel (Just One Byte, section 3.1): "logbyte" (a byte each), "log9" (nine bits), "fp16",
+// "none" (fp32), or "sign1", the sign alone, in two bits: 0 for a zero or no number, 1 for +1, 3 for -1. Codes stand
+// one behind another from the lowest bit on, without the blocks of the codec of that name: messages have a few.
+// Thread-safe.
 class EstimateCodec {
  public:
   // Throws ValueError for another name.
@@ -21,7 +22,7 @@ class EstimateCodec {
   const std::string& name() const { return name_; }
 
   // Bytes of `count` estimates.
-  size_t bytes(size_t count) const;
+  size_t bytes(size_t count) const { return (count * bits_ + 7) / 8; }
 
   // What is not finite becomes what decodes to NaN, or to 0 under sign1: nobody applies it.
   std::vector<std::byte> encode(std::span<const float> estimates) const;
@@ -30,8 +31,12 @@ class EstimateCodec {
   std::vector<float> decode(std::span<const std::byte> payload, size_t count) const;
 
  private:
+  uint32_t code(float estimate) const;
+  float value(uint32_t code) const;
+
   std::string name_;
-  std::shared_ptr<const Codec> scalar_;  // of logbyte and log9
+  uint32_t bits_;                       // of a code
+  const ScalarTable* table_ = nullptr;  // of logbyte and log9
 };
 
 }  // namespace lowcomm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +80,7 @@ class Checkpoint:
         self._begin = self._next = optimizer.iteration
 
     def _snapshots(self) -> list[int]:
-        names = (re.fullmatch(r"snapshot-(\d+)\.pt", name) for name in os.listdir(self._folder))
+        names = (re.fullmatch(r"snapshot-(\d+)\.pt", path.name) for path in self._folder.iterdir())
         return sorted(int(name.group(1)) for name in names if name)
 
     def _log(self, begin: int) -> Path:

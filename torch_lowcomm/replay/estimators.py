@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Callable
 
-# The loss at w + factor·z of a sample; of batch `sample`, whatever the factor.
-Evaluate = Callable[[int, float], float]
+# The loss at w + factor·z of a sample, on a batch: (sample, factor, batch).
+Evaluate = Callable[[int, float, int], float]
 # Whether another sample, counted from 0, is to be taken.
 More = Callable[[int], bool]
 
@@ -23,7 +23,7 @@ class TwoSided:
         losses, estimates = [], []
         while more(len(estimates)):
             sample = len(estimates)
-            above, below = evaluate(sample, self._eps), evaluate(sample, -self._eps)
+            above, below = evaluate(sample, self._eps, sample), evaluate(sample, -self._eps, sample)
             losses.append((above + below) / 2)
             estimates.append((above - below) / (2 * self._eps))
         return losses, estimates
@@ -40,10 +40,10 @@ class OneSided:
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
         """(losses, estimates) of this iteration's samples."""
-        start = evaluate(0, 0.0)
+        start = evaluate(0, 0.0, 0)
         losses: list[float] = []
         while more(len(losses)) or len(losses) < 2:
-            losses.append(evaluate(len(losses), self._eps))
+            losses.append(evaluate(len(losses), self._eps, 0))
         finite = [loss for loss in losses if math.isfinite(loss)]
         deviation = statistics.stdev(finite) if len(finite) > 1 else 0.0
         return [start], [(loss - start) / deviation if deviation > 0 else loss - loss for loss in losses]
@@ -59,10 +59,10 @@ class Previous:
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
         """(losses, estimates) of this iteration's samples."""
         if self.before is None:
-            self.before = evaluate(0, 0.0)
+            self.before = evaluate(0, 0.0, 0)
         losses, estimates = [], []
         while more(len(estimates)):
-            loss = evaluate(len(estimates), self._eps)
+            loss = evaluate(len(estimates), self._eps, len(estimates))
             estimates.append((loss - self.before) / self._eps)
             losses.append(loss)
             if math.isfinite(loss):

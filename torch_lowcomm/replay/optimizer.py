@@ -199,8 +199,8 @@ class SeedReplay(torch.optim.Optimizer):
 
         Args:
             closure: Evaluates the loss with the model as it is, a number or a tensor of one element; without gradients. With
-                an argument, it gets the sample's number within the iteration, 0 to samples - 1: calls with the same number
-                are to use the same batch. It is called twice a sample, or as the estimator says.
+                an argument, it gets the batch's number within the iteration, 0 to samples - 1: calls with the same number
+                are to use the same batch. Two-sided, every sample has one and two calls; one-sided, all share batch 0.
 
         Returns:
             The mean of the losses that were measured on this machine, NaN where none was finite.
@@ -336,12 +336,12 @@ class SeedReplay(torch.optim.Optimizer):
     def _measured(self, loss_of: Callable[[int], Any]) -> tuple[list[float], list[float]]:
         begin = time.monotonic()
 
-        def evaluate(sample: int, factor: float) -> float:
+        def evaluate(sample: int, factor: float, batch: int) -> float:
             self._counts["evaluations"] += 1
             with self._at(sample, factor):
-                loss = float(loss_of(sample))
+                loss = float(loss_of(batch))
             if self._in_place is None and factor != 0 and not self._at_use.complete():
-                return evaluate(sample, factor)
+                return evaluate(sample, factor, batch)
             return loss
 
         def more(taken: int) -> bool:
@@ -350,7 +350,11 @@ class SeedReplay(torch.optim.Optimizer):
             return taken == 0 or self._seconds is None or time.monotonic() - begin < self._seconds
 
         with _evaluating(self._model):
-            found = self._estimator(evaluate, more)
+            try:
+                found = self._estimator(evaluate, more)
+            except BaseException:
+                self._weights_moved()
+                raise
             if self._in_place is not None:
                 self._in_place.put_back()
         return found

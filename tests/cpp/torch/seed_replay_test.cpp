@@ -69,8 +69,8 @@ TEST_P(Replay, IsTheFormula) {
       const auto decoded = codec.decode(codec.encode(estimates), 4);
       for (uint64_t s = 0; s < 4; ++s) {
         if (s == 2) continue;
-        terms.push_back({{noiseSeed(9, machine, static_cast<uint64_t>(t), s), 0, 0},
-                         -(lr / std::sqrt(9.0f) * decoded[s])});
+        terms.push_back(
+            {{noiseSeed(9, machine, static_cast<uint64_t>(t), s), 0, 0}, -(lr / std::sqrt(9.0f) * decoded[s])});
       }
     }
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -178,7 +178,8 @@ TEST(SeedReplay, WhatIsRefusedChangesNothing) {
   SeedReplay wide(model(at::kFloat), other);
   auto misfit = model(at::kFloat);
   SeedReplay narrow(misfit, options(Noise::rademacher));
-  EXPECT_THROW(narrow.apply(wide.record({wide.message(3, {&one, 1})}, 0.01f, 0)), ValueError);  // another codec's length
+  EXPECT_THROW(narrow.apply(wide.record({wide.message(3, {&one, 1})}, 0.01f, 0)),
+               ValueError);  // another codec's length
 }
 
 TEST(SeedReplay, OptionsThatWillNotDo) {
@@ -200,6 +201,12 @@ TEST(SeedReplay, SignsAndOtherCodecsComeBack) {
   EXPECT_EQ(EstimateCodec("none").decode(EstimateCodec("none").encode(x), 5), x);
   EXPECT_EQ(EstimateCodec("sign1").decode(EstimateCodec("sign1").encode(x), 5), (std::vector<float>{0, 1, -1, 1, -1}));
   EXPECT_EQ(EstimateCodec("sign1").bytes(5), 2u);
+  EXPECT_EQ(EstimateCodec("logbyte").bytes(5), 5u);
+  EXPECT_EQ(EstimateCodec("log9").bytes(5), 6u);
+  const float many[] = {1, -2, 3, -4, 5, -6, 7, -8, 9};
+  const auto nine = EstimateCodec("log9").decode(EstimateCodec("log9").encode(many), 9);
+  for (size_t i = 0; i < 9; ++i)
+    EXPECT_NEAR(nine[i], many[i], 0.033f * std::fabs(many[i])) << i;
   for (const char* name : {"logbyte", "log9", "fp16", "none"}) {
     const EstimateCodec codec(name);
     const float odd[] = {INFINITY, std::nanf(""), 1.0f};

@@ -1,0 +1,141 @@
+"""lc.SeedReplay in a static group: every rank a machine, one all_gather an iteration, the same bits everywhere."""
+
+import pytest
+import ranks
+import replay_model
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+
+SIZE, SAMPLES, ITERATIONS = 4, 3, 6
+
+
+def _run(r, options):
+    r.init()
+    options = {"samples": SAMPLES, "weight_decay": 0.0 if "base" in options else 0.01, "check_every": 2, **options}
+    model, optimizer = replay_model.machine(group=dist.group.WORLD, **options)
+    for t in range(ITERATIONS):
+        optimizer.step(lambda sample, t=t: replay_model.loss(model, 100 * t + SAMPLES * r.rank + sample))
+    return optimizer.core.checksum(), optimizer.core.log, optimizer.stats()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"noise": "gaussian", "codec": "log9"}, {"perturb": "in-place"}, {"pool": 16, "base": "int8"}],
+    ids=str,
+)
+def test_all_ranks_end_with_the_same_bits(options):
+    results = ranks.run_ranks(_run, SIZE, options)
+    assert len({(checksum, log) for checksum, log, _ in results}) == 1
+    for _, _, stats in results:
+        assert stats["machines"] == SIZE and stats["gradients"] == ITERATIONS * SAMPLES * SIZE
+        assert stats["evaluations"] >= 2 * ITERATIONS * SAMPLES
+
+
+def test_payload_bytes_are_the_formula():
+    """iterations·n·M·(M − 1) over all machines: a byte each."""
+    results = ranks.run_ranks(_run, SIZE, {})
+    assert sum(stats["payload_bytes"] for _, _, stats in results) == ITERATIONS * SAMPLES * SIZE * (SIZE - 1)
+
+
+@pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
+def test_four_ranks_equal_one_that_takes_all_samples(noise):
+    """With equal ids: 4 ranks x n directions and 1 rank x 4n end with the same bits."""
+    spread = ranks.run_ranks(_run, SIZE, {"noise": noise})[0]
+    _, optimizer = replay_model.machine(samples=SAMPLES, weight_decay=0.01, noise=noise)
+    core = optimizer.core
+    for t in range(ITERATIONS):
+        messages = []
+        for machine in range(SIZE):
+            estimates = []
+            for sample in range(SAMPLES):
+                losses = [
+                    _at(core, machine, sample, eps, 100 * t + SAMPLES * machine + sample) for eps in (1e-3, -1e-3)
+                ]
+                estimates.append((losses[0] - losses[1]) / 2e-3)
+            messages.append(core.message(machine, estimates))
+        core.apply(core.record(messages, lr=1e-2, weight_decay=0.01))
+    assert core.log == spread[1] and core.checksum() == spread[0]
+
+
+def _at(core, machine, sample, factor, batch):
+    model = replay_model.net()
+    with torch.no_grad():
+        for number, p in enumerate(model.parameters()):
+            p.copy_(core.perturbed(number, machine, sample, factor))
+        return float(replay_model.loss(model, batch))
+
+
+def _time_bounded(r):
+    r.init()
+    model, optimizer = replay_model.machine(samples=2 + r.rank, seconds=60.0, group=dist.group.WORLD)
+    replay_model.train(model, optimizer, 3)
+    return optimizer.core.checksum(), [entry["counts"] for entry in _C.read_replay_records(optimizer.core.log)]
+
+
+def test_lists_of_different_lengths():
+    a, b = ranks.run_ranks(_time_bounded, 2)
+    assert a == b and a[1] == [[2, 3]] * 3
+
+
+def _differ(r, what):
+    r.init()
+    options = {"seed": r.rank} if what == "seed" else {"codec": "log9"} if what == "codec" and r.rank else {}
+    model = replay_model.net()
+    if what == "weights" and r.rank:
+        with torch.no_grad():
+            model[0].bias[3] += 1
+    if what == "model" and r.rank:
+        model = torch.nn.Linear(replay_model.WIDTH, replay_model.CLUSTERS)
+    model, optimizer = replay_model.machine(model, group=dist.group.WORLD, **options)
+    with pytest.raises(ValueError) as error:
+        replay_model.train(model, optimizer, 1)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("seed", "options and parameters: expected the same on all ranks, got 'seed=0"),
+        ("codec", "options and parameters: expected the same on all ranks, got 'codec=logbyte"),
+        ("model", "options and parameters: expected the same on all ranks"),
+        ("weights", "checksum of the weights: expected the same on all ranks"),
+    ],
+)
+def test_ranks_that_differ(what, said):
+    assert all(said in message and "ranks 0 and 1" in message for message in ranks.run_ranks(_differ, 2, what))
+
+
+def _spoilt(r):
+    r.init()
+    model, optimizer = replay_model.machine(group=dist.group.WORLD, check_every=2)
+    replay_model.train(model, optimizer, 1)
+    if r.rank == 1:
+        with torch.no_grad():
+            model[2].bias[0] += 1e-3
+    with pytest.raises(
+        RuntimeError, match=r"iteration 2: expected equal weights, got CRC-32C .* on rank 0 and .* on rank 1"
+    ):
+        replay_model.train(model, optimizer, 1)
+    return True
+
+
+def test_weights_that_part_are_found():
+    assert ranks.run_ranks(_spoilt, 2) == [True, True]
+
+
+def _lost(r):
+    r.init()
+    model, optimizer = replay_model.machine(group=dist.group.WORLD)
+    replay_model.train(model, optimizer, 2)
+    if r.rank == 1:
+        raise SystemExit(0)
+    before = optimizer.core.checksum()
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        replay_model.train(model, optimizer, 50)
+    return optimizer.core.checksum() == before and optimizer.iteration == 2
+
+
+def test_a_lost_rank_is_a_named_error_and_nothing_is_applied():
+    assert ranks.run_ranks(_lost, 2, allow_exit={1: 0})[0]
