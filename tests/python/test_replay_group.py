@@ -107,6 +107,24 @@ def test_ranks_that_differ(what, said):
     assert all(said in message and "ranks 0 and 1" in message for message in ranks.run_ranks(_differ, 2, what))
 
 
+def _rates(r):
+    r.init()
+    model, optimizer = replay_model.machine(group=dist.group.WORLD, perturb="in-place")
+    replay_model.train(model, optimizer, 1)
+    optimizer.param_groups[0]["lr"] *= 1 + r.rank
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(
+        ValueError, match=r"iteration 1: expected one lr and weight decay on all ranks, got .* on ranks 0 and 1"
+    ):
+        replay_model.train(model, optimizer, 1)
+    return optimizer.iteration == 1 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_rates_that_differ():
+    """Nothing is applied, and perturbations in place leave no rounding."""
+    assert ranks.run_ranks(_rates, 2) == [True, True]
+
+
 def _spoilt(r):
     r.init()
     model, optimizer = replay_model.machine(group=dist.group.WORLD, check_every=2)

@@ -42,7 +42,8 @@ class AtUse:
         self, model: nn.Module, core: _C.SeedReplay, numbers: dict[int, int], machine: int, *, quantized: bool
     ) -> None:
         self._core, self._machine, self._quantized = core, machine, quantized
-        self._modules = [m for m in model.modules() if any(id(p) in numbers for p in m._parameters.values())]
+        holders = [m for m in model.modules() if any(id(p) in numbers for p in m._parameters.values())]
+        self._own = [(m, m._parameters) for m in holders]
         self._numbers = dict(numbers)
         self._in_place: dict[int, nn.Parameter] = {}  # by number
         self._parameters = {numbers[id(p)]: p for p in model.parameters() if id(p) in numbers}
@@ -113,9 +114,9 @@ class AtUse:
         self._last = None
 
     def _install(self) -> None:
-        for module in self._modules:
-            module.__dict__["_parameters"] = _Weights(module._parameters, self)
+        for module, own in self._own:
+            module.__dict__["_parameters"] = _Weights(own, self)
 
     def _remove(self) -> None:
-        for module in self._modules:
-            module.__dict__["_parameters"] = dict(module._parameters.items())
+        for module, own in self._own:
+            module.__dict__["_parameters"] = own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import exact
+
+_STEP = struct.Struct("<ff")  # learning rate and weight decay, before each message of a static group
 
 
 class Exchange(Protocol):
@@ -106,17 +109,28 @@ class StaticExchange:
                 )
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """The record of all ranks' messages."""
+        """The record of all ranks' messages.
+
+        Raises:
+            ValueError: Ranks have different learning rates or weight decays: all raise it.
+        """
         begin = time.monotonic()
-        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        lengths = [len(message)] * self._size
+        mine = torch.frombuffer(bytearray(_STEP.pack(lr, weight_decay) + message), dtype=torch.uint8)
+        lengths = [len(mine)] * self._size
         if not self._fixed:
-            lengths = self._gathered(torch.tensor([len(message)])).tolist()
-            mine = torch.nn.functional.pad(mine, (0, max(lengths) - len(message)))
+            lengths = self._gathered(torch.tensor([len(mine)])).tolist()
+            mine = torch.nn.functional.pad(mine, (0, max(lengths) - len(mine)))
         found = self._gathered(mine).view(self._size, -1)
         self._waited_s += time.monotonic() - begin
-        messages = [row[:length].numpy().tobytes() for row, length in zip(found, lengths, strict=True)]
-        return core.record(messages, lr=lr, weight_decay=weight_decay)
+        rows = [row[:length].numpy().tobytes() for row, length in zip(found, lengths, strict=True)]
+        steps = [_STEP.unpack_from(row) for row in rows]
+        other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
+        if other is not None:
+            raise ValueError(
+                f"SeedReplay: iteration {core.iteration}: expected one lr and weight decay on all ranks, got {steps[0]} and "
+                f"{steps[other]} on ranks 0 and {other}"
+            )
+        return core.record([row[_STEP.size :] for row in rows], lr=lr, weight_decay=weight_decay)
 
     def check(self, core: _C.SeedReplay) -> None:
         """Compares all ranks' checksums."""

@@ -217,9 +217,13 @@ class SeedReplay(torch.optim.Optimizer):
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
         before = self._core.iteration
         message = self._core.message(self._exchange.machine, estimates)
-        record = self._exchange.exchange(self._core, message, lr=lr, weight_decay=weight_decay)
-        if self._core.iteration != before:
-            self._weights_moved()  # the others had gone on; what was measured here is void
+        record = None
+        try:
+            record = self._exchange.exchange(self._core, message, lr=lr, weight_decay=weight_decay)
+        finally:
+            # The others had gone on, and what was measured here is void; or a perturbation in place is to leave no rounding.
+            if record is None or self._core.iteration != before:
+                self._weights_moved()
         self._apply(record)
         if self._check_every and self._core.iteration % self._check_every == 0:
             self._exchange.check(self._core)
