@@ -12,6 +12,7 @@ from torch.distributed import DistBackendError, PrefixStore, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._create import make_inner
+from torch_lowcomm.membership.agreement import expect_alike
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
@@ -124,16 +125,7 @@ class Membership:
             ValueError: Another machine said something else before.
             ConnectionError: The store is lost.
         """
-        first = self._store.set_first(f"agreed/{what}", text)
-        if first != text:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(first, text, strict=False)) if a != b), min(len(first), len(text))
-            )
-            begin = max(0, first.rfind(" ", 0, at))
-            raise ValueError(
-                f"{what}: expected what the other machines of this store have, {first[begin : at + 60].strip()!r}..., got "
-                f"{text[begin : at + 60].strip()!r}...: a run with other options needs a store, or a prefix, of its own"
-            )
+        expect_alike(what, self._store.set_first(f"agreed/{what}", text), text)
 
     def waiting(self) -> bool:
         """Whether somebody waits for the next group: this rank's view, which others need not share yet.

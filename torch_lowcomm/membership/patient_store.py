@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import Store
+
+_SLICES = 10  # of a deadline
 
 
 class PatientStore:
@@ -23,44 +26,70 @@ class PatientStore:
 
     def __init__(self, store: Store, patience_s: float) -> None:
         self._store, self._patience_s = store, patience_s
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any] | None]] = queue.SimpleQueue()
         self._lost: str | None = None
         threading.Thread(target=self._serve, name="lowcomm-store", daemon=True).start()
 
     def add(self, key: str, amount: int) -> int:
         """As the store's; so are the others. ConnectionError where it is lost or does not answer in time."""
-        return self._call(lambda: self._store.add(key, amount))
+        return self.ask(lambda: self._store.add(key, amount))
 
     def set(self, key: str, value: str) -> None:
         """Sets a key."""
-        self._call(lambda: self._store.set(key, value))
+        self.ask(lambda: self._store.set(key, value))
 
     def find(self, key: str) -> str | None:
         """The value of a key; None where it is not set."""
-        return self._call(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+        return self.ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
 
     def set_first(self, key: str, value: str) -> str:
         """Sets a key that is not set yet; returns what it has now."""
-        return self._call(lambda: self._store.compare_set(key, "", value).decode())
+        return self.ask(lambda: self._store.compare_set(key, "", value).decode())
 
-    def _call(self, call: Callable[[], Any]) -> Any:
+    def ask(self, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:
+        """Makes a call of the caller's own at the store, and returns what it returns.
+
+        Args:
+            call: Runs on this client's thread.
+            wait_s: How long the call itself may wait for something, beyond the client's patience.
+
+        Raises:
+            ConnectionError: The store is lost or does not answer in time.
+        """
+        answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         if self._lost is None:
-            answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._calls.put((call, answer))
             try:
-                value, error = answer.get(timeout=self._patience_s)
+                value, error = self._answered(answer, self._patience_s + wait_s)
             except queue.Empty:
-                self._lost = f"expected an answer within {self._patience_s} s, got none"
+                self._lost = f"expected an answer within {self._patience_s + wait_s:g} s, got none"
             else:
                 if error is None:
                     return value
                 self._lost = str(error)
         raise ConnectionError(f"membership: lost the store: {self._lost}")
 
+    def later(self, call: Callable[[], Any]) -> None:
+        """Makes a call after those before it, for which nobody waits. Where it fails, the next call says so."""
+        if self._lost is None:
+            self._calls.put((call, None))
+
+    @staticmethod
+    def _answered(answer: queue.SimpleQueue[Any], deadline_s: float) -> Any:
+        """In slices: a process that was stopped and wakes up finds one of them gone, and not its whole patience."""
+        for _ in range(_SLICES - 1):
+            with contextlib.suppress(queue.Empty):
+                return answer.get(timeout=deadline_s / _SLICES)
+        return answer.get(timeout=deadline_s / _SLICES)
+
     def _serve(self) -> None:
         while True:
             call, answer = self._calls.get()
             try:
-                answer.put((call(), None))
-            except Exception as error:  # every kind of network error that torch's stores know
-                answer.put((None, error))
+                value, error = call(), None
+            except Exception as raised:  # every kind of network error that torch's stores know
+                value, error = None, raised
+            if answer is not None:
+                answer.put((value, error))
+            elif error is not None:
+                self._lost = str(error)
