@@ -5,7 +5,9 @@ loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 """
 
 from torch_lowcomm.replay.exchange import Alone, Exchange, StaticExchange
+from torch_lowcomm.replay.mismatch import ReplayMismatch
 from torch_lowcomm.replay.optimizer import SeedReplay
 from torch_lowcomm.replay.parameters import machine_number
+from torch_lowcomm.replay.store_exchange import StoreExchange
 
-__all__ = ["Alone", "Exchange", "SeedReplay", "StaticExchange", "machine_number"]
+__all__ = ["Alone", "Exchange", "ReplayMismatch", "SeedReplay", "StaticExchange", "StoreExchange", "machine_number"]

@@ -1,0 +1,133 @@
+"""The keys of a run at a store: values are bytes, every call has a deadline, what travels is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistStoreError, Store
+
+from torch_lowcomm.membership.patient_store import PatientStore
+
+_PIECE = 1 << 20  # bytes of a value: TCPStore closes the connection at 8 MiB
+_VANISHED_S = 5.0  # a key that was there and is not a round trip later has been deleted
+
+
+class RunStore:
+    """A client of the run's keys, for one thread. Every method raises ConnectionError where the store is lost.
+
+    Args:
+        store: A client that nobody else uses.
+        patience_s: How long an answer may take.
+
+    Attributes:
+        sent_bytes: Of keys and values, without the store's own framing.
+        received_bytes: Of values.
+    """
+
+    def __init__(self, store: Store, patience_s: float) -> None:
+        self._store, self._patient = store, PatientStore(store, patience_s)
+        self._vanished_s = min(_VANISHED_S, patience_s / 2)
+        self.sent_bytes = self.received_bytes = 0
+
+    def put(self, key: str, value: bytes) -> None:
+        """Sets a key."""
+        self.sent_bytes += len(key) + len(value)
+        self._patient.ask(lambda: self._store.set(key, value))
+
+    def find(self, key: str) -> bytes | None:
+        """The value of a key, None where there is none."""
+        return self._received(key, lambda: self._get(key, self._vanished_s) if self._store.check([key]) else None)
+
+    def find_all(self, keys: list[str]) -> list[bytes | None]:
+        """The values of keys, None where there is none: one call where all are there."""
+        if keys and self._patient.ask(lambda: self._store.check(keys)):
+            with contextlib.suppress(TimeoutError):
+                return list(self.get_all(keys))
+        return [self.find(key) for key in keys]
+
+    def get_all(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that are there.
+
+        Raises:
+            TimeoutError: One is not.
+        """
+
+        def call() -> list[bytes] | None:
+            self._store.set_timeout(timedelta(seconds=self._vanished_s))
+            try:
+                return self._store.multi_get(keys)
+            except DistStoreError:  # a time-out; a lost connection is another error
+                return None
+
+        self.sent_bytes += sum(map(len, keys))
+        values = self._patient.ask(call)
+        if values is None:
+            raise TimeoutError(f"seed replay: expected {keys} at the store, got not all of them")
+        self.received_bytes += sum(map(len, values))
+        return values
+
+    def wait_for(self, key: str, seconds: float) -> bytes | None:
+        """The value of a key as soon as it has one; None where it has none by then. The store tells, nobody polls."""
+        return self._received(key, lambda: self._get(key, seconds), wait_s=seconds)
+
+    def swap(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Sets a key that is `expected` (b"": not there), else leaves it; returns what it is now."""
+        self.sent_bytes += len(expected) + len(desired)
+        return self._received(key, lambda: self._store.compare_set(key, expected, desired))
+
+    def set_first(self, key: str, value: bytes) -> bytes:
+        """Sets a key that is not there yet; returns what it is now."""
+        return self.swap(key, b"", value)
+
+    def count(self, key: str) -> int:
+        """Adds 1 to a number, and returns it."""
+        self.sent_bytes += len(key)
+        return self._patient.ask(lambda: self._store.add(key, 1))
+
+    def delete_later(self, keys: list[str]) -> None:
+        """Deletes keys, in this order, while the caller does other things."""
+        for key in keys:
+            self._patient.later(lambda key=key: self._store.delete_key(key))
+
+    # ---- values of any size, in pieces, with a head that is written last ----
+    def put_large(self, key: str, value: bytes, **head: Any) -> None:
+        """Sets `key/0`, `key/1`, … to pieces of a value, then `key` to {"bytes": its length, **head} in JSON."""
+        for i, begin in enumerate(range(0, len(value), _PIECE)):
+            self.put(f"{key}/{i}", value[begin : begin + _PIECE])
+        self.put(key, json.dumps({"bytes": len(value), **head}).encode())
+
+    def find_large(self, key: str) -> tuple[dict[str, Any], bytes] | None:
+        """What was set so, or None.
+
+        Raises:
+            ValueError: Pieces that do not make up the length that the head says.
+        """
+        head = self.find(key)
+        if head is None:
+            return None
+        told = json.loads(head)
+        pieces = [self.find(f"{key}/{i}") or b"" for i in range(-(-told["bytes"] // _PIECE))]
+        value = b"".join(pieces)
+        if len(value) != told["bytes"]:
+            raise ValueError(f"seed replay: {key} at the store: expected {told['bytes']} bytes, got {len(value)}")
+        return told, value
+
+    def delete_large_later(self, key: str, size: int) -> None:
+        """Deletes what was set so, its head first."""
+        self.delete_later([key, *(f"{key}/{i}" for i in range(-(-size // _PIECE)))])
+
+    def _get(self, key: str, seconds: float) -> bytes | None:
+        self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
+        try:
+            return self._store.get(key)
+        except DistStoreError:
+            return None
+
+    def _received(self, key: str, call: Any, *, wait_s: float = 0.0) -> bytes | None:
+        self.sent_bytes += len(key)
+        value = self._patient.ask(call, wait_s=wait_s)
+        self.received_bytes += len(value or b"")
+        return value
