@@ -1,0 +1,333 @@
+"""Seed replay when machines die, stop, wake up, lie or lose the store: survivors end alike, errors are named."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import ranks
+import torch.distributed as dist
+from replay_core import Machine, end_together, machines_of
+
+from torch_lowcomm import _C
+
+DEADLINE_S = 90
+AT = 12  # the iteration in which it happens
+
+
+@pytest.fixture
+def store():
+    """The store that outlives all machines."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _alike(ends):
+    assert len(set(ends)) == 1, ends
+
+
+def _machines(log):
+    """By iteration, who is in its record."""
+    return {record["iteration"]: record["machines"] for record in _C.read_replay_records(log)}
+
+
+def _signal_around(machine, phase, signum):
+    """Has this process get a signal when it comes to a phase of iteration AT."""
+    exchange, core = machine.exchange, machine.core
+    put, swap = exchange._store.put, exchange._store.swap
+
+    def now(key, name):
+        return core.iteration == AT and key.startswith(name)
+
+    def hit():
+        os.kill(os.getpid(), signum)
+
+    def putting(key, value):
+        if phase == "before posting" and now(key, "mail"):
+            hit()
+        put(key, value)
+        if (phase == "after posting" and now(key, "mail")) or (phase == "after telling" and now(key, "log")):
+            hit()
+
+    def swapping(key, expected, desired):
+        if phase == "before writing the set" and now(key, "head"):
+            hit()
+        value = swap(key, expected, desired)
+        if phase == "after writing the set" and now(key, "head"):
+            assert value == desired, "not the last to come"
+            hit()
+        return value
+
+    exchange._store.put, exchange._store.swap = putting, swapping
+    last = phase in ("before writing the set", "after writing the set", "after telling")
+
+    def step():
+        message = machine.message()
+        if last and core.iteration == AT:
+            time.sleep(0.5)  # the others have posted
+        record = exchange.exchange(core, message, lr=1e-2, weight_decay=0.0)
+        if phase == "before applying" and core.iteration == AT:
+            hit()
+        core.apply(record)
+        if phase == "after applying" and core.iteration == AT + 1:
+            hit()
+        return record
+
+    machine.step = step
+
+
+PHASES = [
+    "before posting",
+    "after posting",
+    "before writing the set",
+    "after writing the set",
+    "after telling",
+    "before applying",
+    "after applying",
+]
+
+
+def _killed(r, port, phase):
+    machine = Machine(port, f"machine{r.rank}", least=3).join()
+    if r.rank == 2:
+        _signal_around(machine, phase, signal.SIGKILL)
+    machine.until(AT + 10)
+    machine.exchange.leave()
+    return machine.core.checksum(), machine.core.log, machine.exchange.machine
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_goes_on_without_a_killed_machine(store, phase):
+    first, second, _ = ranks.run_ranks(
+        _killed, 3, store.port, phase, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
+    )
+    _alike([first[:2], second[:2]])
+    there = _machines(first[1])
+    survivors = {first[2], second[2]}
+    assert sorted(there) == list(range(AT + 10)), "an iteration is lost"
+    assert all(survivors <= set(machines) for machines in there.values()), "a survivor's message is lost"
+    assert len(there[AT - 1]) == 3
+    assert len(there[AT]) == (2 if phase == "before posting" else 3)
+    assert len(there[AT + 1]) == 2
+
+
+def _stopped(r, port, phase):
+    """The last machine is stopped until the others are two chunks further, and the keys of that time deleted."""
+    machine = Machine(port, f"machine{r.rank}", least=3, chunk=4).join()
+    if r.rank == 2:
+        _signal_around(machine, phase, signal.SIGSTOP)
+        r.say("pid", os.getpid())
+    if r.rank == 0:
+        machine.until(AT + 20)
+        assert machine.exchange.stats()["machines"] == 2
+        os.kill(int(r.hear("pid")), signal.SIGCONT)
+        return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
+    return *end_together(r, machine, None), machine.core.log
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_machine_that_wakes_up_catches_up(store, phase):
+    ends = ranks.run_ranks(_stopped, 3, store.port, phase, timeout=DEADLINE_S)
+    _alike(ends)
+    there = _machines(ends[0][2])
+    assert len(there[AT + 2]) == 2
+    assert len(there[max(there)]) == 3
+
+
+def _all_gone(r, port):
+    """All machines die; one that comes later takes the log up, and the run."""
+    if r.rank == 2:
+        r.hear("gone")
+        machine = Machine(port, "later", least=1).join()
+        assert machine.core.iteration == AT
+        machine.until(AT + 5)
+        assert machines_of(machine.step()) == [machine.exchange.machine]
+        machine.exchange.leave()
+        return True
+    machine = Machine(port, f"machine{r.rank}").join()
+    if r.rank == 1:
+        machine.until(AT)
+        time.sleep(1.0)  # the other one has it too
+        r.say("gone")
+    else:
+        machine.until(AT)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_late_machine_takes_over(store):
+    allowed = dict.fromkeys((0, 1), -signal.SIGKILL)
+    ranks.run_ranks(_all_gone, 3, store.port, timeout=DEADLINE_S, allow_exit=allowed)
+
+
+def _back(r, port):
+    """A machine is killed and comes back under its id, with the first weights."""
+    if r.rank == 3:
+        r.hear("killed")
+    machine = Machine(port, f"machine{min(r.rank, 2)}", least=3).join()
+    if r.rank == 2:
+        machine.until(AT)
+        r.say("killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    came = machine.core.iteration
+    assert came == 0 or r.rank == 3
+    return end_together(r, machine, lambda m: m.core.iteration > AT + 1 and m.exchange.stats()["machines"] == 3)
+
+
+def test_a_killed_machine_comes_back(store):
+    ends = ranks.run_ranks(_back, 4, store.port, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+    _alike([ends[r] for r in (0, 1, 3)])
+
+
+def _twice(r, port):
+    if r.rank == 1:
+        r.hear("first")
+        with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
+            Machine(port, "same", least=1).join()
+        r.say("refused")
+        return
+    machine = Machine(port, "same", least=1).join()
+    machine.until(3)
+    r.say("first")
+    while not r.path("refused").exists():
+        machine.step()
+    assert machine.exchange.stats()["void"] == 0
+    machine.exchange.leave()
+
+
+def test_refuses_a_living_machines_id(store):
+    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
+
+
+def _spoilt(machine, how):
+    """This machine's message of iteration AT, or nearly."""
+    if how in ("iteration", "length"):
+        other = machine.another_core({"codec": "fp16"} if how == "length" else {})
+        other.iteration = AT + (3 if how == "iteration" else 0)
+        return other.message(machine.exchange.machine, [0.5] * machine.samples)
+    message = machine.message()
+    return message[:9] if how == "short" else message[:-1] + bytes([message[-1] ^ 1])
+
+
+SAYS = {
+    "iteration": f"got one of machine [0-9]+ and iteration {AT + 3}",
+    "length": "expected [0-9]+ bytes.*, got [0-9]+",
+    "short": "expected 22 bytes or more, got 9",
+    "checksum": "expected the CRC-32C",
+}
+
+
+def _liar(r, port, how):
+    machine = Machine(port, f"machine{r.rank}", least=3).join()
+    if r.rank == 2:
+        exchange = machine.exchange
+        put = exchange._store.put
+
+        def putting(key, value):
+            if key.startswith("mail") and machine.core.iteration == AT:
+                put(key, _spoilt(machine, how))
+                exchange._log.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
+            else:
+                put(key, value)
+
+        exchange._store.put = putting
+    ended = end_together(r, machine, lambda m: m.core.iteration > AT + 1 and m.exchange.stats()["machines"] == 3)
+    return *ended, machine.core.log, machine.exchange.stats()["void"]
+
+
+@pytest.mark.parametrize("how", SAYS)
+def test_a_spoilt_message_is_named_and_void(store, how):
+    said = []
+    ends = ranks.run_ranks(_liar, 3, store.port, how, timeout=DEADLINE_S, outputs=said)
+    _alike([end[:3] for end in ends])
+    assert len(_machines(ends[0][2])[AT]) == 2
+    assert [end[3] for end in ends[:2]] == [0, 0] and ends[2][3] >= 1
+    assert re.search(f"iteration {AT}: dropped machine 'machine2': .*{SAYS[how]}", "".join(said[:2])), said
+
+
+def _nan(r, port):
+    machine = Machine(port, f"machine{r.rank}").join()
+    machine.spoilt = r.rank == 1
+    before = machine.weight.clone()
+    machine.until(1)
+    assert not machine.weight.equal(before), "the sound machine's gradients are applied"
+    machine.until(AT)
+    assert machine.weight.isfinite().all()
+    machine.exchange.leave()
+    return machine.core.checksum(), machine.core.log
+
+
+def test_a_nan_on_one_machine_is_skipped_by_all(store):
+    _alike(ranks.run_ranks(_nan, 2, store.port, timeout=DEADLINE_S))
+
+
+DIFFERENT = {
+    "model": ({"width": 13}, r"SeedReplay: expected what the other .*got .*13"),
+    "options": ({"options": {"lr_scale": "mean"}}, r"SeedReplay: expected what the other .*sqrt.*got .*mean"),
+    "weights": ({"weights": 1}, r"expected the weights that the run has at iteration 0.*got 0x"),
+    "version": ({}, r"expected what the other .*'store_protocol=1 .*got 'store_protocol=2 "),
+}
+
+
+def _different(r, port, what):
+    from torch_lowcomm.replay import store_exchange
+
+    if r.rank == 1:
+        r.hear("begun")
+        given, says = DIFFERENT[what]
+        if what == "version":
+            store_exchange._VERSION = 2
+        with pytest.raises(ValueError, match=says):
+            Machine(port, "another", least=1, **given).join()
+        r.say("refused")
+        return
+    machine = Machine(port, "first", least=1).join()
+    r.say("begun")
+    while not r.path("refused").exists():
+        machine.step()
+    machine.until(machine.core.iteration + 5)
+    assert machine.exchange.stats()["machines"] == 1
+    machine.exchange.leave()
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_refuses_a_machine_with_another(store, what):
+    ranks.run_ranks(_different, 2, store.port, what, timeout=DEADLINE_S)
+
+
+def _store_lost(r):
+    """Rank 3 is the store, and is killed; the machines go on at another one, where a late one finds the whole log."""
+    if r.rank == 3:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        r.say("port", store.port)
+        for q in range(2):
+            r.hear(f"trained{q}")
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if r.rank == 2:
+        r.hear("resumed")
+        machine = Machine(int(r.hear("again")), "machine2").join()
+        assert machine.core.iteration > AT
+    else:
+        machine = Machine(int(r.hear("port")), f"machine{r.rank}").join()
+        machine.until(AT)
+        r.say(f"trained{r.rank}")
+        with pytest.raises(ConnectionError, match="lost the store"):
+            machine.until(100_000, pause_s=0.01)
+        lost = machine.core.iteration
+        if r.rank == 0:
+            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            r.say("again", store.port)
+        machine.reach(int(r.hear("again"))).join()
+        assert lost <= machine.core.iteration <= lost + 1
+        machine.until(machine.core.iteration + 3)
+        r.say("resumed")
+    ended = *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
+    r.say(f"ended{r.rank}")
+    for q in range(3):
+        r.hear(f"ended{q}")
+    return ended
+
+
+def test_the_stores_loss_is_named_and_the_run_goes_on_at_another():
+    ends = ranks.run_ranks(_store_lost, 4, timeout=DEADLINE_S, allow_exit={3: -signal.SIGKILL})
+    _alike(ends[:3])
