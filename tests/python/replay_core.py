@@ -1,5 +1,6 @@
 """A small problem for machines of a seed replay, stepped by hand: what the optimizer does, with its phases in sight."""
 
+import pickle
 import time
 from datetime import timedelta
 
@@ -54,7 +55,17 @@ class Machine:
         """At a store, with the weights that it has."""
         self.store = dist.TCPStore("127.0.0.1", port, is_master=False)
         self.exchange = StoreExchange(self.store, self.name, **self.given)
+        self.exchange.attach(self.save, self.load)
         return self
+
+    def save(self):
+        return pickle.dumps((self.core.iteration, self.weight, self.bias))
+
+    def load(self, data):
+        iteration, weight, bias = pickle.loads(data)
+        self.weight.copy_(weight)
+        self.bias.copy_(bias)
+        self.core.iteration = iteration
 
     def join(self):
         self.exchange.join(self.core)

@@ -225,7 +225,7 @@ def _liar(r, port, how):
         def putting(key, value):
             if key.startswith("mail") and machine.core.iteration == AT:
                 put(key, _spoilt(machine, how))
-                exchange._log.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
+                exchange._head.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
             else:
                 put(key, value)
 

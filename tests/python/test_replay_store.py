@@ -2,11 +2,15 @@
 
 import collections
 import re
+from datetime import timedelta
 
 import pytest
 import ranks
 import torch.distributed as dist
 from replay_core import Machine, end_together
+
+from torch_lowcomm import _C
+from torch_lowcomm.replay import ReplayMismatch, StoreExchange
 
 DEADLINE_S = 90
 
@@ -105,3 +109,138 @@ def test_keys_stay_few(store):
         assert grown["chunk"] == 2 * 20
     chunks = [store.get(f"lowcomm/replay/chunk/{number}/0") for number in range(24)]
     assert ends[0][1].startswith(b"".join(chunks))
+
+
+def _beyond_the_log(r, port, folder):
+    """A machine comes with the first weights when the log begins later: it takes a snapshot."""
+    options = {"chunk": 4, "snapshot_every": 8, "snapshots": folder}
+    if r.rank == 2:
+        r.hear("begun")
+        machine = Machine(port, "late", **options).join()
+        assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
+    else:
+        machine = Machine(port, f"machine{r.rank}", **options).join()
+        machine.until(50, pause_s=0.02)  # so that one snapshot has arrived before the next
+        machine.exchange._snapshots.finish(30)
+        r.say(f"done{r.rank}")
+        r.hear(f"done{1 - r.rank}")
+        if r.rank == 0:
+            assert _keys(machine.store)["snapshot"] == (1 if folder else 1 + 2 * 2)
+            assert not machine.store.check(["lowcomm/replay/chunk/0"])
+            assert machine.store.check(["lowcomm/replay/chunk/11"])
+            r.say("begun")
+    return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
+def test_snapshots_bound_the_log(store, tmp_path, shared):
+    folder = str(tmp_path) if shared else None
+    ends = ranks.run_ranks(_beyond_the_log, 3, store.port, folder, timeout=DEADLINE_S)
+    assert len(set(ends)) == 1
+    assert len(list(tmp_path.iterdir())) == (2 if shared else 0)
+
+
+def _spoilt_weights(r, port, resync):
+    """Something writes to one machine's weights."""
+    machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=8, resync=resync).join()
+    machine.until(10)
+    before = machine.validation()
+    while machine.store.get("lowcomm/replay/snapshot") is None:
+        pass
+    if r.rank == 1:
+        machine.weight += 1.0
+    machine.until(12)
+    if not resync:
+        with pytest.raises(ReplayMismatch, match="expected the same weights as machine 'machine[01]' at iteration 12"):
+            machine.exchange.check(machine.core)
+        return None
+    assert machine.exchange.check(machine.core)
+    assert machine.core.iteration == 12
+    assert machine.validation() < 1.1 * before
+    machine.until(20)
+    assert not machine.exchange.check(machine.core)
+    machine.exchange.leave()
+    return machine.core.checksum()
+
+
+def test_names_a_machine_with_other_weights(store):
+    ranks.run_ranks(_spoilt_weights, 2, store.port, False, timeout=DEADLINE_S)
+
+
+def test_sets_other_weights_to_a_snapshot(store):
+    first, second = ranks.run_ranks(_spoilt_weights, 2, store.port, True, timeout=DEADLINE_S)
+    assert first == second
+
+
+def _wrong_checkpoint(r, port, iteration, error, says):
+    if r.rank == 0:
+        machine = Machine(port, "first", least=1, chunk=4).join()
+        machine.until(20)
+        r.say("begun")
+        while not r.path("refused").exists():
+            machine.step()
+        machine.exchange.leave()
+        return
+    r.hear("begun")
+    machine = Machine(port, "second", least=1, chunk=4)
+    machine.core.iteration = iteration
+    with pytest.raises(error, match=says):
+        machine.join()
+    r.say("refused")
+
+
+@pytest.mark.parametrize(
+    ("iteration", "error", "says"),
+    [
+        (3, ReplayMismatch, "expected the others' weights of iteration 4, with checksum 0x.*, got 0x"),
+        (100_000, ValueError, "got some of iteration 100000: another run needs a store"),
+    ],
+)
+def test_refuses_weights_of_another_iteration(store, iteration, error, says):
+    ranks.run_ranks(_wrong_checkpoint, 2, store.port, iteration, error, says, timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"machine_id": ""}, ValueError, "machine_id: expected a text that is not empty"),
+        ({"store": None}, TypeError, "store: expected a torch.distributed.Store, got NoneType"),
+        ({"least": 0}, ValueError, "least: expected an integer of 1 or more, got 0"),
+        ({"snapshot_every": 3}, ValueError, "snapshot_every: expected a multiple of chunk, 256, got 3"),
+        ({"deadline_most_s": 1}, ValueError, "deadline_most_s: expected deadline_least_s, 5.0, or more, got 1"),
+        ({"lost_after_s": 0}, ValueError, "lost_after_s: expected a number above 0, got 0"),
+    ],
+)
+def test_refuses(store, arguments, error, says):
+    given = {"store": store, "machine_id": "a"} | arguments
+    with pytest.raises(error, match=says):
+        StoreExchange(given.pop("store"), given.pop("machine_id"), **given)
+
+
+def _misused(r, port):
+    machine = Machine(port, "only", least=1)
+    with pytest.raises(RuntimeError, match=r"expected join\(\) before the first iteration"):
+        machine.step()
+    machine.join()
+    with pytest.raises(RuntimeError, match=r"expected leave\(\) before another join"):
+        machine.join()
+    with pytest.raises(ValueError, match="expected one of machine [0-9]+ and iteration 0, got one of machine 5 and"):
+        machine.exchange.exchange(machine.core, machine.core.message(5, [1.0]), lr=1.0, weight_decay=0.0)
+    machine.until(3)
+    machine.exchange.leave()
+    machine.join().until(6)
+    machine.exchange.leave()
+    machine.exchange.leave()
+
+
+def test_names_misuse_and_enters_again(store):
+    ranks.run_ranks(_misused, 1, store.port, timeout=DEADLINE_S)
+
+
+def _too_few(r, port):
+    with pytest.raises(TimeoutError, match=r"expected 2 machines or more to begin with, got \['only'\] in 1 s"):
+        Machine(port, "only", timeout=timedelta(seconds=1)).join()
+
+
+def test_names_who_is_there(store):
+    ranks.run_ranks(_too_few, 1, store.port, timeout=DEADLINE_S)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 from torch_lowcomm import _C
 from torch_lowcomm.replay.agreed import Agreed, Founded
 from torch_lowcomm.replay.mismatch import ReplayMismatch
 from torch_lowcomm.replay.run_store import RunStore
+
+
+class LogGap(RuntimeError):
+    """The log at the store does not reach back to a machine's weights."""
+
+    def __init__(self, iteration: int, begin: int | None) -> None:
+        reaches = "the last snapshot" if begin is None else f"iteration {begin}"
+        super().__init__(
+            f"seed replay: expected weights of {reaches} or later, as the log at this store begins there, got some of "
+            f"iteration {iteration}: take a later checkpoint"
+        )
 
 
 class RunLog:
@@ -26,34 +39,20 @@ class RunLog:
         self._recent[agreed.iteration] = agreed.record
         self._recent.pop(agreed.iteration - 2 * self._chunk, None)
 
-    def publish(self, agreed: Agreed, value: bytes) -> None:
-        """Sets `log/<iteration>` to what the head is or was, by whom ever: it has one value only."""
-        self._store.put(f"log/{agreed.iteration}", value)
-
-    def wait(self, iteration: int, seconds: float) -> tuple[Agreed, bytes] | None:
-        """What is agreed on an iteration, as soon as it is."""
-        value = self._store.wait_for(f"log/{iteration}", seconds)
-        return None if value is None else (Agreed.decode(value), value)
-
-    def bring(self, core: _C.SeedReplay, founded: Founded, head: Agreed) -> None:
+    def replay(self, core: _C.SeedReplay, founded: Founded, head: Agreed) -> None:
         """Applies all records from the core's iteration to the head's.
 
         Raises:
-            ValueError: Weights that the run did not begin with, or of an iteration that it has not reached.
-            RuntimeError: The log does not reach back so far.
+            LogGap: The log does not reach back so far.
+            ValueError: Weights that the run did not begin with.
             ReplayMismatch: Other weights than the others had at that place.
         """
-        if core.iteration > head.iteration + 1:
-            raise ValueError(
-                f"seed replay: expected weights of iteration {head.iteration + 1}, where the run at this store is, or of an "
-                f"earlier one, got some of iteration {core.iteration}: another run needs a store, or a prefix, of its own"
-            )
         if core.iteration < founded.iteration:
             self._earlier(core, founded)
-        if core.iteration == founded.iteration and (found := core.checksum()) != founded.checksum:
+        if core.iteration == founded.iteration and (mine := core.checksum()) != founded.checksum:
             raise ValueError(
                 f"seed replay: expected the weights that the run has at iteration {founded.iteration}, with checksum "
-                f"{founded.checksum:#010x}, got {found:#010x}: machines begin with the same weights"
+                f"{founded.checksum:#010x}, got {mine:#010x}: machines begin with the same weights"
             )
         while core.iteration <= head.iteration:
             self._some(core, head)
@@ -61,11 +60,7 @@ class RunLog:
     def _earlier(self, core: _C.SeedReplay, founded: Founded) -> None:
         found = self._store.find_large(f"earlier/{founded.source}") if founded.earlier else None
         if found is None or found[0]["first"] > core.iteration:
-            begin = founded.iteration if found is None else found[0]["first"]
-            raise RuntimeError(
-                f"seed replay: expected weights of iteration {begin} or later, as the log at this store begins there, got "
-                f"some of iteration {core.iteration}: take a later checkpoint"
-            )
+            raise LogGap(core.iteration, founded.iteration if found is None else found[0]["first"])
         _replay(core, found[1], found[0]["first"])
 
     def _some(self, core: _C.SeedReplay, head: Agreed) -> None:
@@ -78,8 +73,7 @@ class RunLog:
         values = self._store.find_all([f"log/{t}" for t in iterations])
         if None in values:  # deleted meanwhile, which happens after the chunk was written
             if not self._apply_chunk(core, number):
-                missing = iterations[values.index(None)]
-                raise RuntimeError(f"seed replay: expected iteration {missing} in the log at the store, got none")
+                raise LogGap(core.iteration, None)
             return
         agreed = [Agreed.decode(value) for value in values if value is not None]
         if end == head.iteration:
@@ -146,6 +140,14 @@ class RunLog:
                 return
             self._store.delete_later([f"log/{t}" for t in reversed(range(begin, end))])
             number -= 1
+
+
+def forget_chunks(store: RunStore, before: int, chunk: int) -> None:
+    """Deletes the chunks that end before an iteration, the latest first: where one is gone all earlier ones are."""
+    number = before // chunk - 1
+    while number >= 0 and (head := store.find(f"chunk/{number}")) is not None:
+        store.delete_large_later(f"chunk/{number}", json.loads(head)["bytes"])
+        number -= 1
 
 
 def _replay(core: _C.SeedReplay, records: bytes, first: int) -> None:

@@ -100,7 +100,7 @@ class RunStore:
         self.put(key, json.dumps({"bytes": len(value), **head}).encode())
 
     def find_large(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """What was set so, or None.
+        """What was set so, or None; None too where it is being deleted.
 
         Raises:
             ValueError: Pieces that do not make up the length that the head says.
@@ -112,6 +112,8 @@ class RunStore:
         pieces = [self.find(f"{key}/{i}") or b"" for i in range(-(-told["bytes"] // _PIECE))]
         value = b"".join(pieces)
         if len(value) != told["bytes"]:
+            if self.find(key) is None:
+                return None
             raise ValueError(f"seed replay: {key} at the store: expected {told['bytes']} bytes, got {len(value)}")
         return told, value
 

@@ -1,0 +1,130 @@
+"""Snapshots of the weights, for machines that the log does not reach back to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from torch_lowcomm import _C
+from torch_lowcomm.replay.run_store import RunStore
+
+logger = logging.getLogger("torch_lowcomm")
+
+
+class Snapshots:
+    """Keys `snapshot` and `snapshot/<iteration>` (PROTOCOL.md, "Snapshots"), written on a thread of their own.
+
+    Args:
+        client: Makes a client of the run's keys, for that thread.
+        every: Iterations from one to the next; 0: none.
+        folder: That all machines share, for the weights; None: they go through the store.
+    """
+
+    def __init__(self, client: Callable[[], RunStore], every: int, folder: Path | None) -> None:
+        self._client, self._every, self._folder = client, every, folder
+        self._save: Callable[[], bytes] | None = None
+        self._load: Callable[[bytes], None] | None = None
+        self._store: RunStore | None = None
+        self._thread: threading.Thread | None = None
+
+    def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
+        """Says how weights become bytes, and how they are set to them again, with the core's iteration."""
+        self._save, self._load = save, load
+
+    @property
+    def sent_bytes(self) -> int:
+        """Through the store."""
+        return self._store.sent_bytes if self._store is not None else 0
+
+    # ---- by the closer of the iteration before ----
+    def due(self, iteration: int) -> bool:
+        """Whether one is to be made before an iteration."""
+        return self._every > 0 and iteration % self._every == 0 and self._save is not None
+
+    def write(self, core: _C.SeedReplay, forget: Callable[[RunStore, int], None]) -> None:
+        """Takes one, and puts it to the store or the folder while the caller goes on.
+
+        Args:
+            core: Of the weights.
+            forget: Deletes, by a client, what of the log is before an iteration.
+        """
+        if self._save is None or (self._thread is not None and self._thread.is_alive()):
+            return  # the link is slower than this: one is enough
+        if self._store is None:
+            self._store = self._client()
+        made = (core.iteration, core.checksum(), self._save())
+        self._thread = threading.Thread(target=self._write, args=(*made, forget), name="lowcomm-snapshot", daemon=True)
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Waits for the one under way."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _write(self, iteration: int, checksum: int, value: bytes, forget: Callable[[RunStore, int], None]) -> None:
+        store = self._store
+        assert store is not None
+        try:
+            there = json.loads(store.find("snapshot") or b"[]")
+            if self._folder is None:
+                store.put_large(f"snapshot/{iteration}", value)
+            else:
+                path = self._path(iteration)
+                path.with_suffix(".part").write_bytes(value)
+                path.with_suffix(".part").rename(path)
+            told = {"iteration": iteration, "checksum": checksum, "bytes": len(value)}
+            kept = [*there, told][-2:]
+            store.put("snapshot", json.dumps(kept).encode())
+            # The one before last goes, and what machines began and died over. A joiner may just read the last but one.
+            for gone in there[:-1]:
+                self._remove(store, gone["iteration"], gone["bytes"])
+            begun = there[-1]["iteration"] if there else 0
+            for died in range(begun + self._every, iteration, self._every):
+                self._remove(store, died, len(value))
+            if len(kept) == 2:
+                forget(store, kept[0]["iteration"])
+        except (ConnectionError, OSError) as error:
+            logger.warning("seed replay: no snapshot of iteration %d: %s", iteration, error)
+
+    # ---- by a machine that comes ----
+    def take(self, store: RunStore, core: _C.SeedReplay) -> bool:
+        """Sets the core's weights to the latest; False where there is none.
+
+        Raises:
+            ValueError: It is not what it says.
+        """
+        if self._load is None:
+            return False
+        for told in reversed(json.loads(store.find("snapshot") or b"[]")):
+            value = self._read(store, told["iteration"])
+            if value is None:
+                continue  # deleted meanwhile
+            self._load(value)
+            found = core.iteration, core.checksum()
+            if found != (told["iteration"], told["checksum"]):
+                raise ValueError(
+                    f"seed replay: snapshot: expected weights of iteration {told['iteration']} with checksum "
+                    f"{told['checksum']:#010x}, got iteration {found[0]} and {found[1]:#010x}"
+                )
+            return True
+        return False
+
+    def _read(self, store: RunStore, iteration: int) -> bytes | None:
+        if self._folder is None:
+            found = store.find_large(f"snapshot/{iteration}")
+            return None if found is None else found[1]
+        path = self._path(iteration)
+        return path.read_bytes() if path.exists() else None
+
+    def _remove(self, store: RunStore, iteration: int, size: int) -> None:
+        if self._folder is None:
+            store.delete_large_later(f"snapshot/{iteration}", size)
+        else:
+            self._path(iteration).unlink(missing_ok=True)
+
+    def _path(self, iteration: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"snapshot-{iteration}.pt"
