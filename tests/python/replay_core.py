@@ -39,7 +39,7 @@ class Machine:
     def __init__(self, port, name, *, width=12, samples=2, weights=0, options=None, **exchange):
         torch.manual_seed(weights)
         self.weight, self.bias = torch.randn(4, width), torch.zeros(4)
-        self.samples, self.spoilt = samples, False
+        self.samples, self.lr, self.spoilt = samples, LR, False
         self.options = OPTIONS | (options or {})
         self.core = self.another_core({})
         self.name, self.given = name, EXCHANGE | exchange
@@ -90,7 +90,7 @@ class Machine:
 
     def step(self):
         """One iteration; returns its record."""
-        record = self.exchange.exchange(self.core, self.message(), lr=LR, weight_decay=0.0)
+        record = self.exchange.exchange(self.core, self.message(), lr=self.lr, weight_decay=0.0)
         self.core.apply(record)
         return record
 

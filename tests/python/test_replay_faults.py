@@ -224,7 +224,7 @@ def _liar(r, port, how):
 
         def putting(key, value):
             if key.startswith("mail") and machine.core.iteration == AT:
-                put(key, _spoilt(machine, how))
+                put(key, value[:8] + _spoilt(machine, how))
                 exchange._head.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
             else:
                 put(key, value)

@@ -244,3 +244,33 @@ def _too_few(r, port):
 
 def test_names_who_is_there(store):
     ranks.run_ranks(_too_few, 1, store.port, timeout=DEADLINE_S)
+
+
+def _rates(r, port):
+    """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
+    if r.rank == 1:
+        r.hear("begun")
+    machine = Machine(port, f"machine{r.rank}", least=1)
+    machine.lr = 2.0 ** -(7 + r.rank)
+    machine.join()
+    if r.rank == 0:
+        machine.until(5)
+        r.say("begun")
+        while machine.exchange.stats()["machines"] < 2:
+            machine.step()
+        machine.until(machine.core.iteration + 10)
+        r.say("leaving", machine.core.iteration)
+        machine.exchange.leave()
+        return None
+    while not r.path("leaving").exists():
+        machine.step()
+    machine.until(int(r.hear("leaving")) + 5)
+    machine.exchange.leave()
+    return [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
+
+
+def test_the_longest_members_learning_rate_counts(store):
+    steps = ranks.run_ranks(_rates, 2, store.port, timeout=DEADLINE_S)[1]
+    both = [lr for lr, machines in steps if machines == 2]
+    assert set(both) == {2.0**-7} and len(both) >= 10
+    assert steps[-1] == (2.0**-8, 1)

@@ -13,7 +13,7 @@ class Agreed:
     Attributes:
         iteration: Of the record; one less than the first where the run has only been founded.
         record: What all apply (`SeedReplay.record`); b"" where the run has only been founded.
-        machines: Numbers of those who take part in the next iteration, ascending.
+        machines: Numbers of those who take part in the next iteration, those first who have been in it for longest.
         asked: Asks to take part that have been answered, by being among `machines` or not.
         closer: Number of the machine that wrote this.
         takeovers: How often the next iteration's machines were written anew, because all of them were gone.

@@ -51,16 +51,17 @@ class Asks:
         values = [self._store.find(f"ask/{number}") for number in range(first, last + 1)]
         return [Ask(**_checked(json.loads(value))) for value in values if value is not None]
 
-    def admitted(self, answered: int, asked: int, iteration: int) -> set[int]:
-        """Numbers of the machines that may take part in an iteration, of those whose asks are not answered yet.
+    def admitted(self, answered: int, asked: int, iteration: int) -> list[int]:
+        """Numbers of the machines that may take part in an iteration, of those whose asks are not answered yet, in their order.
 
         The answered asks' keys are deleted by and by.
         """
         if asked == answered:
-            return set()
+            return []
         new = self.between(answered + 1, asked)
         self._store.delete_later([f"ask/{number}" for number in range(answered - 15, answered + 1) if number > 0])
-        return {ask.machine for ask in new if iteration - _CLOSE <= ask.iteration <= iteration}
+        close = (ask.machine for ask in new if iteration - _CLOSE <= ask.iteration <= iteration)
+        return list(dict.fromkeys(close))
 
 
 def _checked(told: dict[str, Any]) -> dict[str, Any]:

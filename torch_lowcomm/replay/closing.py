@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import time
 
 from torch_lowcomm import _C
@@ -15,6 +16,7 @@ from torch_lowcomm.replay.run_store import RunStore
 
 logger = logging.getLogger("torch_lowcomm")
 
+_STEP = struct.Struct("<ff")  # learning rate and weight decay, before a message
 LEFT = b"left"  # in the mail of a machine that is not waited for
 _LONGEST_WAIT_S = 15.0  # before looking for something else than what is waited for
 
@@ -46,15 +48,15 @@ class Closing:
             ConnectionError: The store is lost.
         """
         iteration = core.iteration
-        self._store.put(f"mail/{self._machine}", message)
+        mail = _STEP.pack(lr, weight_decay) + message
+        self._store.put(f"mail/{self._machine}", mail)
         deadline = time.monotonic() + self._pace.deadline_s
         wait_s = self._pace.look_again_s
         while True:
-            messages, missing, asked = self._mail(core, message)
+            mails, missing, asked = self._mail(core, mail)
             left = deadline - time.monotonic()
             if not missing or left <= 0:
-                record = core.record(list(messages.values()), lr=lr, weight_decay=weight_decay)
-                self._close(iteration, record, set(messages), missing, asked)
+                self._close(iteration, _record(core, mails), mails, missing, asked)
             elif not self._head.wait(iteration, min(wait_s, left)):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
                 self._head.look()
@@ -65,24 +67,30 @@ class Closing:
             if agreed.iteration > iteration or self._machine not in agreed.machines:
                 return None
 
-    def _mail(self, core: _C.SeedReplay, message: bytes) -> tuple[dict[int, bytes], dict[int, str], int]:
-        """Messages that have come, by machine; machines without one, and why; the number of asks."""
-        others = [machine for machine in self._head.agreed.machines if machine != self._machine]
-        *mails, asked = self._store.get_all([*(f"mail/{machine}" for machine in others), "asks"])
-        messages, missing = {self._machine: message}, {}
-        for machine, mail in zip(others, mails, strict=True):
+    def _mail(self, core: _C.SeedReplay, mine: bytes) -> tuple[dict[int, bytes], dict[int, str], int]:
+        """Mail with messages, by machine, those first who have been here for longest; machines without, and why; asks."""
+        machines = self._head.agreed.machines
+        others = [machine for machine in machines if machine != self._machine]
+        *found, asked = self._store.get_all([*(f"mail/{machine}" for machine in others), "asks"])
+        theirs = dict(zip(others, found, strict=True))
+        mails, missing = {}, {}
+        for machine in machines:
+            mail = mine if machine == self._machine else theirs[machine]
             if mail == LEFT:
                 continue
             try:
-                messages[machine] = _checked(core, machine, mail)
+                mails[machine] = _checked(core, machine, mail)
             except ValueError as error:
                 missing[machine] = str(error)
-        return messages, missing, int(asked)
+        return mails, missing, int(asked)
 
-    def _close(self, iteration: int, record: bytes, there: set[int], missing: dict[int, str], asked: int) -> None:
+    def _close(
+        self, iteration: int, record: bytes, mails: dict[int, bytes], missing: dict[int, str], asked: int
+    ) -> None:
         """Makes a record the iteration's, unless it has one already."""
         joined = self._asks.admitted(self._head.agreed.asked, asked, iteration + 1)
-        if self._head.swap(Agreed(iteration, record, tuple(sorted(there | joined)), asked, self._machine)):
+        machines = tuple(dict.fromkeys([*mails, *joined]))
+        if self._head.swap(Agreed(iteration, record, machines, asked, self._machine)):
             self.dropped += len(missing)
             for machine, why in missing.items():
                 name = self._names.of(machine)
@@ -91,15 +99,22 @@ class Closing:
                 logger.info("seed replay: iteration %d: let machine %r in", iteration, self._names.of(machine))
 
 
+def _record(core: _C.SeedReplay, mails: dict[int, bytes]) -> bytes:
+    """Of all messages, at the first one's learning rate: a machine that comes late may have missed a scheduler's steps."""
+    lr, weight_decay = _STEP.unpack_from(next(iter(mails.values())))
+    return core.record([mail[_STEP.size :] for mail in mails.values()], lr=lr, weight_decay=weight_decay)
+
+
 def _checked(core: _C.SeedReplay, machine: int, mail: bytes) -> bytes:
-    """A machine's message of the core's iteration. ValueError: it is none, or spoilt."""
+    """A machine's mail, with a message of the core's iteration. ValueError: there is none, or it is spoilt."""
     if not mail:
         raise ValueError(f"expected a message of iteration {core.iteration}, got none")
-    found, iteration, _ = _C.read_replay_message(mail)
+    message = mail[_STEP.size :]
+    found, iteration, _ = _C.read_replay_message(message)
     if (found, iteration) != (machine, core.iteration):
         raise ValueError(
             f"expected a message of machine {machine} and iteration {core.iteration}, got one of machine {found} and "
             f"iteration {iteration}"
         )
-    core.record([mail], lr=0.0, weight_decay=0.0)  # checks its length, which is the codec's
+    core.record([message], lr=0.0, weight_decay=0.0)  # checks its length, which is the codec's
     return mail

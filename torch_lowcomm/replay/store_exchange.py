@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch.distributed import PrefixStore, Store
 
 from torch_lowcomm import _C
@@ -44,6 +46,7 @@ class StoreExchange:
 
     `PROTOCOL.md` beside this file says which keys there are, who writes them when, and what follows for machines that
     die, stop, wake up or come late. Machines trust each other: a wrong byte steers all of them.
+    The learning rate and weight decay of a record are those of the machine in it that has been in the run for longest.
 
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
@@ -118,7 +121,7 @@ class StoreExchange:
         self._closing: Closing | None = None
         self._entry: Entry
         self._there: list[int] = []  # machines of the last record
-        self._waited_s, self._void, self._dropped = 0.0, 0, 0
+        self._waited_s, self._void, self._dropped, self._warned = 0.0, 0, 0, False
 
     def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
         """Says how snapshots are made and taken: whoever has the weights does it.
@@ -208,8 +211,10 @@ class StoreExchange:
                     message = core.message(self.machine, [])
                 agreed = self._closing.agree(core, message, lr=lr, weight_decay=weight_decay)
         self._waited_s += time.monotonic() - begun
-        self._there = _C.read_replay_records(agreed.record)[0]["machines"]
+        told = _C.read_replay_records(agreed.record)[0]
+        self._there = told["machines"]
         self._void += self.machine not in self._there
+        self._compare(told, lr, weight_decay)
         return agreed.record
 
     def check(self, core: _C.SeedReplay) -> bool:
@@ -276,6 +281,18 @@ class StoreExchange:
             self._log.pack(core, self._founded)
             if self._snapshots.due(core.iteration):
                 self._snapshots.write(core, lambda store, before: forget_chunks(store, before, self._chunk))
+
+    def _compare(self, told: dict[str, Any], lr: float, weight_decay: float) -> None:
+        own, agreed = torch.tensor([lr, weight_decay]).tolist(), [told["lr"], told["weight_decay"]]
+        if own != agreed and not self._warned:
+            self._warned = True
+            logger.warning(
+                "seed replay: iteration %d: lr and weight decay are %s, those of the machine that is here for longest; this "
+                "machine's own, %s, are not used",
+                told["iteration"],
+                agreed,
+                own,
+            )
 
     def _differs(self, core: _C.SeedReplay, peer: str, mine: int, theirs: int) -> bool:
         """Nobody knows whose weights are wrong: where they are set anew, all do so who see it."""
