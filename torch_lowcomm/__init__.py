@@ -21,7 +21,7 @@ from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, 
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.outer import DiLoCoX  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
-from torch_lowcomm.replay import SeedReplay  # noqa: E402
+from torch_lowcomm.replay import SeedReplay, StoreExchange  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
@@ -33,6 +33,7 @@ __all__ = [
     "Options",
     "Residual",
     "SeedReplay",
+    "StoreExchange",
     "TwoLevel",
     "__version__",
     "all_reduce",

@@ -53,18 +53,16 @@ class Checkpoint:
             _write(log, whole)
         if whole:
             optimizer.replay(whole)
-        self._begin, self._next = found[-1], optimizer.iteration
-        optimizer.core.forget_log()
+        self._begin, self._next = found[-1], optimizer.iteration  # the log stays, for machines that are behind
 
     def applied(self, optimizer: SeedReplay) -> None:
         """The optimizer has moved on, by records in its log or, where others sent their weights, by a leap."""
-        records = optimizer.core.log
-        said = _C.read_replay_records(records)
+        said = [one for one in _C.read_replay_records(optimizer.core.log) if one["iteration"] >= self._next]
         if not said or said[0]["iteration"] != self._next or optimizer.iteration - self._begin >= self._every:
             self._snapshot(optimizer)
             return
         with self._log(self._begin).open("ab") as file:
-            file.write(records)
+            file.write(b"".join(one["bytes"] for one in said))
         optimizer.core.forget_log()
         self._next = optimizer.iteration
 

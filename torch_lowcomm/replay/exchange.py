@@ -37,8 +37,8 @@ class Exchange(Protocol):
         A machine that the others went on without is brought to their iteration first: `core` has moved then.
         """
 
-    def check(self, core: _C.SeedReplay) -> None:
-        """Compares checksums with another machine.
+    def check(self, core: _C.SeedReplay) -> bool:
+        """Compares checksums with another machine; whether the weights were set anew.
 
         Raises:
             RuntimeError: They differ.
@@ -64,8 +64,9 @@ class Alone:
         """The record of one message."""
         return core.record([message], lr=lr, weight_decay=weight_decay)
 
-    def check(self, core: _C.SeedReplay) -> None:
+    def check(self, core: _C.SeedReplay) -> bool:
         """There is nobody to compare with."""
+        return False
 
     def leave(self) -> None:
         """Nothing to end."""
@@ -132,7 +133,7 @@ class StaticExchange:
             )
         return core.record([row[_STEP.size :] for row in rows], lr=lr, weight_decay=weight_decay)
 
-    def check(self, core: _C.SeedReplay) -> None:
+    def check(self, core: _C.SeedReplay) -> bool:
         """Compares all ranks' checksums."""
         sums = self._gathered(torch.tensor([core.checksum()])).tolist()
         other = next((rank for rank, value in enumerate(sums) if value != sums[0]), None)
@@ -141,6 +142,7 @@ class StaticExchange:
                 f"SeedReplay: iteration {core.iteration}: expected equal weights, got CRC-32C {sums[0]:08x} on rank 0 and "
                 f"{sums[other]:08x} on rank {other}"
             )
+        return False
 
     def leave(self) -> None:
         """The group is the caller's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from torch_lowcomm.replay.estimators import ESTIMATORS
 from torch_lowcomm.replay.exchange import Alone, Exchange, StaticExchange, apart
 from torch_lowcomm.replay.in_place import InPlace
 from torch_lowcomm.replay.parameters import entries
+from torch_lowcomm.replay.store_exchange import StoreExchange
 
 _MOST_SAMPLES = 65535  # that a message has room for
 
@@ -61,7 +63,9 @@ class SeedReplay(torch.optim.Optimizer):
         restore_every: n_b of "in-place".
         seed: Of the run.
         group: A static world: ranks of this process group, one all_gather an iteration. None, without `exchange`: one machine.
-        exchange: What else brings machines together, e.g. a `StoreExchange`, where they come and go.
+        store: Machines come and go over this c10d store (`StoreExchange`, whose other options it takes as `exchange=`).
+        machine_id: With a store, this machine's: a number or a name, unlike all others'.
+        exchange: What else brings machines together.
         check_every: So many iterations apart checksums are compared; 0: never.
         checkpoint: A folder for snapshots and the log since the last one. If there are, the model goes on from them.
         snapshot_every: Iterations from a snapshot to the next.
@@ -90,6 +94,8 @@ class SeedReplay(torch.optim.Optimizer):
         restore_every: int = 1,
         seed: int = 0,
         group: dist.ProcessGroup | None = None,
+        store: dist.Store | None = None,
+        machine_id: int | str | None = None,
         exchange: Exchange | None = None,
         check_every: int = 100,
         checkpoint: str | Path | None = None,
@@ -97,8 +103,11 @@ class SeedReplay(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"SeedReplay: model: expected a torch.nn.Module, got {type(model).__name__}")
-        if group is not None and exchange is not None:
-            raise ValueError("SeedReplay: expected group or exchange, got both")
+        if sum(given is not None for given in (group, store, exchange)) > 1:
+            raise ValueError("SeedReplay: expected one of group, store and exchange, got more")
+        if (store is None) != (machine_id is None):
+            got = "machine_id alone" if store is None else "store alone"
+            raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
         for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
@@ -137,13 +146,7 @@ class SeedReplay(torch.optim.Optimizer):
         self._quantized = base is not None
         self._samples, self._seconds = most, seconds
         self._estimator = ESTIMATORS[estimator](eps)
-        self._exchange: Exchange = (
-            exchange
-            if exchange is not None
-            else Alone()
-            if group is None
-            else StaticExchange(group, fixed=seconds is None)
-        )
+        self._exchange = exchange or _exchange_of(group, store, machine_id, fixed=seconds is None)
         machine = self._exchange.machine
         self._core = core  # of the weights that machines agree on
         self._in_place: InPlace | None = None
@@ -164,6 +167,8 @@ class SeedReplay(torch.optim.Optimizer):
                     parameter.data = parameter.data.new_empty(0)
         self._check_every, self._joined = check_every, False
         self._counts = {"gradients": 0, "evaluations": 0, "payload_bytes": 0, "skipped": 0}
+        if isinstance(self._exchange, StoreExchange):
+            self._exchange.attach(self._packed, self._unpack)
         self._checkpoint = None
         if checkpoint is not None:
             self._checkpoint = Checkpoint(Path(checkpoint), snapshot_every)
@@ -225,8 +230,8 @@ class SeedReplay(torch.optim.Optimizer):
             if record is None or self._core.iteration != before:
                 self._weights_moved()
         self._apply(record)
-        if self._check_every and self._core.iteration % self._check_every == 0:
-            self._exchange.check(self._core)
+        if self._check_every and self._core.iteration % self._check_every == 0 and self._exchange.check(self._core):
+            self._weights_moved()
         finite = [loss for loss in losses if math.isfinite(loss)]
         return sum(finite) / len(finite) if finite else math.nan
 
@@ -312,6 +317,14 @@ class SeedReplay(torch.optim.Optimizer):
         self._weights_moved()
         return taken
 
+    def _packed(self) -> bytes:
+        data = io.BytesIO()
+        torch.save(self.snapshot(), data)
+        return data.getvalue()
+
+    def _unpack(self, data: bytes) -> None:
+        self.load_snapshot(torch.load(io.BytesIO(data), weights_only=True))
+
     def _expect_same(self, description: str) -> None:
         if description != self._core.description:
             mine, saved = apart(self._core.description, description)
@@ -362,6 +375,14 @@ class SeedReplay(torch.optim.Optimizer):
             if self._in_place is not None:
                 self._in_place.put_back()
         return found
+
+
+def _exchange_of(
+    group: dist.ProcessGroup | None, store: dist.Store | None, machine_id: int | str | None, *, fixed: bool
+) -> Exchange:
+    if store is not None and machine_id is not None:
+        return StoreExchange(store, machine_id)
+    return Alone() if group is None else StaticExchange(group, fixed=fixed)
 
 
 @contextmanager

@@ -1,0 +1,184 @@
+"""lc.SeedReplay with machines that come and go: late, killed, stopped and woken, and resumed at another store."""
+
+import os
+import signal
+
+import pytest
+import ranks
+import replay_model
+import torch
+import torch.distributed as dist
+from replay_core import EXCHANGE, end_together
+
+import torch_lowcomm as lc
+
+DEADLINE_S = 120
+
+
+@pytest.fixture
+def store():
+    """The store that outlives all machines."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+class Tuned:
+    """A machine that trains the model of eight clusters."""
+
+    def __init__(self, port, name, least=2, exchange=None, **options):
+        client = dist.TCPStore("127.0.0.1", port, is_master=False)
+        self.exchange = lc.StoreExchange(client, name, **(EXCHANGE | {"least": least} | (exchange or {})))
+        self.model, self.opt = replay_model.machine(exchange=self.exchange, check_every=5, **options)
+        self.opt.join()
+        self.core = self.opt.core
+
+    def step(self):
+        replay_model.train(self.model, self.opt, 1, first=self.exchange.machine % 1000)
+
+    def until(self, iteration):
+        while self.opt.iteration < iteration:
+            self.step()
+        return self
+
+    def loss(self):
+        with torch.no_grad():
+            return replay_model.loss(self.model, -1).item()
+
+
+WAYS = {
+    "at use": {},
+    "in place": {"perturb": "in-place", "restore_every": 16},
+    "by time": {"samples": None, "seconds": 0.005},
+    "quantized": {"base": "int8", "pool": 64},
+}
+
+
+def _story(r, port, options):
+    """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
+    if r.rank == 3:
+        r.hear("begun")
+    machine = Tuned(port, f"machine{r.rank}", least=3, exchange={"chunk": 8}, **options)
+    before = machine.loss()
+    if r.rank == 3:
+        assert machine.opt.iteration >= 20
+    else:
+        machine.until(20)
+        if r.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if r.rank == 1:
+            r.say("pid", os.getpid())
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if r.rank == 0:
+            machine.until(60)
+            assert machine.opt.stats()["machines"] == 1
+            os.kill(int(r.hear("pid")), signal.SIGCONT)
+            r.say("begun")
+    ended = end_together(r, machine, lambda m: m.core.iteration > 100 and m.opt.stats()["machines"] == 3)
+    weights = [tensor.numpy().tobytes() for tensor in machine.opt.dequantized().values()]
+    if r.rank == 0 and "base" not in options:
+        assert machine.loss() < 0.9 * before
+    return ended, machine.core.log, weights
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_machines_that_come_and_go_end_alike(store, way):
+    allowed = {2: -signal.SIGKILL}
+    ends = ranks.run_ranks(_story, 4, store.port, WAYS[way], timeout=DEADLINE_S, allow_exit=allowed)
+    assert ends[0] == ends[1] == ends[3]
+
+
+def _resumed(r, folder):
+    """The store dies. The machines' programs start again, from their checkpoints, one of them an iteration behind."""
+    if r.rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        r.say("port", store.port)
+        for q in range(2):
+            r.hear(f"lost soon{q}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 1000}
+    machine = Tuned(int(r.hear("port")), f"machine{r.rank}", **options)
+    machine.until(30)
+    if r.rank == 0:
+        apply = machine.opt._exchange.exchange
+
+        def lost(core, message, **step):  # what was agreed on last reaches one machine only
+            record = apply(core, message, **step)
+            r.hear("gone")
+            raise ConnectionError(f"as if it had not come: {len(record)} bytes")
+
+        machine.opt._exchange.exchange = lost
+    r.say(f"at30{r.rank}")
+    r.hear(f"at30{1 - r.rank}")
+    if r.rank == 1:
+        machine.until(31)
+        r.say("gone")
+        r.say("lost soon0")
+        r.say("lost soon1")
+    with pytest.raises(ConnectionError, match="as if it had not come" if r.rank == 0 else "lost the store"):
+        machine.until(10_000)
+    assert machine.opt.iteration >= 30 + r.rank
+    left = machine.opt.iteration
+    if r.rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        r.say("again", store.port)
+    back = Tuned(int(r.hear("again")), f"machine{r.rank}", **options)
+    assert back.opt.iteration >= 31 >= left
+    back.until(40)
+    ended = back.core.checksum(), back.opt.iteration
+    back.opt.leave()
+    r.say(f"ended{r.rank}")
+    r.hear(f"ended{1 - r.rank}")
+    return ended
+
+
+def test_goes_on_from_checkpoints_at_another_store(tmp_path):
+    ends = ranks.run_ranks(_resumed, 3, str(tmp_path), timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+    assert ends[0] == ends[1]
+
+
+def _resynced(r, port):
+    """Something writes to one machine's weights: with the next check they are set to a snapshot, and training goes on."""
+    machine = Tuned(port, f"machine{r.rank}", exchange={"chunk": 4, "snapshot_every": 8, "resync": True})
+    machine.until(12)
+    while machine.exchange._store.find("snapshot") is None:
+        pass
+    if r.rank == 1:
+        with torch.no_grad():
+            machine.model[0].weight += 1.0
+    machine.until(14)
+    machine.until(20)
+    ended = machine.core.checksum(), machine.opt.iteration
+    machine.opt.leave()
+    return ended
+
+
+def test_weights_are_set_to_a_snapshot(store):
+    first, second = ranks.run_ranks(_resynced, 2, store.port, timeout=DEADLINE_S)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"machine_id": "a"}, "expected store and machine_id, got machine_id alone"),
+        ({"store": dist.HashStore()}, "expected store and machine_id, got store alone"),
+        (
+            {"store": dist.HashStore(), "machine_id": "a", "exchange": object()},
+            "expected one of group, store and exchange",
+        ),
+    ],
+)
+def test_refuses(given, says):
+    with pytest.raises(ValueError, match=says):
+        replay_model.machine(**given)
+
+
+def _by_store(r, port):
+    client = dist.TCPStore("127.0.0.1", port, is_master=False)
+    model, opt = replay_model.machine(store=client, machine_id=r.rank)
+    replay_model.train(model, opt, 3)
+    assert opt.stats()["machines"] == 1
+    opt.leave()
+
+
+def test_takes_a_store(store):
+    ranks.run_ranks(_by_store, 1, store.port, timeout=DEADLINE_S)
