@@ -36,7 +36,7 @@ def ended(model, optimizer):
     with optimizer.outer_parameters():
         outer = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = optimizer.state_dict()
-    own = state[f"rank{dist.get_rank()}"]
+    own = state["param_groups"][0][f"rank{dist.get_rank()}"]
     own["packed"] = torch.load(io.BytesIO(own["packed"]))  # the inner optimizer's state, and factors
     return {"own": copy.deepcopy(model.state_dict()), "outer": outer, "state": copy.deepcopy(state)}
 

@@ -5,6 +5,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 
 SAVED, STEPS = 10, 17  # saved in the middle of an interval whose message is under way
 CASES = {
@@ -32,6 +39,35 @@ def _paths(nest, path=""):
     return [path, *(p for key, value in items for p in _paths(value, f"{path}.{key}"))]
 
 
+def _save(r, model, optimizer, how):
+    """What a rank has of its own is under a name of its own."""
+    own = f"model{r.rank}"
+    if how == "save":
+        torch.save({"loop": optimizer.state_dict(), own: model.state_dict()}, r.path(f"rank{r.rank}.pt"))
+    elif how == "dcp":
+        dcp.save({"loop": optimizer, own: model.state_dict()}, checkpoint_id=r.path("dcp"))
+    else:
+        weights, loop = get_state_dict(model, optimizer)
+        dcp.save({"loop": loop, own: weights}, checkpoint_id=r.path("dcp"))
+
+
+def _load(r, model, optimizer, how):
+    own = f"model{r.rank}"
+    if how == "save":
+        saved = torch.load(r.path(f"rank{r.rank}.pt"))
+        model.load_state_dict(saved[own])
+        optimizer.load_state_dict(saved["loop"])
+    elif how == "dcp":
+        saved = {own: model.state_dict()}
+        dcp.load({"loop": optimizer, **saved}, checkpoint_id=r.path("dcp"))
+        model.load_state_dict(saved[own])
+    else:
+        weights, loop = get_state_dict(model, optimizer)
+        saved = {"loop": loop, own: weights}
+        dcp.load(saved, checkpoint_id=r.path("dcp"))
+        set_state_dict(model, optimizer, model_state_dict=saved[own], optim_state_dict=saved["loop"])
+
+
 def _resumes(r, options, how):
     """A run that is never saved, and one that is saved, ended and made again from its files."""
     r.init()
@@ -43,23 +79,12 @@ def _resumes(r, options, how):
     r.init()
     model, optimizer = diloco_model.fresh(**options)
     diloco_model.train(model, optimizer, r.rank, range(SAVED))
-    if how == "dcp":
-        # What a rank has of its own is under a name of its own.
-        dcp.save({"loop": optimizer, f"model{r.rank}": model.state_dict()}, checkpoint_id=r.path("dcp"))
-    else:
-        torch.save({"loop": optimizer.state_dict(), "model": model.state_dict()}, r.path(f"rank{r.rank}.pt"))
+    _save(r, model, optimizer, how)
     dist.destroy_process_group()
 
     r.init()
     model, optimizer = diloco_model.fresh(**options)
-    if how == "dcp":
-        own = {f"model{r.rank}": model.state_dict()}
-        dcp.load({"loop": optimizer, **own}, checkpoint_id=r.path("dcp"))
-        model.load_state_dict(own[f"model{r.rank}"])
-    else:
-        saved = torch.load(r.path(f"rank{r.rank}.pt"))
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["loop"])
+    _load(r, model, optimizer, how)
     diloco_model.train(model, optimizer, r.rank, range(SAVED, STEPS))
     resumed = diloco_model.ended(model, optimizer)
     assert not diloco_model.differing(resumed, whole)
@@ -78,6 +103,38 @@ def test_a_resumed_run_is_the_uninterrupted_one(pair, case):
 @pytest.mark.parametrize("case", ["low rank", "8-bit residuals", "fragments", "buffers"])
 def test_distributed_checkpoint(pair, case):
     pair(_resumes, CASES[case], "dcp")
+
+
+@pytest.mark.parametrize("case", ["low rank", "adaptive", "fragments", "buffers"])
+def test_the_functions_of_distributed_checkpoint(pair, case):
+    pair(_resumes, CASES[case], "functions")
+
+
+def _in_what_form(r):
+    """What torch's functions make of the state by their options, and what is said to forms that it does not survive."""
+    r.init()
+    model, optimizer = diloco_model.fresh()
+    diloco_model.train(model, optimizer, r.rank, range(SAVED))
+    whole = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    diloco_model.train(model, optimizer, r.rank, range(SAVED, STEPS))
+    set_optimizer_state_dict(model, optimizer, whole, options=StateDictOptions(full_state_dict=True))
+    assert not diloco_model.differing(optimizer.state_dict(), whole)
+    with pytest.raises(RuntimeError, match="optim state_dict is empty"):
+        get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    model, optimizer = diloco_model.fresh()
+    theirs = whole if r.rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    if r.rank == 0:
+        set_optimizer_state_dict(model, optimizer, theirs, options=options)
+        return ""
+    with pytest.raises(ValueError) as caught:
+        set_optimizer_state_dict(model, optimizer, theirs, options=options)
+    return str(caught.value)
+
+
+def test_forms_that_torch_gives_a_state(pair):
+    said = pair(_in_what_form)[1]
+    assert f"expected 'rank1' of inner step {SAVED}, as 'outer0', got one of 0: each rank loads its own" in said
 
 
 def _another_interval(r):

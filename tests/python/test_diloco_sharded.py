@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -96,7 +97,8 @@ def _resumes(r, how):
     model, optimizer = _make(how, CODED)
     fsdp_model.steps(r, model, optimizer, range(STEPS))
     cluster = f"model{r.rank // 2}"
-    dcp.save({"loop": optimizer, cluster: model.state_dict()}, checkpoint_id=r.path("dcp"))
+    weights, loop = get_state_dict(model, optimizer)
+    dcp.save({"loop": loop, cluster: weights}, checkpoint_id=r.path("dcp"))
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
     whole = _whole(model)
@@ -104,9 +106,10 @@ def _resumes(r, how):
 
     r.init()
     model, optimizer = _make(how, CODED)
-    own = {cluster: model.state_dict()}
-    dcp.load({"loop": optimizer, **own}, checkpoint_id=r.path("dcp"))
-    model.load_state_dict(own[cluster])
+    weights, loop = get_state_dict(model, optimizer)
+    saved = {"loop": loop, cluster: weights}
+    dcp.load(saved, checkpoint_id=r.path("dcp"))
+    set_state_dict(model, optimizer, model_state_dict=saved[cluster], optim_state_dict=saved["loop"])
     fsdp_model.steps(r, model, optimizer, range(STEPS, 2 * STEPS))
     optimizer.finish()
     assert not diloco_model.differing(_whole(model), whole)

@@ -12,6 +12,10 @@ import torch
 def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: str, own: str) -> dict[str, Any]:
     """The state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
 
+    In the form of an optimizer's: torch.distributed.checkpoint.state_dict replaces numbers of parameters by names in "state"
+    and in "params", of which there are none, and leaves the rest as it is. In "state" the inner optimizer's moments would
+    have the same names on all ranks, of which a checkpoint keeps one.
+
     Args:
         state: `_C.DiLoCoX.state()`.
         inner: The inner optimizer's state_dict.
@@ -27,25 +31,34 @@ def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: 
         else:
             (varying if _varies(name) else alike)[name] = tensor
     content = io.BytesIO()
-    torch.save({"outer": varying, "inner": inner}, content)
-    return {shared: alike, own: {"outer": kept, "packed": content.getvalue()}}
+    torch.save({"outer": varying, "inner": inner, "steps": int(state["steps"])}, content)
+    parts = {shared: alike, own: {"outer": kept, "packed": content.getvalue()}}
+    return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
 
 def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """(what `_C.DiLoCoX.load` takes, the inner optimizer's state_dict) of what `packed` gave.
 
     Raises:
-        ValueError: A part is missing.
+        ValueError: A part is missing, or of another step than the other.
     """
+    groups = state_dict.get("param_groups") or [{}]
+    parts = {key: value for key, value in groups[0].items() if key != "params"}
     for key in (shared, own):
-        if key not in state_dict:
+        if key not in parts:
             raise ValueError(
-                f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(state_dict)}: each rank loads its own"
+                f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(parts)}: each rank loads its own"
             )
-    mine = state_dict[own]
+    mine = parts[own]
     content = torch.load(io.BytesIO(mine["packed"]))
+    shared_steps = int(parts[shared]["steps"])
+    if content["steps"] != shared_steps:  # as where rank 0's state is broadcast to ranks that have none
+        raise ValueError(
+            f"DiLoCoX: load_state_dict: expected {own!r} of inner step {shared_steps}, as {shared!r}, got one of "
+            f"{content['steps']}: each rank loads its own"
+        )
     kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
-    return {**state_dict[shared], **content["outer"], **kept}, content["inner"]
+    return {**parts[shared], **content["outer"], **kept}, content["inner"]
 
 
 def _varies(name: str) -> bool:

@@ -370,9 +370,13 @@ class DiLoCoX(torch.optim.Optimizer):
         """What a run needs beside its model to go on with the same bits, messages under way included.
 
         Collective: it waits for them. For `torch.save` a rank, or `torch.distributed.checkpoint`, of which this object is a
-        Stateful: what all ranks of the group have alike is under "outer<r>", r the first of them, what is this rank's under
-        "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the rank's part is "packed",
-        bytes, what a fresh object does not have in the same shapes: the inner optimizer's state, and low-rank factors.
+        Stateful, and whose get_state_dict and set_state_dict take it, but flatten_optimizer_state_dict. The model's own
+        parameters differ between ranks: save them under names of the rank's own.
+
+        In the only one of "param_groups", what all ranks of the group have alike is under "outer<r>", r the first of them,
+        what is this rank's under "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the
+        rank's part is "packed", bytes, what a fresh object does not have in the same shapes: the inner optimizer's state,
+        and low-rank factors.
         """
         return packed(self._outer.state(), self.inner.state_dict(), shared=self._shared, own=self._own)
 
