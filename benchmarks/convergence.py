@@ -1,7 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox [--quick] [--seeds N] [--json FILE] [--plot FILE]
-        [--seconds FILE]
+    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1 [--quick] [--seeds N]
+        [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 import ddp
 import dilocox
 import dilocox_plot
+import dilocox_table1
 import link_curves
 import qsdp
 import qsdp_variants
@@ -26,6 +27,7 @@ METHODS: dict[str, Callable] = {
     "qsdp_variants": qsdp_variants.measure,
     "ddp": ddp.measure,
     "dilocox": dilocox.measure,
+    "dilocox_table1": dilocox_table1.measure,
 }
 DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw}  # in place of loss against bytes alone
 

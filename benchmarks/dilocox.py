@@ -40,10 +40,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         `configurations` and `curves` for the JSON, and the gates.
     """
     presets = {name: shortened(PRESETS[name]) for name in QUICK} if quick else PRESETS
-    print(f"# {ELEMENTS} parameters")
-    print(
-        f"# {'run':<26}{'seed':>5}{'D':>3}{'loss':>9}{'outer':>7}{'MB':>10}{'ratio':>9}{'no places':>11}{'seconds':>9}"
-    )
+    print_heading()
     full = run("DiLoCoX", presets["DiLoCoX"])
     if not quick:
         presets = presets | equally_compressed(full)
@@ -60,13 +57,22 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     }, dilocox_gates.gates(runs, quick=quick)
 
 
+def print_heading() -> None:
+    """What stands above the rows of `run`."""
+    print(f"# {ELEMENTS} parameters")
+    print(
+        f"# {'run':<26}{'seed':>5}{'D':>3}{'loss':>9}{'outer':>7}{'MB':>10}{'ratio':>9}{'no places':>11}{'seconds':>9}"
+    )
+
+
 def shortened(configuration: Configuration) -> Configuration:
     """For 80 steps: outer steps enough for the rank to follow them."""
     outer = dict(configuration.outer)
     if outer:
         outer["sync_every"] = min(outer["sync_every"], 10)
     if outer.get("adapt_rank"):
-        outer |= {"window": 2, "sync_warmup": 1}
+        least = min(outer["min_sync_every"], outer["sync_every"] // 2)
+        outer |= {"window": 2, "sync_warmup": 1, "min_sync_every": least}
     return dataclasses.replace(configuration, outer=outer, steps=80, warm_up=20)
 
 
@@ -139,14 +145,14 @@ def by_formula(entry: dict[str, Any]) -> outer_bytes.Sent:
     return total
 
 
-def curve(entry: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON keeps of a run: rank 0's bytes and seconds and the mean loss, a point every few steps; outer steps."""
-    ends = range(POINT, entry["configuration"].steps + 1, POINT)
+def curve(entry: dict[str, Any], *, every: int = POINT) -> dict[str, Any]:
+    """What the JSON keeps of a run: rank 0's bytes and seconds and the mean loss, a point `every` few steps; outer steps."""
+    ends = range(every, entry["configuration"].steps + 1, every)
     kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places", "outer")}
     return kept | {
         "seed": entry["configuration"].seed,
         "step": list(ends),
         "bytes": [entry["bytes"][end - 1] for end in ends],
         "seconds": [round(entry["seconds"][end - 1], 2) for end in ends],
-        "loss": [round(statistics.mean(entry["loss"][end - POINT : end]), 5) for end in ends],
+        "loss": [round(statistics.mean(entry["loss"][end - every : end]), 5) for end in ends],
     }

@@ -16,6 +16,14 @@ def test_convergence_quick(tmp_path):
     quick_convergence("dilocox", 7, tmp_path)
 
 
+def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table1 = importlib.import_module("dilocox_table1")
+    for name, row in table1.ROWS.items():
+        assert table1.ratio_as_counted(row.configuration) == row.ratio, name
+    assert table1.ROWS["OpenDiLoCo"].configuration.outer["sync_every"] == 500
+
+
 def _cocktail(r, steps, stride, keep):
     sys.path.insert(0, str(ROOT / "benchmarks"))
     cocktail = importlib.import_module("cocktail")
