@@ -23,7 +23,7 @@ std::vector<float> noise(size_t n, uint32_t seed) {
 // R = U·diag(σ)·Vᵀ with orthonormal U and V has the singular values σ, however it is turned.
 TEST(SingularValues, AreThoseThatTheMatrixWasMadeOf) {
   const FloatEnv env;
-  for (size_t rank : {1, 2, 5, 16}) {
+  for (size_t rank : {1, 2, 3, 5, 16, 39}) {
     const size_t columns = 40;
     std::vector<float> u = noise(rank * rank, 1), v = noise(rank * columns, 2);
     ASSERT_EQ(orthonormalise(u.data(), rank, rank), 0u);
@@ -41,6 +41,43 @@ TEST(SingularValues, AreThoseThatTheMatrixWasMadeOf) {
     squaredSingularValues(squares.data(), r.data(), rank, columns);
     for (size_t k = 0; k < rank; ++k)
       EXPECT_NEAR(std::sqrt(squares[k]), static_cast<double>(rank - k), 1e-5 * static_cast<double>(rank)) << k;
+  }
+}
+
+// Σσ² is the squared norm of R, and Σσ⁴ that of its Gram matrix, whatever the spectrum.
+TEST(SingularValues, HaveTheMomentsOfTheMatrix) {
+  const FloatEnv env;
+  const size_t columns = 150;
+  for (size_t rank : {4, 7, 64, 130}) {
+    for (const double falls : {1.0, 0.8}) {  // of a row from the one before
+      std::vector<float> r = noise(rank * columns, 5);
+      double scale = 1;
+      for (size_t i = 0; i < rank; ++i, scale *= falls) {
+        for (size_t k = 0; k < columns; ++k)
+          r[i * columns + k] *= static_cast<float>(scale);
+      }
+      double second = 0, fourth = 0;
+      for (size_t i = 0; i < rank; ++i) {
+        for (size_t j = 0; j < rank; ++j) {
+          double sum = 0;
+          for (size_t k = 0; k < columns; ++k)
+            sum += static_cast<double>(r[i * columns + k]) * r[j * columns + k];
+          fourth += sum * sum;
+          if (i == j) second += sum;
+        }
+      }
+      std::vector<double> squares(rank);
+      squaredSingularValues(squares.data(), r.data(), rank, columns);
+      for (size_t k = 1; k < rank; ++k)
+        EXPECT_GE(squares[k - 1], squares[k]);
+      double first = 0, both = 0;
+      for (double square : squares) {
+        first += square;
+        both += square * square;
+      }
+      EXPECT_NEAR(first / second, 1, 1e-12) << rank;
+      EXPECT_NEAR(both / fourth, 1, 1e-12) << rank;
+    }
   }
 }
 
