@@ -284,7 +284,13 @@ void Fragment::forget() {
 }
 
 void Fragment::restore() {
-  pass([](const OuterSpan& s) { std::memcpy(s.parameter, s.outer, s.n * sizeof(float)); });
+  // What is under way is still applied, to a training that starts here.
+  pass([](const OuterSpan& s) {
+    std::memcpy(s.parameter, s.outer, s.n * sizeof(float));
+    if (s.mark) std::memcpy(s.mark, s.outer, s.n * sizeof(float));
+    if (s.own_message) std::memset(s.own_message, 0, s.n * sizeof(float));
+    if (s.own_momentum) std::memcpy(s.own_momentum, s.momentum, s.n * sizeof(float));
+  });
 }
 
 uint32_t Fragment::checksum() const {

@@ -10,6 +10,8 @@ import ranks
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 NEVER_S = 600.0  # longer than the harness waits: who is gone is found out at once
 EVERY = diloco_model.EVERY
 STATE = (".outer", ".momentum", ".residual", ".factor")
@@ -67,6 +69,39 @@ def test_what_is_not_finite_is_dropped_everywhere(pair, mode, options, value):
         assert "expected finite pseudo-gradients, got NaN or infinity" in said
         assert ("on this rank" if rank == 1 else "on another rank") in said
         assert not diloco_model.differing(weights, both[0][1])
+
+
+def _restores(r, mode, dtype):
+    """`restore` while an average is under way, and no training after it: it ends at the next outer parameters."""
+    r.init()
+    torch.manual_seed(7)
+    model = ddp_model.Net().to(dtype)
+    inner = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer = lc.DiLoCoX(inner, EVERY, model=model, mode=mode, outer_momentum=0.6)
+    for step in range(2 * EVERY + 2):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 1.0 + r.rank + step)
+        optimizer.step()
+    optimizer.restore()
+    assert not diloco_model.differing(ddp_model.weights(model), _outer(model, optimizer))
+    optimizer.zero_grad()
+    for _ in range(EVERY):
+        optimizer.step()
+    outer = _outer(model, optimizer)
+    assert not diloco_model.differing(ddp_model.weights(model), outer)
+    return outer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["continue", "restart"])
+def test_restoring_while_an_average_is_under_way(pair, mode, dtype):
+    first, second = pair(_restores, mode, dtype)
+    assert not diloco_model.differing(first, second)
+
+
+def test_restoring_undoes_an_early_outer_step_of_ones_own(pair):
+    first, second = pair(_restores, "eager", torch.float32)
+    assert not diloco_model.differing(first, second)
 
 
 def _dies(r, mode):
