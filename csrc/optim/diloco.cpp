@@ -221,7 +221,7 @@ void DiLoCoX::landed(Scheduled& s) {
   } catch (...) {
     adaptation_.set(before);
     rank_ = rank_before;
-    if (!told) tellCluster();
+    if (!told) tellCluster(std::current_exception());
     throw;
   }
   report_.waited_s = s.fragment.waited();

@@ -57,7 +57,8 @@ class DiLoCoX {
   DiLoCoX& operator=(const DiLoCoX&) = delete;
 
   // To be called after every inner step. Returns whether any pseudo-gradient was sent or outer step applied. Throws
-  // PeerError and PeerRefused (another rank or the network), ValueError (an average that is not finite).
+  // PeerError and PeerRefused (another rank or the network), ValueError (an average that is not finite). Where
+  // sync_every adapts in a cluster, an error of one stage's average is every stage's, of the same type.
   bool step();
 
   // Applies what is under way, moves the parameters to θ̄, and waits until every rank has: the end of training.
@@ -114,7 +115,8 @@ class DiLoCoX {
   void landed(Scheduled& scheduled);
   void adapt();
   bool agreesInCluster() const;
-  void tellCluster();
+  double rankInCluster();
+  void tellCluster(const std::exception_ptr& error);
   void agreeWithout(const Scheduled& scheduled);
   void startCheck();
   void giveUp();
