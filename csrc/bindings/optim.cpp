@@ -117,6 +117,9 @@ void bindOptim(py::module_& m) {
       .def(
           "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
       .def(
+          "state_failed", [](DiLoCoX& d, const std::string& error) { translated([&] { d.stateFailed(error); }); },
+          py::arg("error"), release())
+      .def(
           "load", [](DiLoCoX& d, const TensorMap& state) { translated([&] { d.load(state); }); }, py::arg("state"),
           release());
 }

@@ -92,8 +92,12 @@ class DiLoCoX {
 
   // What a checkpoint holds: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
-  // (and its inner optimizer and parameters) goes on with the same bits.
+  // (and its inner optimizer and parameters) goes on with the same bits. With a cluster all ranks of all stages have
+  // their state, or all throw: PeerRefused naming the rank that failed and why; what has come there stays.
   TensorMap state();
+
+  // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
+  void stateFailed(const std::string& error);
 
   // Throws ValueError naming what is missing or does not fit, a number of ranks among it (not before the first
   // regroup() of one without a group); nothing has changed then.
@@ -117,6 +121,7 @@ class DiLoCoX {
   bool agreesInCluster() const;
   double rankInCluster();
   void tellCluster(const std::exception_ptr& error);
+  void agreeOnState(std::string error);
   void agreeWithout(const Scheduled& scheduled);
   void startCheck();
   void giveUp();

@@ -1,4 +1,4 @@
-// What the shards or stages of one model agree on at every outer step.
+// What the shards or stages of one model agree on: at every outer step, and when a checkpoint is written.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -46,6 +46,7 @@ void tell(OpQueue& queue, const std::string& op, const std::string& error, int64
 }
 
 constexpr const char* kStep = "DiLoCoX outer step";
+constexpr const char* kState = "DiLoCoX state";
 
 }  // namespace
 
@@ -98,6 +99,43 @@ void DiLoCoX::adapt() {
   if (!options_.adapt_rank) return;
   for (size_t f = 0; f < of_parameters_; ++f)
     fragments_[f].fragment.setRank(std::llround(rank_));
+}
+
+// First among those that average with this rank, then among the parts of its model: so everybody hears of it.
+void DiLoCoX::agreeOnState(std::string error) {
+  if (!cluster_) return;
+  std::exception_ptr told;
+  for (const std::shared_ptr<OpQueue>& queue : {group_, cluster_}) {
+    if (!queue) continue;
+    try {
+      tell(*queue, kState, error, steps_);
+    } catch (const std::exception& caught) {
+      if (!error.empty()) continue;
+      error = caught.what();
+      told = std::current_exception();
+    }
+  }
+  if (told) std::rethrow_exception(told);
+}
+
+void DiLoCoX::stateFailed(const std::string& error) {
+  agreeOnState(error.empty() ? "no reason was given" : error);
+}
+
+TensorMap DiLoCoX::state() {
+  try {
+    for (Scheduled& s : fragments_)
+      s.fragment.settle();
+  } catch (...) {
+    giveUp();
+    agreeOnState(textOf(std::current_exception()));
+    throw;
+  }
+  agreeOnState("");
+  TensorMap state = counters();
+  for (const Scheduled& s : fragments_)
+    state.merge(s.fragment.state());
+  return state;
 }
 
 }  // namespace lowcomm

@@ -27,20 +27,6 @@ TensorMap DiLoCoX::counters() const {
   return state;
 }
 
-TensorMap DiLoCoX::state() {
-  try {
-    for (Scheduled& s : fragments_)
-      s.fragment.settle();
-  } catch (...) {
-    giveUp();
-    throw;
-  }
-  TensorMap state = counters();
-  for (const Scheduled& s : fragments_)
-    state.merge(s.fragment.state());
-  return state;
-}
-
 void DiLoCoX::load(const TensorMap& state) {
   for (const auto& [key, expected] : counters()) {
     const auto found = state.find(key);

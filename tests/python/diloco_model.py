@@ -37,7 +37,8 @@ def ended(model, optimizer):
         outer = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = optimizer.state_dict()
     own = state["param_groups"][0][f"rank{dist.get_rank()}"]
-    own["packed"] = torch.load(io.BytesIO(own["packed"]))  # the inner optimizer's state, and factors
+    for key in ("packed", "inner"):  # low-rank factors, and the inner optimizer's state
+        own[key] = torch.load(io.BytesIO(own[key]))
     return {"own": copy.deepcopy(model.state_dict()), "outer": outer, "state": copy.deepcopy(state)}
 
 

@@ -1,6 +1,7 @@
 """lc.DiLoCoX on a pipeline where one stage fails: all stages are told, at once, and what went wrong."""
 
 import os
+import pickle
 import signal
 
 import diloco_model
@@ -82,3 +83,51 @@ def test_a_death_in_one_stage_is_named_in_the_others():
     assert "an error of another one's" in first and "rank 1: lowcomm: outer_step failed" in first, first
     assert "rank 1 (global 3)" in first
     assert "DiLoCoX outer step" in cluster and "rank 1 (global 3)" in cluster, cluster
+
+
+def _saves(r, fails):
+    """`fails`: the first time, one stage's inner state cannot be written, for a reason of its own."""
+    r.init(timeout_s=NEVER_S)
+    rank = Pipeline(r)
+    optimizer = rank.wrapped(codec="sym4:bucket=64", rank=6)
+    rank.train(optimizer, range(2 * EVERY + 1))  # an average is under way
+    said = ""
+    if fails:
+        if r.rank == 1:
+            optimizer.param_groups[0]["warm_up"] = lambda step: step  # no pickle of it
+        with pytest.raises((pickle.PicklingError, AttributeError) if r.rank == 1 else dist.DistBackendError) as caught:
+            optimizer.state_dict()
+        optimizer.param_groups[0].pop("warm_up", None)
+        said = str(caught.value)
+    else:
+        optimizer.state_dict()
+    rank.train(optimizer, range(2 * EVERY + 1, 5 * EVERY))
+    return said, diloco_model.ended(rank.module, optimizer)
+
+
+def test_a_state_that_one_stage_cannot_write_is_nobodys(quad):
+    failed, sound = quad(_saves, True), quad(_saves, False)
+    for rank, (said, _) in enumerate(failed):
+        assert rank == 1 or ("DiLoCoX state refused: rank " in said and "pickle" in said.lower()), said
+    assert not diloco_model.differing([ended for _, ended in failed], [ended for _, ended in sound])
+
+
+def _saves_a_nan(r):
+    """Stage 1 of cluster 0 has sent a NaN, which its state_dict meets."""
+    r.init(timeout_s=NEVER_S)
+    rank = Pipeline(r)
+    optimizer = rank.wrapped(codec="sym4:bucket=64")
+    rank.train(optimizer, range(EVERY - 1))
+    rank.backward(EVERY)
+    if r.rank == 1:
+        optimizer.inner.param_groups[0]["params"][0].grad[2, 3] = float("nan")
+    optimizer.step()
+    with pytest.raises(ValueError if rank.stage == 1 else dist.DistBackendError) as caught:
+        optimizer.state_dict()
+    return str(caught.value)
+
+
+def test_an_average_that_one_stage_cannot_save_is_named_in_the_others(quad):
+    for rank, said in enumerate(quad(_saves_a_nan)):
+        assert "expected finite pseudo-gradients, got NaN or infinity" in said, said
+        assert ("DiLoCoX state refused: rank 1: " in said) == (rank % 2 == 0), said

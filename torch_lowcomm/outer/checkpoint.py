@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 
-def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: str, own: str) -> dict[str, Any]:
+def saved(inner: dict[str, Any]) -> bytes:
+    """An inner optimizer's state_dict as `packed` takes it."""
+    content = io.BytesIO()
+    torch.save(inner, content)
+    return content.getvalue()
+
+
+def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own: str) -> dict[str, Any]:
     """The state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
 
     In the form of an optimizer's: torch.distributed.checkpoint.state_dict replaces numbers of parameters by names in "state"
@@ -18,7 +25,7 @@ def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: 
 
     Args:
         state: `_C.DiLoCoX.state()`.
-        inner: The inner optimizer's state_dict.
+        inner: Of `saved`.
         shared: The key of what all ranks of the group have alike.
         own: The key of what is this rank's.
     """
@@ -31,8 +38,8 @@ def packed(state: Mapping[str, torch.Tensor], inner: dict[str, Any], *, shared: 
         else:
             (varying if _varies(name) else alike)[name] = tensor
     content = io.BytesIO()
-    torch.save({"outer": varying, "inner": inner, "steps": int(state["steps"])}, content)
-    parts = {shared: alike, own: {"outer": kept, "packed": content.getvalue()}}
+    torch.save({"outer": varying, "steps": int(state["steps"])}, content)
+    parts = {shared: alike, own: {"outer": kept, "packed": content.getvalue(), "inner": inner}}
     return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
 
@@ -58,7 +65,7 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
             f"{content['steps']}: each rank loads its own"
         )
     kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
-    return {**parts[shared], **content["outer"], **kept}, content["inner"]
+    return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]))
 
 
 def _varies(name: str) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm.membership import Membership
-from torch_lowcomm.outer.checkpoint import packed, unpacked
+from torch_lowcomm.outer.checkpoint import packed, saved, unpacked
 from torch_lowcomm.outer.elastic import Elastic
 from torch_lowcomm.outer.groups import chosen, own_backend
 from torch_lowcomm.outer.options import checked
@@ -375,10 +375,20 @@ class DiLoCoX(torch.optim.Optimizer):
 
         In the only one of "param_groups", what all ranks of the group have alike is under "outer<r>", r the first of them,
         what is this rank's under "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the
-        rank's part is "packed", bytes, what a fresh object does not have in the same shapes: the inner optimizer's state,
-        and low-rank factors.
+        rank's part are as bytes what a fresh object does not have in the same shapes: "inner", the inner optimizer's state,
+        and "packed", low-rank factors.
+
+        Raises:
+            ValueError: An average under way held NaN or infinity.
+            DistBackendError: A peer or the network failed. With a `cluster`: or the state of another rank of any stage, which
+                is named, and which throws its own error; training can go on.
         """
-        return packed(self._outer.state(), self.inner.state_dict(), shared=self._shared, own=self._own)
+        try:
+            inner = saved(self.inner.state_dict())
+        except Exception as error:
+            self._outer.state_failed(f"{type(error).__name__}: {error}")
+            raise
+        return packed(self._outer.state(), inner, shared=self._shared, own=self._own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
