@@ -77,7 +77,7 @@ def main() -> int:
             DRAWS[args.method](content["curves"], args.plot, title=f"{args.method}, seed 0")
         else:
             draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
-    if args.seconds and (times := link_curves.step_seconds(args.method)):
+    if args.seconds and (times := link_curves.step_seconds(args.method, content["configurations"])):
         content["step_seconds"] = times
         link_curves.draw(content["curves"], times, args.seconds, args.method)
     return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, **content})

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import dilocox_link
 from linklab import LabUnavailable
 from steps.cases import Case
 from steps.measure import measure
 
 RATES = ("10mbit", "100mbit", "1gbit")
-# A method's runs that are drawn: how `steps` wraps the model, and by a run's name how its steps travel.
-DRAWN: dict[str, tuple[str, dict[str, Case]]] = {
+# Of methods whose steps are all alike: how `steps` wraps the model, and by a run's name how its steps travel.
+CASES: dict[str, tuple[str, dict[str, Case]]] = {
     "qsdp": (
         "fsdp",
         {
@@ -37,21 +39,36 @@ DRAWN: dict[str, tuple[str, dict[str, Case]]] = {
 _STEPS = 3  # timed of every case, in turn: they differ by the link, not by the step
 
 
-def step_seconds(method: str) -> dict[str, dict[str, float]]:
-    """{rate: {run's name: seconds a step}} of the base model on 2 hosts; {} with a sentence where there is no lab.
+def of_cases(method: str, rate: str, configurations: Mapping[str, Any]) -> dict[str, float]:
+    """{run's name: seconds a step} of the base model on 2 hosts, those of one of CASES; LabError when a rank fails."""
+    wrapping, cases = CASES[method]
+    _, rows = measure(wrapping, list(cases.values()), rate=rate, model="base", batch=8, repetitions=_STEPS)
+    return {name: row.seconds for name, row in zip(cases, rows, strict=True)}
+
+
+# By a method of convergence.py: seconds a step at a rate, of the configurations in its JSON.
+DRAWN: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
+    **{method: functools.partial(of_cases, method) for method in CASES},
+    "dilocox": dilocox_link.step_seconds,
+}
+
+
+def step_seconds(method: str, configurations: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """{rate: {run's name: seconds a step}}; {} with a sentence where there is no lab.
 
     Args:
         method: Of convergence.py, one of DRAWN.
+        configurations: Of its JSON.
 
     Raises:
         LabError: A rank failed.
     """
-    wrapping, cases = DRAWN[method]
     found: dict[str, dict[str, float]] = {}
     try:
         for rate in RATES:
-            _, rows = measure(wrapping, list(cases.values()), rate=rate, model="base", batch=8, repetitions=_STEPS)
-            found[rate] = {name: row.seconds for name, row in zip(cases, rows, strict=True)}
+            found[rate] = DRAWN[method](rate, configurations)
+            times = ", ".join(f"{name} {seconds:.3f}" for name, seconds in found[rate].items())
+            print(f"# seconds a step at {rate}: {times}", flush=True)
     except LabUnavailable as error:
         print(f"# no loss against seconds: {error}")
     return found
@@ -60,7 +77,10 @@ def step_seconds(method: str) -> dict[str, dict[str, float]]:
 def draw(
     curves: Sequence[Mapping[str, Any]], seconds: Mapping[str, Mapping[str, float]], path: Path, title: str
 ) -> None:
-    """Writes a PNG with a panel a rate: the mean over seeds of each run's loss (of its last 10 steps) against seconds."""
+    """Writes a PNG with a panel a rate: the mean over seeds of each run's loss against seconds.
+
+    Of its last 10 steps; where a point of a curve is the mean of several, of its last 4 points.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,10 +89,12 @@ def draw(
     figure, panels = pyplot.subplots(1, len(seconds), figsize=(4.6 * len(seconds), 4.2), dpi=140, layout="constrained")
     for axes, (rate, times) in zip(panels, seconds.items(), strict=True):
         for name, step_s in times.items():
-            losses = [curve["loss"] for curve in curves if curve["name"] == name]
-            mean = [statistics.mean(step) for step in zip(*losses, strict=True)]
-            recent = [statistics.mean(mean[max(0, i - 9) : i + 1]) for i in range(len(mean))]
-            axes.plot([step_s * (i + 1) for i in range(len(mean))], recent, label=name, linewidth=1.6)
+            of_name = [curve for curve in curves if curve["name"] == name]
+            mean = [statistics.mean(step) for step in zip(*(curve["loss"] for curve in of_name), strict=True)]
+            steps = of_name[0]["step"]
+            last = 10 if steps[0] == 1 else 4
+            recent = [statistics.mean(mean[max(0, i + 1 - last) : i + 1]) for i in range(len(mean))]
+            axes.plot([step_s * step for step in steps], recent, label=name, linewidth=1.6)
         axes.set_title(rate)
         axes.set_xlabel("seconds")
         axes.set_xscale("log")

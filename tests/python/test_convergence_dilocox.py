@@ -1,5 +1,6 @@
 """`benchmarks/convergence.py dilocox` at 2 ranks, and its own CocktailSGD."""
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -22,6 +23,16 @@ def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
     for name, row in table1.ROWS.items():
         assert table1.ratio_as_counted(row.configuration) == row.ratio, name
     assert table1.ROWS["OpenDiLoCo"].configuration.outer["sync_every"] == 500
+
+
+def test_what_is_timed_on_links_is_what_ran(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    link, dilocox = importlib.import_module("dilocox_link"), importlib.import_module("dilocox")
+    full = {"configuration": dilocox.PRESETS["DiLoCoX"], "ratio": 186.2, "bytes": [2_301_000]}
+    known = {**dilocox.PRESETS, **dilocox.equally_compressed(full)}
+    timed = {name: link.timed(dataclasses.asdict(known[name])) for name in link.DRAWN}
+    assert timed["all_reduce"] == timed["CocktailSGD"] == (3, 10)
+    assert timed["DiLoCoX"] == (60, 100) and timed["OpenDiLoCo"] == (60, 200), "whole intervals"
 
 
 def _cocktail(r, steps, stride, keep):
