@@ -22,7 +22,7 @@ OPTIONS = {
 
 EXCHANGE = {
     "least": 2,
-    "deadline_least_s": 2.0,
+    "deadline_least_s": 3.0,
     "deadline_most_s": 20.0,
     "lost_after_s": 2.0,
     "timeout": timedelta(seconds=30),

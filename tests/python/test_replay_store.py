@@ -1,7 +1,11 @@
 """Seed replay at a store, in real processes over a real TCPStore: the plain run, late machines, and what the log holds."""
 
 import collections
+import os
 import re
+import signal
+import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -11,6 +15,10 @@ from replay_core import Machine, end_together
 
 from torch_lowcomm import _C
 from torch_lowcomm.replay import ReplayMismatch, StoreExchange
+from torch_lowcomm.replay.agreed import Agreed, Founded
+from torch_lowcomm.replay.head import Head
+from torch_lowcomm.replay.run_log import RunLog
+from torch_lowcomm.replay.run_store import RunStore
 
 DEADLINE_S = 90
 
@@ -274,3 +282,61 @@ def test_the_longest_members_learning_rate_counts(store):
     both = [lr for lr, machines in steps if machines == 2]
     assert set(both) == {2.0**-7} and len(both) >= 10
     assert steps[-1] == (2.0**-8, 1)
+
+
+def _head(store):
+    keys = RunStore(dist.PrefixStore("lowcomm/replay", store.clone()), 10.0)
+    return Head(keys, RunLog(keys, 4), Founded(0, 0, (1, 2), 2, 1, False))
+
+
+def test_an_iteration_is_agreed_on_once(store):
+    """Whoever was stopped before its compare_set loses it, however much later, whatever was deleted since."""
+    late, other = _head(store), _head(store)
+    for iteration in range(9):
+        assert other.swap(Agreed(iteration, b"theirs", (1,), 2, 1))
+        store.delete_key(f"lowcomm/replay/log/{iteration - 1}")
+    assert not late.swap(Agreed(0, b"mine", (1, 2), 2, 2))
+    assert late.agreed == other.agreed == Agreed(8, b"theirs", (1,), 2, 1)
+    assert late.swap(Agreed(9, b"mine", (1, 2), 2, 2))
+    assert not other.swap(Agreed(9, b"theirs", (1,), 2, 1))
+    assert other.agreed.record == b"mine"
+
+
+def test_a_set_that_nobody_told_of_is_found(store):
+    """It was moved by a machine that died before it set the log's key."""
+    first, second = _head(store), _head(store)
+    store.set("lowcomm/replay/head", Agreed(0, b"theirs", (1,), 2, 1).encode())
+    assert not first.wait(0, 0.05)
+    first.look()
+    assert first.agreed.record == b"theirs"
+    assert second.wait(0, 5.0), "it was not put to the log"
+    assert second.agreed == first.agreed
+
+
+def _stopped_at_the_store(r, port):
+    """Stopped for longer than the store's answers may take: that is no loss of the store."""
+    if r.rank == 1:
+        pid = int(r.hear("pid"))
+        time.sleep(3.0)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)
+        dist.TCPStore("127.0.0.1", port, is_master=False).set("lowcomm/replay/late", "there")
+        return
+    keys = RunStore(dist.PrefixStore("lowcomm/replay", dist.TCPStore("127.0.0.1", port, is_master=False)), 1.0)
+    r.say("pid", os.getpid())
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    assert keys.wait_for("late", 1.0) in (None, b"there")
+    assert keys.wait_for("late", 10.0) == b"there"
+
+
+def test_a_stopped_process_has_not_lost_the_store(store):
+    ranks.run_ranks(_stopped_at_the_store, 2, store.port, timeout=DEADLINE_S)
+
+
+def _left_unsaid(r, port):
+    machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=4).join()
+    machine.until(8)
+
+
+def test_ends_cleanly_without_a_goodbye(store):
+    ranks.run_ranks(_left_unsaid, 2, store.port, timeout=DEADLINE_S)
