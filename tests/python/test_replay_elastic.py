@@ -39,6 +39,9 @@ class Tuned:
             self.step()
         return self
 
+    def store_has(self, key):
+        return self.exchange._store.find(key) is not None
+
     def loss(self):
         with torch.no_grad():
             return replay_model.loss(self.model, -1).item()
@@ -55,7 +58,7 @@ WAYS = {
 def _story(r, port, options):
     """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
     if r.rank == 3:
-        r.hear("begun")
+        r.hear("begun", DEADLINE_S)
     machine = Tuned(port, f"machine{r.rank}", least=3, exchange={"chunk": 8}, **options)
     before = machine.loss()
     if r.rank == 3:
@@ -70,7 +73,7 @@ def _story(r, port, options):
         if r.rank == 0:
             machine.until(60)
             assert machine.opt.stats()["machines"] == 1
-            os.kill(int(r.hear("pid")), signal.SIGCONT)
+            os.kill(int(r.hear("pid", DEADLINE_S)), signal.SIGCONT)
             r.say("begun")
     ended = end_together(r, machine, lambda m: m.core.iteration > 100 and m.opt.stats()["machines"] == 3)
     weights = [tensor.numpy().tobytes() for tensor in machine.opt.dequantized().values()]
@@ -92,22 +95,22 @@ def _resumed(r, folder):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         r.say("port", store.port)
         for q in range(2):
-            r.hear(f"lost soon{q}")
+            r.hear(f"lost soon{q}", DEADLINE_S)
         os.kill(os.getpid(), signal.SIGKILL)
     options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 1000}
-    machine = Tuned(int(r.hear("port")), f"machine{r.rank}", **options)
+    machine = Tuned(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}", **options)
     machine.until(30)
     if r.rank == 0:
         apply = machine.opt._exchange.exchange
 
         def lost(core, message, **step):  # what was agreed on last reaches one machine only
             record = apply(core, message, **step)
-            r.hear("gone")
+            r.hear("gone", DEADLINE_S)
             raise ConnectionError(f"as if it had not come: {len(record)} bytes")
 
         machine.opt._exchange.exchange = lost
     r.say(f"at30{r.rank}")
-    r.hear(f"at30{1 - r.rank}")
+    r.hear(f"at30{1 - r.rank}", DEADLINE_S)
     if r.rank == 1:
         machine.until(31)
         r.say("gone")
@@ -120,13 +123,13 @@ def _resumed(r, folder):
     if r.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         r.say("again", store.port)
-    back = Tuned(int(r.hear("again")), f"machine{r.rank}", **options)
+    back = Tuned(int(r.hear("again", DEADLINE_S)), f"machine{r.rank}", **options)
     assert back.opt.iteration >= 31 >= left
     back.until(40)
     ended = back.core.checksum(), back.opt.iteration
     back.opt.leave()
     r.say(f"ended{r.rank}")
-    r.hear(f"ended{1 - r.rank}")
+    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
     return ended
 
 
@@ -135,11 +138,36 @@ def test_goes_on_from_checkpoints_at_another_store(tmp_path):
     assert ends[0] == ends[1]
 
 
+def _beyond_the_log(r, port, folder, options):
+    """A late machine's weights come by a snapshot, and stand in its own checkpoint."""
+    exchange = {"chunk": 4, "snapshot_every": 8, "least": 1}
+    if r.rank == 0:
+        machine = Tuned(port, "first", exchange=exchange, **options)
+        while machine.opt.iteration < 24 or machine.store_has("chunk/0"):
+            machine.step()
+        r.say("begun")
+    else:
+        r.hear("begun", DEADLINE_S)
+        machine = Tuned(port, "late", exchange=exchange, checkpoint=folder, **options)
+        assert machine.opt.iteration >= 24
+    ended = end_together(r, machine, lambda m: m.opt.stats()["machines"] == 2)
+    if r.rank == 1:
+        _, again = replay_model.machine(checkpoint=folder, **options)
+        assert (again.iteration, again.core.checksum()) == ended
+    return ended
+
+
+@pytest.mark.parametrize("way", ["at use", "in place", "quantized"])
+def test_a_snapshot_brings_a_late_machine_in(store, tmp_path, way):
+    first, second = ranks.run_ranks(_beyond_the_log, 2, store.port, str(tmp_path), WAYS[way], timeout=DEADLINE_S)
+    assert first == second
+
+
 def _resynced(r, port):
     """Something writes to one machine's weights: with the next check they are set to a snapshot, and training goes on."""
     machine = Tuned(port, f"machine{r.rank}", exchange={"chunk": 4, "snapshot_every": 8, "resync": True})
     machine.until(12)
-    while machine.exchange._store.find("snapshot") is None:
+    while not machine.store_has("snapshot"):
         pass
     if r.rank == 1:
         with torch.no_grad():

@@ -12,7 +12,7 @@ from replay_core import Machine, end_together, machines_of
 
 from torch_lowcomm import _C
 
-DEADLINE_S = 90
+DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
 
 
@@ -120,7 +120,7 @@ def _stopped(r, port, phase):
     if r.rank == 0:
         machine.until(AT + 20)
         assert machine.exchange.stats()["machines"] == 2
-        os.kill(int(r.hear("pid")), signal.SIGCONT)
+        os.kill(int(r.hear("pid", DEADLINE_S)), signal.SIGCONT)
         return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
     return *end_together(r, machine, None), machine.core.log
 
@@ -137,7 +137,7 @@ def test_a_machine_that_wakes_up_catches_up(store, phase):
 def _all_gone(r, port):
     """All machines die; one that comes later takes the log up, and the run."""
     if r.rank == 2:
-        r.hear("gone")
+        r.hear("gone", DEADLINE_S)
         machine = Machine(port, "later", least=1).join()
         assert machine.core.iteration == AT
         machine.until(AT + 5)
@@ -162,7 +162,7 @@ def test_a_late_machine_takes_over(store):
 def _back(r, port):
     """A machine is killed and comes back under its id, with the first weights."""
     if r.rank == 3:
-        r.hear("killed")
+        r.hear("killed", DEADLINE_S)
     machine = Machine(port, f"machine{min(r.rank, 2)}", least=3).join()
     if r.rank == 2:
         machine.until(AT)
@@ -180,7 +180,7 @@ def test_a_killed_machine_comes_back(store):
 
 def _twice(r, port):
     if r.rank == 1:
-        r.hear("first")
+        r.hear("first", DEADLINE_S)
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
             Machine(port, "same", least=1).join()
         r.say("refused")
@@ -272,7 +272,7 @@ def _different(r, port, what):
     from torch_lowcomm.replay import store_exchange
 
     if r.rank == 1:
-        r.hear("begun")
+        r.hear("begun", DEADLINE_S)
         given, says = DIFFERENT[what]
         if what == "version":
             store_exchange._VERSION = 2
@@ -300,15 +300,15 @@ def _store_lost(r):
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         r.say("port", store.port)
         for q in range(2):
-            r.hear(f"trained{q}")
+            r.hear(f"trained{q}", DEADLINE_S)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
     if r.rank == 2:
-        r.hear("resumed")
-        machine = Machine(int(r.hear("again")), "machine2").join()
+        r.hear("resumed", DEADLINE_S)
+        machine = Machine(int(r.hear("again", DEADLINE_S)), "machine2").join()
         assert machine.core.iteration > AT
     else:
-        machine = Machine(int(r.hear("port")), f"machine{r.rank}").join()
+        machine = Machine(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}").join()
         machine.until(AT)
         r.say(f"trained{r.rank}")
         with pytest.raises(ConnectionError, match="lost the store"):
@@ -317,14 +317,14 @@ def _store_lost(r):
         if r.rank == 0:
             store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             r.say("again", store.port)
-        machine.reach(int(r.hear("again"))).join()
+        machine.reach(int(r.hear("again", DEADLINE_S))).join()
         assert lost <= machine.core.iteration <= lost + 1
         machine.until(machine.core.iteration + 3)
         r.say("resumed")
     ended = *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
     r.say(f"ended{r.rank}")
     for q in range(3):
-        r.hear(f"ended{q}")
+        r.hear(f"ended{q}", DEADLINE_S)
     return ended
 
 

@@ -20,7 +20,7 @@ from torch_lowcomm.replay.head import Head
 from torch_lowcomm.replay.run_log import RunLog
 from torch_lowcomm.replay.run_store import RunStore
 
-DEADLINE_S = 90
+DEADLINE_S = 120
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_machines_end_alike(store):
 def _late(r, port, chunk):
     """Two machines come at once when two are at it, with the first weights: they download bytes, and no weights."""
     if r.rank >= 2:
-        r.hear("begun")
+        r.hear("begun", DEADLINE_S)
     machine = Machine(port, f"machine{r.rank}", chunk=chunk).join()
     if r.rank >= 2:
         assert machine.core.iteration >= 30
@@ -85,7 +85,7 @@ def _watched(r, port):
         counts.append(_keys(machine.store))
     r.say(f"ended{r.rank}")
     for other in range(r.size):
-        r.hear(f"ended{other}")
+        r.hear(f"ended{other}", DEADLINE_S)
     machine.exchange.leave()
     return counts, machine.core.log
 
@@ -123,7 +123,7 @@ def _beyond_the_log(r, port, folder):
     """A machine comes with the first weights when the log begins later: it takes a snapshot."""
     options = {"chunk": 4, "snapshot_every": 8, "snapshots": folder}
     if r.rank == 2:
-        r.hear("begun")
+        r.hear("begun", DEADLINE_S)
         machine = Machine(port, "late", **options).join()
         assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
     else:
@@ -131,7 +131,7 @@ def _beyond_the_log(r, port, folder):
         machine.until(50, pause_s=0.02)  # so that one snapshot has arrived before the next
         machine.exchange._snapshots.finish(30)
         r.say(f"done{r.rank}")
-        r.hear(f"done{1 - r.rank}")
+        r.hear(f"done{1 - r.rank}", DEADLINE_S)
         if r.rank == 0:
             assert _keys(machine.store)["snapshot"] == (1 if folder else 1 + 2 * 2)
             assert not machine.store.check(["lowcomm/replay/chunk/0"])
@@ -189,7 +189,7 @@ def _wrong_checkpoint(r, port, iteration, error, says):
             machine.step()
         machine.exchange.leave()
         return
-    r.hear("begun")
+    r.hear("begun", DEADLINE_S)
     machine = Machine(port, "second", least=1, chunk=4)
     machine.core.iteration = iteration
     with pytest.raises(error, match=says):
@@ -257,7 +257,7 @@ def test_names_who_is_there(store):
 def _rates(r, port):
     """A late machine has missed a scheduler's steps: the others' learning rate counts, until they are gone."""
     if r.rank == 1:
-        r.hear("begun")
+        r.hear("begun", DEADLINE_S)
     machine = Machine(port, f"machine{r.rank}", least=1)
     machine.lr = 2.0 ** -(7 + r.rank)
     machine.join()
@@ -272,7 +272,7 @@ def _rates(r, port):
         return None
     while not r.path("leaving").exists():
         machine.step()
-    machine.until(int(r.hear("leaving")) + 5)
+    machine.until(int(r.hear("leaving", DEADLINE_S)) + 5)
     machine.exchange.leave()
     return [(record["lr"], len(record["machines"])) for record in _C.read_replay_records(machine.core.log)]
 
@@ -313,10 +313,26 @@ def test_a_set_that_nobody_told_of_is_found(store):
     assert second.agreed == first.agreed
 
 
+def test_values_of_any_size(store):
+    keys = RunStore(store.clone(), 10.0)
+    for size in (0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 9 << 20):
+        value = os.urandom(size)
+        keys.put_large("large", value, first=size)
+        told, found = keys.find_large("large")
+        assert found == value and told == {"bytes": size, "first": size}
+        keys.delete_large_later("large", size)
+        assert keys.find_large("large") is None
+    assert keys.find_all(["one", "large/0"]) == [None, None]
+    with pytest.raises(ValueError, match="one: expected less than 8388608 bytes, got 8388608"):
+        keys.put("one", bytes(8 << 20))
+    keys.put("one", b"1")
+    assert keys.find_all(["one", "two"]) == [b"1", None]
+
+
 def _stopped_at_the_store(r, port):
     """Stopped for longer than the store's answers may take: that is no loss of the store."""
     if r.rank == 1:
-        pid = int(r.hear("pid"))
+        pid = int(r.hear("pid", DEADLINE_S))
         time.sleep(3.0)
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.5)

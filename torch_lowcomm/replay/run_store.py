@@ -11,8 +11,9 @@ from torch.distributed import DistStoreError, Store
 
 from torch_lowcomm.membership.patient_store import PatientStore
 
-_PIECE = 1 << 20  # bytes of a value: TCPStore closes the connection at 8 MiB
-_VANISHED_S = 5.0  # a key that was there and is not a round trip later has been deleted
+_PIECE = 1 << 20  # bytes of a long value
+_LIMIT = 8 << 20  # of a value: TCPStore closes the connection there
+_VANISHED_S = 60.0  # for a key that was there, and was deleted before it was read
 
 
 class RunStore:
@@ -33,7 +34,8 @@ class RunStore:
         self.sent_bytes = self.received_bytes = 0
 
     def put(self, key: str, value: bytes) -> None:
-        """Sets a key."""
+        """Sets a key. ValueError: a value that TCPStore does not take."""
+        self._expect_fits(key, value)
         self.sent_bytes += len(key) + len(value)
         self._patient.ask(lambda: self._store.set(key, value))
 
@@ -63,7 +65,7 @@ class RunStore:
                 return None
 
         self.sent_bytes += sum(map(len, keys))
-        values = self._patient.ask(call)
+        values = self._patient.ask(call, wait_s=self._vanished_s)
         if values is None:
             raise TimeoutError(f"seed replay: expected {keys} at the store, got not all of them")
         self.received_bytes += sum(map(len, values))
@@ -74,7 +76,8 @@ class RunStore:
         return self._received(key, lambda: self._get(key, seconds), wait_s=seconds)
 
     def swap(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Sets a key that is `expected` (b"": not there), else leaves it; returns what it is now."""
+        """Sets a key that is `expected` (b"": not there), else leaves it; returns what it is now. ValueError as put()."""
+        self._expect_fits(key, desired)
         self.sent_bytes += len(expected) + len(desired)
         return self._received(key, lambda: self._store.compare_set(key, expected, desired))
 
@@ -120,6 +123,13 @@ class RunStore:
     def delete_large_later(self, key: str, size: int) -> None:
         """Deletes what was set so, its head first."""
         self.delete_later([key, *(f"{key}/{i}" for i in range(-(-size // _PIECE)))])
+
+    @staticmethod
+    def _expect_fits(key: str, value: bytes) -> None:
+        if len(value) >= _LIMIT:
+            raise ValueError(
+                f"seed replay: {key}: expected less than {_LIMIT} bytes, got {len(value)}: too many estimates"
+            )
 
     def _get(self, key: str, seconds: float) -> bytes | None:
         self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
