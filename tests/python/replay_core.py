@@ -25,7 +25,7 @@ EXCHANGE = {
     "deadline_least_s": 3.0,
     "deadline_most_s": 20.0,
     "lost_after_s": 2.0,
-    "timeout": timedelta(seconds=30),
+    "timeout": timedelta(seconds=60),
 }
 EPS, LR = 1e-3, 1e-2
 

@@ -111,6 +111,38 @@ def test_goes_on_without_a_killed_machine(store, phase):
     assert len(there[AT + 1]) == 2
 
 
+def _long_deadline(r, port):
+    """Nobody waits for a dead machine as long as for a slow one."""
+    machine = Machine(port, f"machine{r.rank}", least=3, deadline_least_s=1000, deadline_most_s=1000).join()
+    machine.until(AT)
+    if r.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    machine.until(AT + 5)
+    machine.exchange.leave()
+    return machine.core.checksum()
+
+
+def test_does_not_wait_for_a_dead_machine(store):
+    ends = ranks.run_ranks(_long_deadline, 3, store.port, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
+    assert ends[0] == ends[1]
+
+
+def _slow(r, port):
+    """A machine that lives but is too slow is dropped, and comes in again."""
+    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=1000, deadline_least_s=2, deadline_most_s=2)
+    machine.join().until(AT)
+    if r.rank == 1:
+        time.sleep(5)
+    ended = end_together(r, machine, lambda m: m.core.iteration > AT + 5 and m.exchange.stats()["machines"] == 2)
+    return *ended, machine.core.log
+
+
+def test_drops_a_slow_machine_and_lets_it_in_again(store):
+    ends = ranks.run_ranks(_slow, 2, store.port, timeout=DEADLINE_S)
+    _alike(ends)
+    assert len(_machines(ends[0][2])[AT]) == 1
+
+
 def _stopped(r, port, phase):
     """The last machine is stopped until the others are two chunks further, and the keys of that time deleted."""
     machine = Machine(port, f"machine{r.rank}", least=3, chunk=4).join()

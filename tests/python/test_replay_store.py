@@ -17,6 +17,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.replay import ReplayMismatch, StoreExchange
 from torch_lowcomm.replay.agreed import Agreed, Founded
 from torch_lowcomm.replay.head import Head
+from torch_lowcomm.replay.pace import Pace
 from torch_lowcomm.replay.run_log import RunLog
 from torch_lowcomm.replay.run_store import RunStore
 
@@ -327,6 +328,33 @@ def test_values_of_any_size(store):
         keys.put("one", bytes(8 << 20))
     keys.put("one", b"1")
     assert keys.find_all(["one", "two"]) == [b"1", None]
+
+
+def test_the_deadline_follows_measured_iterations(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    pace = Pace(4.0, 5.0, 300.0)
+    assert pace.deadline_s == 300.0
+    for took in (10.0, 10.0, 10.0):
+        pace.agreed()
+        clock[0] += took
+    pace.agreed()
+    assert pace.deadline_s == pytest.approx(40.0)
+    clock[0] += 20.0
+    pace.agreed()
+    assert pace.deadline_s == pytest.approx(4 * (0.75 * 10 + 0.25 * 20))
+    pace.interrupted()
+    clock[0] += 1e6  # away: no measurement
+    pace.agreed()
+    assert pace.deadline_s == pytest.approx(50.0)
+    for _ in range(50):
+        clock[0] += 0.01
+        pace.agreed()
+    assert pace.deadline_s == 5.0
+    for _ in range(50):
+        clock[0] += 1000.0
+        pace.agreed()
+    assert pace.deadline_s == 300.0
 
 
 def _stopped_at_the_store(r, port):

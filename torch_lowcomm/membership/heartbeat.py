@@ -53,6 +53,12 @@ class Heartbeat:
         with self._lock:
             return {self._id} | {m for m, (_, at) in self._seen.items() if now - at < self._lost_after_s}
 
+    def gone(self) -> set[str]:
+        """Ids of the machines that were alive, and have been silent for too long."""
+        now = time.monotonic()
+        with self._lock:
+            return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
+
     def stop(self) -> None:
         """No sign of life from here on. Any number of times."""
         self._stop.set()

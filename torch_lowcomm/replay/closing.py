@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
+from collections.abc import Callable, Iterable
 
 from torch_lowcomm import _C
 from torch_lowcomm.replay.agreed import Agreed
@@ -31,14 +32,24 @@ class Closing:
         names: At the store.
         pace: How long others are waited for.
         machine: This one's number.
+        gone: Tells the names of those who were alive and are so no longer: nobody waits for them.
 
     Attributes:
         dropped: Machines whose message this one has not waited for any longer.
     """
 
-    def __init__(self, store: RunStore, head: Head, asks: Asks, names: Names, pace: Pace, machine: int) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        head: Head,
+        asks: Asks,
+        names: Names,
+        pace: Pace,
+        machine: int,
+        gone: Callable[[], set[str]],
+    ) -> None:
         self._store, self._head, self._asks, self._names = store, head, asks, names
-        self._pace, self._machine = pace, machine
+        self._pace, self._machine, self._gone = pace, machine, gone
         self.dropped = 0
 
     def agree(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> Agreed | None:
@@ -55,7 +66,7 @@ class Closing:
         while True:
             mails, missing, asked = self._mail(core, mail)
             left = deadline - time.monotonic()
-            if not missing or left <= 0:
+            if left <= 0 or self._all_gone(missing):
                 self._close(iteration, _record(core, mails), mails, missing, asked)
             elif not self._head.wait(iteration, min(wait_s, left)):
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -83,6 +94,10 @@ class Closing:
             except ValueError as error:
                 missing[machine] = str(error)
         return mails, missing, int(asked)
+
+    def _all_gone(self, machines: Iterable[int]) -> bool:
+        gone = self._gone() if machines else set()
+        return all(self._names.of(machine) in gone for machine in machines)
 
     def _close(
         self, iteration: int, record: bytes, mails: dict[int, bytes], missing: dict[int, str], asked: int

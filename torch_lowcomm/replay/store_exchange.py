@@ -158,7 +158,9 @@ class StoreExchange:
                 self._store, self._asks, core, me, alive, least=self._least, timeout_s=self._timeout_s
             )
             self._head = head = Head(self._store, self._log, self._founded)
-            self._closing = Closing(self._store, head, self._asks, self._names, self._pace, self.machine)
+            self._closing = Closing(
+                self._store, head, self._asks, self._names, self._pace, self.machine, self._beat.gone
+            )
             self._entry = Entry(
                 self._store,
                 head,
