@@ -19,7 +19,7 @@ struct CallbackThreads::State {
   std::deque<Task> ready;
   std::list<std::function<void()>> cancels;  // of the tasks under way
   std::vector<std::thread> threads;
-  size_t idle = 0;
+  size_t idle = 0, expected = 0;
   bool stopping = false;
 
   void loop() {
@@ -67,11 +67,22 @@ void CallbackThreads::run(std::function<void()> task, std::function<void()> canc
   task();
 }
 
+std::shared_ptr<void> CallbackThreads::expect() {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  ++state_->expected;
+  return {state_.get(), [state = state_](void*) {
+            std::lock_guard<std::mutex> lock(state->mutex);
+            --state->expected;
+            state->rested.notify_all();
+          }};
+}
+
 bool CallbackThreads::idleWithin(std::chrono::milliseconds patience) {
   State& s = *state_;
   std::unique_lock<std::mutex> lock(s.mutex);
-  return s.rested.wait_for(lock, patience,
-                           [&] { return s.stopping || (s.ready.empty() && s.idle == s.threads.size()); });
+  return s.rested.wait_for(lock, patience, [&] {
+    return s.expected == 0 && (s.stopping || (s.ready.empty() && s.idle == s.threads.size()));
+  });
 }
 
 void CallbackThreads::stop() {

@@ -20,6 +20,9 @@ class CallbackThreads {
   // one, makes a task that waits return soon; stop() calls it, from another thread, while the task is under way.
   void run(std::function<void()> task, std::function<void()> cancel = {});
 
+  // Held by whoever will run() a task when something else has ended: idleWithin() waits for those, too.
+  std::shared_ptr<void> expect();
+
   // Whether every task has ended, and let go of what it held, within `patience`.
   bool idleWithin(std::chrono::milliseconds patience);
 

@@ -217,7 +217,7 @@ FuturePtr InnerWork::getFuture() {
     // The caller's error, and the caller's tensors, for which others stood in. Told by a callback thread, for which
     // the process waits before it ends: the inner backend's would be unwound with a Python callback in its hands.
     future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
-    inner->addCallback([threads = threads_, outcome = outcome_, outputs = outputs_,
+    inner->addCallback([threads = threads_, expected = threads_->expect(), outcome = outcome_, outputs = outputs_,
                         future = future_](c10::ivalue::Future& done) mutable {
       auto value = done.hasError() ? c10::IValue() : outputs.empty() ? done.value() : c10::IValue(std::move(outputs));
       auto error = done.exception_ptr();
@@ -231,6 +231,7 @@ FuturePtr InnerWork::getFuture() {
         }
       };
       threads->run(std::move(tell));
+      expected.reset();
     });
   } else {
     future_ = tensorListFuture();

@@ -37,6 +37,7 @@ SeedReplayOptions optionsOf(const py::dict& given) {
   options.seed = given["seed"].cast<uint64_t>();
   options.pool = given["pool"].cast<uint32_t>();
   options.base = given["base"].cast<std::string>();
+  if (given.contains("agreed")) options.agreed = given["agreed"].cast<std::string>();
   return options;
 }
 
@@ -88,6 +89,7 @@ void bindReplay(py::module_& m) {
       .def(py::init(&make), py::arg("parameters"), py::arg("options"))
       .def_property("iteration", &SeedReplay::iteration, &SeedReplay::setIteration)
       .def_property_readonly("description", &SeedReplay::description)
+      .def_property_readonly("agreement", &SeedReplay::agreement)
       .def(
           "perturbed",
           [](const SeedReplay& s, size_t parameter, uint64_t machine, uint64_t sample, float factor) {
@@ -129,7 +131,9 @@ void bindReplay(py::module_& m) {
           },
           py::arg("records"))
       .def_property_readonly("log", [](const SeedReplay& s) { return bytesOf(s.log()); })
-      .def("forget_log", &SeedReplay::forgetLog)
+      .def(
+          "log_from", [](const SeedReplay& s, uint64_t first) { return bytesOf(s.logFrom(first)); }, py::arg("first"))
+      .def("forget_log", &SeedReplay::forgetLog, py::kw_only(), py::arg("before"))
       .def("checksum", &SeedReplay::checksum, release())
       .def_property("sums", &SeedReplay::sums, [](SeedReplay& s, std::vector<float> sums) {
         asPythonErrors([&] { s.setSums(std::move(sums)); });

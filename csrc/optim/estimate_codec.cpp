@@ -1,6 +1,7 @@
 #include "optim/estimate_codec.h"
 
 #include <cmath>
+#include <limits>
 
 #include "codec/error.h"
 #include "kernels/half.h"
@@ -22,14 +23,15 @@ uint32_t EstimateCodec::code(float estimate) const {
   if (table_) return scalarCode(*table_, estimate);
   if (bits_ == 32) return floatBits(estimate);
   if (bits_ == 16) return floatToFloat16(estimate);
-  return !std::isfinite(estimate) || estimate == 0 ? 0 : estimate > 0 ? 1 : 3;
+  return !std::isfinite(estimate) ? 2 : estimate == 0 ? 0 : estimate > 0 ? 1 : 3;
 }
 
 float EstimateCodec::value(uint32_t code) const {
   if (table_) return scalarValue(*table_, code);
   if (bits_ == 32) return floatOf(code);
   if (bits_ == 16) return float16ToFloat(static_cast<uint16_t>(code));
-  return code == 1 ? 1.0f : code == 3 ? -1.0f : 0.0f;
+  constexpr float kSigns[] = {0.0f, 1.0f, std::numeric_limits<float>::quiet_NaN(), -1.0f};
+  return kSigns[code];
 }
 
 std::vector<std::byte> EstimateCodec::encode(std::span<const float> estimates) const {

@@ -11,8 +11,8 @@
 namespace lowcomm {
 
 // How projected gradients travel (Just One Byte, section 3.1): "logbyte" (a byte each), "log9" (nine bits), "fp16",
-// "none" (fp32), or "sign1", the sign alone, in two bits: 0 for a zero or no number, 1 for +1, 3 for -1. Codes stand
-// one behind another from the lowest bit on, without the blocks of the codec of that name: messages have a few.
+// "none" (fp32), or "sign1", the sign alone, in two bits: 0 for a zero, 1 for +1, 2 for no number, 3 for -1. Codes
+// stand one behind another from the lowest bit on, without the blocks of the codec of that name: messages have a few.
 // Thread-safe.
 class EstimateCodec {
  public:
@@ -24,7 +24,7 @@ class EstimateCodec {
   // Bytes of `count` estimates.
   size_t bytes(size_t count) const { return (count * bits_ + 7) / 8; }
 
-  // What is not finite becomes what decodes to NaN, or to 0 under sign1: nobody applies it.
+  // What is not finite becomes what decodes to NaN or an infinity: nobody applies it.
   std::vector<std::byte> encode(std::span<const float> estimates) const;
 
   // Throws WireError: a payload of another length than bytes(count).

@@ -46,6 +46,24 @@ void SeedReplay::setIteration(uint64_t iteration) {
   log_.clear();
 }
 
+std::span<const std::byte> SeedReplay::logFrom(uint64_t first) const {
+  size_t at = 0;
+  while (at < log_.size()) {
+    uint32_t length;
+    uint64_t iteration;
+    std::memcpy(&length, log_.data() + at, sizeof length);
+    std::memcpy(&iteration, log_.data() + at + sizeof length, sizeof iteration);
+    if (iteration >= first) break;
+    at += length;
+  }
+  return std::span(log_).subspan(at);
+}
+
+void SeedReplay::forgetLog(uint64_t before) {
+  const auto rest = logFrom(before);
+  log_.erase(log_.begin(), log_.end() - static_cast<std::ptrdiff_t>(rest.size()));
+}
+
 void SeedReplay::setSums(std::vector<float> sums) {
   if (sums.size() != sums_.size()) {
     throw ValueError("seed replay: sums: expected " + std::to_string(sums_.size()) + ", got " +
@@ -67,6 +85,12 @@ std::string SeedReplay::description() const {
     text += p.decayed ? "]" : "]!";
   }
   return text;
+}
+
+std::string SeedReplay::agreement() const {
+  std::string text = options_.agreed;
+  text += ' ';
+  return text += description();
 }
 
 uint32_t SeedReplay::pooled(uint64_t machine, uint64_t iteration, uint64_t sample) const {
@@ -124,6 +148,7 @@ std::vector<std::byte> SeedReplay::message(uint64_t machine, std::span<const flo
 std::vector<std::byte> SeedReplay::record(const std::vector<std::vector<std::byte>>& messages, float lr,
                                           float weight_decay) const {
   ReplayRecord record{iteration_, lr, weight_decay, {}};
+  expectRates(record);
   for (const auto& bytes : messages) {
     try {
       const ReplayMessage message = readReplayMessage(bytes);
@@ -148,6 +173,18 @@ std::vector<std::byte> SeedReplay::record(const std::vector<std::vector<std::byt
   return writeReplayRecord(record);
 }
 
+void SeedReplay::expectRates(const ReplayRecord& record) const {
+  if (!std::isfinite(record.lr) || !std::isfinite(record.weight_decay)) {
+    throw ValueError("seed replay record of iteration " + std::to_string(record.iteration) +
+                     ": expected a finite learning rate and weight decay, got " + std::to_string(record.lr) + " and " +
+                     std::to_string(record.weight_decay));
+  }
+  if (record.weight_decay != 0 && !bases_.empty()) {
+    throw ValueError("seed replay: base '" + options_.base + "': expected weight_decay=0, got " +
+                     std::to_string(record.weight_decay));
+  }
+}
+
 std::vector<ReplayRecord> SeedReplay::checked(std::span<const std::byte> bytes) const {
   try {
     std::vector<ReplayRecord> records = readReplayRecords(bytes);
@@ -155,17 +192,8 @@ std::vector<ReplayRecord> SeedReplay::checked(std::span<const std::byte> bytes) 
       throw ValueError("seed replay record: expected iteration " + std::to_string(iteration_) + ", got " +
                        std::to_string(records[0].iteration));
     }
-    for (const ReplayRecord& record : records) {
-      if (!std::isfinite(record.lr) || !std::isfinite(record.weight_decay)) {
-        throw ValueError("seed replay record of iteration " + std::to_string(record.iteration) +
-                         ": expected a finite learning rate and weight decay, got " + std::to_string(record.lr) +
-                         " and " + std::to_string(record.weight_decay));
-      }
-      if (record.weight_decay != 0 && !bases_.empty()) {
-        throw ValueError("seed replay: base '" + options_.base + "': expected weight_decay=0, got " +
-                         std::to_string(record.weight_decay));
-      }
-    }
+    for (const ReplayRecord& record : records)
+      expectRates(record);
     return records;
   } catch (const WireError& error) {
     throw ValueError(error.what());

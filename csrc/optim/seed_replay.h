@@ -19,6 +19,7 @@ struct SeedReplayOptions {
   bool mean = false;              // lr / k for k estimates in an iteration; else lr / sqrt(k), the paper's
   uint64_t seed = 0;              // of the run
   uint32_t pool = 0;              // directions there are in all (FedKSeed); 0: as many as samples
+  std::string agreed;             // what else machines have alike: part of agreement()
   std::string base;  // "int8" or "nf4": weights are kept so, and their change as the pool's sums; "": as they are
 };
 
@@ -44,8 +45,10 @@ class SeedReplay {
 
   const SeedReplayOptions& options() const { return options_; }
 
-  // All that machines must have alike, as text: version of this format, options, names, shapes and types.
+  // What weights and records belong to, as text: version of this format, options, names, shapes and types.
   std::string description() const;
+  // All that machines must have alike: that, and what the caller adds.
+  std::string agreement() const;
 
   // ---- the present iteration's directions ----
   NoiseTerm direction(uint64_t machine, uint64_t sample, float factor) const;
@@ -58,7 +61,7 @@ class SeedReplay {
   // A machine's message of the present iteration. ValueError: more than 65535 estimates.
   std::vector<std::byte> message(uint64_t machine, std::span<const float> estimates) const;
   // The present iteration's record of machines' messages, in any order. ValueError: one of another iteration, with
-  // another length or checksum than it must have, or two of one machine.
+  // another length or checksum than it must have, or two of one machine; a rate that apply() would refuse.
   std::vector<std::byte> record(const std::vector<std::vector<std::byte>>& messages, float lr,
                                 float weight_decay) const;
 
@@ -66,9 +69,11 @@ class SeedReplay {
   // where one is spoilt or of another iteration, before anything is changed.
   uint64_t apply(std::span<const std::byte> records);
 
-  // What was applied since construction, setIteration() or forgetLog().
+  // What was applied since construction or setIteration(), or from the iteration on that forgetLog() was told last.
   const std::vector<std::byte>& log() const { return log_; }
-  void forgetLog() { log_.clear(); }
+  // The records in it of iterations from `first` on.
+  std::span<const std::byte> logFrom(uint64_t first) const;
+  void forgetLog(uint64_t before);
 
   // CRC-32C of the weights' bytes, in the parameters' order; with a quantized base of its bytes and the pool's sums.
   uint32_t checksum() const;
@@ -80,6 +85,7 @@ class SeedReplay {
   uint64_t seedOf(uint64_t machine, uint64_t iteration, uint64_t sample) const;
   uint32_t pooled(uint64_t machine, uint64_t iteration, uint64_t sample) const;
   std::vector<NoiseTerm> poolTerms() const;
+  void expectRates(const ReplayRecord& record) const;
   std::vector<ReplayRecord> checked(std::span<const std::byte> records) const;
 
   SeedReplayOptions options_;

@@ -36,6 +36,13 @@ def _exit(r, how):
             work.wait()
     if how == "callback under way":
         dist.all_reduce(torch.ones(3), async_op=True).get_future().then(_SlowToGo()).wait()
+    if how == "op under way":
+        if r.rank:
+            time.sleep(0.2)
+        done = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(_SlowToGo())
+        if r.rank:
+            done.wait()
+        del done
     if how == "group kept":
         _kept.append(dist.group.WORLD)
         dist.destroy_process_group()
@@ -67,6 +74,7 @@ def _exit(r, how):
         "late rank",
         "exception",
         "callback under way",
+        "op under way",
     ],
 )
 def test_clean_exit(how):

@@ -189,10 +189,11 @@ def test_time_bounded():
     assert optimizer.stats()["gradients"] == 6
 
 
+@pytest.mark.parametrize("codec", ["logbyte", "log9", "sign1", "fp16", "none"])
 @pytest.mark.parametrize("estimator", ["two-sided", "one-sided", "previous"])
-def test_no_number_is_skipped(estimator):
+def test_no_number_is_skipped(estimator, codec):
     """A loss that is none makes estimates that nobody applies; training goes on."""
-    model, optimizer = replay_model.machine(estimator=estimator, samples=4)
+    model, optimizer = replay_model.machine(estimator=estimator, samples=4, codec=codec)
     calls = []
 
     def closure(sample):
@@ -260,7 +261,8 @@ def test_a_folder_brings_a_machine_back(tmp_path):
     model, optimizer = replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
     replay_model.train(model, optimizer, 10)
     sums = optimizer.core.checksum()
-    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == ["log-8.bin", "snapshot-8.pt"]
+    files = ["log-4.bin", "log-8.bin", "snapshot-4.pt", "snapshot-8.pt"]
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == files
     with (tmp_path / "a" / "log-8.bin").open("ab") as file:
         file.write(b"\x40\x00\x00\x00half a record")  # killed while it wrote
     back, again = replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
@@ -268,8 +270,74 @@ def test_a_folder_brings_a_machine_back(tmp_path):
     replay_model.train(model, optimizer, 7)
     replay_model.train(back, again, 7)
     assert again.core.checksum() == optimizer.core.checksum()
+    assert _C.read_replay_records(again.core.log)[0]["iteration"] == 12, "for machines that are behind"
     with pytest.raises(ValueError, match=r"expected one of .*seed=1.*, got one of .*seed=0"):
         replay_model.machine(checkpoint=tmp_path / "a", seed=1)
+
+
+def test_a_folder_follows_a_leap(tmp_path):
+    """Weights that no record made: what is trained after them is what comes back."""
+    model, optimizer = replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    replay_model.train(model, optimizer, 3)
+    early = copy.deepcopy(optimizer.snapshot())
+    replay_model.train(model, optimizer, 7)
+    optimizer.load_snapshot(early)
+    replay_model.train(model, optimizer, 2)
+    _, again = replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    assert again.iteration == 5 and again.core.checksum() == optimizer.core.checksum()
+
+
+@pytest.mark.parametrize("perturb", ["at-use", "in-place"])
+def test_a_refused_snapshot_changes_nothing(perturb):
+    model, optimizer = replay_model.machine(perturb=perturb)
+    replay_model.train(model, optimizer, 2)
+    saved = copy.deepcopy(optimizer.snapshot())
+    saved["weights"]["0.bias"][3] += 1
+    replay_model.train(model, optimizer, 2)
+    before, checksum = copy.deepcopy(model.state_dict()), optimizer.core.checksum()
+    with pytest.raises(ValueError, match="expected weights with CRC-32C"):
+        optimizer.load_snapshot(saved)
+    assert optimizer.iteration == 4 and optimizer.core.checksum() == checksum
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_rate_that_is_none_is_refused_at_once():
+    model, optimizer = replay_model.machine()
+    optimizer.param_groups[0]["lr"] = math.nan
+    with pytest.raises(ValueError, match="expected a finite learning rate and weight decay, got nan"):
+        replay_model.train(model, optimizer, 1)
+    assert optimizer.stats()["evaluations"] == 0
+    optimizer.param_groups[0]["lr"] = 1e-2
+    replay_model.train(model, optimizer, 1)
+
+
+def test_after_leaving_a_step_joins_again():
+    model, optimizer = replay_model.machine()
+    replay_model.train(model, optimizer, 1)
+    optimizer.leave()
+    optimizer.leave()
+    replay_model.train(model, optimizer, 1)
+    assert optimizer.iteration == 2
+
+
+class _Unread(nn.Module):
+    """A parameter that is reached by no attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.kept = [self.weight]
+
+    def forward(self):
+        return self.kept[0].square().mean()
+
+
+def test_a_quantized_base_refuses_what_is_read_by_another_way():
+    model, optimizer = replay_model.machine(_Unread(), base="int8", pool=4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="got 1 parameters that the first evaluation did not read so"):
+            optimizer.step(lambda: model())
+    assert optimizer.iteration == 0
 
 
 def test_a_log_replays_on_the_base_model():
@@ -320,6 +388,7 @@ def test_models_that_will_not_do():
         optimizer.step()
     with pytest.raises(ValueError, match="expected the key 'replay'"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
-    with pytest.raises(ValueError, match="expected weight_decay=0, got 0.1"):
-        model, optimizer = replay_model.machine(base="int8", pool=4, weight_decay=0.1)
-        replay_model.train(model, optimizer, 1)
+    with pytest.raises(
+        ValueError, match="weight_decay: expected 0 beside base 'int8', which is never written, got 0.1"
+    ):
+        replay_model.machine(base="int8", pool=4, weight_decay=0.1)

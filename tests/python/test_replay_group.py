@@ -67,21 +67,30 @@ def _at(core, machine, sample, factor, batch):
         return float(replay_model.loss(model, batch))
 
 
-def _time_bounded(r):
+def _unlike(r, seconds):
     r.init()
-    model, optimizer = replay_model.machine(samples=2 + r.rank, seconds=60.0, group=dist.group.WORLD)
+    model, optimizer = replay_model.machine(samples=2 + r.rank, seconds=seconds, group=dist.group.WORLD)
     replay_model.train(model, optimizer, 3)
     return optimizer.core.checksum(), [entry["counts"] for entry in _C.read_replay_records(optimizer.core.log)]
 
 
-def test_lists_of_different_lengths():
-    a, b = ranks.run_ranks(_time_bounded, 2)
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_lists_of_different_lengths(seconds):
+    a, b = ranks.run_ranks(_unlike, 2, seconds)
     assert a == b and a[1] == [[2, 3]] * 3
 
 
 def _differ(r, what):
     r.init()
-    options = {"seed": r.rank} if what == "seed" else {"codec": "log9"} if what == "codec" and r.rank else {}
+    options = (
+        {"seed": r.rank}
+        if what == "seed"
+        else {"check_every": 2 + r.rank}
+        if what == "check_every"
+        else {"codec": "log9"}
+        if what == "codec" and r.rank
+        else {}
+    )
     model = replay_model.net()
     if what == "weights" and r.rank:
         with torch.no_grad():
@@ -99,6 +108,7 @@ def _differ(r, what):
     [
         ("seed", "options and parameters: expected the same on all ranks, got 'seed=0"),
         ("codec", "options and parameters: expected the same on all ranks, got 'codec=logbyte"),
+        ("check_every", "options and parameters: expected the same on all ranks, got 'check_every=2"),
         ("model", "options and parameters: expected the same on all ranks"),
         ("weights", "checksum of the weights: expected the same on all ranks"),
     ],

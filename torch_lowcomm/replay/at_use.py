@@ -83,13 +83,13 @@ class AtUse:
         """
         if self._checked:
             return True
-        self._checked = True
         missed = set(self._parameters) - self._seen
         if missed and self._quantized:
             raise ValueError(
                 f"SeedReplay: base: expected a model that reads its weights as attributes of their modules, got {len(missed)} "
                 "parameters that the first evaluation did not read so: exclude them by requires_grad_(False)"
             )
+        self._checked = True
         self._in_place = {number: self._parameters[number] for number in sorted(missed)}
         for number in missed:
             self._numbers.pop(id(self._parameters[number]))

@@ -21,7 +21,8 @@ class Checkpoint:
     """Snapshots `snapshot-<iteration>.pt` and, from each on, `log-<iteration>.bin`: records one behind another.
 
     A record is written before the next iteration starts, so that a process that is killed loses at most the record it was
-    at; a snapshot takes its name when it is whole, and what came before it is removed then.
+    at; a snapshot takes its name when it is whole. The last two snapshots stay, with their logs: `core.log` reaches back to
+    the one before the last, for machines that are behind when a run goes on at another store.
 
     Args:
         folder: Of one machine; made where there is none.
@@ -30,7 +31,8 @@ class Checkpoint:
 
     def __init__(self, folder: Path, every: int) -> None:
         self._folder, self._every = folder, every
-        self._begin = self._next = 0  # the snapshot's iteration, and that of the record to come
+        self._begin = self._next = 0  # the last snapshot's iteration, and that of the record to come
+        self._restoring = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, optimizer: SeedReplay) -> None:
@@ -41,41 +43,64 @@ class Checkpoint:
         """
         found = self._snapshots()
         if not found:
-            self._snapshot(optimizer)
+            self.restart(optimizer)
             return
-        saved = torch.load(self._folder / f"snapshot-{found[-1]}.pt", weights_only=True)
-        optimizer.load_snapshot(saved)
-        log = self._log(found[-1])
-        records = log.read_bytes() if log.exists() else b""
-        whole = _whole(records)
-        if len(whole) < len(records):
-            logger.warning("%s: dropped %d bytes of a record that was not whole", log, len(records) - len(whole))
-            _write(log, whole)
-        if whole:
-            optimizer.replay(whole)
-        self._begin, self._next = found[-1], optimizer.iteration  # the log stays, for machines that are behind
+        self._restoring = True
+        for begin in found[-2:]:
+            if optimizer.iteration != begin or begin == found[-2:][0]:
+                optimizer.load_snapshot(torch.load(self._folder / f"snapshot-{begin}.pt", weights_only=True))
+            records = self._records(begin)
+            if records:
+                optimizer.replay(records)
+        self._restoring = False
+        self._begin, self._next = found[-1], optimizer.iteration
+
+    def restart(self, optimizer: SeedReplay) -> None:
+        """The weights are others than records have made: nothing that is in the folder leads to them."""
+        if self._restoring:
+            return
+        begin = self._snapshot(optimizer)
+        for before in self._snapshots():
+            if before != begin:
+                self._remove(before)
+        self._log(begin).unlink(missing_ok=True)
 
     def applied(self, optimizer: SeedReplay) -> None:
-        """The optimizer has moved on, by records in its log or, where others sent their weights, by a leap."""
-        said = [one for one in _C.read_replay_records(optimizer.core.log) if one["iteration"] >= self._next]
-        if not said or said[0]["iteration"] != self._next or optimizer.iteration - self._begin >= self._every:
-            self._snapshot(optimizer)
-            return
+        """The optimizer has moved on by records."""
         with self._log(self._begin).open("ab") as file:
-            file.write(b"".join(one["bytes"] for one in said))
-        optimizer.core.forget_log()
+            file.write(optimizer.core.log_from(self._next))
         self._next = optimizer.iteration
+        if optimizer.iteration - self._begin >= self._every:
+            before = self._begin
+            self._snapshot(optimizer)
+            for old in self._snapshots():
+                if old < before:
+                    self._remove(old)
+            optimizer.core.forget_log(before=before)
 
-    def _snapshot(self, optimizer: SeedReplay) -> None:
+    def _snapshot(self, optimizer: SeedReplay) -> int:
         path = self._folder / f"snapshot-{optimizer.iteration}.pt"
         part = path.with_suffix(".part")
         torch.save(optimizer.snapshot(), part)
         part.rename(path)
-        for before in self._snapshots()[:-1]:
-            (self._folder / f"snapshot-{before}.pt").unlink()
-            self._log(before).unlink(missing_ok=True)
-        optimizer.core.forget_log()
         self._begin = self._next = optimizer.iteration
+        return self._begin
+
+    def _remove(self, begin: int) -> None:
+        (self._folder / f"snapshot-{begin}.pt").unlink()
+        self._log(begin).unlink(missing_ok=True)
+
+    def _records(self, begin: int) -> bytes:
+        """A snapshot's log, without a record that a process was killed at."""
+        log = self._log(begin)
+        records = log.read_bytes() if log.exists() else b""
+        whole = _whole(records)
+        if len(whole) < len(records):
+            logger.warning("%s: dropped %d bytes of a record that was not whole", log, len(records) - len(whole))
+            part = log.with_suffix(".part")
+            part.write_bytes(whole)
+            part.rename(log)
+        return whole
 
     def _snapshots(self) -> list[int]:
         names = (re.fullmatch(r"snapshot-(\d+)\.pt", path.name) for path in self._folder.iterdir())
@@ -88,19 +113,10 @@ class Checkpoint:
 def _whole(log: bytes) -> bytes:
     """The records at the start of a log that are whole."""
     at = 0
-    while at < len(log):
-        length = int.from_bytes(log[at : at + 4], "little")
+    while at < len(log) and (length := int.from_bytes(log[at : at + 4], "little")) > 0:
         try:
             _C.read_replay_records(log[at : at + length])
         except ValueError:
             break
-        if length == 0:
-            break
         at += length
     return log[:at]
-
-
-def _write(path: Path, data: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    part.rename(path)

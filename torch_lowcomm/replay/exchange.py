@@ -25,7 +25,7 @@ class Exchange(Protocol):
     machine: int
 
     def join(self, core: _C.SeedReplay) -> None:
-        """Before the first iteration: agrees on `core.description`, brings `core` to where the others are.
+        """Before the first iteration: agrees on `core.agreement`, brings `core` to where the others are.
 
         Raises:
             ValueError: The others run something else.
@@ -81,11 +81,12 @@ class StaticExchange:
 
     Args:
         group: Of any backend that gathers bytes; None for the default group. Ids are its ranks.
-        fixed: Whether all messages of an iteration have one length; else lengths are gathered before them.
+        samples: Of this rank in every iteration; None where their number changes. Unless it is the same on all ranks, the
+            lengths of messages are gathered before them.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, *, fixed: bool) -> None:
-        self._group, self._fixed = group, fixed
+    def __init__(self, group: dist.ProcessGroup | None, *, samples: int | None) -> None:
+        self._group, self._samples, self._fixed = group, samples, False
         self.machine = dist.get_rank(group)
         self._size = dist.get_world_size(group)
         self._sent = self._received = 0
@@ -97,7 +98,7 @@ class StaticExchange:
         Raises:
             ValueError: A rank is not: all raise it.
         """
-        mine = (core.description, core.iteration, core.checksum())
+        mine = (core.agreement, core.iteration, core.checksum(), self._samples)
         all_have: list[Any] = [None] * self._size
         dist.all_gather_object(all_have, mine, group=self._group)
         for name, place in (("options and parameters", 0), ("iteration", 1), ("checksum of the weights", 2)):
@@ -108,6 +109,7 @@ class StaticExchange:
                     f"SeedReplay: {name}: expected the same on all ranks, got {' and '.join(apart(values[0], values[other]))} on "
                     f"ranks 0 and {other}"
                 )
+        self._fixed = self._samples is not None and all(have[3] == self._samples for have in all_have)
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
         """The record of all ranks' messages.

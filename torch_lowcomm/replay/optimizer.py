@@ -134,11 +134,24 @@ class SeedReplay(torch.optim.Optimizer):
             )
         if perturb not in ("at-use", "in-place"):
             raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
+        if base is not None and weight_decay:
+            raise ValueError(
+                f"SeedReplay: weight_decay: expected 0 beside base {base!r}, which is never written, got {weight_decay}"
+            )
         if perturb == "in-place" and base is not None:
             raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
         own = entries(model)
         core = _C.SeedReplay(
-            own, {"noise": noise, "codec": codec, "lr_scale": lr_scale, "seed": seed, "pool": pool, "base": base or ""}
+            own,
+            {
+                "noise": noise,
+                "codec": codec,
+                "lr_scale": lr_scale,
+                "seed": seed,
+                "pool": pool,
+                "base": base or "",
+                "agreed": f"check_every={check_every}",
+            },
         )
         parameters = [p for p in model.parameters() if p.requires_grad]
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
@@ -146,7 +159,7 @@ class SeedReplay(torch.optim.Optimizer):
         self._quantized = base is not None
         self._samples, self._seconds = most, seconds
         self._estimator = ESTIMATORS[estimator](eps)
-        self._exchange = exchange or _exchange_of(group, store, machine_id, fixed=seconds is None)
+        self._exchange = exchange or _exchange_of(group, store, machine_id, samples=most if seconds is None else None)
         machine = self._exchange.machine
         self._core = core  # of the weights that machines agree on
         self._in_place: InPlace | None = None
@@ -154,7 +167,15 @@ class SeedReplay(torch.optim.Optimizer):
             copied = [tensor.clone() for _, tensor, _, _ in own]
             self._core = _C.SeedReplay(
                 [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)],
-                {"noise": noise, "codec": codec, "lr_scale": lr_scale, "seed": seed, "pool": pool, "base": ""},
+                {
+                    "noise": noise,
+                    "codec": codec,
+                    "lr_scale": lr_scale,
+                    "seed": seed,
+                    "pool": pool,
+                    "base": "",
+                    "agreed": f"check_every={check_every}",
+                },
             )
             self._in_place = InPlace(parameters, core, self._core, copied, machine, restore_every)
             self._at = self._in_place.at
@@ -196,8 +217,9 @@ class SeedReplay(torch.optim.Optimizer):
             self._weights_moved()
 
     def leave(self) -> None:
-        """Ends this machine's part. Any number of times."""
+        """Ends this machine's part. Any number of times; the next `step()` joins again."""
         self._exchange.leave()
+        self._joined = False
 
     def step(self, closure: Callable[..., Any] | None = None) -> float:  # type: ignore[override]
         """An iteration: measures, exchanges, applies.
@@ -211,15 +233,20 @@ class SeedReplay(torch.optim.Optimizer):
             The mean of the losses that were measured on this machine, NaN where none was finite.
 
         Raises:
-            ValueError: There is no closure.
-            DistBackendError, ConnectionError, RuntimeError: Of the exchange. Nothing was applied then.
+            ValueError: There is no closure, or a rate that is not finite; of a static group, rates that differ.
+            DistBackendError, ConnectionError, TimeoutError, RuntimeError: Of the exchange. What was measured here is not
+                applied then, but records that this machine had missed may be.
+            RuntimeError: The checksums differ, after the iteration was applied.
         """
         if closure is None:
             raise ValueError("SeedReplay: step: expected a closure that evaluates the loss, got None")
-        self.join()
-        losses, estimates = self._measured(_with_sample(closure))
         group = self.param_groups[0]
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
+        self._core.record(
+            [], lr=lr, weight_decay=weight_decay
+        )  # raises where they will not do, before others hear of them
+        self.join()
+        losses, estimates = self._measured(_with_sample(closure))
         before = self._core.iteration
         message = self._core.message(self._exchange.machine, estimates)
         record = None
@@ -232,6 +259,8 @@ class SeedReplay(torch.optim.Optimizer):
         self._apply(record)
         if self._check_every and self._core.iteration % self._check_every == 0 and self._exchange.check(self._core):
             self._weights_moved()
+            if self._checkpoint is not None:
+                self._checkpoint.restart(self)
         finite = [loss for loss in losses if math.isfinite(loss)]
         return sum(finite) / len(finite) if finite else math.nan
 
@@ -280,6 +309,8 @@ class SeedReplay(torch.optim.Optimizer):
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "replay"})
         self._core.iteration = replay["iteration"]
         self._weights_moved()
+        if self._checkpoint is not None:
+            self._checkpoint.restart(self)
 
     def dequantized(self) -> dict[str, torch.Tensor]:
         """The trained parameters by name, as they stand, in tensors of their own; of a quantized base what it stands for."""
@@ -298,11 +329,22 @@ class SeedReplay(torch.optim.Optimizer):
             ValueError: It is of another model or other options.
         """
         self._expect_same(saved["optimizer"]["replay"]["description"])
-        if saved["weights"] is not None:
+        if saved["weights"] is None:
+            self.load_state_dict(saved["optimizer"])
+            return
+        before = [parameter.detach().clone() for parameter in self._parameters]
+        try:
             with torch.no_grad():
                 for name, parameter in zip(self._names, self._parameters, strict=True):
                     parameter.copy_(saved["weights"][name])
-        self.load_state_dict(saved["optimizer"])
+            self.load_state_dict(saved["optimizer"])
+        except BaseException:
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, before, strict=True):
+                    parameter.copy_(value)
+            if self._in_place is not None:
+                self._in_place.take()
+            raise
 
     def replay(self, records: bytes) -> int:
         """Applies records of the present iteration and those after it, e.g. of a log.
@@ -378,11 +420,11 @@ class SeedReplay(torch.optim.Optimizer):
 
 
 def _exchange_of(
-    group: dist.ProcessGroup | None, store: dist.Store | None, machine_id: int | str | None, *, fixed: bool
+    group: dist.ProcessGroup | None, store: dist.Store | None, machine_id: int | str | None, *, samples: int | None
 ) -> Exchange:
     if store is not None and machine_id is not None:
         return StoreExchange(store, machine_id)
-    return Alone() if group is None else StaticExchange(group, fixed=fixed)
+    return Alone() if group is None else StaticExchange(group, samples=samples)
 
 
 @contextmanager

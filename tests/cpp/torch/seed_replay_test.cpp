@@ -167,9 +167,18 @@ TEST(SeedReplay, WhatIsRefusedChangesNothing) {
   EXPECT_THROW(core.apply(core.log()), ValueError);  // of iteration 0
   auto log = good;
   log.insert(log.end(), spoilt.begin(), spoilt.end());
-  EXPECT_THROW(core.apply(log), ValueError);  // nor is the first, good one applied
-  EXPECT_THROW(core.apply(core.record({}, std::nanf(""), 0)), ValueError);
+  EXPECT_THROW(core.apply(log), ValueError);                    // nor is the first, good one applied
+  EXPECT_THROW(core.record({}, std::nanf(""), 0), ValueError);  // found before anybody agrees on it
+  EXPECT_THROW(core.apply(writeReplayRecord({1, 0.01f, INFINITY, {}})), ValueError);
   EXPECT_EQ(core.iteration(), 1u);
+  auto others = model(at::kFloat);
+  SeedReplay forgetful(others, options(Noise::rademacher));
+  for (int t = 0; t < 5; ++t)
+    iterate(forgetful, 0.01f, 0);
+  forgetful.forgetLog(3);
+  ASSERT_EQ(readReplayRecords(forgetful.log()).size(), 2u);
+  EXPECT_EQ(readReplayRecords(forgetful.log())[0].iteration, 3u);
+  EXPECT_EQ(readReplayRecords(forgetful.logFrom(4)).size(), 1u);
   EXPECT_EQ(core.checksum(), before);
   core.apply(good);
   EXPECT_THROW(core.record({message}, 0.01f, 0), ValueError);  // of an iteration that is over
@@ -207,7 +216,7 @@ TEST(SeedReplay, SignsAndOtherCodecsComeBack) {
   const auto nine = EstimateCodec("log9").decode(EstimateCodec("log9").encode(many), 9);
   for (size_t i = 0; i < 9; ++i)
     EXPECT_NEAR(nine[i], many[i], 0.033f * std::fabs(many[i])) << i;
-  for (const char* name : {"logbyte", "log9", "fp16", "none"}) {
+  for (const char* name : {"logbyte", "log9", "fp16", "none", "sign1"}) {
     const EstimateCodec codec(name);
     const float odd[] = {INFINITY, std::nanf(""), 1.0f};
     const auto back = codec.decode(codec.encode(odd), 3);
