@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,12 @@ from linklab import Lab
 from outer.measure import in_lab
 
 DRAWN = ("all_reduce", "DiLoCo", "DiLoCo, int4 EF", "rank 16, int4 EF", "DiLoCoX", "OpenDiLoCo", "CocktailSGD")
-# Inner steps that are not timed, and timed. Of outer loops: so many that the first of DiLoCoX, which wait, are over, and
-# whole intervals of any.
-_LOOP, _EVERY_STEP = (60, 100), (3, 10)
+_LOOP_STEPS = 60, 100  # before the clock starts, so many that the first of DiLoCoX, which wait, are over; timed
+_EACH_STEPS = 3, 10  # the same of runs that talk every step
 
 
 def step_seconds(rate: str, configurations: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """{run's name: seconds a step, of the slower of 2 hosts}.
+    """{run's name: seconds a step} on 2 hosts: the median of several intervals, each of the host that was slower in it.
 
     Args:
         rate: Of the link.
@@ -34,20 +34,28 @@ def step_seconds(rate: str, configurations: Mapping[str, Mapping[str, Any]]) -> 
     """
     found = {}
     for name in (name for name in DRAWN if name in configurations):
-        first, steps = timed(configurations[name])
-        job = {**configurations[name], "steps": first + steps, "only_timed": True}
+        first, every, intervals = timed(configurations[name])
+        job = {**configurations[name], "steps": first + every * intervals, "only_timed": True}
         with Lab(hosts=2, rate=rate) as lab:
             ranks = in_lab(lab, "dilocox_link", job)
-        found[name] = max(seconds[-1] - seconds[first - 1] for seconds in ranks) / steps
+        found[name] = seconds_of(ranks, first, every)
     return found
 
 
-def timed(configuration: Mapping[str, Any]) -> tuple[int, int]:
-    """(steps before the clock starts, steps that it runs)."""
+def timed(configuration: Mapping[str, Any]) -> tuple[int, int, int]:
+    """(steps before the clock starts, steps of an interval, intervals that are timed)."""
     if not configuration["outer"]:
-        return _EVERY_STEP
-    first, steps = _LOOP
-    return first, max(steps, configuration["outer"]["sync_every"])
+        first, steps = _EACH_STEPS
+        return first, 1, steps
+    (first, steps), every = _LOOP_STEPS, configuration["outer"]["sync_every"]
+    return first, every, max(1, steps // every)
+
+
+def seconds_of(ranks: list[list[float]], first: int, every: int) -> float:
+    """Of when each step ended on every rank."""
+    ends = range(first - 1, len(ranks[0]), every)
+    slower = [max(seconds[end] - seconds[end - every] for seconds in ranks) for end in ends[1:]]
+    return statistics.median(slower) / every
 
 
 def main() -> None:

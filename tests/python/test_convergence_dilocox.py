@@ -31,8 +31,12 @@ def test_what_is_timed_on_links_is_what_ran(monkeypatch):
     full = {"configuration": dilocox.PRESETS["DiLoCoX"], "ratio": 186.2, "bytes": [2_301_000]}
     known = {**dilocox.PRESETS, **dilocox.equally_compressed(full)}
     timed = {name: link.timed(dataclasses.asdict(known[name])) for name in link.DRAWN}
-    assert timed["all_reduce"] == timed["CocktailSGD"] == (3, 10)
-    assert timed["DiLoCoX"] == (60, 100) and timed["OpenDiLoCo"] == (60, 200), "whole intervals"
+    assert timed["all_reduce"] == timed["CocktailSGD"] == (3, 1, 10)
+    assert timed["DiLoCoX"] == (60, 20, 5) and timed["OpenDiLoCo"] == (60, 200, 1), "whole intervals"
+    even = [float(step) for step in range(1, 12)]
+    late = [step + (50.0 if step > 8 else 0.0) for step in even]  # one interval of three is stalled
+    assert link.seconds_of([even, late], 3, 2) == 1.0
+    assert link.seconds_of([even, [2 * step for step in even]], 3, 2) == 2.0, "the slower host counts"
 
 
 def _cocktail(r, steps, stride, keep):
