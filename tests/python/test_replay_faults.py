@@ -1,6 +1,7 @@
 """Seed replay when machines die, stop, wake up, lie or lose the store: survivors end alike, errors are named."""
 
 import os
+import random
 import re
 import signal
 import time
@@ -363,3 +364,51 @@ def _store_lost(r):
 def test_the_stores_loss_is_named_and_the_run_goes_on_at_another():
     ends = ranks.run_ranks(_store_lost, 4, timeout=DEADLINE_S, allow_exit={3: -signal.SIGKILL})
     _alike(ends[:3])
+
+
+IMPATIENT = {
+    "least": 1,
+    "chunk": 4,
+    "lost_after_s": 1.0,
+    "deadline_factor": 2.0,
+    "deadline_least_s": 0.2,
+    "deadline_most_s": 0.5,
+}
+
+
+def _harassed(r, port, seed, seconds):
+    """The last rank stops the machines at random, for shorter and longer than they wait for each other."""
+    draw = random.Random(seed * 10 + r.rank)
+    if r.rank == r.size - 1:
+        pids = [int(r.hear(f"pid{q}", DEADLINE_S)) for q in range(r.rank)]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            stopped = draw.sample(pids, draw.randint(1, len(pids)))
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(draw.choice([0.0, 0.05]))
+            time.sleep(draw.choice([0.01, 0.05, 0.3, 1.5]))
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(draw.random() / 2)
+        r.say("over")
+        return None
+    machine = Machine(port, f"machine{r.rank}", **IMPATIENT).join()
+    r.say(f"pid{r.rank}", os.getpid())
+    while not r.path("over").exists():
+        machine.step()
+        if draw.random() < 0.01:
+            machine.exchange.leave()
+            machine.join()
+    machine.exchange.leave()
+    machine.given |= {"deadline_least_s": 20.0, "deadline_most_s": 20.0, "lost_after_s": 10.0}
+    machine.reach(port).join()
+    return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == r.size - 1), machine.core.log
+
+
+def test_machines_stopped_at_random_end_alike(store):
+    ends = ranks.run_ranks(_harassed, 4, store.port, 1, 12.0, timeout=DEADLINE_S)[:3]
+    _alike(ends)
+    there = _machines(ends[0][2])
+    assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
+    assert min(map(len, there.values())) < 3

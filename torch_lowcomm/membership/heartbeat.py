@@ -60,9 +60,12 @@ class Heartbeat:
             return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
 
     def stop(self) -> None:
-        """No sign of life from here on. Any number of times."""
+        """No sign of life from here on. Any number of times. Where the store does not answer, it is given up."""
         self._stop.set()
-        self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
+        for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited
+            self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
+            if not self._thread.is_alive():
+                return
 
     def _key(self, machine: str) -> str:
         return f"beat/{machine}"

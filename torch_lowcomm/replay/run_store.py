@@ -19,6 +19,8 @@ _VANISHED_S = 60.0  # for a key that was there, and was deleted before it was re
 class RunStore:
     """A client of the run's keys, for one thread. Every method raises ConnectionError where the store is lost.
 
+    A key that may be deleted is never empty: an empty value is what TCPStore gives for one deleted while it was asked for.
+
     Args:
         store: A client that nobody else uses.
         patience_s: How long an answer may take.
@@ -47,7 +49,7 @@ class RunStore:
         """The values of keys, None where there is none: one call where all are there."""
         if keys and self._patient.ask(lambda: self._store.check(keys)):
             with contextlib.suppress(TimeoutError):
-                return list(self.get_all(keys))
+                return [value or None for value in self.get_all(keys)]
         return [self.find(key) for key in keys]
 
     def get_all(self, keys: list[str]) -> list[bytes]:
@@ -134,7 +136,7 @@ class RunStore:
     def _get(self, key: str, seconds: float) -> bytes | None:
         self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
         try:
-            return self._store.get(key)
+            return self._store.get(key) or None  # b"" where it was deleted after the wait: no such key is empty
         except DistStoreError:
             return None
 
