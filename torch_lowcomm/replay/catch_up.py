@@ -28,7 +28,7 @@ class CatchUp:
         self._store, self._log, self._snapshots, self.resync = store, log, snapshots, resync
 
     def bring(self, core: _C.SeedReplay, founded: Founded, head: Agreed) -> None:
-        """Applies all records from the core's iteration to the head's.
+        """Applies all records from the core's iteration to the head's. By a snapshot it may come to be further than the head.
 
         Raises:
             ValueError: Weights that the run did not begin with, or of an iteration that it has not reached.
@@ -40,22 +40,24 @@ class CatchUp:
                 f"seed replay: expected weights of iteration {head.iteration + 1}, where the run at this store is, or of an "
                 f"earlier one, got some of iteration {core.iteration}: another run needs a store, or a prefix, of its own"
             )
-        try:
-            self._log.replay(core, founded, head)
-        except LogGap:
-            before = core.iteration
-            if not self._snapshots.take(self._store, core):
-                raise
-            logger.info("seed replay: took the snapshot of iteration %d, from iteration %d", core.iteration, before)
-            self._log.replay(core, founded, head)
-        except (ReplayMismatch, ValueError) as error:
-            if not (self.resync and self.again(core, founded, head)):
-                raise
-            logger.warning("%s: took a snapshot", error)
+        while True:
+            try:
+                self._log.replay(core, founded, head)
+                return
+            except LogGap:  # again where the others were faster than this: what the snapshot needs is gone too
+                before = core.iteration
+                if not self._snapshots.take(self._store, core, after=before):
+                    raise
+                logger.info("seed replay: took the snapshot of iteration %d, from iteration %d", core.iteration, before)
+            except (ReplayMismatch, ValueError) as error:
+                if not (self.resync and self.again(core, founded, head)):
+                    raise
+                logger.warning("%s: took a snapshot", error)
+                return
 
     def again(self, core: _C.SeedReplay, founded: Founded, head: Agreed) -> bool:
         """Sets the weights to a snapshot, and applies the records since; False where there is none."""
-        if not self._snapshots.take(self._store, core):
+        if not self._snapshots.take(self._store, core, after=-1):
             return False
         self._log.replay(core, founded, head)
         return True

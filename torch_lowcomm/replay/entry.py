@@ -68,6 +68,9 @@ class Entry:
         number, wait_s, deadline = 0, _FIRST_WAIT_S, time.monotonic() + self._timeout_s
         while True:
             self._catch_up.bring(core, self._founded, head.agreed)
+            if core.iteration > head.agreed.iteration + 1:
+                head.look()  # a snapshot was further
+                continue
             if self._machine in head.agreed.machines:
                 return None
             if head.agreed.asked >= number:  # none yet, or answered with a no

@@ -68,7 +68,10 @@ class Snapshots:
         store = self._store
         assert store is not None
         try:
-            there = json.loads(store.find("snapshot") or b"[]")
+            before = store.find("snapshot") or b""
+            there = json.loads(before or b"[]")
+            if there and there[-1]["iteration"] >= iteration:
+                return  # this machine was stopped, and others have gone on
             if self._folder is None:
                 store.put_large(f"snapshot/{iteration}", value)
             else:
@@ -77,7 +80,10 @@ class Snapshots:
                 path.with_suffix(".part").rename(path)
             told = {"iteration": iteration, "checksum": checksum, "bytes": len(value)}
             kept = [*there, told][-2:]
-            store.put("snapshot", json.dumps(kept).encode())
+            listed = json.dumps(kept).encode()
+            if store.swap("snapshot", before, listed) != listed:  # it was stopped on the way
+                self._remove(store, iteration, len(value))
+                return
             # The one before last goes, and what machines began and died over. A joiner may just read the last but one.
             for gone in there[:-1]:
                 self._remove(store, gone["iteration"], gone["bytes"])
@@ -90,8 +96,8 @@ class Snapshots:
             logger.warning("seed replay: no snapshot of iteration %d: %s", iteration, error)
 
     # ---- by a machine that comes ----
-    def take(self, store: RunStore, core: _C.SeedReplay) -> bool:
-        """Sets the core's weights to the latest; False where there is none.
+    def take(self, store: RunStore, core: _C.SeedReplay, *, after: int) -> bool:
+        """Sets the core's weights to the latest; False where there is none of an iteration after `after`.
 
         Raises:
             ValueError: It is not what it says.
@@ -99,7 +105,7 @@ class Snapshots:
         if self._load is None:
             return False
         for told in reversed(json.loads(store.find("snapshot") or b"[]")):
-            value = self._read(store, told["iteration"])
+            value = self._read(store, told["iteration"]) if told["iteration"] > after else None
             if value is None:
                 continue  # deleted meanwhile
             self._load(value)
