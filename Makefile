@@ -85,6 +85,7 @@ bench: build
 	$(BIN)/python benchmarks/convergence.py qsdp
 	$(BIN)/python benchmarks/convergence.py ddp
 	$(BIN)/python benchmarks/convergence.py dilocox
+	$(BIN)/python benchmarks/convergence.py seed_replay
 	$(BIN)/python benchmarks/exit_aborts.py
 
 # The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.

@@ -1,6 +1,6 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1 [--quick] [--seeds N]
+    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
         [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -21,6 +21,8 @@ import link_curves
 import qsdp
 import qsdp_variants
 import report
+import seed_replay
+import seed_replay_plot
 
 METHODS: dict[str, Callable] = {
     "qsdp": qsdp.measure,
@@ -28,8 +30,10 @@ METHODS: dict[str, Callable] = {
     "ddp": ddp.measure,
     "dilocox": dilocox.measure,
     "dilocox_table1": dilocox_table1.measure,
+    "seed_replay": seed_replay.measure,
 }
-DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw}  # in place of loss against bytes alone
+# In place of loss against bytes alone.
+DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw, "seed_replay": seed_replay_plot.draw}
 
 
 def parse() -> argparse.Namespace:
