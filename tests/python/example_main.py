@@ -5,13 +5,16 @@ import importlib
 import json
 import os
 import pathlib
+import subprocess
 import sys
+import time
 
 import pytest
 import ranks
 import torch.distributed as dist
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+DEADLINE_S = 150
 
 
 def run_main(r, name, directory, arguments):
@@ -55,3 +58,35 @@ def quick_convergence(method, gates, directory):
         assert len(curve["step"]) == len(curve["bytes"]) == len(curve["seconds"]) == len(curve["loss"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     return content
+
+
+class Machines:
+    """An example's processes, which end with the test."""
+
+    def __init__(self, folder, name):
+        self.folder, self.all = folder, []
+        self.file = str(EXAMPLES / f"{name}.py")
+
+    def start(self, *arguments):
+        log = self.folder / f"out{len(self.all)}"
+        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, self.file, *arguments]
+        with log.open("w") as out:
+            process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, env=environment)
+        process.log = log
+        self.all.append(process)
+        return process
+
+    def until(self, said, process):
+        deadline = time.monotonic() + DEADLINE_S
+        while said not in (text := process.log.read_text()):
+            assert time.monotonic() < deadline, f"no {said!r} in: {text}"
+            assert process.poll() is None or said in process.log.read_text(), process.log.read_text()
+            time.sleep(0.05)
+        return text
+
+    def end(self):
+        for process in self.all:
+            if process.poll() is None:
+                process.kill()
+            process.wait()

@@ -1,19 +1,13 @@
 """examples/train_diloco.py: two clusters by torchrun, and machines that are killed and come back at a store."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import ranks
-from example_main import refusal, run_main
+from example_main import Machines, refusal, run_main
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = str(ROOT / "examples" / "train_diloco.py")
 DEADLINE_S = 150
 
 
@@ -31,40 +25,9 @@ def test_example_trains(tmp_path):
     assert (tmp_path / "runs" / "train_diloco.png").read_bytes().startswith(b"\x89PNG")
 
 
-class Machines:
-    """The example's processes, which end with the test, by number."""
-
-    def __init__(self, folder):
-        self.folder, self.all = folder, []
-
-    def start(self, *arguments):
-        log = self.folder / f"out{len(self.all)}"
-        environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, EXAMPLE, *arguments]
-        with log.open("w") as out:
-            process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, env=environment)
-        process.log = log
-        self.all.append(process)
-        return process
-
-    def until(self, said, process):
-        deadline = time.monotonic() + DEADLINE_S
-        while said not in (text := process.log.read_text()):
-            assert time.monotonic() < deadline, f"no {said!r} in: {text}"
-            assert process.poll() is None or said in process.log.read_text(), process.log.read_text()
-            time.sleep(0.05)
-        return text
-
-    def end(self):
-        for process in self.all:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
 @pytest.fixture
 def machines(tmp_path):
-    started = Machines(tmp_path)
+    started = Machines(tmp_path, "train_diloco")
     yield started
     started.end()
 
