@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_LINES = ("float", "byte", "sign", "best η", "send_full_grad", "DDP", "DDP, best rate", "FedAvg")
+_DASHED = ("float", "FedAvg")  # they lie under others
+_LINES = ("byte", "float", "sign", "best η", "send_full_grad", "DDP", "DDP, best rate", "FedAvg")
 
 
 def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
@@ -26,10 +27,11 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
     figure, (by_gradients, by_bytes) = pyplot.subplots(1, 2, figsize=(12, 4.8), dpi=120, layout="constrained")
     for name in (name for name in _LINES if name in first):
         curve = first[name]
+        style = {"label": name, "linewidth": 1.4, "linestyle": "--" if name in _DASHED else "-"}
         a_step = curve["gradients"] / curve["step"][-1]
-        by_gradients.plot([step * a_step for step in curve["step"]], curve["loss"], label=name, linewidth=1.4)
+        by_gradients.plot([step * a_step for step in curve["step"]], curve["loss"], **style)
         sent = [(total / 1e3, loss) for total, loss in zip(curve["bytes"], curve["loss"], strict=True) if total]
-        by_bytes.plot(*zip(*sent, strict=True), label=name, linewidth=1.4)
+        by_bytes.plot(*zip(*sent, strict=True), **style)
     by_gradients.set_xlabel("gradients of all machines, forward or backward")
     by_gradients.set_ylabel("loss on points that are not trained on (nats)")
     by_gradients.legend(fontsize=8)

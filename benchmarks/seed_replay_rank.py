@@ -82,12 +82,14 @@ class Curve:
 
     Attributes:
         points: Lists: `iteration`; `loss`, on 4096 points that are not trained on; `bytes` sent by this machine so far;
-            `seconds`; `checksum` of the parameters (CRC-32).
+            `seconds`; `checksum` of what machines agree on.
     """
 
-    def __init__(self, configuration: Configuration, model: nn.Module, clusters: task.Clusters) -> None:
+    def __init__(
+        self, configuration: Configuration, model: nn.Module, clusters: task.Clusters, checksum: Callable[[], int]
+    ) -> None:
         self.points: dict[str, list[Any]] = {key: [] for key in ("iteration", "loss", "bytes", "seconds", "checksum")}
-        self._c, self._model = configuration, model
+        self._c, self._model, self._checksum = configuration, model, checksum
         self._validation = clusters.points(4096, "validation", configuration.seed)
         self._start = time.monotonic()
 
@@ -97,10 +99,8 @@ class Curve:
             return
         with torch.no_grad():
             loss = task.loss(self._model, self._validation).item()
-        weights = parameters_to_vector(self._model.parameters()).detach()
-        checksum = zlib.crc32(weights.numpy().tobytes())
         seconds = time.monotonic() - self._start
-        for key, value in zip(self.points, (iteration, loss, sent, seconds, checksum), strict=True):
+        for key, value in zip(self.points, (iteration, loss, sent, seconds, self._checksum()), strict=True):
             self.points[key].append(value)
 
 
@@ -113,7 +113,7 @@ def _run(rank: int, c: Configuration) -> dict[str, Any]:
     """
     model, clusters = c.model(), c.clusters()
     step, counted = _STEPS[c.method](rank, c, model, clusters)
-    curve, before = Curve(c, model, clusters), counted()["bytes"]
+    curve, before = Curve(c, model, clusters, lambda: counted()["checksum"]), counted()["bytes"]
     for iteration in range(c.iterations):
         curve.measure(iteration, counted()["bytes"] - before)
         step(iteration)
@@ -137,7 +137,9 @@ def _replay(rank: int, c: Configuration, model: nn.Module, clusters: task.Cluste
 
     def counted() -> dict[str, int]:
         stats = optimizer.stats()
-        return {"bytes": stats["sent_bytes"], "payload": stats["payload_bytes"]}
+        # The core's: in place, the weights themselves drift apart by roundings until they are put right.
+        checksum = optimizer.core.checksum()
+        return {"bytes": stats["sent_bytes"], "payload": stats["payload_bytes"], "checksum": checksum}
 
     return step, counted
 
@@ -164,7 +166,7 @@ def _full_gradient(rank: int, c: Configuration, model: nn.Module, clusters: task
         with torch.no_grad():
             step(iteration)
 
-    return without_grad, _reduced
+    return without_grad, _reduced(model)
 
 
 def _back_propagation(rank: int, c: Configuration, model: nn.Module, clusters: task.Clusters) -> tuple[Step, Counted]:
@@ -180,7 +182,7 @@ def _back_propagation(rank: int, c: Configuration, model: nn.Module, clusters: t
         (task.loss(ddp, batches[-1]) / c.samples).backward()
         optimizer.step()
 
-    return step, _reduced
+    return step, _reduced(model)
 
 
 def _averaging(rank: int, c: Configuration, model: nn.Module, clusters: task.Clusters) -> tuple[Step, Counted]:
@@ -197,11 +199,15 @@ def _averaging(rank: int, c: Configuration, model: nn.Module, clusters: task.Clu
         with torch.no_grad():
             vector_to_parameters(mean / c.machines, parameters)
 
-    return step, _reduced
+    return step, _reduced(model)
 
 
-def _reduced() -> dict[str, int]:
-    return {"bytes": reduced_bytes()}
+def _reduced(model: nn.Module) -> Counted:
+    def counted() -> dict[str, int]:
+        weights = parameters_to_vector(model.parameters()).detach()
+        return {"bytes": reduced_bytes(), "checksum": zlib.crc32(weights.numpy().tobytes())}
+
+    return counted
 
 
 _STEPS: dict[str, Callable[..., tuple[Step, Counted]]] = {

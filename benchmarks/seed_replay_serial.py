@@ -29,7 +29,7 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = [(name, model.get_parameter(name), True, 0) for name in names]
     core = _C.SeedReplay(parameters, DEFAULTS | dict(c.options))
-    curve = Curve(c, model, clusters)
+    curve = Curve(c, model, clusters, core.checksum)
 
     def estimate(machine: int, sample: int) -> float:
         batch = c.points(clusters, machine, core.iteration, sample)

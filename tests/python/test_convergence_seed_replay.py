@@ -6,6 +6,6 @@ from example_main import quick_convergence
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    content = quick_convergence("seed_replay", 7, tmp_path)
+    content = quick_convergence("seed_replay", 8, tmp_path)
     sent = {curve["name"]: curve["bytes"][-1] for curve in content["curves"]}
     assert 20 * sent["byte"] < sent["DDP"] < sent["send_full_grad"]
