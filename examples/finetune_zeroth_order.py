@@ -46,7 +46,6 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import torch_lowcomm as lc
-from torch_lowcomm.replay import StoreExchange
 
 
 @dataclasses.dataclass
@@ -238,7 +237,7 @@ def main() -> None:
         patience = timedelta(seconds=args.timeout)
         store = dist.TCPStore(*args.address, is_master=False, timeout=patience)
         least = max(args.least, 2 if args.join else 1)
-        exchange = StoreExchange(store, args.machine, least=least, timeout=patience)
+        exchange = lc.StoreExchange(store, args.machine, least=least, timeout=patience)
         result = tune(args, args.machine, {"exchange": exchange}, shows=True)
     else:
         dist.init_process_group("lowcomm")
