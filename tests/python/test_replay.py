@@ -383,7 +383,7 @@ def test_models_that_will_not_do():
         lc.SeedReplay(replay_model.net().requires_grad_(False), lr=1)
     with pytest.raises(TypeError, match=r"parameter '0.weight': expected float32, float16 or bfloat16, got Double"):
         lc.SeedReplay(replay_model.net(torch.float64), lr=1)
-    model, optimizer = replay_model.machine()
+    _, optimizer = replay_model.machine()
     with pytest.raises(ValueError, match="expected a closure that evaluates the loss, got None"):
         optimizer.step()
     with pytest.raises(ValueError, match="expected the key 'replay'"):
