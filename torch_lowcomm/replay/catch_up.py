@@ -59,5 +59,5 @@ class CatchUp:
         """Sets the weights to a snapshot, and applies the records since; False where there is none."""
         if not self._snapshots.take(self._store, core, after=-1):
             return False
-        self._log.replay(core, founded, head)
+        self._log.replay(core, founded, head, compare=False)
         return True
