@@ -21,6 +21,10 @@ class LogGap(RuntimeError):
         )
 
 
+class LogMoved(RuntimeError):
+    """Records that a chunk is to be made of are no longer there singly: others have written it, where the run has gone on."""
+
+
 class RunLog:
     """Keys `log/<iteration>`, `chunk/<n>` and `earlier/<machine>` (PROTOCOL.md, "Log").
 
@@ -110,7 +114,11 @@ class RunLog:
         return iteration % self._chunk == 0
 
     def pack(self, core: _C.SeedReplay, founded: Founded) -> None:
-        """Writes the chunk that ends before the core's iteration, and any that a machine died over."""
+        """Writes the chunk that ends before the core's iteration, and any that a machine died over.
+
+        Raises:
+            LogMoved: Records of them are gone.
+        """
         last = core.iteration // self._chunk - 1
         first = founded.iteration // self._chunk
         missing = []
@@ -133,8 +141,8 @@ class RunLog:
         iterations = range(begin, (number + 1) * self._chunk)
         absent = [t for t in iterations if t not in self._recent]
         values = dict(zip(absent, self._store.find_all([f"log/{t}" for t in absent]), strict=True))
-        if None in values.values():
-            return  # this machine was stopped, and others have packed and deleted them
+        if None in values.values():  # they are deleted once they are in a chunk
+            raise LogMoved(f"seed replay: chunk {number}: expected its iterations in the log at the store, got not all")
         records = [self._recent.get(t) or Agreed.decode(values[t] or b"").record for t in iterations]
         self._store.put_large(f"chunk/{number}", b"".join(records), first=begin, count=len(records), checksum=checksum)
 

@@ -28,7 +28,7 @@ from torch_lowcomm.replay.mismatch import ReplayMismatch
 from torch_lowcomm.replay.names import Names
 from torch_lowcomm.replay.pace import Pace
 from torch_lowcomm.replay.parameters import machine_number
-from torch_lowcomm.replay.run_log import RunLog, forget_chunks
+from torch_lowcomm.replay.run_log import LogMoved, RunLog, forget_chunks
 from torch_lowcomm.replay.run_store import RunStore
 from torch_lowcomm.replay.snapshots import Snapshots
 
@@ -199,9 +199,8 @@ class StoreExchange:
                 f"machine {machine} and iteration {iteration}"
             )
         begun = time.monotonic()
-        head = self._head.agreed
         self._keep(core)
-        agreed = None
+        head, agreed = self._head.agreed, None
         if head.iteration == iteration - 1 and self.machine in head.machines:
             agreed = self._closing.agree(core, message, lr=lr, weight_decay=weight_decay)
         while agreed is None:
@@ -275,14 +274,30 @@ class StoreExchange:
         }
 
     def _keep(self, core: _C.SeedReplay) -> None:
-        """Packs the log and takes a snapshot, where this machine closed the last iteration of a chunk."""
-        head = self._head.agreed
-        if head.closer != self.machine or not head.record or head.iteration != core.iteration - 1:
+        """Packs the log and takes a snapshot, where this machine closed the last iteration of a chunk.
+
+        Not where the run has gone on since, for the caller may have been away for long: others have packed that chunk then,
+        and may have deleted it.
+        """
+        if not (self._log.due(core.iteration) and self._closed_last(core)):
             return
-        if self._log.due(core.iteration):
+        self._head.look()
+        if not self._closed_last(core):
+            return
+        try:
             self._log.pack(core, self._founded)
-            if self._snapshots.due(core.iteration):
-                self._snapshots.write(core, lambda store, before: forget_chunks(store, before, self._chunk))
+        except LogMoved:
+            self._head.look()
+            if self._closed_last(core):
+                raise
+            return
+        if self._snapshots.due(core.iteration):
+            self._snapshots.write(core, lambda store, before: forget_chunks(store, before, self._chunk))
+
+    def _closed_last(self, core: _C.SeedReplay) -> bool:
+        """Whether the head, as far as known, is the iteration before the core's, and this machine closed it."""
+        head = self._head.agreed
+        return head.closer == self.machine and bool(head.record) and head.iteration == core.iteration - 1
 
     def _compare(self, told: dict[str, Any], lr: float, weight_decay: float) -> None:
         own, agreed = torch.tensor([lr, weight_decay]).tolist(), [told["lr"], told["weight_decay"]]
