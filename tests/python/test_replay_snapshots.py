@@ -1,15 +1,20 @@
 """Snapshots of a seed replay at a store: machines that write them die, stop, or come back when the run has gone on."""
 
 import json
+import re
+import threading
 import time
 
 import pytest
 import ranks
 import torch.distributed as dist
 from replay_core import Machine, end_together
+from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
 from torch_lowcomm.replay.parameters import machine_number
+from torch_lowcomm.replay.run_store import RunStore
+from torch_lowcomm.replay.snapshots import Snapshots
 
 DEADLINE_S = 120
 
@@ -71,3 +76,126 @@ def _away(r, port):
 def test_a_closer_that_was_away_leaves_snapshots_and_log_alone(store):
     ends = ranks.run_ranks(_away, 4, store.port, timeout=DEADLINE_S)
     assert len(set(ends)) == 1
+
+
+VALUE = 2 << 20  # bytes of a snapshot, in two pieces
+
+
+class Weights:
+    """What snapshots are made of: an iteration, and bytes that are all alike."""
+
+    def __init__(self, iteration, fill):
+        self.iteration, self.value = iteration, bytes([fill]) * VALUE
+
+    def checksum(self):
+        return self.value[0]
+
+    def load(self, value):
+        assert set(value) == {value[0]} and len(value) == VALUE
+        self.iteration, self.value = value[0], value
+
+
+class Writer:
+    """A machine that makes snapshots of every fourth iteration, and lists the iterations before which it forgets the log."""
+
+    def __init__(self, store, folder=None):
+        self.store = store
+        self.snapshots = Snapshots(lambda: RunStore(PrefixStore("run", store.clone()), 20.0), 4, folder)
+        self.forgot = []
+
+    def write(self, iteration, fill=None):
+        """Begins to write weights whose bytes are `fill`."""
+        weights = Weights(iteration, fill or iteration)
+        self.snapshots.attach(lambda: weights.value, weights.load)
+        self.snapshots.write(weights, 0, lambda store, before: self.forgot.append(before))
+        return self
+
+    def end(self):
+        self.snapshots.finish(20)
+        self.snapshots._store.find("none")  # comes after what is to be deleted
+        return self
+
+    def at_piece(self, piece, iteration, then):
+        """Does something before it puts a piece of an iteration's weights to the store."""
+        client = self.snapshots._client
+
+        def clients():
+            store = client()
+            put = store.put
+
+            def putting(key, value):
+                if key == f"snapshot/{iteration}/{piece}":
+                    then()
+                put(key, value)
+
+            store.put = putting
+            return store
+
+        self.snapshots._client = clients
+        return self
+
+    def take(self):
+        """The iteration of what a machine gets that comes now."""
+        weights = Weights(0, 0)
+        self.snapshots.attach(lambda: b"", weights.load)
+        taken = self.snapshots.take(RunStore(PrefixStore("run", self.store.clone()), 20.0), weights, after=0)
+        return weights.iteration if taken else None
+
+
+def _listed(store):
+    return [told["iteration"] for told in json.loads(store.get("run/snapshot"))]
+
+
+def _with_keys(store):
+    """Iterations of which a key is there."""
+    keys = (re.match("/?run/snapshot/([0-9]+)", key) for key in store.list_keys())
+    return sorted({int(key.group(1)) for key in keys if key})
+
+
+def test_a_slow_snapshot_is_dropped_when_there_is_a_later_one(store):
+    halfway, go = threading.Event(), threading.Event()
+
+    def wait():
+        halfway.set()
+        assert go.wait(DEADLINE_S)
+
+    Writer(store).write(4).end()
+    slow = Writer(store).at_piece(1, 8, wait).write(8)
+    assert halfway.wait(DEADLINE_S)
+    quick = Writer(store).write(12).end()
+    assert _listed(store) == [4, 12]
+    go.set()
+    slow.end()
+    assert _listed(store) == _with_keys(store) == [4, 12]
+    assert (quick.forgot, slow.forgot) == ([4], [])
+    assert Writer(store).take() == 12
+
+
+def test_of_two_writers_of_a_snapshot_one_writes(store):
+    second = Writer(store)
+    first = Writer(store).at_piece(1, 4, lambda: second.write(4, fill=5).end())
+    first.write(4).end()
+    assert _listed(store) == _with_keys(store) == [4]
+    assert Writer(store).take() == 4
+
+
+def _fail():
+    raise ConnectionError("the machine is gone")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["store", "folder"])
+def test_what_died_machines_began_is_deleted(store, tmp_path, shared):
+    """With the snapshot that was listed before, and not earlier."""
+    folder = tmp_path if shared else None
+    expected = {4: [4], 8: [4, 8], 12: [8, 12], 16: [8, 12, 16], 20: [12, 16, 20], 24: [20, 24]}
+    for iteration, there in expected.items():
+        if iteration not in (4, 16):
+            Writer(store, folder).write(iteration).end()
+        elif shared:
+            store.set(f"run/snapshot/{iteration}/by", "a dead machine")
+            (folder / f"snapshot-{iteration}.part").touch()
+        else:
+            Writer(store).at_piece(1, iteration, _fail).write(iteration).end()
+        assert _with_keys(store) == there
+        if shared:
+            assert sorted(int(re.sub("[^0-9]", "", path.name)) for path in folder.iterdir()) == there

@@ -134,7 +134,7 @@ def _beyond_the_log(r, port, folder):
         r.say(f"done{r.rank}")
         r.hear(f"done{1 - r.rank}", DEADLINE_S)
         if r.rank == 0:
-            assert _keys(machine.store)["snapshot"] == (1 if folder else 1 + 2 * 2)
+            assert _keys(machine.store)["snapshot"] == (1 + 2 if folder else 1 + 2 * 3)
             assert not machine.store.check(["lowcomm/replay/chunk/0"])
             assert machine.store.check(["lowcomm/replay/chunk/11"])
             r.say("begun")

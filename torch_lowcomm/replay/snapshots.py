@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,9 @@ logger = logging.getLogger("torch_lowcomm")
 
 class Snapshots:
     """Keys `snapshot` and `snapshot/<iteration>` (PROTOCOL.md, "Snapshots"), written on a thread of their own.
+
+    Several machines may write at once, for a link may take longer than the run from one snapshot to the next: `snapshot` is
+    moved on by `compare_set`, to later ones alone.
 
     Args:
         client: Makes a client of the run's keys, for that thread.
@@ -44,18 +48,19 @@ class Snapshots:
         """Whether one is to be made before an iteration."""
         return self._every > 0 and iteration % self._every == 0 and self._save is not None
 
-    def write(self, core: _C.SeedReplay, forget: Callable[[RunStore, int], None]) -> None:
+    def write(self, core: _C.SeedReplay, begun: int, forget: Callable[[RunStore, int], None]) -> None:
         """Takes one, and puts it to the store or the folder while the caller goes on.
 
         Args:
             core: Of the weights.
+            begun: The run's first iteration at this store.
             forget: Deletes, by a client, what of the log is before an iteration.
         """
         if self._save is None or (self._thread is not None and self._thread.is_alive()):
             return  # the link is slower than this: one is enough
         if self._store is None:
             self._store = self._client()
-        made = (core.iteration, core.checksum(), self._save())
+        made = (core.iteration, core.checksum(), self._save(), begun)
         self._thread = threading.Thread(target=self._write, args=(*made, forget), name="lowcomm-snapshot", daemon=True)
         self._thread.start()
 
@@ -64,36 +69,50 @@ class Snapshots:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _write(self, iteration: int, checksum: int, value: bytes, forget: Callable[[RunStore, int], None]) -> None:
+    def _write(
+        self, iteration: int, checksum: int, value: bytes, begun: int, forget: Callable[[RunStore, int], None]
+    ) -> None:
         store = self._store
         assert store is not None
         try:
-            before = store.find("snapshot") or b""
-            there = json.loads(before or b"[]")
-            if there and there[-1]["iteration"] >= iteration:
-                return  # this machine was stopped, and others have gone on
+            if not self._claim(store, iteration):
+                return
             if self._folder is None:
                 store.put_large(f"snapshot/{iteration}", value)
             else:
                 path = self._path(iteration)
                 path.with_suffix(".part").write_bytes(value)
                 path.with_suffix(".part").rename(path)
-            told = {"iteration": iteration, "checksum": checksum, "bytes": len(value)}
-            kept = [*there, told][-2:]
-            listed = json.dumps(kept).encode()
-            if store.swap("snapshot", before, listed) != listed:  # it was stopped on the way
+            there = self._list(store, {"iteration": iteration, "checksum": checksum, "bytes": len(value)})
+            if there is None:
+                logger.info("seed replay: no snapshot of iteration %d: there is a later one", iteration)
                 self._remove(store, iteration, len(value))
-                return
-            # The one before last goes, and what machines began and died over. A joiner may just read the last but one.
-            for gone in there[:-1]:
-                self._remove(store, gone["iteration"], gone["bytes"])
-            begun = there[-1]["iteration"] if there else 0
-            for died in range(begun + self._every, iteration, self._every):
-                self._remove(store, died, len(value))
-            if len(kept) == 2:
-                forget(store, kept[0]["iteration"])
+            elif there:
+                # The one before last goes, and what machines began and died over. A joiner may just read the last but one.
+                first = there[0]["iteration"] if len(there) == 2 else (begun // self._every + 1) * self._every
+                for gone in range(first, there[-1]["iteration"], self._every):
+                    self._remove(store, gone, len(value))
+                forget(store, there[-1]["iteration"])
         except (ConnectionError, OSError) as error:
             logger.warning("seed replay: no snapshot of iteration %d: %s", iteration, error)
+
+    @staticmethod
+    def _claim(store: RunStore, iteration: int) -> bool:
+        """Whether to write the one of an iteration: two may think that they closed it, where one has taken over."""
+        mine = secrets.token_hex(8).encode()
+        return store.set_first(f"snapshot/{iteration}/by", mine) == mine
+
+    @staticmethod
+    def _list(store: RunStore, told: dict[str, int]) -> list[dict[str, int]] | None:
+        """Lists one as the latest; returns those listed before, or None where one is as late."""
+        while True:
+            value = store.find("snapshot") or b""
+            there = json.loads(value or b"[]")
+            if there and there[-1]["iteration"] >= told["iteration"]:
+                return None
+            desired = json.dumps([*there, told][-2:]).encode()
+            if store.swap("snapshot", value, desired) == desired:
+                return there
 
     # ---- by a machine that comes ----
     def take(self, store: RunStore, core: _C.SeedReplay, *, after: int) -> bool:
@@ -130,6 +149,8 @@ class Snapshots:
             store.delete_large_later(f"snapshot/{iteration}", size)
         else:
             self._path(iteration).unlink(missing_ok=True)
+            self._path(iteration).with_suffix(".part").unlink(missing_ok=True)
+        store.delete_later([f"snapshot/{iteration}/by"])
 
     def _path(self, iteration: int) -> Path:
         assert self._folder is not None

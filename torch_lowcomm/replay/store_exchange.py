@@ -292,7 +292,8 @@ class StoreExchange:
                 raise
             return
         if self._snapshots.due(core.iteration):
-            self._snapshots.write(core, lambda store, before: forget_chunks(store, before, self._chunk))
+            begun = self._founded.iteration
+            self._snapshots.write(core, begun, lambda store, before: forget_chunks(store, before, self._chunk))
 
     def _closed_last(self, core: _C.SeedReplay) -> bool:
         """Whether the head, as far as known, is the iteration before the core's, and this machine closed it."""
