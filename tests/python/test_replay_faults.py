@@ -417,3 +417,28 @@ def test_machines_stopped_at_random_end_alike(store, snapshot_every):
         _alike(ends)
         there = _machines(ends[0][2])
         assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
+
+
+def _displaced(r, port, silent):
+    """A process goes when another one has its place, for it was silent for long: or is there alone."""
+    old = Machine(port, "same", least=1, lost_after_s=0.5).join().until(3)
+    new = old
+    if silent:
+        old.exchange._beat.stop()
+        new = Machine(port, "same", least=1, lost_after_s=0.5).join()
+        assert new.core.iteration == 3
+        new.until(5)
+    mail = f"lowcomm/replay/mail/{new.exchange.machine}"
+    posted = new.store.get(mail)
+    old.exchange.leave()
+    assert new.store.get(mail) == (posted if silent else b"left")
+    if silent:
+        new.until(7)
+        assert new.exchange.stats()["void"] == 0
+        new.exchange.leave()
+    assert new.store.get(mail) == b"left"
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
+def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
+    ranks.run_ranks(_displaced, 1, store.port, silent, timeout=DEADLINE_S)

@@ -59,6 +59,11 @@ class Heartbeat:
         with self._lock:
             return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
 
+    def in_place(self) -> bool:
+        """Whether no other process has taken this one's place since. ConnectionError: the store is lost."""
+        there = self._store.find(self._key(self._id))
+        return there is None or there.startswith(self._nonce)
+
     def stop(self) -> None:
         """No sign of life from here on. Any number of times. Where the store does not answer, it is given up."""
         self._stop.set()
@@ -89,8 +94,7 @@ class Heartbeat:
         return self._lost_after_s / 5
 
     def _beat(self, count: int) -> None:
-        there = self._store.find(self._key(self._id))
-        if count > 0 and there is not None and not there.startswith(self._nonce):
+        if count > 0 and not self.in_place():
             raise ConnectionError(
                 f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
             )

@@ -251,9 +251,14 @@ class StoreExchange:
         self._end()
         if self._closing is not None:
             self._dropped += self._closing.dropped
-        self._beat = self._closing = None
+        beat, self._beat, self._closing = self._beat, None, None
+        mail = f"mail/{self.machine}"
         try:
-            self._store.put(f"mail/{self.machine}", LEFT)
+            posted = self._store.find(mail) or b""
+            if (
+                beat.in_place()
+            ):  # then it was this process that posted; a successor that has come since posts something else
+                self._store.swap(mail, posted, LEFT)
         except ConnectionError as error:
             logger.warning("%s", error)
 
