@@ -442,3 +442,37 @@ def _displaced(r, port, silent):
 @pytest.mark.parametrize("silent", [False, True], ids=["alone", "displaced"])
 def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
     ranks.run_ranks(_displaced, 1, store.port, silent, timeout=DEADLINE_S)
+
+
+def _checks_alone(r, port):
+    """One machine compares weights, and the other one does not: it goes on at once, and waits for the first."""
+    machine = Machine(port, f"machine{r.rank}", least=2, deadline_least_s=6, deadline_most_s=6).join().until(AT)
+    if r.rank == 0:
+        assert not machine.exchange.check(machine.core)
+    machine.until(AT + 3)
+    stats = machine.exchange.stats()
+    r.say(f"ended{r.rank}")
+    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
+    machine.exchange.leave()
+    return stats["void"], stats["dropped"]
+
+
+def test_comparing_weights_does_not_cost_a_machine_its_place(store):
+    assert ranks.run_ranks(_checks_alone, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]
+
+
+def _checks_a_dead_machine(r, port):
+    """Compared with is who was in the last record: it may be dead since."""
+    machine = Machine(port, f"machine{r.rank}", least=2, deadline_least_s=1000, deadline_most_s=1000).join().until(AT)
+    if r.rank == 1:
+        r.hear("seen", DEADLINE_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+    while "machine1" not in machine.exchange._beat.alive():
+        time.sleep(0.01)
+    r.say("seen")
+    assert not machine.exchange.check(machine.core)
+    machine.exchange.leave()
+
+
+def test_does_not_wait_for_a_dead_machines_checksum(store):
+    ranks.run_ranks(_checks_a_dead_machine, 2, store.port, timeout=60, allow_exit={1: -signal.SIGKILL})

@@ -151,7 +151,13 @@ def test_snapshots_bound_the_log(store, tmp_path, shared):
 
 def _spoilt_weights(r, port, resync):
     """Something writes to one machine's weights."""
-    machine = Machine(port, f"machine{r.rank}", chunk=4, snapshot_every=8, resync=resync).join()
+    options = {
+        "chunk": 4,
+        "snapshot_every": 8,
+        "resync": resync,
+        "deadline_least_s": 20,
+    }  # each waits for the other's sum
+    machine = Machine(port, f"machine{r.rank}", **options).join()
     machine.until(10)
     before = machine.validation()
     while machine.store.get("lowcomm/replay/snapshot") is None:

@@ -36,6 +36,7 @@ logger = logging.getLogger("torch_lowcomm")
 
 _VERSION = 1  # of PROTOCOL.md
 _CHECK_POLL_S = 0.01
+_CHECK_WAIT = 0.25  # for a checksum, of T_apply: the others' runs already, and what is measured next takes time, too
 
 
 class StoreExchange:
@@ -221,6 +222,8 @@ class StoreExchange:
     def check(self, core: _C.SeedReplay) -> bool:
         """Compares the weights with those of one other machine, drawn at random. All call it after the same iterations.
 
+        A machine that is gone, or does not come to it for long, is not compared with.
+
         Returns:
             Whether they were set anew.
 
@@ -234,12 +237,13 @@ class StoreExchange:
         if not others:
             return False
         peer = random.choice(others)
-        deadline = time.monotonic() + self._pace.deadline_s
+        name = self._names.of(peer)
+        deadline = time.monotonic() + _CHECK_WAIT * self._pace.deadline_s
         while True:
             at, theirs = map(int, (self._store.find(f"sum/{peer}") or b"-1 0").split())
             if at == iteration and mine != theirs:
-                return self._differs(core, self._names.of(peer), mine, theirs)
-            if at >= iteration or time.monotonic() > deadline:
+                return self._differs(core, name, mine, theirs)
+            if at >= iteration or self._gone(name) or time.monotonic() > deadline:
                 return False
             time.sleep(_CHECK_POLL_S)
 
@@ -316,6 +320,9 @@ class StoreExchange:
                 agreed,
                 own,
             )
+
+    def _gone(self, name: str) -> bool:
+        return self._beat is not None and name in self._beat.gone()
 
     def _differs(self, core: _C.SeedReplay, peer: str, mine: int, theirs: int) -> bool:
         """Nobody knows whose weights are wrong: where they are set anew, all do so who see it."""
