@@ -296,6 +296,10 @@ def test_a_nan_on_one_machine_is_skipped_by_all(store):
 DIFFERENT = {
     "model": ({"width": 13}, r"SeedReplay: expected what the other .*got .*13"),
     "options": ({"options": {"lr_scale": "mean"}}, r"SeedReplay: expected what the other .*sqrt.*got .*mean"),
+    "check_every": (
+        {"options": {"agreed": "check_every=5"}},
+        r"SeedReplay: expected what the other .*got .*check_every=5",
+    ),
     "weights": ({"weights": 1}, r"expected the weights that the run has at iteration 0.*got 0x"),
     "version": ({}, r"expected what the other .*'store_protocol=1 .*got 'store_protocol=2 "),
 }

@@ -146,7 +146,7 @@ class StoreExchange:
         """
         if self._beat is not None:
             raise RuntimeError("seed replay: expected leave() before another join(): an exchange serves one optimizer")
-        text = f"{self._options} {core.description}"
+        text = f"{self._options} {core.agreement}"
         expect_alike("SeedReplay", self._store.set_first("description", text.encode()).decode(), text)
         self._names.claim(self.machine, self._name)
         beats = PatientStore(self._client(), self._timeout_s)
