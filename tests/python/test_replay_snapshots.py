@@ -199,3 +199,36 @@ def test_what_died_machines_began_is_deleted(store, tmp_path, shared):
         assert _with_keys(store) == there
         if shared:
             assert sorted(int(re.sub("[^0-9]", "", path.name)) for path in folder.iterdir()) == there
+
+
+def _at_another_store(r, ports):
+    """Machines go on at another store until it has two snapshots."""
+    options = {"chunk": 4, "snapshot_every": 8}
+    machine = Machine(ports[0], f"machine{r.rank}", **options).join()
+    machine.until(20, pause_s=0.02)
+    machine.exchange.leave()
+    assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
+    machine.reach(ports[1]).join()
+    machine.until(21)
+    r.say(f"begun{r.rank}")
+    r.hear(f"begun{1 - r.rank}", DEADLINE_S)
+    source = json.loads(machine.store.get("lowcomm/replay/founded"))["source"]
+    earlier = [f"lowcomm/replay/earlier/{source}{piece}" for piece in ("", "/0")]
+    if r.rank == 0:
+        assert machine.store.check(earlier)
+    r.say(f"checked{r.rank}")
+    r.hear("checked0", DEADLINE_S)
+    machine.until(60, pause_s=0.02)
+    machine.exchange.leave()  # which ends what it was writing and deleting
+    r.say(f"ended{r.rank}")
+    r.hear(f"ended{1 - r.rank}", DEADLINE_S)
+    while any(machine.store.check([key]) for key in earlier):  # until the test's deadline
+        time.sleep(0.05)
+    assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 48
+    return machine.core.checksum()
+
+
+def test_the_log_of_another_store_goes_with_the_chunks(store):
+    again = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ends = ranks.run_ranks(_at_another_store, 2, [store.port, again.port], timeout=60)
+    assert len(set(ends)) == 1

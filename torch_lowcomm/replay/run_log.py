@@ -167,6 +167,12 @@ def forget_chunks(store: RunStore, before: int, chunk: int) -> None:
         number -= 1
 
 
+def forget_earlier(store: RunStore, founded: Founded) -> None:
+    """Deletes the records of the time before the founding."""
+    if founded.earlier and (head := store.find(f"earlier/{founded.source}")) is not None:
+        store.delete_large_later(f"earlier/{founded.source}", json.loads(head)["bytes"])
+
+
 def _replay(core: _C.SeedReplay, records: bytes, first: int) -> None:
     """Replays those from the core's iteration on, of records that begin with iteration `first`."""
     at = 0

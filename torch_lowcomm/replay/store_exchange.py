@@ -28,7 +28,7 @@ from torch_lowcomm.replay.mismatch import ReplayMismatch
 from torch_lowcomm.replay.names import Names
 from torch_lowcomm.replay.pace import Pace
 from torch_lowcomm.replay.parameters import machine_number
-from torch_lowcomm.replay.run_log import LogMoved, RunLog, forget_chunks
+from torch_lowcomm.replay.run_log import LogMoved, RunLog, forget_chunks, forget_earlier
 from torch_lowcomm.replay.run_store import RunStore
 from torch_lowcomm.replay.snapshots import Snapshots
 
@@ -58,8 +58,8 @@ class StoreExchange:
         deadline_most_s: The same in seconds, at most, and before anything was measured.
         lost_after_s: A machine that has been silent at the store for so long counts as gone; another may take its id.
         chunk: Iterations whose records are packed into one value; the same on all machines.
-        snapshot_every: Iterations from a snapshot of the weights to the next, a multiple of `chunk`; what the log has before
-            the last but one is deleted. 0: the log stays whole. The same on all machines.
+        snapshot_every: Iterations from a snapshot of the weights to the next, a multiple of `chunk`; what the logs, the
+            store's and `core.log`, have before the last but one is deleted. 0: they stay whole. The same on all machines.
         snapshots: A folder that all machines share, for snapshots; None: they go through the store, a machine's memory.
         resync: Take a snapshot where weights turn out to be others than the run's, instead of raising.
         timeout: Of the store's answers, and of waiting for machines to begin with or to let this one in.
@@ -109,7 +109,8 @@ class StoreExchange:
                 f"{deadline_most_s!r}"
             )
         self._shared, self._name, self._least = store, str(machine_id), least
-        self._lost_after_s, self._timeout_s, self._chunk = lost_after_s, timeout.total_seconds(), chunk
+        self._lost_after_s, self._timeout_s = lost_after_s, timeout.total_seconds()
+        self._chunk, self._snapshot_every = chunk, snapshot_every
         self._options = f"store_protocol={_VERSION} chunk={chunk} snapshot_every={snapshot_every}"
         self._store = self._keys()
         self._names, self._asks = Names(self._store), Asks(self._store)
@@ -122,6 +123,7 @@ class StoreExchange:
         self._closing: Closing | None = None
         self._entry: Entry
         self._there: list[int] = []  # machines of the last record
+        self._returned = 0  # the iteration of that record
         self._waited_s, self._void, self._dropped, self._warned = 0.0, 0, 0, False
 
     def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
@@ -200,6 +202,7 @@ class StoreExchange:
                 f"machine {machine} and iteration {iteration}"
             )
         begun = time.monotonic()
+        self._shorten_log(core)
         self._keep(core)
         head, agreed = self._head.agreed, None
         if head.iteration == iteration - 1 and self.machine in head.machines:
@@ -217,6 +220,7 @@ class StoreExchange:
         self._there = told["machines"]
         self._void += self.machine not in self._there
         self._compare(told, lr, weight_decay)
+        self._returned = core.iteration
         return agreed.record
 
     def check(self, core: _C.SeedReplay) -> bool:
@@ -282,6 +286,12 @@ class StoreExchange:
             "dropped": self._dropped + (0 if self._closing is None else self._closing.dropped),
         }
 
+    def _shorten_log(self, core: _C.SeedReplay) -> None:
+        """Cuts the core's log off where the store's begins, but for records that the caller may not have seen yet."""
+        if self._snapshot_every:
+            snapshot = core.iteration // self._snapshot_every * self._snapshot_every
+            core.forget_log(before=max(min(snapshot - self._snapshot_every, self._returned), 0))
+
     def _keep(self, core: _C.SeedReplay) -> None:
         """Packs the log and takes a snapshot, where this machine closed the last iteration of a chunk.
 
@@ -301,8 +311,12 @@ class StoreExchange:
                 raise
             return
         if self._snapshots.due(core.iteration):
-            begun = self._founded.iteration
-            self._snapshots.write(core, begun, lambda store, before: forget_chunks(store, before, self._chunk))
+            self._snapshots.write(core, self._founded.iteration, self._forget)
+
+    def _forget(self, store: RunStore, before: int) -> None:
+        """Deletes what the log at the store has before an iteration."""
+        forget_earlier(store, self._founded)
+        forget_chunks(store, before, self._chunk)
 
     def _closed_last(self, core: _C.SeedReplay) -> bool:
         """Whether the head, as far as known, is the iteration before the core's, and this machine closed it."""
