@@ -7,11 +7,13 @@ import time
 
 import pytest
 import ranks
+import replay_model
 import torch.distributed as dist
-from replay_core import Machine, end_together
+from replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
+from torch_lowcomm.replay import StoreExchange
 from torch_lowcomm.replay.parameters import machine_number
 from torch_lowcomm.replay.run_store import RunStore
 from torch_lowcomm.replay.snapshots import Snapshots
@@ -231,4 +233,24 @@ def _at_another_store(r, ports):
 def test_the_log_of_another_store_goes_with_the_chunks(store):
     again = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ends = ranks.run_ranks(_at_another_store, 2, [store.port, again.port], timeout=60)
+    assert len(set(ends)) == 1
+
+
+def _from_checkpoints(r, port, folder):
+    """Two machines were killed, one just after a snapshot and one just before; they go on at a store."""
+    options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 4}
+    replay_model.train(*replay_model.machine(**options), 8 - r.rank)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    exchange = StoreExchange(store, f"machine{r.rank}", **EXCHANGE)
+    model, optimizer = replay_model.machine(exchange=exchange, **options)
+    assert optimizer.iteration == 8 - r.rank
+    optimizer.join()
+    assert optimizer.iteration == 8
+    replay_model.train(model, optimizer, 4)
+    optimizer.leave()
+    return optimizer.iteration, optimizer.core.checksum()
+
+
+def test_machines_go_on_from_both_sides_of_a_checkpoint(store, tmp_path):
+    ends = ranks.run_ranks(_from_checkpoints, 2, store.port, str(tmp_path), timeout=DEADLINE_S)
     assert len(set(ends)) == 1
