@@ -480,3 +480,16 @@ def _checks_a_dead_machine(r, port):
 
 def test_does_not_wait_for_a_dead_machines_checksum(store):
     ranks.run_ranks(_checks_a_dead_machine, 2, store.port, timeout=60, allow_exit={1: -signal.SIGKILL})
+
+
+def _no_beat(r, port):
+    """One machine's heartbeat is not seen, but its messages are: those of one that has just come back, or whose beat is slow."""
+    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=1, deadline_least_s=20).join().until(AT)
+    if r.rank == 1:
+        machine.exchange._beat.stop()
+    machine.until(AT + 8, pause_s=0.4 * r.rank)
+    return machine.exchange.stats()["void"], machine.exchange.stats()["dropped"]
+
+
+def test_who_takes_part_shows_a_sign_of_life(store):
+    assert ranks.run_ranks(_no_beat, 2, store.port, timeout=DEADLINE_S) == [(0, 0), (0, 0)]

@@ -59,6 +59,12 @@ class Heartbeat:
         with self._lock:
             return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
 
+    def heard(self, machine: str) -> None:
+        """Another sign of life of a machine than its number has come."""
+        with self._lock:
+            if machine in self._seen:
+                self._seen[machine] = (self._seen[machine][0], time.monotonic())
+
     def in_place(self) -> bool:
         """Whether no other process has taken this one's place since. ConnectionError: the store is lost."""
         there = self._store.find(self._key(self._id))

@@ -33,6 +33,7 @@ class Closing:
         pace: How long others are waited for.
         machine: This one's number.
         gone: Tells the names of those who were alive and are so no longer: nobody waits for them.
+        heard: Is told the names of those who take part in an iteration: that is a sign of life.
 
     Attributes:
         dropped: Machines whose message this one has not waited for any longer.
@@ -47,9 +48,10 @@ class Closing:
         pace: Pace,
         machine: int,
         gone: Callable[[], set[str]],
+        heard: Callable[[str], None],
     ) -> None:
         self._store, self._head, self._asks, self._names = store, head, asks, names
-        self._pace, self._machine, self._gone = pace, machine, gone
+        self._pace, self._machine, self._gone, self._heard = pace, machine, gone, heard
         self.dropped = 0
 
     def agree(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> Agreed | None:
@@ -61,6 +63,8 @@ class Closing:
         iteration = core.iteration
         mail = _STEP.pack(lr, weight_decay) + message
         self._store.put(f"mail/{self._machine}", mail)
+        for other in self._head.agreed.machines:  # in the last record, or let in by it
+            self._heard(self._names.of(other))
         deadline = time.monotonic() + self._pace.deadline_s
         wait_s = self._pace.look_again_s
         while True:

@@ -162,7 +162,7 @@ class StoreExchange:
             )
             self._head = head = Head(self._store, self._log, self._founded)
             self._closing = Closing(
-                self._store, head, self._asks, self._names, self._pace, self.machine, self._beat.gone
+                self._store, head, self._asks, self._names, self._pace, self.machine, self._beat.gone, self._beat.heard
             )
             self._entry = Entry(
                 self._store,
