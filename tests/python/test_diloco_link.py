@@ -41,9 +41,7 @@ def test_a_cut_link_is_a_named_error_and_the_others_go_on(may_make_labs, tmp_pat
         _until("2 of 2", jobs[0])
         (lost,) = jobs[2].wait(DEADLINE_S)
         assert lost.code != 0
-        assert "ConnectionError: membership: lost the store: expected an answer within 8 s" in lost.output, (
-            lost.output
-        )
+        assert "ConnectionError: membership: lost the store: expected an answer within 8 s" in lost.output, lost.output
         for job in jobs[:2]:
             (ended,) = job.wait(DEADLINE_S)
             assert ended.code == 0, ended.output

@@ -108,4 +108,7 @@ def test_convergence_refuses_unknown_method(monkeypatch, capsys):
     with pytest.raises(SystemExit) as refusal:
         importlib.import_module("convergence").main()
     assert refusal.value.code == 2
-    assert "expected one of qsdp, qsdp_variants, ddp, dilocox, dilocox_table1, seed_replay, got 'zip'" in capsys.readouterr().err
+    assert (
+        "expected one of qsdp, qsdp_variants, ddp, dilocox, dilocox_table1, seed_replay, got 'zip'"
+        in capsys.readouterr().err
+    )
