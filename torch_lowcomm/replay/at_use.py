@@ -109,9 +109,19 @@ class AtUse:
             made[number] = self._core.perturbed(number, self._machine, self._sample, self._factor)
         return made[number]
 
-    def forget(self) -> None:
+    def restore(self) -> None:
         """The weights have moved: nothing that was made of them is used any more."""
         self._last = None
+
+    def applied(self, record: bytes) -> None:
+        """As restore()."""
+        self.restore()
+
+    def take(self) -> None:
+        """The core's weights are the model's."""
+
+    def put_back(self) -> None:
+        """The model's weights were never touched."""
 
     def _install(self) -> None:
         for module, own in self._own:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 Evaluate = Callable[[int, float, int], float]
 # Whether another sample, counted from 0, is to be taken.
 More = Callable[[int], bool]
+# Gives (losses, estimates) of an iteration's samples.
+Estimator = Callable[[Evaluate, More], tuple[list[float], list[float]]]
 
 
 class TwoSided:

@@ -50,16 +50,20 @@ class InPlace:
         self._at = (sample, factor)
         yield
 
+    def complete(self) -> bool:
+        """Always: all parameters are."""
+        return True
+
     def put_back(self) -> None:
         """Takes the last perturbation back, but for its roundings."""
         if self._at is not None:
             self._weights.perturb(self._machine, self._at[0], -self._at[1])
             self._at = None
 
-    def applied(self, records: bytes) -> None:
-        """The copies have taken `records`; the weights follow."""
+    def applied(self, record: bytes) -> None:
+        """The copies have taken `record`; the weights follow."""
         if self._weights.iteration + 1 == self._copies.iteration and self._copies.iteration % self._restore_every:
-            self._weights.apply(records)
+            self._weights.apply(record)
         else:
             self.restore()
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay.at_use import AtUse
 from torch_lowcomm.replay.checkpoint import Checkpoint
 from torch_lowcomm.replay.estimators import ESTIMATORS
 from torch_lowcomm.replay.exchange import Alone, Exchange, StaticExchange, apart
-from torch_lowcomm.replay.in_place import InPlace
+from torch_lowcomm.replay.measure import Measure
+from torch_lowcomm.replay.options import expect_numbers, expect_ways, most_samples
 from torch_lowcomm.replay.parameters import entries
+from torch_lowcomm.replay.perturbation import core_and_perturbation
 from torch_lowcomm.replay.store_exchange import StoreExchange
-
-_MOST_SAMPLES = 65535  # that a message has room for
 
 
 class SeedReplay(torch.optim.Optimizer):
@@ -108,86 +104,43 @@ class SeedReplay(torch.optim.Optimizer):
         if (store is None) != (machine_id is None):
             got = "machine_id alone" if store is None else "store alone"
             raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
-        for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
-        if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-            raise ValueError(f"SeedReplay: weight_decay: expected a finite number, 0 or more, got {weight_decay!r}")
-        most = samples if samples is not None else 1 if seconds is None else _MOST_SAMPLES
-        for name, count, least in (
-            ("samples", most, 1),
-            ("pool", pool, 0),
-            ("restore_every", restore_every, 1),
-            ("check_every", check_every, 0),
-            ("snapshot_every", snapshot_every, 1),
-            ("seed", seed, 0),
-        ):
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ValueError(f"SeedReplay: {name}: expected an integer of {least} or more, got {count!r}")
-        if most > _MOST_SAMPLES:
-            raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {most}")
-        if estimator not in ESTIMATORS:
-            raise ValueError(f"SeedReplay: estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
-        if estimator == "one-sided" and most < 2:
-            raise ValueError(
-                "SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation"
-            )
-        if perturb not in ("at-use", "in-place"):
-            raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
-        if base is not None and weight_decay:
-            raise ValueError(
-                f"SeedReplay: weight_decay: expected 0 beside base {base!r}, which is never written, got {weight_decay}"
-            )
-        if perturb == "in-place" and base is not None:
-            raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
-        own = entries(model)
-        core = _C.SeedReplay(
-            own,
-            {
-                "noise": noise,
-                "codec": codec,
-                "lr_scale": lr_scale,
-                "seed": seed,
-                "pool": pool,
-                "base": base or "",
-                "agreed": f"check_every={check_every}",
+        most = most_samples(samples, seconds)
+        expect_numbers(
+            lr=lr,
+            eps=eps,
+            seconds=seconds,
+            weight_decay=weight_decay,
+            least={
+                "samples": (most, 1),
+                "pool": (pool, 0),
+                "restore_every": (restore_every, 1),
+                "check_every": (check_every, 0),
+                "snapshot_every": (snapshot_every, 1),
+                "seed": (seed, 0),
             },
         )
+        expect_ways(estimator=estimator, samples=most, perturb=perturb, base=base, weight_decay=weight_decay)
+        own = entries(model)
+        options = {
+            "noise": noise,
+            "codec": codec,
+            "lr_scale": lr_scale,
+            "seed": seed,
+            "pool": pool,
+            "base": base or "",
+            "agreed": f"check_every={check_every}",
+        }
         parameters = [p for p in model.parameters() if p.requires_grad]
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-        self._model, self._parameters, self._names = model, parameters, [name for name, _, _, _ in own]
-        self._quantized = base is not None
-        self._samples, self._seconds = most, seconds
-        self._estimator = ESTIMATORS[estimator](eps)
+        self._parameters, self._names, self._quantized = parameters, [name for name, _, _, _ in own], base is not None
         self._exchange = exchange or _exchange_of(group, store, machine_id, samples=most if seconds is None else None)
-        machine = self._exchange.machine
-        self._core = core  # of the weights that machines agree on
-        self._in_place: InPlace | None = None
-        if perturb == "in-place":
-            copied = [tensor.clone() for _, tensor, _, _ in own]
-            self._core = _C.SeedReplay(
-                [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)],
-                {
-                    "noise": noise,
-                    "codec": codec,
-                    "lr_scale": lr_scale,
-                    "seed": seed,
-                    "pool": pool,
-                    "base": "",
-                    "agreed": f"check_every={check_every}",
-                },
-            )
-            self._in_place = InPlace(parameters, core, self._core, copied, machine, restore_every)
-            self._at = self._in_place.at
-        else:
-            numbers = {id(p): number for number, p in enumerate(parameters)}
-            self._at_use = AtUse(model, core, numbers, machine, quantized=self._quantized)
-            self._at = self._at_use.at
-            if base is not None:
-                for parameter in parameters:
-                    parameter.data = parameter.data.new_empty(0)
+        self._core, self._perturbation = core_and_perturbation(
+            model, own, options, self._exchange.machine, perturb=perturb, restore_every=restore_every
+        )
+        self._estimator = ESTIMATORS[estimator](eps)
+        self._measure = Measure(model, self._perturbation, self._estimator, samples=most, seconds=seconds)
         self._check_every, self._joined = check_every, False
-        self._counts = {"gradients": 0, "evaluations": 0, "payload_bytes": 0, "skipped": 0}
+        self._counts = {"gradients": 0, "payload_bytes": 0, "skipped": 0}
         if isinstance(self._exchange, StoreExchange):
             self._exchange.attach(self._packed, self._unpack)
         self._checkpoint = None
@@ -214,7 +167,7 @@ class SeedReplay(torch.optim.Optimizer):
         if not self._joined:
             self._exchange.join(self._core)
             self._joined = True
-            self._weights_moved()
+            self._perturbation.restore()
 
     def leave(self) -> None:
         """Ends this machine's part. Any number of times; the next `step()` joins again."""
@@ -242,11 +195,10 @@ class SeedReplay(torch.optim.Optimizer):
             raise ValueError("SeedReplay: step: expected a closure that evaluates the loss, got None")
         group = self.param_groups[0]
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        self._core.record(
-            [], lr=lr, weight_decay=weight_decay
-        )  # raises where they will not do, before others hear of them
+        # Raises where they will not do, before others hear of them.
+        self._core.record([], lr=lr, weight_decay=weight_decay)
         self.join()
-        losses, estimates = self._measured(_with_sample(closure))
+        losses, estimates = self._measure(closure)
         before = self._core.iteration
         message = self._core.message(self._exchange.machine, estimates)
         record = None
@@ -255,10 +207,10 @@ class SeedReplay(torch.optim.Optimizer):
         finally:
             # The others had gone on, and what was measured here is void; or a perturbation in place is to leave no rounding.
             if record is None or self._core.iteration != before:
-                self._weights_moved()
+                self._perturbation.restore()
         self._apply(record)
         if self._check_every and self._core.iteration % self._check_every == 0 and self._exchange.check(self._core):
-            self._weights_moved()
+            self._perturbation.restore()
             if self._checkpoint is not None:
                 self._checkpoint.restart(self)
         finite = [loss for loss in losses if math.isfinite(loss)]
@@ -272,7 +224,12 @@ class SeedReplay(torch.optim.Optimizer):
             estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and what the exchange
             counts: `machines` of the last iteration, `sent_bytes`, `received_bytes`, `waited_s`.
         """
-        return {"iteration": self._core.iteration, **self._counts, **self._exchange.stats()}
+        return {
+            "iteration": self._core.iteration,
+            "evaluations": self._measure.evaluations,
+            **self._counts,
+            **self._exchange.stats(),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The groups' options, and `replay`: iteration, checksum of the weights it belongs to, the pool's sums."""
@@ -295,20 +252,22 @@ class SeedReplay(torch.optim.Optimizer):
         if replay is None:
             raise ValueError(f"SeedReplay: state: expected the key 'replay', got {sorted(state_dict)}")
         self._expect_same(replay["description"])
-        if self._in_place is not None:
-            self._in_place.take()
+        self._perturbation.take()
         sums = self._core.sums
         self._core.sums = replay["sums"]
-        found = self._core.checksum()
-        if found != replay["checksum"]:
+        try:
+            found = self._core.checksum()
+            if found != replay["checksum"]:
+                raise ValueError(
+                    f"SeedReplay: state: expected weights with CRC-32C {replay['checksum']:08x}, which it was saved with, got "
+                    f"{found:08x}: load the model's state first"
+                )
+            super().load_state_dict({key: value for key, value in state_dict.items() if key != "replay"})
+        except BaseException:
             self._core.sums = sums
-            raise ValueError(
-                f"SeedReplay: state: expected weights with CRC-32C {replay['checksum']:08x}, which it was saved with, got "
-                f"{found:08x}: load the model's state first"
-            )
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "replay"})
+            raise
         self._core.iteration = replay["iteration"]
-        self._weights_moved()
+        self._perturbation.restore()
         if self._checkpoint is not None:
             self._checkpoint.restart(self)
 
@@ -342,8 +301,7 @@ class SeedReplay(torch.optim.Optimizer):
             with torch.no_grad():
                 for parameter, value in zip(self._parameters, before, strict=True):
                     parameter.copy_(value)
-            if self._in_place is not None:
-                self._in_place.take()
+            self._perturbation.take()
             raise
 
     def replay(self, records: bytes) -> int:
@@ -356,7 +314,7 @@ class SeedReplay(torch.optim.Optimizer):
             ValueError: They are spoilt, or begin at another iteration; nothing was applied.
         """
         taken = self._core.apply(records)
-        self._weights_moved()
+        self._perturbation.restore()
         return taken
 
     def _packed(self) -> bytes:
@@ -375,48 +333,13 @@ class SeedReplay(torch.optim.Optimizer):
     def _apply(self, record: bytes) -> None:
         (said,) = _C.read_replay_records(record)
         taken = self._core.apply(record)
-        if self._in_place is not None:
-            self._in_place.applied(record)
-        else:
-            self._at_use.forget()
+        self._perturbation.applied(record)
         self._counts["gradients"] += taken
         self._counts["skipped"] += sum(said["counts"]) - taken
         own = said["machines"].index(self._exchange.machine) if self._exchange.machine in said["machines"] else None
         self._counts["payload_bytes"] += sum(said["payload_bytes"]) - (0 if own is None else said["payload_bytes"][own])
         if self._checkpoint is not None:
             self._checkpoint.applied(self)
-
-    def _weights_moved(self) -> None:
-        if self._in_place is not None:
-            self._in_place.restore()
-        else:
-            self._at_use.forget()
-
-    def _measured(self, loss_of: Callable[[int], Any]) -> tuple[list[float], list[float]]:
-        begin = time.monotonic()
-
-        def evaluate(sample: int, factor: float, batch: int) -> float:
-            self._counts["evaluations"] += 1
-            with self._at(sample, factor):
-                loss = float(loss_of(batch))
-            if self._in_place is None and factor != 0 and not self._at_use.complete():
-                return evaluate(sample, factor, batch)
-            return loss
-
-        def more(taken: int) -> bool:
-            if taken >= self._samples:
-                return False
-            return taken == 0 or self._seconds is None or time.monotonic() - begin < self._seconds
-
-        with _evaluating(self._model):
-            try:
-                found = self._estimator(evaluate, more)
-            except BaseException:
-                self._weights_moved()
-                raise
-            if self._in_place is not None:
-                self._in_place.put_back()
-        return found
 
 
 def _exchange_of(
@@ -425,28 +348,3 @@ def _exchange_of(
     if store is not None and machine_id is not None:
         return StoreExchange(store, machine_id)
     return Alone() if group is None else StaticExchange(group, samples=samples)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients; every module's own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _with_sample(closure: Callable[..., Any]) -> Callable[[int], Any]:
-    """A closure that takes the sample's number, whether or not this one does."""
-    try:
-        takes = any(
-            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
-            for p in inspect.signature(closure).parameters.values()
-        )
-    except ValueError:  # a callable that has no signature
-        takes = False
-    return closure if takes else lambda _: closure()

@@ -1,0 +1,92 @@
+"""An iteration's evaluations: of a user's loss, at perturbed weights, in eval mode and without gradients."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm.replay.estimators import Estimator
+from torch_lowcomm.replay.perturbation import Perturbation
+
+
+class Measure:
+    """Evaluates losses until there are enough samples, or time is over.
+
+    Args:
+        model: Whose mode is eval meanwhile.
+        perturbation: Of its weights.
+        estimator: Makes projected gradients of losses.
+        samples: An iteration, at most.
+        seconds: After which no other sample is begun; one is always taken.
+
+    Attributes:
+        evaluations: Of the loss, so far.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        perturbation: Perturbation,
+        estimator: Estimator,
+        *,
+        samples: int,
+        seconds: float | None,
+    ) -> None:
+        self._model, self._perturbation, self._estimator = model, perturbation, estimator
+        self._samples, self._seconds = samples, seconds
+        self.evaluations = 0
+
+    def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:
+        """(losses, estimates). Whatever the closure throws, the weights are as before."""
+        begin, loss_of = time.monotonic(), _with_batch(closure)
+
+        def evaluate(sample: int, factor: float, batch: int) -> float:
+            self.evaluations += 1
+            with self._perturbation.at(sample, factor):
+                loss = float(loss_of(batch))
+            return loss if factor == 0 or self._perturbation.complete() else evaluate(sample, factor, batch)
+
+        def more(taken: int) -> bool:
+            if taken >= self._samples:
+                return False
+            return taken == 0 or self._seconds is None or time.monotonic() - begin < self._seconds
+
+        with _evaluating(self._model):
+            try:
+                found = self._estimator(evaluate, more)
+            except BaseException:
+                self._perturbation.restore()
+                raise
+        self._perturbation.put_back()
+        return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode and no gradients; every module's own mode afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:
+    """A closure that takes the batch's number, whether or not this one does."""
+    try:
+        takes = any(
+            p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
+            for p in inspect.signature(closure).parameters.values()
+        )
+    except ValueError:  # a callable that has no signature
+        takes = False
+    return closure if takes else lambda _: closure()

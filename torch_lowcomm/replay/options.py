@@ -1,0 +1,63 @@
+"""What a user may say to lc.SeedReplay, checked before anything is made of it; what the core checks itself is not here."""
+
+from __future__ import annotations
+
+import math
+
+from torch_lowcomm.replay.estimators import ESTIMATORS
+
+_MOST_SAMPLES = 65535  # that a message has room for
+
+
+def most_samples(samples: int | None, seconds: float | None) -> int:
+    """Directions that a machine takes in an iteration, at most; with `seconds` as many as a message has room for."""
+    if samples is not None:
+        return samples
+    return 1 if seconds is None else _MOST_SAMPLES
+
+
+def expect_numbers(
+    *, lr: float, eps: float, seconds: float | None, weight_decay: float, least: dict[str, tuple[int, int]]
+) -> None:
+    """Finite numbers, and integers that are large enough.
+
+    Args:
+        lr: Above 0.
+        eps: Above 0.
+        seconds: Above 0, or None.
+        weight_decay: 0 or more.
+        least: By name, an integer and the least that it may be; among them "samples".
+
+    Raises:
+        ValueError: One of them is not.
+    """
+    for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"SeedReplay: {name}: expected a finite number above 0, got {value!r}")
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise ValueError(f"SeedReplay: weight_decay: expected a finite number, 0 or more, got {weight_decay!r}")
+    for name, (count, at_least) in least.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < at_least:
+            raise ValueError(f"SeedReplay: {name}: expected an integer of {at_least} or more, got {count!r}")
+    if least["samples"][0] > _MOST_SAMPLES:
+        raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {least['samples'][0]}")
+
+
+def expect_ways(*, estimator: str, samples: int, perturb: str, base: str | None, weight_decay: float) -> None:
+    """Names that there are, and that go together.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"SeedReplay: estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+    if estimator == "one-sided" and samples < 2:
+        raise ValueError("SeedReplay: estimator 'one-sided': expected samples=2 or more, got 1: there is no deviation")
+    if perturb not in ("at-use", "in-place"):
+        raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
+    if base is not None and weight_decay:
+        raise ValueError(
+            f"SeedReplay: weight_decay: expected 0 beside base {base!r}, which is never written, got {weight_decay}"
+        )
+    if base is not None and perturb == "in-place":
+        raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
