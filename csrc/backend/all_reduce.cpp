@@ -1,7 +1,9 @@
-// all_reduce of codes, by policy or by a codec that the caller names; exact ones are the inner backend's.
+// all_reduce by policy or by a codec that the caller names; without either it is the inner backend's.
 #include "collective/all_reduce.h"
 
 #include <ATen/ATen.h>
+
+#include <algorithm>
 
 #include "backend/backend.h"
 #include "backend/errors.h"
@@ -16,20 +18,15 @@ constexpr const char* kOp = "all_reduce";
 
 }  // namespace
 
-// The codecs of an op's tensors, which travel encoded all or none.
-std::optional<std::vector<CodecSpec>> LowcommBackend::codecsOf(const std::string& op, const Tensors& tensors) {
+// The codec of each tensor of an op that the policy names; none for those that travel exact.
+std::vector<CodecSpec> LowcommBackend::codecsOf(const std::string& op, const Tensors& tensors) {
   uint64_t contribution = 0;
   for (const auto& tensor : tensors)
-    contribution += tensor.layout() == at::kStrided ? tensor.nbytes() : 0;
+    contribution += tensor.nbytes();
   std::vector<CodecSpec> codecs;
-  for (const auto& tensor : tensors) {
-    if (!ownOp(tensor, op)) break;
-    if (auto codec = chooseCodec(op, tensor, contribution)) codecs.push_back(*codec);
-  }
-  if (codecs.size() == tensors.size() && !codecs.empty()) return codecs;
-  for (size_t i = 0; i < codecs.size(); ++i)
-    noteExact(op, "coalesced with a tensor that travels exact");
-  return std::nullopt;
+  for (const auto& tensor : tensors)
+    codecs.push_back(chooseCodec(op, tensor, contribution).value_or(CodecSpec{}));
+  return codecs;
 }
 
 WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
@@ -39,8 +36,12 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   DeviceQueue* queue = queueOf(tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
+  const auto travelsExact = [](const CodecSpec& codec) { return codec.id == CodecId::none; };
+  const bool exact = std::all_of(codecs.begin(), codecs.end(), travelsExact);
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
-  prepared->enter(queue, stageFor(kOp, queue, {tensors, codecs, /*keeps_own=*/true, std::move(because)}));
+  if (std::any_of(codecs.begin(), codecs.end(), travelsExact)) because = "coalesced with a tensor that travels exact";
+  const Staged staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
+  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
     data.push_back(prepared->sourceAndTarget(tensor, queue));
@@ -64,30 +65,41 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   if (residual) {
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
-  stats_.call(kOp, /*exact=*/false);
+  stats_.call(kOp, exact);
   return submit(op, kOp, sequence, tensors, tensors, queue, std::move(prepared));
 }
 
-// The op as one of codes, or null where it goes exact.
+// An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it,
+// which all ranks have then agreed on.
 WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
-  if (!named(kOp) || tensors.empty()) return nullptr;
-  const auto reduction = ownReduction(reduce, tensors[0].scalar_type());
-  if (!reduction || reduction->kind != ReduceKind::sum) {
-    noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(tensors[0].scalar_type()));
+  std::optional<Reduction> reduction;
+  const bool own = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    reduction = ownReduction(reduce, tensor.scalar_type());
+    return ownOp(tensor, kOp) && reduction;
+  });
+  // Of several tensors in one call c10d's allreduce wants the sum over all of them, not one sum each.
+  const bool one_sum = op == c10d::OpType::ALLREDUCE && tensors.size() != 1;
+  if (!own || !reduction || one_sum) {
+    const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());
+    noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
+    describeInner(kOp, tensors, {{"reduce op", reduceOpName(reduce)}});
     return nullptr;
   }
-  const auto codecs = codecsOf(kOp, tensors);
-  return codecs ? reduceMany(op, tensors, *codecs, *reduction, nullptr) : nullptr;
+  if (reduction->kind != ReduceKind::sum) {
+    noteExact(kOp, std::string("reduce op ") + reduction->name());
+    return reduceMany(op, tensors, std::vector<CodecSpec>(tensors.size()), *reduction, nullptr);
+  }
+  return reduceMany(op, tensors, codecsOf(kOp, tensors), *reduction, nullptr);
 }
 
 WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  if (WorkPtr work = reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp)) return work;
-  return exactAllReduce(tensors, opts);
+  WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
+  return own ? own : exactAllReduce(tensors, opts);
 }
 
 WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  if (WorkPtr work = reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)) return work;
-  return exactAllReduceCoalesced(tensors, opts);
+  WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp) : nullptr;
+  return own ? own : exactAllReduceCoalesced(tensors, opts);
 }
 
 WorkPtr LowcommBackend::allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,

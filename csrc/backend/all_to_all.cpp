@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/exact_scope.h"
 #include "backend/prepared.h"
+#include "backend/wire_elements.h"
 
 namespace lowcomm {
 namespace {
@@ -33,47 +33,51 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
 
 }  // namespace
 
-// Whether all parts go by lowcomm's own exchange: the same on every rank, whatever the parts' sizes are.
+// Whether all parts go by lowcomm's own exchange; where they do not although the policy names the op, all ranks have
+// agreed on that.
 bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) {
-  if (!named(kOp) || inputs.empty() || outputs.empty()) return false;
-  const at::ScalarType type = inputs[0].scalar_type();
-  if (ExactScope::active()) {
-    noteExact(kOp, "inside lc.exact()");
-    return false;
-  }
-  if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
-    noteExact(kOp, std::string("dtype ") + c10::toString(type));
-    return false;
-  }
+  if (!named(kOp)) return false;
+  bool own = !inputs.empty() && !outputs.empty();
   for (const Tensors* list : {&inputs, &outputs}) {
     for (const auto& tensor : *list) {
+      const at::ScalarType type = inputs[0].scalar_type();
       TORCH_CHECK_TYPE(tensor.scalar_type() == type, "lowcomm: all_to_all: expected tensors of one dtype, ", type,
                        ", got ", tensor.scalar_type());
       TORCH_CHECK_VALUE(tensor.device() == inputs[0].device(), "lowcomm: all_to_all: expected tensors of one device, ",
                         inputs[0].device(), ", got ", tensor.device());
-      if (!ownOp(tensor, kOp)) return false;
+      own = own && ownOp(tensor, kOp);
     }
   }
-  return true;
+  if (own) return true;
+  noteExact(kOp, "layout");
+  describeInner(kOp, inputs, {});
+  return false;
 }
 
 WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs,
                                       Tensors kept_inputs) {
+  TORCH_CHECK_VALUE(inputs[rank_].numel() == outputs[rank_].numel(), "lowcomm: all_to_all: of what rank ", rank_,
+                    " keeps: expected as many elements out as in, ", inputs[rank_].numel(), ", got ",
+                    outputs[rank_].numel());
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = queueOf(inputs[0]);
   AllToAllMessage message;
-  message.dtype = wireType(inputs[0].scalar_type());
+  message.dtype = WireElements(inputs[0]).dtype;
+  message.type_name = WireElements(inputs[0]).type_name;
   bool exact = true, coded = false;  // what is sent, and anything
   Staged staged{inputs, {}, /*keeps_own=*/true};
+  const std::string because = exactBecauseOf(inputs[0].scalar_type());
+  if (!because.empty()) noteExact(kOp, because);  // once, not for each part
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {
     // As if every part had this one's size: what equal splits are measured by.
     std::optional<CodecSpec> codec;
-    if (part.numel() > 0) codec = chooseCodec(kOp, part, part.nbytes() * static_cast<uint64_t>(size_));
+    if (part.numel() > 0 && because.empty())
+      codec = chooseCodec(kOp, part, part.nbytes() * static_cast<uint64_t>(size_));
     exact = exact && !(sent && codec);
     coded = coded || codec;
     staged.codecs.push_back(codec.value_or(CodecSpec{}));
-    return Layout::single(static_cast<uint64_t>(part.numel()), codec.value_or(CodecSpec{}));
+    return Layout::single(WireElements(part).count, codec.value_or(CodecSpec{}));
   };
   for (int rank = 0; rank < size_; ++rank) {
     message.sent.push_back(layoutOf(inputs[rank], true));

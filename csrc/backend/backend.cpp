@@ -355,6 +355,13 @@ bool LowcommBackend::named(const std::string& op) const {
   return settings_.policy.codec(op).has_value();
 }
 
+// Why no tensor of the type is coded here, whatever its size and shape; empty where one may be.
+std::string LowcommBackend::exactBecauseOf(at::ScalarType type) {
+  if (ExactScope::active()) return "inside lc.exact()";
+  if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) return "";
+  return std::string("dtype ") + c10::toString(type);
+}
+
 // The codec of one tensor of an op, where the policy names the op and nothing speaks against it.
 // With axis=channel it follows the tensor's last dimension; ranks compare what comes of it before any element is sent.
 // What goes exact is counted under the op's name in stats(), where it is not the policy's.
@@ -369,15 +376,10 @@ std::optional<CodecSpec> LowcommBackend::chooseCodec(const std::string& op, cons
     min_bytes = settings_.min_bytes;
   }
   if (!codec) return std::nullopt;
-  std::string because;
-  if (ExactScope::active()) {
-    because = "inside lc.exact()";
-  } else if (type != at::kFloat && type != at::kHalf && type != at::kBFloat16) {
-    because = std::string("dtype ") + c10::toString(type);
-  } else if (raw_bytes < min_bytes) {
-    because = "under min_bytes";
-  } else {
-    because = untaken(*codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
+  std::string because = exactBecauseOf(type);
+  if (because.empty()) {
+    because = raw_bytes < min_bytes ? "under min_bytes"
+                                    : untaken(*codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
   }
   if (because.empty()) return tensor.dim() == 0 ? codec : codec->withChannels(static_cast<uint64_t>(tensor.size(-1)));
   noteExact(counted_as.empty() ? op : counted_as, because);

@@ -38,9 +38,10 @@ struct Counter {
   uint32_t step = 0;
 };
 
-// A c10d backend over inner ones. all_gather and reduce_scatter on host tensors are its own exchange, exact or, where
-// the policy says so, encoded; all_reduce, all_to_all, broadcast, gather and messages are where they are encoded. All
-// else goes to the inner backend of the tensor's device unchanged. See docs of each file: exact.cpp, gather.cpp,
+// A c10d backend over inner ones. all_gather and reduce_scatter on host tensors are its own exchange; all_reduce,
+// all_to_all, broadcast, gather and messages are where the policy names them. Own ops are encoded or exact, tensor by
+// tensor, and ranks that decide differently meet on one lane and hear of it. All else goes to the inner backend of the
+// tensor's device unchanged. See docs of each file: exact.cpp, gather.cpp,
 // scatter.cpp, all_reduce.cpp, all_to_all.cpp, rooted.cpp, point_to_point.cpp, coalescing.cpp, backend.cpp (life).
 //
 // Threads: as any c10d backend, one caller at a time. Own collectives run on the engine's worker, in order of issue;
@@ -95,10 +96,10 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
-  // ---- point to point: own where the policy codes it, else the inner backend's (point_to_point.cpp) ----
+  // ---- point to point: own where the policy names p2p, else the inner backend's (point_to_point.cpp) ----
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
-  // ValueError where the policy codes such a message: its sender must be named.
+  // ValueError where the policy names p2p: the sender must be named.
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   // ---- coalescing (coalescing.cpp) ----
@@ -120,7 +121,7 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
 
-  // ---- encoded where the policy says so, else the inner backend's (all_reduce.cpp, all_to_all.cpp, rooted.cpp) ----
+  // ---- own where the policy names them, else the inner backend's (all_reduce.cpp, all_to_all.cpp, rooted.cpp) ----
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
@@ -222,6 +223,7 @@ class LowcommBackend : public c10d::Backend {
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
   int globalRank() const;
   bool named(const std::string& op) const;
+  static std::string exactBecauseOf(at::ScalarType type);
   std::optional<CodecSpec> chooseCodec(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes,
                                        const std::string& counted_as = "");
   WorkPtr gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
@@ -231,9 +233,14 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs, const Reduction& reduction,
                      std::shared_ptr<Residual> residual);
   WorkPtr reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce);
-  std::optional<std::vector<CodecSpec>> codecsOf(const std::string& op, const Tensors& tensors);
+  std::vector<CodecSpec> codecsOfParts(const std::string& op, const Tensors& parts, uint64_t contribution);
+  std::vector<CodecSpec> codecsOf(const std::string& op, const Tensors& tensors);
   WorkPtr exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs, Tensors kept_inputs);
   bool ownAllToAll(const Tensors& inputs, const Tensors& outputs);
+  // Compares with all ranks what the op is that the inner backend is to serve (inner_description.cpp), with `more`
+  // fields before the codec. Blocks until that is done; DistBackendError where a rank means another op or codes it.
+  void describeInner(const std::string& op, const Tensors& tensors,
+                     const std::vector<std::pair<std::string, std::string>>& more);
   WorkPtr exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts);
   WorkPtr exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);

@@ -51,6 +51,19 @@ int LowcommBackend::globalRank() const {
   return static_cast<size_t>(rank_) < global.size() ? static_cast<int>(global[rank_]) : rank_;
 }
 
+// The codec of each part of a tensor of a collective, by the part's own shape: all ranks have all shapes where the
+// parts are a list, and decide alike. All parts travel exact where one must.
+std::vector<CodecSpec> LowcommBackend::codecsOfParts(const std::string& op, const Tensors& parts,
+                                                     uint64_t contribution) {
+  std::vector<CodecSpec> codecs;
+  for (const auto& part : parts) {
+    const auto codec = chooseCodec(op, part, contribution);
+    if (!codec) return std::vector<CodecSpec>(parts.size());
+    codecs.push_back(*codec);
+  }
+  return codecs;
+}
+
 WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                                    Counter counter) {
   expectLiving(kOp);
@@ -67,22 +80,21 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   }
   const uint64_t key = drawKey();
   const int drawer = globalRank();
-  const uint64_t sequence = ++sequence_;
   Tensors all;
   Staged staged{inputs, {}};
-  std::vector<std::optional<CodecSpec>> codecs;
-  bool exact = true;
+  std::vector<std::vector<CodecSpec>> codecs;  // by tensor, then by part
+  bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < inputs.size(); ++i) {
-    codecs.push_back(layout ? std::nullopt : chooseCodec(kOp, inputs[i], contribution));
-    exact = exact && !codecs[i] && !(layout && layout->coded());
-    staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
+    const Tensors& parts = outputs[i].size() == 1 ? Tensors{inputs[i]} : outputs[i];
+    codecs.push_back(layout ? std::vector<CodecSpec>(1) : codecsOfParts(kOp, parts, contribution));
+    exact = exact && codecs[i][0].id == CodecId::none;
+    staged.codecs.insert(staged.codecs.end(), codecs[i].begin(), codecs[i].end());
     staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
   }
   if (layout) staged.add(*layout);
   prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const std::optional<CodecSpec>& codec = codecs[i];
     const at::Tensor& in = inputs[i];
     DType dtype = wireType(in.scalar_type());
     GatherMessage message;
@@ -91,7 +103,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     const bool one = outputs[i].size() == 1;                               // one output for all of them, or one a rank
     for (size_t r = 0; r < (one ? 1 : outputs[i].size()); ++r) {
       const uint64_t count = (one ? in.numel() : outputs[i][r].numel()) * item;
-      message.layouts.push_back(layout ? *layout : Layout::single(count, codec.value_or(CodecSpec{})));
+      message.layouts.push_back(layout ? *layout : Layout::single(count, codecs[i][r]));
     }
     if (dtype == DType::opaque) {  // the wire sees bytes; ranks compare what they are
       message.type_name = c10::toString(in.scalar_type());
@@ -106,10 +118,12 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
         message.outputs.push_back(base + r * in.nbytes());
       all.push_back(output);
     }
-    message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)),
-                     layout ? counter.step : static_cast<uint32_t>(sequence)};
+    message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)), counter.step};
     messages.push_back(std::move(message));
   }
+  const uint64_t sequence = ++sequence_;  // last: a mistake found above must not part this rank's numbers from others'
+  for (GatherMessage& message : messages)
+    message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
   prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
   stats_.call(kOp, exact);
   return submit(op, kOp, sequence, inputs, all, queue, std::move(prepared));

@@ -46,4 +46,29 @@ std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType t
   return reduction;
 }
 
+const char* reduceOpName(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM:
+      return "sum";
+    case c10d::ReduceOp::AVG:
+      return "avg";
+    case c10d::ReduceOp::PREMUL_SUM:
+      return "premul_sum";
+    case c10d::ReduceOp::PRODUCT:
+      return reduceName(ReduceKind::product);
+    case c10d::ReduceOp::MIN:
+      return reduceName(ReduceKind::min);
+    case c10d::ReduceOp::MAX:
+      return reduceName(ReduceKind::max);
+    case c10d::ReduceOp::BAND:
+      return reduceName(ReduceKind::bit_and);
+    case c10d::ReduceOp::BOR:
+      return reduceName(ReduceKind::bit_or);
+    case c10d::ReduceOp::BXOR:
+      return reduceName(ReduceKind::bit_xor);
+    default:
+      return "another";
+  }
+}
+
 }  // namespace lowcomm

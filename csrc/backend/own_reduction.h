@@ -12,4 +12,7 @@ namespace lowcomm {
 // What the exchange can reduce by itself; nothing for the rest, which is the inner backend's.
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type);
 
+// As a description names it: "sum", "avg", "premul_sum", "band", ...
+const char* reduceOpName(const c10d::ReduceOp& op);
+
 }  // namespace lowcomm

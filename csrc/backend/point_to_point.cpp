@@ -1,4 +1,5 @@
-// send and recv: encoded on lowcomm's own lane where the policy's `p2p` says so, else served by the inner backend.
+// send and recv: on lowcomm's own lane, encoded or exact, where the policy names `p2p`; else served by the inner
+// backend.
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
@@ -9,6 +10,7 @@
 #include "backend/prepared.h"
 #include "backend/profiler_ranges.h"
 #include "backend/python_state.h"
+#include "backend/wire_elements.h"
 #include "collective/p2p.h"
 
 namespace lowcomm {
@@ -76,7 +78,7 @@ class P2pWork : public EngineWork {
 
 }  // namespace
 
-// A coded message from the call to its Work. The engine first: frames go back to its pool.
+// A message of lowcomm's own from the call to its Work. The engine first: frames go back to its pool.
 struct LowcommBackend::Coded {
   std::shared_ptr<Engine> engine;
   const c10d::OpType type;
@@ -89,14 +91,16 @@ struct LowcommBackend::Coded {
   const void* input = nullptr;
   Draws draws = {};
 
+  bool exact() const { return codec.id == CodecId::none; }
   bool sends() const { return type == c10d::OpType::SEND; }
   const char* name() const { return sends() ? "send" : "recv"; }
   MessagePlan plan() const {
-    return planP2p(tensor.numel(), codec, wireType(tensor.scalar_type()), engine->group().chunk_bytes);
+    const WireElements elements(tensor);
+    return planP2p(elements.count, codec, elements.dtype, engine->group().chunk_bytes);
   }
 };
 
-// A coded message between its issue and its end. Destroyed from the last to the first: the engine goes after the
+// A message between its issue and its end. Destroyed from the last to the first: the engine goes after the
 // frames.
 struct LowcommBackend::Flight {
   std::shared_ptr<Coded> coded;
@@ -107,26 +111,26 @@ struct LowcommBackend::Flight {
   at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
 };
 
-// The op as one with a codec, or null where it goes exact.
+// The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
 std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
                                                              int tag) {
+  if (!named(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
-  if (!named(kPolicyKey) || tensors.size() != 1 || !tensors[0].defined() || !ownOp(tensors[0], kPolicyKey)) {
-    return nullptr;
-  }
   expectLiving(name);
-  const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
-  if (!codec) return nullptr;
   // A sender cannot know that its receiver would take anybody's, and frames wait under their sender's name.
   TORCH_CHECK_VALUE(type != c10d::OpType::RECVANYSOURCE,
-                    "lowcomm: recv of a message that the policy codes (p2p=", codec->str(),
-                    "): expected a named source, got any");
+                    "lowcomm: recv under a policy that names p2p: expected a named source, got any");
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && ownOp(tensors[0], kPolicyKey), "lowcomm: ", name,
+                    " under a policy that names p2p: expected one dense tensor, got ", tensors.size(),
+                    tensors.size() == 1 ? " of another layout" : "");
   TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "lowcomm: ", name,
                     ": expected a peer among the group's ranks 0...", size_ - 1, " other than this one, ", rank_,
                     ", got ", peer);
   TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
-                    " of a message that the policy codes: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
-  return std::shared_ptr<Coded>(new Coded{engine_, type, tensors[0], *codec, peer, static_cast<uint32_t>(tag)});
+                    " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
+  const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
+  return std::shared_ptr<Coded>(
+      new Coded{engine_, type, tensors[0], codec.value_or(CodecSpec{}), peer, static_cast<uint32_t>(tag)});
 }
 
 // What of a send can be under way before anything is posted: copies of values from a device.
@@ -134,7 +138,8 @@ void LowcommBackend::prepare(Coded& message) {
   if (!message.sends() || message.prepared) return;
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = queueOf(message.tensor);
-  prepared->enter(queue, stageFor(message.name(), queue, {{message.tensor}, {message.codec}}));
+  prepared->enter(queue,
+                  message.exact() ? nullptr : stageFor(message.name(), queue, {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
   message.prepared = std::move(prepared);  // last: what failed before is tried again
@@ -154,7 +159,8 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
                                            coded->tag, coded->prepared->stage.get());
   } else {
     if (const DeviceQueue* shared = queueOf(coded->tensor)) queue = std::make_shared<DeviceQueue>(*shared);
-    prepared->enter(queue.get(), stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
+    prepared->enter(queue.get(),
+                    coded->exact() ? nullptr : stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
                                            coded->tag, prepared->stage.get());
   }
@@ -164,7 +170,7 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   }
   if (coded->prepared) coded->prepared->count(message->op.counters);
   coded->prepared.reset();  // it is encoded
-  stats_.call(coded->name(), /*exact=*/false);
+  stats_.call(coded->name(), coded->exact());
   stats_.moved(coded->name(), message->op.counters);
 
   NoPythonObjects guard;

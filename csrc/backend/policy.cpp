@@ -29,6 +29,12 @@ void checkOp(const std::string& op) {
   throw ValueError("policy: unknown op '" + op + "', expected one of " + names());
 }
 
+// Whether ranks of an op may give the same elements other shapes and mean it (`broadcast(x.view(-1) if rank == 0 else
+// x)`): with axis=channel each would decide by its own whether and how it encodes.
+bool shapesMayDiffer(const std::string& op) {
+  return op == "all_reduce" || op == "all_to_all" || op == "broadcast" || op == "gather";
+}
+
 CodecSpec codecOf(const std::string& op, std::string_view text) {
   try {
     return CodecSpec::parse(text);
@@ -62,8 +68,7 @@ Policy Policy::parse(std::string_view text) {
       throw ValueError("policy: " + op + ": expected a codec that needs no level table, got '" + codec.str() +
                        "', for which a group has none");
     }
-    if (codec.axis == Axis::channel && op == "all_to_all") {
-      // Its ends need not shape the same elements alike, and each would decide by its own.
+    if (codec.axis == Axis::channel && shapesMayDiffer(op)) {
       throw ValueError("policy: " + op + ": expected a codec that does not follow a tensor's shape, got '" +
                        codec.str() + "'");
     }

@@ -37,15 +37,16 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   if (!reducible && named(kOp)) noteExact(kOp, "reduce op");
   const uint64_t key = drawKey();
   const int drawer = globalRank();
-  const uint64_t sequence = ++sequence_;
   Tensors flat;
   Staged staged{outputs, {}, /*keeps_own=*/true, reduction.premultiplied ? "PREMUL_SUM" : ""};
-  std::vector<std::optional<CodecSpec>> codecs;
-  bool exact = true;
+  std::vector<std::vector<CodecSpec>> codecs;  // by tensor, then by slice
+  bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < outputs.size(); ++i) {
-    codecs.push_back(layout || !reducible ? std::nullopt : chooseCodec(kOp, outputs[i], contribution));
-    exact = exact && !codecs[i] && !(layout && layout->coded());
-    staged.codecs.push_back(codecs[i].value_or(CodecSpec{}));
+    const Tensors& slices = inputs[i].size() == 1 ? Tensors{outputs[i]} : inputs[i];
+    const bool coded = !layout && reducible;
+    codecs.push_back(coded ? codecsOfParts(kOp, slices, contribution) : std::vector<CodecSpec>(slices.size()));
+    exact = exact && codecs[i][0].id == CodecId::none;
+    staged.codecs.insert(staged.codecs.end(), codecs[i].begin(), codecs[i].end());
     staged.tensors.insert(staged.tensors.end(), inputs[i].begin(), inputs[i].end());
   }
   if (layout) staged.add(*layout);
@@ -53,24 +54,27 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   uint32_t slot = counter.slot;
   std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const std::optional<CodecSpec>& codec = codecs[i];
     ScatterMessage message;
     message.dtype = wireType(outputs[i].scalar_type());
     const bool one = inputs[i].size() == 1;  // one tensor for all ranks, or one a rank
-    for (auto& input : inputs[i]) {
+    for (size_t r = 0; r < inputs[i].size(); ++r) {
+      const at::Tensor& input = inputs[i][r];
       const uint64_t count = one ? outputs[i].numel() : input.numel();
-      message.layouts.push_back(layout ? *layout : Layout::single(count, codec.value_or(CodecSpec{})));
+      message.layouts.push_back(layout ? *layout : Layout::single(count, codecs[i][r]));
       const auto* base = static_cast<const std::byte*>(prepared->source(input, queue));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;
-      for (size_t r = 0; r < ranks; ++r)
-        message.inputs.push_back(base + r * outputs[i].nbytes());
+      for (size_t slice = 0; slice < ranks; ++slice)
+        message.inputs.push_back(base + slice * outputs[i].nbytes());
       flat.push_back(input);
     }
     message.output = prepared->target(outputs[i]);
-    message.draws = {key, streamOf(drawer, slot), layout ? counter.step : static_cast<uint32_t>(sequence)};
+    message.draws = {key, streamOf(drawer, slot), counter.step};
     slot += static_cast<uint32_t>(size_);
     messages.push_back(std::move(message));
   }
+  const uint64_t sequence = ++sequence_;  // last, as in an all_gather
+  for (ScatterMessage& message : messages)
+    message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
   prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
     stage ? reduceScatterStaged(context, *stage, messages, reduction) : reduceScatter(context, messages, reduction);
   };

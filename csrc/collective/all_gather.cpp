@@ -29,12 +29,7 @@ class Gathering {
     }
   }
 
-  Described described() const {
-    Described described = plans_.described();
-    if (!message_.type_name.empty()) described.dtype = message_.type_name;
-    if (!message_.type_elements.empty()) described.elements = message_.type_elements;
-    return described;
-  }
+  Described described() const { return plans_.described().as(message_.type_name, message_.type_elements); }
 
   // Its own part to every other; around a ring all parts but the next rank's.
   uint64_t rawBytes(bool ring) const {

@@ -7,6 +7,7 @@
 #include "codec/error.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/rank_order_sum.h"
 #include "collective/reduce_tensors.h"
 #include "collective/reduced_slices.h"
 
@@ -23,10 +24,8 @@ class Reducing {
         slices_(op, message),
         contributions_(op, slices_.plans(), message.dtype, slices_.inputs(), reduction, message.draws, residuals(),
                        message.places.empty() ? nullptr : &message.places) {
-    if (message.codec.id == CodecId::none) {
-      throw TypeError("all_reduce of codes: expected a codec that rounds its elements, got none");
-    }
-    if (reduction.kind != ReduceKind::sum) {
+    if (exact() && message.residual) throw ValueError("all_reduce: expected no residual of exact elements, got one");
+    if (!exact() && reduction.kind != ReduceKind::sum) {
       throw ValueError(std::string("all_reduce of codes: expected a sum, got ") + reduceName(reduction.kind));
     }
   }
@@ -37,6 +36,8 @@ class Reducing {
   void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
 
  private:
+  bool exact() const { return message_.codec.id == CodecId::none; }
+
   Phase scatter() {
     Phase phase = slices_.scatter();
     phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
@@ -68,6 +69,11 @@ class Reducing {
 
   void reduce(const Run& run, std::span<std::byte> codes, const std::vector<std::span<const std::byte>>& payloads) {
     const int ranks = slices_.ranks(), own = slices_.rank();
+    if (exact()) {
+      std::byte* sum = slices_.elements(own, run);
+      sumInRankOrder(op_, contributions_, run, payloads, sum, message_.dtype, reduction_);
+      return run.encode(codes, sum, message_.dtype, {}, "of the sum");
+    }
     std::vector<Contribution> all(ranks);
     for (int rank = 0; rank < ranks; ++rank)
       all[rank].payload = payloads[rank];

@@ -15,7 +15,7 @@ namespace lowcomm {
 // One tensor to reduce, in place: `data` holds this rank's `elements` elements, then the reduction.
 struct AllReduceMessage {
   uint64_t elements = 0;
-  CodecSpec codec;  // not none
+  CodecSpec codec;  // none: exact, of any dtype that reduceSupports
   DType dtype = DType::float32;
   void* data = nullptr;
   Draws draws;  // stream of the slice for rank 0; that for rank r is r slots on, and its sum's the same in phase 1
@@ -32,13 +32,18 @@ struct AllReduceMessage {
   SegmentPlaces places = {};
 };
 
-// all_reduce of codes. The tensor is cut into a slice a rank (collective/slices.h); every rank sends every other its
-// encoded share of the slice that it owns, sums what it gets in rank order in fp32, divides for an average, encodes the
-// result once more and sends that to all, itself decoding what it sent: all ranks end with identical bits. 2(W−1)/W of
-// the codes go out and come in. A rank's own share of its own slice is not encoded: a finite element there that is too
-// large for the codec is refused only if the sum is. The second half is under way while the first still is. A group of
-// one rank changes nothing but a scale. Throws as runExchange; ValueError for a kind other than sum and for a residual
-// of a premultiplied sum, TypeError for a dtype that the codec does not take and for the codec none.
+// all_reduce. The tensor is cut into a slice a rank (collective/slices.h); every rank sends every other its share of
+// the slice that it owns, sums what it gets in rank order, divides for an average, and sends the result to all:
+// 2(W−1)/W of the bytes go out and come in. The second half is under way while the first still is. A group of one rank
+// changes nothing but a scale.
+//
+// With a codec shares are encoded, sums are fp32, and the result is encoded once more; its owner decodes what it sent,
+// so all ranks end with identical bits. A rank's own share of its own slice is not encoded: a finite element there that
+// is too large for the codec is refused only if the sum is. Without one (codec none) all kinds of reduction are taken,
+// in the elements' own type, fp16 and bf16 in fp32.
+//
+// Throws as runExchange; ValueError for a codec and a kind other than sum and for a residual of a premultiplied sum,
+// TypeError for a dtype that the codec or the kind does not take.
 void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction);
 
 }  // namespace lowcomm

@@ -60,8 +60,8 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   std::optional<StagedCheck> check;
   if (message.stage) check.emplace(*message.stage, sent.of(own), message.inputs[own], kKept);
   Exchange exchange;
-  Described described(sent.of(own));
-  described.codec = described.elements = "by pair";
+  Described described = Described(sent.of(own)).as(message.type_name, "by pair");
+  described.codec = "by pair";
   exchange.description = describe(op.op, {described});
   exchange.describe_pair = [&](int peer) {
     return std::pair<std::string, std::string>("parts", pairText(own, message.sent[peer], peer, message.got[peer]));

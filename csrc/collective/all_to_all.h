@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "codec/codec.h"
@@ -21,11 +22,12 @@ struct AllToAllMessage {
   // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
   // to be repaired on a device.
   Stage* stage = nullptr;
+  std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
 };
 
-// all_to_all by direct exchange, encoded. What a rank keeps is copied as it is (but obeys the codec's nonfinite=).
-// Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError where a rank's own part is not
-// as long in as out.
+// all_to_all by direct exchange, encoded or (codec none) exact. What a rank keeps is copied as it is (but obeys the
+// codec's nonfinite=). Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError where a
+// rank's own part is not as long in as out.
 void allToAll(OpContext& op, const AllToAllMessage& message);
 
 }  // namespace lowcomm

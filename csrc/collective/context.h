@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -114,8 +115,8 @@ struct TransferError : PeerError {
   TransportError::Kind kind;
 };
 
-// A peer could not send its data (its caller's mistake). The conversation stayed whole: the op failed, the group did
-// not.
+// A peer could not send its data, or issued another op than this rank (a caller's mistake). The conversation stayed
+// whole: the op failed, the group did not.
 struct PeerRefused : PeerError {
   using PeerError::PeerError;
 };
@@ -167,6 +168,9 @@ class OpContext {
 
   // What this rank's error frames say of why it cannot send.
   std::string refusal(const ValueError& mistake) const;
+
+  // A PeerRefused: ranks issued different ops under one number. `difference` names the field, both values and ranks.
+  std::exception_ptr differs(const std::string& difference) const;
 
   // Throws PeerRefused: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;

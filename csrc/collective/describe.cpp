@@ -42,6 +42,13 @@ std::string codecOf(const MessagePlan& message) {
 Described::Described(const MessagePlan& plan)
     : dtype(dtypeName(plan.dtype)), elements(std::to_string(plan.layout.elements())), codec(codecOf(plan)) {}
 
+Described Described::as(const std::string& type_name, const std::string& type_elements) const {
+  Described described = *this;
+  if (!type_name.empty()) described.dtype = type_name;
+  if (!type_elements.empty()) described.elements = type_elements;
+  return described;
+}
+
 Hello describe(const std::string& op, const std::vector<Described>& messages) {
   Hello hello;
   hello.fields = {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "collective/plan.h"
@@ -13,6 +14,13 @@ struct Described {
   // By its plan: dtype's name, the layout's elements, its codec. What the caller calls the elements goes into dtype and
   // elements afterwards: the wire's `opaque` does not tell four uint16 from eight float8, and ranks' parts may differ.
   Described(const MessagePlan& plan);  // NOLINT: a plan describes itself
+  // Of elements that no plan has: the inner backend's.
+  Described(std::string dtype, std::string elements)
+      : dtype(std::move(dtype)), elements(std::move(elements)), codec("none") {}
+
+  // The same with the caller's name of the elements' type, and their number, where these are not empty.
+  Described as(const std::string& type_name, const std::string& type_elements) const;
+
   std::string dtype, elements, codec;
 };
 

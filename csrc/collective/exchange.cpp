@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "collective/frame_counts.h"
 #include "collective/rounds.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
@@ -27,6 +29,7 @@ struct Peer {
   uint32_t taken = 0;               // of those received, waited for
   Buffer description_in;
   std::unique_ptr<Transfer> describing;
+  bool differs = false;  // it describes another op: no frame of a round goes to it or is taken from it
 };
 
 // One frame under way to one or more peers.
@@ -79,6 +82,7 @@ class Runner {
     }
     for (Outgoing& frame : descriptions_)
       settle(frame);
+    settle(filler_);
     op_.conversing = false;
     if (own_error_) std::rethrow_exception(own_error_);
     if (refused_) op_.refused(*refused_, reason_);
@@ -115,8 +119,12 @@ class Runner {
     const MessagePlan* message = messages[peer];
     return message && round.k < message->chunks.size() ? message : nullptr;
   }
-  const MessagePlan* outgoing(int peer, const Round& round) const { return carried(phase(round).out, peer, round); }
-  const MessagePlan* incoming(int peer, const Round& round) const { return carried(phase(round).in, peer, round); }
+  const MessagePlan* outgoing(int peer, const Round& round) const {
+    return peers_[peer].differs ? nullptr : carried(phase(round).out, peer, round);
+  }
+  const MessagePlan* incoming(int peer, const Round& round) const {
+    return peers_[peer].differs ? nullptr : carried(phase(round).in, peer, round);
+  }
 
   // Whether the rest of this rank's frames are error frames, and what still comes is only received.
   bool gaveUp() const { return own_error_ || refused_; }
@@ -277,9 +285,11 @@ class Runner {
   }
 
   void checkDescriptions() {
+    std::string difference;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       take(*peers_[peer].describing, peer, "waiting for its description of the op");
+      Hello theirs;
       op_.blame(peer, [&] {
         auto bytes = group_.frames.span(peers_[peer].description_in);
         FrameHeader got = openFrame(bytes);
@@ -287,10 +297,43 @@ class Runner {
         want.payload_bytes = got.payload_bytes;
         expectFrame(got, want);
         auto text = framePayload(bytes, got);
-        Hello theirs = Hello::parse({reinterpret_cast<const char*>(text.data()), text.size()});
-        expectSameHello(descriptionFor(peer), rank_, theirs, peer);
+        theirs = Hello::parse({reinterpret_cast<const char*>(text.data()), text.size()});
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
       });
+      try {
+        expectSameHello(descriptionFor(peer), rank_, theirs, peer);
+      } catch (const WireError& error) {
+        peers_[peer].differs = true;
+        if (difference.empty()) difference = error.what();
+      }
+    }
+    if (!difference.empty()) partWith(difference);
+  }
+
+  // Ranks that describe another op have other frames for this one than it has posted receives for, and the other way
+  // round. Both tell each other how many, the smaller number is filled up with error frames, and every receive is
+  // waited for: nothing of this op is left on the lane, and the group goes on. A rank that agrees with this one gets
+  // error frames, as when this rank cannot encode.
+  void partWith(const std::string& difference) {
+    own_error_ = op_.differs(difference);
+    reason_ = (group_.rankName(rank_) + ": " + difference).substr(0, kMaxErrorText);
+    std::map<int, FrameCounts> mine;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peers_[peer].differs) mine[peer] = {peers_[peer].sent, peers_[peer].received};
+    }
+    const std::map<int, FrameCounts> theirs = exchangeFrameCounts(op_, mine);
+    const size_t bytes = sealText(memoryOf(filler_).get(), op_.header(FrameKind::error), reason_);
+    for (const auto& [peer, counts] : theirs) {
+      while (peers_[peer].sent < counts.expected)
+        send(filler_, peer, bytes);
+    }
+    for (const auto& [peer, counts] : theirs) {
+      for (auto& receiving : peers_[peer].receiving) {
+        if (receiving) op_.wait(*receiving, peer, "waiting for a frame that is not taken");
+      }
+      const Buffer ignored = group_.frames.take();
+      while (peers_[peer].received < counts.sent)
+        op_.wait(*receive(peer, ignored), peer, "waiting for a frame that is not taken");
     }
   }
 
@@ -355,6 +398,7 @@ class Runner {
   size_t started_ = 0, finished_ = 0, given_back_ = 0;  // rounds
   std::array<std::vector<Outgoing>, SendWindow::kMost> outgoing_;
   std::vector<Outgoing> descriptions_;
+  Outgoing filler_;  // to ranks that describe another op
   std::exception_ptr own_error_;
   std::optional<int> refused_;  // the peer whose error frame came first
   std::string reason_;          // text of this rank's error frames; a peer's may be empty

@@ -56,8 +56,9 @@ struct Phase {
 // being at most one frame to and from each peer. Receives are posted before sends, several rounds are under way at a
 // time (send_window.h), and a round is encoded while the ones before it travel.
 //
-// The conversation with a peer is: one control frame that describes the op (ranks that disagree find out here, with
-// both values), then the frames. A rank that cannot encode (a NaN) sends error frames in place of what is left, so
+// The conversation with a peer is: one control frame that describes the op, then the frames. Ranks that disagree find
+// out by the descriptions: each throws PeerRefused with both values, nothing is taken, and the group goes on. A rank
+// that cannot encode (a NaN) sends error frames in place of what is left, so
 // every posted receive still completes, every rank it still talks to gets the error, and the group goes on.
 struct Exchange {
   // What ranks must agree on: op, dtype, sizes, codec, reduce op.
@@ -69,9 +70,9 @@ struct Exchange {
   std::vector<Phase> phases;  // in order
 };
 
-// Runs it to the end. Throws ValueError when this rank's own data could not be encoded and PeerRefused when a peer's
-// could not: the group goes on after both. Any other PeerError means that a peer or the network failed and the lane is
-// lost.
+// Runs it to the end. Throws ValueError when this rank's own data could not be encoded, PeerRefused when a peer's could
+// not or ranks describe different ops: the group goes on after each. Any other PeerError means that a peer or the
+// network failed and the lane is lost.
 void runExchange(OpContext& op, const Exchange& exchange);
 
 }  // namespace lowcomm

@@ -18,6 +18,7 @@ namespace {
 std::string contents(const FrameHeader& header) {
   std::string text = std::to_string(header.key_hash) + " elements of " + dtypeName(header.dtype);
   if (header.key_hash == 0) return text;
+  if (header.codec == CodecId::none) return text + ", exact";
   if (const GridFamily* grid = gridFamily(header.codec)) {
     const bool channel = (header.flags & kChannelFlag) != 0;
     text += " in " + std::string(grid->name) + (grid->named() ? std::to_string(header.bits) : "");
@@ -179,10 +180,7 @@ void P2p::decode(P2pMessage& message) {
   const auto sink = std::move(message.sink_);
   for (size_t i = 0; i < message.transfers_.size(); ++i) {
     const Chunk& chunk = message.plan_.chunks[i];
-    op.wait(*message.transfers_[i], message.peer,
-            i > 0 ? "waiting for a frame"
-                  : "waiting for the first frame (a message that its sender leaves exact does not come this way)",
-            static_cast<uint32_t>(i));
+    op.wait(*message.transfers_[i], message.peer, "waiting for a frame", static_cast<uint32_t>(i));
     op.note([&](OpProgress::State& state) { state.frames[message.peer].received = static_cast<uint32_t>(i + 1); });
     Stopwatch watch(op, Doing::decode);
     op.blame(message.peer, [&] {

@@ -18,7 +18,7 @@
 namespace lowcomm {
 namespace {
 
-// One tensor that travels as codes, and who is at which end.
+// One tensor, and who is at which end.
 struct Coded {
   const MessagePlan plan;
   std::unique_ptr<Source> source;            // null where this rank sends nothing
@@ -60,7 +60,7 @@ void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int
   const bool sends = op.group.rank() == root;
   for (const BroadcastMessage& message : messages) {
     Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
-    described.emplace_back(tensor.plan);
+    described.push_back(Described(tensor.plan).as(message.type_name, message.type_elements));
     if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
     if (sends) {
       tensor.source = makeSource(op, message.stage, {tensor.plan, message.data, message.draws, {}, message.data});
@@ -95,7 +95,7 @@ void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int r
   const bool takes = op.group.rank() == root;
   for (const RootGatherMessage& message : messages) {
     Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
-    described.emplace_back(tensor.plan);
+    described.push_back(Described(tensor.plan).as(message.type_name, message.type_elements));
     if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
     tensor.source = makeSource(
         op, message.stage, {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});

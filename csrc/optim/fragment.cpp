@@ -8,8 +8,8 @@
 #include <c10/core/GradMode.h>
 
 #include "codec/error.h"
+#include "collective/all_reduce.h"
 #include "collective/compressed_all_reduce.h"
-#include "collective/exact_all_reduce.h"
 #include "kernels/crc32c.h"
 #include "kernels/float_env.h"
 #include "kernels/singular_values.h"
@@ -57,12 +57,12 @@ struct Fragment::Flight {
   std::vector<std::shared_ptr<Compression>> compressions;
   std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
   CompressedMessage coded;
-  std::vector<ExactTensor> exact;
+  std::vector<AllReduceMessage> exact;
   bool finite = false;  // coded; written on the worker, read after the ticket's wait
 
   void run(OpContext& op) {
     if (!exact.empty()) {
-      exactAllReduce(op, exact, kAverage);
+      allReduce(op, exact, kAverage);
     } else {
       finite = compressedAllReduce(op, coded, kAverage);
     }
@@ -163,7 +163,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
     const auto elements = static_cast<uint64_t>(kept.message.numel());
     flight->messages.push_back(kept.message);
     if (exact) {
-      flight->exact.push_back({kept.message.mutable_data_ptr<float>(), elements});
+      flight->exact.push_back({elements, CodecSpec{}, DType::float32, kept.message.mutable_data_ptr<float>()});
       continue;
     }
     Compression& compression = *kept.compression;

@@ -1,0 +1,46 @@
+// Ops that the policy names and that only the inner backend can serve: sparse tensors, or reductions and types that
+// lowcomm has no loop for. Other ranks may code the same op on lowcomm's lane, where nobody would join them.
+#include <ATen/ATen.h>
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+#include "backend/wire_elements.h"
+#include "collective/describe.h"
+#include "collective/exchange.h"
+
+namespace lowcomm {
+namespace {
+
+Described describedTensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {"undefined", "0"};
+  const DType dtype = wireType(tensor.scalar_type());
+  std::string type = dtype == DType::opaque ? c10::toString(tensor.scalar_type()) : dtypeName(dtype);
+  if (tensor.layout() != at::kStrided) type += std::string(" ") + c10::str(tensor.layout());
+  return {type, std::to_string(tensor.numel())};
+}
+
+}  // namespace
+
+void LowcommBackend::describeInner(const std::string& op, const Tensors& tensors,
+                                   const std::vector<std::pair<std::string, std::string>>& more) {
+  expectLiving(op);
+  if (size_ == 1) return;
+  std::vector<Described> described;
+  for (const auto& tensor : tensors)
+    described.push_back(describedTensor(tensor));
+  Exchange exchange;
+  exchange.description = describe(op, described);
+  auto& fields = exchange.description.fields;
+  fields.insert(std::prev(fields.end()), more.begin(), more.end());
+  const uint64_t sequence = ++sequence_;
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
+                                      EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
+  engine().submit(
+      op, [exchange](OpContext& context) { runExchange(context, exchange); },
+      [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
+      static_cast<uint32_t>(sequence));
+  work->wait(kNoTimeout);
+}
+
+}  // namespace lowcomm

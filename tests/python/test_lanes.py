@@ -1,0 +1,245 @@
+"""An op that the policy names meets on one lane: ranks that decide differently whether and how it is coded hear of it at once."""
+
+import contextlib
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from group_check import check_group
+
+CODEC = "sym4:bucket=1024"
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather")
+POLICY = "; ".join(f"{op}={CODEC}" for op in OPS)
+MIN_BYTES = 4096
+N = 4096  # elements a rank: coded
+NEVER_S = 120  # far beyond what a test may take: a rank that waits for another lane fails by the pool's deadline
+
+
+def _init(r, policy=POLICY):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy=policy, min_bytes=MIN_BYTES))
+
+
+def _backend():
+    import torch_lowcomm as lc
+
+    return lc.groups.backend_of()
+
+
+def _issue(op, x, size, rank, reduce_op=dist.ReduceOp.SUM):
+    """One call of `op` that sends `x`, whose first dimension is a multiple of the ranks."""
+    if op == "all_reduce":
+        dist.all_reduce(x, op=reduce_op)
+    elif op == "all_reduce_coalesced":
+        dist.all_reduce_coalesced([x, torch.ones(3, dtype=x.dtype)], op=reduce_op)
+    elif op == "all_gather":
+        dist.all_gather_into_tensor(torch.empty(size * x.numel(), dtype=x.dtype), x)
+    elif op == "reduce_scatter":
+        dist.reduce_scatter_tensor(torch.empty(x.numel() // size, dtype=x.dtype), x, op=reduce_op)
+    elif op == "all_to_all":
+        dist.all_to_all_single(torch.empty_like(x), x)
+    elif op == "broadcast":
+        dist.broadcast(x, 0)
+    else:
+        dist.gather(x, [torch.empty_like(x) for _ in range(size)] if rank == 0 else None, dst=0)
+
+
+def _values(op, cause, size):
+    """(field, what the others say, what the odd rank says), of calls that differ by `cause`."""
+    elements = {"reduce_scatter": N // size}.get(op, N)
+    few = {"reduce_scatter": N // 8 // size}.get(op, N // 8)
+    return {
+        "exact scope": ("codec", CODEC, "none"),
+        "dtype": ("dtype", "float32", "int32"),
+        "wide dtype": ("dtype", "float32", "float64"),
+        "size": ("elements a rank", str(elements), str(few)),
+        "reduce op": ("reduce op", "sum", "max"),
+    }[cause]
+
+
+def _differs(r, op, cause):
+    import torch_lowcomm as lc
+
+    _init(r)
+    odd = r.rank == r.size - 1
+    dtype = {"dtype": torch.int32, "wide dtype": torch.float64}.get(cause, torch.float32) if odd else torch.float32
+    x = torch.ones(N // 8 if cause == "size" and odd else N).to(dtype)
+    reduce_op = dist.ReduceOp.MAX if cause == "reduce op" and odd else dist.ReduceOp.SUM
+    scope = lc.exact() if cause == "exact scope" and odd else contextlib.nullcontext()
+    with pytest.raises(dist.DistBackendError) as failure, scope:
+        _issue(op, x, r.size, r.rank, reduce_op)
+    message = str(failure.value)
+    told = re.search(r"([a-z ]+) differs: rank (\d+) has '([^']*)', rank (\d+) has '([^']*)'", message)
+    assert told, message
+    values = {int(told[2]): told[3], int(told[4]): told[5]}
+    if op == "all_to_all" and cause in ("exact scope", "size"):  # described pair by pair
+        assert told[1].endswith("parts"), message
+        assert len(set(values.values())) == 2, message
+    else:
+        field, usual, unusual = _values(op, cause, r.size)
+        if op == "all_reduce_coalesced":
+            unusual = unusual if cause != "size" else f"{unusual},3"
+            usual = usual if cause != "size" else f"{usual},3"
+        assert told[1].endswith(field), message
+        assert values.pop(r.size - 1) == unusual, message
+        assert list(values.values()) == [usual], message
+    # The group is alive: coded and exact ops go on.
+    y = torch.ones(N)
+    dist.all_reduce(y)
+    torch.testing.assert_close(y, torch.full((N,), float(r.size)), rtol=0.3, atol=0)
+    check_group(r)
+
+
+CAUSES = ("exact scope", "dtype", "wide dtype", "size")
+
+
+@pytest.mark.parametrize("op", [*OPS, "all_reduce_coalesced"])
+def test_every_cause_of_a_difference_is_named(pair, op):
+    for cause in CAUSES + (("reduce op",) if "reduce" in op else ()):
+        pair(_differs, op, cause, timeout=30)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "broadcast"])
+def test_a_difference_among_four(quad, op):
+    quad(_differs, op, "exact scope", timeout=30)
+
+
+def _only_gloo_serves(r):
+    """Sparse tensors and lists of tensors: gloo's meaning, counted as exact; a rank that means something else is named."""
+    import torch_lowcomm as lc
+
+    _init(r)
+    sparse = torch.eye(4).to_sparse()
+    dist.all_reduce(sparse)
+    assert torch.equal(sparse.to_dense(), r.size * torch.eye(4))
+    with pytest.raises(dist.DistBackendError, match="dtype differs: .*'float32 Sparse'"):
+        dist.all_reduce(torch.eye(4).to_sparse() if r.rank == 0 else torch.ones(N))
+
+    plain = dist.new_group(backend="gloo")
+    results = []
+    for backend in (_backend(), plain._get_backend(torch.device("cpu"))):
+        a, b = torch.full((N,), 1.0 + r.rank), torch.full((N,), 10.0 + r.rank)
+        summed = [a.clone(), b.clone()]
+        backend.allreduce(summed).wait()
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 1
+        sent = [a.clone(), b.clone()]
+        backend.broadcast(sent, options).wait()
+        results.append([*summed, *sent])
+    for ours, gloos in zip(*results, strict=True):
+        assert torch.equal(ours, gloos)
+    stats = lc.stats()[dist.group.WORLD.group_name]
+    assert stats["all_reduce"]["exact_because"]["several tensors in one call"] == 1
+    assert stats["broadcast"]["exact_because"]["several tensors in one call"] == 1
+    with pytest.raises(
+        dist.DistBackendError, match="tensors differs: rank . has '1', rank . has '2'|'2', rank . has '1'"
+    ):
+        _backend().allreduce([torch.ones(N)] * (1 + r.rank)).wait()
+    check_group(r)
+
+
+def test_what_only_gloo_can_serve(pair):
+    pair(_only_gloo_serves, timeout=60)
+
+
+def _exact_forms(r):
+    """What travels exact of ops that the policy names is what gloo's would be, in every dtype."""
+    _init(r)
+    everyone = [torch.arange(10) + q for q in range(r.size)]
+    for dtype in (torch.int64, torch.float64, torch.bool, torch.uint8, torch.float32):
+        x = everyone[r.rank].to(dtype)
+        if dtype != torch.bool:
+            total = x.clone()
+            dist.all_reduce(total)
+            assert torch.equal(total, sum(e.to(dtype) for e in everyone)), dtype
+            most = x.clone()
+            dist.all_reduce(most, op=dist.ReduceOp.MAX)
+            assert torch.equal(most, everyone[-1].to(dtype)), dtype
+    for dtype in (torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool):
+        x = everyone[r.rank].to(dtype)
+        y = x.clone()
+        dist.broadcast(y, r.size - 1)
+        assert torch.equal(y.view(torch.uint8), everyone[-1].to(dtype).view(torch.uint8)), dtype
+        out = [torch.empty_like(x) for _ in range(r.size)] if r.rank == 0 else None
+        dist.gather(x, out, dst=0)
+        for got, e in zip(out or [], everyone, strict=False):
+            assert torch.equal(got.view(torch.uint8), e.to(dtype).view(torch.uint8)), dtype
+        parts = [torch.empty_like(x) for _ in range(r.size)]
+        dist.all_to_all(parts, [x + 0 if dtype.is_complex else x for _ in range(r.size)])
+        for got, e in zip(parts, everyone, strict=True):
+            assert torch.equal(got.view(torch.uint8), e.to(dtype).view(torch.uint8)), dtype
+    objects = [None] * r.size
+    dist.all_gather_object(objects, {"rank": r.rank})
+    assert objects == [{"rank": q} for q in range(r.size)]
+
+
+def test_exact_forms_of_named_ops(pair, trio):
+    pair(_exact_forms, timeout=60)
+    trio(_exact_forms, timeout=60)
+
+
+def _shapes_that_differ(r):
+    """c10d does not compare shapes: a broadcast of one view into another one is a legal program."""
+    _init(r)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    y = x.clone().view(-1) if r.rank == 0 else torch.zeros(64, 64)
+    dist.broadcast(y, 0)
+    import torch_lowcomm as lc
+
+    assert torch.equal(y.view(-1), lc.codec(CODEC).roundtrip(x.view(-1)))
+    for op in ("all_reduce", "broadcast", "gather", "all_to_all"):
+        with pytest.raises(ValueError, match=f"{op}: expected a codec that does not follow a tensor's shape"):
+            lc.set_policy(None, f"{op}=sym8:axis=channel")
+
+
+def test_shapes_that_differ(pair):
+    pair(_shapes_that_differ)
+
+
+def _a_message_that_differs(r, odd):
+    """A message is not answered: its receiver names both forms and gives the group up, and its sender hears why."""
+    import torch_lowcomm as lc
+
+    _init(r, f"p2p={CODEC}")
+    with lc.exact() if r.rank == odd else contextlib.nullcontext():
+        if r.rank == 0:
+            dist.send(torch.ones(N), 1)
+        else:
+            with pytest.raises(dist.DistBackendError) as failure:
+                dist.recv(torch.ones(N), 0)
+            forms = {f"{N} elements of float32 in sym4:bucket=1024", f"{N} elements of float32, exact"}
+            told = re.search(r"message: expected (.*?), got (.*?) \[", str(failure.value))
+            assert told, failure.value
+            assert set(told.groups()) == forms, failure.value
+    with pytest.raises(dist.DistBackendError, match="message: expected"):
+        dist.all_gather_into_tensor(torch.empty(r.size), torch.ones(1))
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_message_coded_at_one_end_only(pair, odd):
+    pair(_a_message_that_differs, odd, timeout=30)
+
+
+def _mistakes_leave_the_numbers(r):
+    """A caller's mistake on one rank takes no number: the ranks stay in step."""
+    _init(r, "all_gather=sym8:axis=channel; reduce_scatter=sym8:axis=channel")
+    shapes = [(32, 40), (40, 16), (24, 8)][: r.size]
+    # Each part by its own shape, which every rank has.
+    outs = [torch.empty(s) for s in shapes]
+    mine = torch.randn(shapes[r.rank])
+    dist.all_gather(outs, mine)
+    import torch_lowcomm as lc
+
+    assert torch.equal(outs[r.rank], lc.codec("sym8:axis=channel").roundtrip(mine))
+    if r.rank == 0:
+        with pytest.raises(ValueError, match="expected"):
+            dist.all_gather_into_tensor(torch.empty(3), torch.ones(2))
+        with pytest.raises(ValueError, match="expected"):
+            dist.reduce_scatter_tensor(torch.empty(3), torch.ones(2))
+    check_group(r)
+
+
+def test_mistakes_leave_the_numbers(pair):
+    pair(_mistakes_leave_the_numbers)
