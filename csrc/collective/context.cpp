@@ -93,10 +93,8 @@ std::string OpContext::refusal(const ValueError& mistake) const {
   return (group.rankName(group.rank()) + ": " + mistake.what()).substr(0, kMaxErrorText);
 }
 
-std::exception_ptr OpContext::differs(const std::string& difference) const {
-  return std::make_exception_ptr(PeerRefused("lowcomm: " + op + " failed, ranks issued different ops: " + difference +
-                                             " [op " + op + ", sequence " + std::to_string(sequence) + ", group " +
-                                             group.name + "]"));
+std::exception_ptr OpContext::differs(int peer, const std::string& difference) const {
+  return std::make_exception_ptr(PeerRefused(story(peer, "ranks issued different ops: " + difference), peer));
 }
 
 void OpContext::refused(int peer, const std::string& why) const {

@@ -169,8 +169,9 @@ class OpContext {
   // What this rank's error frames say of why it cannot send.
   std::string refusal(const ValueError& mistake) const;
 
-  // A PeerRefused: ranks issued different ops under one number. `difference` names the field, both values and ranks.
-  std::exception_ptr differs(const std::string& difference) const;
+  // A PeerRefused: this rank and `peer` issued different ops under one number. `difference` names the field, both
+  // values and both ranks.
+  std::exception_ptr differs(int peer, const std::string& difference) const;
 
   // Throws PeerRefused: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;

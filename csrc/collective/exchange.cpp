@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "collective/frame_counts.h"
@@ -286,6 +287,7 @@ class Runner {
 
   void checkDescriptions() {
     std::string difference;
+    int odd = -1;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       take(*peers_[peer].describing, peer, "waiting for its description of the op");
@@ -304,18 +306,18 @@ class Runner {
         expectSameHello(descriptionFor(peer), rank_, theirs, peer);
       } catch (const WireError& error) {
         peers_[peer].differs = true;
-        if (difference.empty()) difference = error.what();
+        if (difference.empty()) std::tie(odd, difference) = std::pair(peer, error.what());
       }
     }
-    if (!difference.empty()) partWith(difference);
+    if (odd >= 0) partWith(odd, difference);
   }
 
   // Ranks that describe another op have other frames for this one than it has posted receives for, and the other way
   // round. Both tell each other how many, the smaller number is filled up with error frames, and every receive is
   // waited for: nothing of this op is left on the lane, and the group goes on. A rank that agrees with this one gets
   // error frames, as when this rank cannot encode.
-  void partWith(const std::string& difference) {
-    own_error_ = op_.differs(difference);
+  void partWith(int odd, const std::string& difference) {
+    own_error_ = op_.differs(odd, difference);
     reason_ = (group_.rankName(rank_) + ": " + difference).substr(0, kMaxErrorText);
     std::map<int, FrameCounts> mine;
     for (int peer = 0; peer < size_; ++peer) {

@@ -215,6 +215,7 @@ def _a_message_that_differs(r, odd):
             assert set(told.groups()) == forms, failure.value
     with pytest.raises(dist.DistBackendError, match="message: expected"):
         dist.all_gather_into_tensor(torch.empty(r.size), torch.ones(1))
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("odd", [0, 1])

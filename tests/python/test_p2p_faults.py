@@ -111,7 +111,6 @@ def test_a_stopped_peer_is_named_at_the_deadline(op):
 def test_a_peer_that_never_comes_is_named_at_the_deadline(op):
     said = ranks.run_ranks(_lost, 2, op, "stays away", 2.0, timeout=DEADLINE_S)
     assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
-    assert op == "send" or "a message that its sender leaves exact does not come this way" in said[0], said[0]
 
 
 DIFFERENCES = {
