@@ -22,8 +22,9 @@ class Row:
     """One case on one link: medians over repetitions, of each of which the slowest rank counts.
 
     `sent` is what an interface sent a step, headers included. `ratio` is how many times fewer bytes that is than the
-    first case's; `bound` (comp + comm) / (comp + comm / ratio) with comm what the first case's step takes beyond
-    computing; `speedup` how many times faster than the first case's the step is; `share` speedup / bound.
+    first case's, `speedup` how many times faster than the first case's the step is. `bound` is how many times faster than
+    the base's a step could be: (comp + comm) / (comp + comm · sent / base's sent), with comm what the base's step takes
+    beyond computing. `share` is (base's seconds / seconds) / bound.
     """
 
     name: str
@@ -36,11 +37,7 @@ class Row:
     ratio: float
     bound: float
     speedup: float
-
-    @property
-    def share(self) -> float:
-        """Of the bound."""
-        return self.speedup / self.bound
+    share: float
 
 
 def measure(
@@ -74,11 +71,11 @@ def rows_of(cases: list[Case], rate: str, ranks: list[list[dict[str, Any]]]) -> 
     ]
     sent = [max(int(statistics.median(row["sent"])) for row in way) for way in zip(*ranks, strict=True)][1:]
     comp, *seconds = [statistics.median(times) for times in slowest]
-    comm = max(seconds[0] - comp, 0.0)
+    base = next((i for i, case in enumerate(cases) if case.base), 0)
+    comm = max(seconds[base] - comp, 0.0)
     rows = []
     for i, case in enumerate(cases):
-        ratio = sent[0] / sent[i]
-        bound = (comp + comm) / (comp + comm / ratio)
+        bound = (comp + comm) / (comp + comm * sent[i] / sent[base])
         times = slowest[i + 1]
         rows.append(
             Row(
@@ -89,9 +86,10 @@ def rows_of(cases: list[Case], rate: str, ranks: list[list[dict[str, Any]]]) -> 
                 least_s=min(times),
                 most_s=max(times),
                 sent=sent[i],
-                ratio=ratio,
+                ratio=sent[0] / sent[i],
                 bound=bound,
                 speedup=seconds[0] / seconds[i],
+                share=seconds[base] / seconds[i] / bound,
             )
         )
     return comp, rows
