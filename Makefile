@@ -55,12 +55,20 @@ test-neon:
 	  qemu-aarch64 -L /usr/aarch64-linux-gnu build-neon/kernel_tests --gtest_brief=1; \
 	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
 
+# The CUDA kernels for one kind of device, compiled and not run. All that differs between kinds is one conversion
+# (cuda/line.cuh), whose other form the simulator runs.
+cuda-kernels:
+	@if test -n "$$CUDACXX" || command -v nvcc >/dev/null; then \
+	  set -ex; cmake -S . -B build-cuda -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=90-real >/dev/null; \
+	  cmake --build build-cuda --target lowcomm_cuda --parallel $${MAX_JOBS:-$$(nproc)}; \
+	else echo "CUDA kernels not compiled: they need nvcc (CUDACXX names one)."; fi
+
 # AVX-512: a whole machine emulated by Bochs, five minutes of one core.
 test-avx512: gtest
 	cmake -S . -B build-static $(EMULATED) -DCMAKE_EXE_LINKER_FLAGS=-static >/dev/null
 	cmake --build build-static --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}
 	tests/emulated/avx512.sh build-static/kernel_tests build-static/machine
-.PHONY: test-neon test-avx512
+.PHONY: test-neon test-avx512 cuda-kernels
 
 test-python: build
 	$(BIN)/python -m pytest

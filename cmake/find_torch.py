@@ -1,4 +1,4 @@
-"""Print "DIR;VERSION" of the torch that this interpreter would import, without importing it."""
+"""Print "DIR;VERSION;CUDA" of the torch that this interpreter would import, without importing it; CUDA may be none."""
 
 import importlib.util
 import pathlib
@@ -17,9 +17,9 @@ if spec is None or spec.origin is None:
         "(for example `pip install torch==2.13.0`) and build with --no-build-isolation."
     )
 directory = pathlib.Path(spec.origin).parent
-names: dict[str, str] = {}
+names: dict[str, str | None] = {}
 exec((directory / "version.py").read_text(), names)
 version = str(names["__version__"])
 if not compatibility["OLDEST"] <= compatibility["minor"](version) <= compatibility["NEWEST"]:
     sys.exit(f"torch_lowcomm builds against PyTorch {supported}: found {version} in {directory}.")
-print(f"{directory};{version.split('+')[0]}")
+print(f"{directory};{version.split('+')[0]};{names.get('cuda') or 'none'}")
