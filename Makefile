@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 # Made anew for another TORCH, and so is the build.
 READY := $(VENV)/.ready-$(subst =,,$(TORCH))
 SOURCES := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml
+# Ninja tells how far it is as Make does.
+export NINJA_STATUS ?= [%p, %f of %t] $(empty)
 
 .PHONY: build demo test test-cpp test-python lint format bench bench-codec bench-cuda clean
 
@@ -16,13 +18,14 @@ $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 # torch first and by itself: PyPI's brings gigabytes of CUDA. The CPU build by its own name, where pip is set up to find
 # it, else from PyTorch's index; pip leaves alone what is there and fits.
-	$(BIN)/pip install -q "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install -q --index-url $(TORCH_INDEX) "$(TORCH)"
+	$(BIN)/pip install "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install --index-url $(TORCH_INDEX) "$(TORCH)"
 	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib
 	rm -f $(VENV)/.ready*
 	touch "$@"
 
+# Compiled before pip is asked to, which would show nothing of it; pip finds it done.
 $(VENV)/.built: $(READY) $(SOURCES)
-	@echo "building torch_lowcomm: a few minutes the first time (with Ninja, build/.ninja_log grows)"
+	$(BIN)/python setup.py -q build_ext --build-lib build/python
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 
