@@ -1,6 +1,7 @@
 """What a user meets before any tensor moves: import, versions, the command line, the environment."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import ranks
+import torch
 import torch.distributed as dist
 
 import _torch_lowcomm_autoload
@@ -211,19 +213,61 @@ def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
 @pytest.mark.parametrize(
     ("built", "says"),
     [
-        ("", "no: CUDA tensors are coded on the host"),
-        (
-            "80-real;90-real;90-virtual",
-            "compiled for sm_80, sm_90, PTX of sm_90: CUDA tensors are coded on their device",
-        ),
-        ("89", "compiled for sm_89, PTX of sm_89: CUDA tensors are coded on their device"),
-        ("native", "compiled for native: CUDA tensors are coded on their device"),
+        ("", "not in this build"),
+        ("80-real;90-real;90-virtual", "compiled for sm_80, sm_90, PTX of sm_90"),
+        ("89", "compiled for sm_89, PTX of sm_89"),
+        ("native", "compiled for native"),
     ],
 )
 def test_info_names_what_cuda_kernels_were_compiled_for(monkeypatch, capsys, built, says):
     monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", built)
     assert cli.main(["info", "--no-self-test"]) == 0
-    assert f"CUDA kernels    {says}" in capsys.readouterr().out
+    assert f"CUDA kernels    {says}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("built", "staged", "says"),
+    [
+        ("", "", "copied and coded by the host (LOWCOMM_STAGED is not 1)"),
+        ("90", "0", "copied and coded by the host (LOWCOMM_STAGED is not 1)"),
+        ("", "1", "copied and coded by the host (LOWCOMM_STAGED=1 asks for kernels, which this build has not)"),
+        ("90", "1", "coded on their GPU where its kernels are compiled (LOWCOMM_STAGED=1), else copied and coded by the host"),
+    ],
+)  # fmt: skip
+def test_info_says_where_cuda_tensors_are_coded(monkeypatch, capsys, built, staged, says):
+    """Kernels in the build are not used unless somebody asks for it."""
+    monkeypatch.setattr(_build_info, "CUDA_ARCHITECTURES", built)
+    monkeypatch.setenv("LOWCOMM_STAGED", staged)
+    assert cli.main(["info", "--no-self-test"]) == 0
+    assert f"CUDA tensors    {says}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("cuda", "gpus", "nccl", "says"),
+    [
+        (None, [], False, ["this torch is built without CUDA", "gloo; this torch has no nccl"]),
+        ("13.0", [], True, ["13.0 in this torch, no GPU found", "gloo; nccl finds no GPU"]),
+        ("13.0", ["A", "B"], True, ["13.0 in this torch, A, B", "gloo; nccl for exact ops on CUDA tensors"]),
+    ],
+)
+def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl, says):
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_name", gpus.__getitem__)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+    assert cli.main(["info", "--no-self-test"]) == 0
+    out = capsys.readouterr().out
+    for row, value in zip(("CUDA            ", "inner backends  "), says, strict=True):
+        assert f"\n{row}{value}" in out
+
+
+def test_nothing_that_a_peer_sends_is_unpickled():
+    """No object collective, which unpickles; what torch.load reads, it reads as tensors and numbers."""
+    for path in (ROOT / "torch_lowcomm").rglob("*.py"):
+        text = path.read_text()
+        assert not re.search(r"\w+_object(_list)?\(|\bimport pickle|\bpickle\.", text), path
+        assert all("weights_only=True" in line for line in text.splitlines() if "torch.load(" in line), path
 
 
 def test_run_names_a_missing_script():

@@ -77,6 +77,30 @@ def _architectures() -> str:
     return ", ".join(said)
 
 
+def _devices() -> str:
+    """What torch was built with, and the GPUs it finds."""
+    if torch.version.cuda is None:
+        return "this torch is built without CUDA"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{torch.version.cuda} in this torch, {', '.join(names) or 'no GPU found'}"
+
+
+def _coding() -> str:
+    """Where what a policy codes is coded."""
+    asked = os.environ.get("LOWCOMM_STAGED", "").strip() == "1"
+    if asked and _build_info.CUDA_ARCHITECTURES:
+        return "coded on their GPU where its kernels are compiled (LOWCOMM_STAGED=1), else copied and coded by the host"
+    why = "LOWCOMM_STAGED=1 asks for kernels, which this build has not" if asked else "LOWCOMM_STAGED is not 1"
+    return f"copied and coded by the host ({why})"
+
+
+def _nccl() -> str:
+    """Whether exact ops on CUDA tensors have a backend."""
+    if not dist.is_nccl_available():
+        return "this torch has no nccl, exact ops take host tensors only"
+    return "nccl for exact ops on CUDA tensors" if torch.cuda.is_available() else "nccl finds no GPU"
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Print the report; exit status 1 when the self-test fails, 2 when the environment names kernels that are not here."""
     try:
@@ -84,22 +108,18 @@ def main(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"torch_lowcomm info: {error}", file=sys.stderr)
         return 2
-    nccl = torch.cuda.is_available() and dist.is_nccl_available()
     rows = [
         ("torch_lowcomm", __version__),
         ("wire format", f"version {_C.WIRE_VERSION}"),
         ("torch", f"{torch.__version__} (built for {_build_info.TORCH_VERSION})"),
         ("python", platform.python_version()),
         ("build", f"{_build_info.BUILD_TYPE}, {_build_info.COMPILER}"),
-        (
-            "CUDA kernels",
-            f"compiled for {_architectures()}: CUDA tensors are coded on their device"
-            if _build_info.CUDA_ARCHITECTURES
-            else "no: CUDA tensors are coded on the host",
-        ),
+        ("CUDA", _devices()),
+        ("CUDA kernels", f"compiled for {_architectures()}" if _build_info.CUDA_ARCHITECTURES else "not in this build"),
+        ("CUDA tensors", _coding()),
         ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),
-        ("inner backends", "gloo" + (", nccl" if nccl else "; no nccl here")),
+        ("inner backends", f"gloo; {_nccl()}"),
         ("machine", f"{platform.machine()}, {os.cpu_count()} cores"),
     ]
     for name, value in rows:

@@ -57,7 +57,7 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
                 f"DiLoCoX: load_state_dict: expected {key!r}, got {sorted(parts)}: each rank loads its own"
             )
     mine = parts[own]
-    content = torch.load(io.BytesIO(mine["packed"]))
+    content = torch.load(io.BytesIO(mine["packed"]), weights_only=True)
     shared_steps = int(parts[shared]["steps"])
     if content["steps"] != shared_steps:  # as where rank 0's state is broadcast to ranks that have none
         raise ValueError(
@@ -65,7 +65,7 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
             f"{content['steps']}: each rank loads its own"
         )
     kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
-    return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]))
+    return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]), weights_only=True)
 
 
 def _varies(name: str) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm.groups import exact
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before each message of a static group
@@ -99,8 +100,7 @@ class StaticExchange:
             ValueError: A rank is not: all raise it.
         """
         mine = (core.agreement, core.iteration, core.checksum(), self._samples)
-        all_have: list[Any] = [None] * self._size
-        dist.all_gather_object(all_have, mine, group=self._group)
+        all_have = all_gather_json(mine, self._group)
         for name, place in (("options and parameters", 0), ("iteration", 1), ("checksum of the weights", 2)):
             values = [have[place] for have in all_have]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm.cli.bench import report
 from torch_lowcomm.cli.bench.sockets import Connection, Listener
 
@@ -83,8 +84,7 @@ def run(job: Job) -> int:
     if first:
         print(report.heading("torch_lowcomm bench link", **options), _columns(), sep="\n", flush=True)
     with Listener(rank, job.interface, job.timeout_s) as listener:
-        addresses: list[Any] = [None] * ranks
-        dist.all_gather_object(addresses, listener.address)
+        addresses = all_gather_json(listener.address)
         before = tcp_segments()
         rows = []
         for a in range(ranks):
@@ -114,8 +114,7 @@ def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: li
         )
         with meet() as link:
             mine = _measure(job, link, leads=rank == a)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = all_gather_json(mine)
     rtt = everyone[a]["rtt_us"]
     quarters = statistics.quantiles(rtt, n=4, method="inclusive") if len(rtt) > 1 else rtt * 3
     median = statistics.median(rtt)
@@ -216,8 +215,7 @@ def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str
     mine = (
         {key: after[key] - before[key] for key in after} if before and after else {"sent": None, "retransmitted": None}
     )
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = all_gather_json(mine)
     return [{"rank": r, "address": addresses[r][0], **of} for r, of in enumerate(everyone)]
 
 

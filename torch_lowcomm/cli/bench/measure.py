@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._C import Codec, Options
 from torch_lowcomm.cli.bench.ops import DTYPES, OPERATIONS, Case, Operation
 from torch_lowcomm.groups import backend_of
@@ -131,9 +132,7 @@ class Bench:
             "counters": {key: after[key] - before[key] for key in after if key != "because"},
             "checks": {name: self._check(case, name) for name in self.groups},
         }
-        everyone: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyone, mine)
-        return self._summary(case, size, everyone)
+        return self._summary(case, size, all_gather_json(mine))
 
     def _counters(self) -> dict[str, Any]:
         """What the measured group counted of the op so far, on this rank."""

@@ -12,7 +12,7 @@ from typing import Any
 
 _SIOCGIFADDR = 0x8915  # of Linux
 _TOKEN_BYTES = 16
-Address = tuple[str, int, bytes]  # IPv4, port, and what a caller must show
+Address = tuple[str, int, str]  # IPv4, port, and what a caller must show
 
 
 class Connection:
@@ -34,7 +34,7 @@ class Connection:
             raise ConnectionError(
                 f"bench link: rank {rank} expected rank {peer} to listen on {host}:{port}: {error}"
             ) from error
-        made.send(token + struct.pack("<I", rank))
+        made.send(bytes.fromhex(token) + struct.pack("<I", rank))
         return made
 
     def patience(self, timeout_s: float) -> None:
@@ -94,7 +94,7 @@ class Listener:
         self._socket = socket.create_server((own_ip(interface), 0))
         host, port = self._socket.getsockname()
         self._token = secrets.token_bytes(_TOKEN_BYTES)
-        self.address: Address = (host, port, self._token)
+        self.address: Address = (host, port, self._token.hex())
 
     def accept(self, peer: int) -> Connection:
         """The connection that `peer` makes; a stranger's is closed.

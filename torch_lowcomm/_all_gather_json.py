@@ -1,0 +1,33 @@
+"""What all ranks of a group have to say, as JSON: c10d's object collectives would unpickle what a peer sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm.groups import exact
+
+
+def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Every rank's value, by rank, as JSON gives it back: a tuple is a list then. Collective.
+
+    Args:
+        mine: This rank's: numbers, texts, None, and lists and dictionaries of them.
+        group: Of any backend that gathers bytes of the host; None for the default group.
+
+    Raises:
+        TypeError: Something that JSON does not have, before anything is sent.
+    """
+    data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
+    size = dist.get_world_size(group)
+    lengths = torch.empty(size, dtype=torch.int64)
+    with exact():
+        dist.all_gather_into_tensor(lengths, torch.tensor([len(data)]), group=group)
+        longest = int(lengths.max())
+        found = torch.empty(size * longest, dtype=torch.uint8)
+        dist.all_gather_into_tensor(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
+    rows = zip(found.view(size, longest), lengths.tolist(), strict=True)
+    return [json.loads(row[:length].numpy().tobytes()) for row, length in rows]
