@@ -126,6 +126,7 @@ def outer_loop(gpt: model.GPT, args: argparse.Namespace, group: lc.Membership | 
         torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True),
         args.sync_every,
         mode=args.mode,
+        # DiLoCoX's paper gives no number; a tenth of all is our choice.
         sync_warmup=args.steps // args.sync_every // 10,
         codec=args.codec,
         rank=args.rank,

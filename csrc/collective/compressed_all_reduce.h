@@ -48,7 +48,7 @@ constexpr bool isLowRank(uint64_t rows, uint64_t columns, uint64_t rank) {
 
 // Sums or averages tensors over a group by few bits, all of them in one coded message, and those with a rank in two,
 // one that depends on the other (Vogels, Karimireddy, Jaggi: PowerSGD, NeurIPS 2019; with coded factors as in DiLoCoX,
-// arXiv 2506.21263, section 3). With A = data + residual, Q the factor, and C the coded all_reduce (all_reduce.h):
+// arXiv 2506.21263, section 2.4.2). With A = data + residual, Q the factor, and C the coded all_reduce (all_reduce.h):
 //
 //   P = C(A·Q), orthonormalised;  R = C(Aᵀ·P);  data = P·Rᵀ;  residual = A − P·Rₛᵀ;  Q = R, orthonormalised
 //

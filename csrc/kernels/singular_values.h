@@ -12,7 +12,7 @@ namespace lowcomm {
 void squaredSingularValues(double* out, const float* r, size_t rank, size_t columns);
 
 // The effective rank of a matrix with these squared singular values: the least r with Σ_{i≤r} σ² >= `energy`·Σ σ²;
-// 0 where all are 0 (DiLoCoX, arXiv 2506.21263, section 3: adaptive compression).
+// 0 where all are 0 (DiLoCoX, arXiv 2506.21263, section 2.4.3).
 size_t effectiveRank(const double* squares, size_t count, double energy);
 
 }  // namespace lowcomm

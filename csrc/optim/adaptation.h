@@ -7,11 +7,11 @@
 
 namespace lowcomm {
 
-// Rank and interval by what the averages turned out to be (DiLoCoX, arXiv 2506.21263, section 3, "adaptive gradient
-// compression"): r'_t, the effective rank of outer step t's average, is the mean over its matrices of the least number
-// of singular values with `energy` of the squares' sum; r_t the mean of the last `window` of them (r_1 while there are
-// fewer), within [min_rank, r_1]; H_t = max(min_sync_every, round(H_1·r_t/r_1)). All of it follows from the averages,
-// which are the same on all ranks of a group.
+// Rank and interval by what the averages turned out to be (DiLoCoX, arXiv 2506.21263, section 2.4.3, "adaptive
+// gradient compress algorithm"): r'_t, the effective rank of outer step t's average, is the mean over its matrices of
+// the least number of singular values with `energy` of the squares' sum; r_t the mean of the last `window` of them (r_1
+// while there are fewer), within [min_rank, r_1]; H_t = max(min_sync_every, round(H_1·r_t/r_1)). All of it follows from
+// the averages, which are the same on all ranks of a group.
 class Adaptation {
  public:
   // `options` outlives this.

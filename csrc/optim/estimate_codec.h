@@ -10,7 +10,7 @@
 
 namespace lowcomm {
 
-// How projected gradients travel (Just One Byte, section 3.1): "logbyte" (a byte each), "log9" (nine bits), "fp16",
+// How projected gradients travel (Just One Byte, section 3): "logbyte" (a byte each), "log9" (nine bits), "fp16",
 // "none" (fp32), or "sign1", the sign alone, in two bits: 0 for a zero, 1 for +1, 2 for no number, 3 for -1. Codes
 // stand one behind another from the lowest bit on, without the blocks of the codec of that name: messages have a few.
 // Thread-safe.

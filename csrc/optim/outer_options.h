@@ -9,8 +9,9 @@
 
 namespace lowcomm {
 
-// Where inner training goes on while an averaged pseudo-gradient is on its way (DiLoCoX, arXiv 2506.21263, section 3).
-// With θ̄ the outer parameters, δ_t the rank's own pseudo-gradient of outer step t, Δ_t the average over the D ranks:
+// Where inner training goes on while an averaged pseudo-gradient is on its way (DiLoCoX, arXiv 2506.21263,
+// section 2.3). With θ̄ the outer parameters, δ_t the rank's own pseudo-gradient of outer step t, Δ_t the average over
+// the D ranks:
 enum class OuterMode : uint8_t {
   sync,     // nowhere: the step waits for Δ_t and starts from θ̄_t (DiLoCo, arXiv 2311.08105)
   proceed,  // "continue": θ̄_t − δ_t, the outer point plus the own part that is not averaged yet
@@ -27,12 +28,14 @@ OuterMode outerMode(const std::string& name);
 struct OuterOptions {
   int64_t sync_every = 0;  // H_1: inner steps from one outer step of a fragment to its next
   OuterMode mode = OuterMode::proceed;
-  int64_t fragments = 1;    // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
-  int64_t delay = 0;        // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync
-  double alpha = 0;         // mode restart: in [0, 1), the share of the own parameters that is kept
-  int64_t sync_warmup = 0;  // so many first outer steps (of each fragment) run as with mode sync
-  double lr = 0.7;          // γ
-  double momentum = 0.6;    // μ, in [0, 1); Nesterov's
+  int64_t fragments = 1;  // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
+  int64_t delay = 0;      // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync
+  double alpha = 0;       // mode restart: in [0, 1), the share of the own parameters that is kept
+  // So many first outer steps (of each fragment) run as with mode sync. DiLoCoX's paper gives no number; a tenth of all
+  // is our choice.
+  int64_t sync_warmup = 0;
+  double lr = 0.7;        // γ
+  double momentum = 0.6;  // μ, in [0, 1); Nesterov's
 
   CodecSpec codec;       // of pseudo-gradients; none: fp32, exact
   CodecSpec projection;  // of the first low-rank factor, P; the default: `codec`

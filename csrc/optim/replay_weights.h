@@ -20,9 +20,9 @@ struct ReplayParameter {
   uint64_t first = 0;   // element of the whole tensor that this one, a shard of it, begins with
 };
 
-// The weights that seed replay moves (Just One Byte, section 3.3; MeZO, algorithm 1): w <- keep·w + sum of factor·z,
-// with z made again from its key (FORMAT.md, "Perturbations"). Sums are fp32, rounded once to the parameter's type; all
-// bits are the same on any device, with any number of threads and however the tensor is sharded.
+// The weights that seed replay moves (Just One Byte, section 2 and algorithm 1; MeZO, algorithm 1): w <- keep·w + sum
+// of factor·z, with z made again from its key (FORMAT.md, "Perturbations"). Sums are fp32, rounded once to the
+// parameter's type; all bits are the same on any device, with any number of threads and however the tensor is sharded.
 class ReplayWeights {
  public:
   // An iteration's update. The terms' keys have no stream yet: it is the parameter's number.

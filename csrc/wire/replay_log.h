@@ -8,7 +8,7 @@
 namespace lowcomm {
 
 // What seed replay sends and keeps (FORMAT.md, "Seed replay"; Zelikman et al.: Just One Byte (per Gradient), 2023,
-// section 3): a machine's projected gradients of one iteration, and records of what all machines applied.
+// section 2): a machine's projected gradients of one iteration, and records of what all machines applied.
 
 // A message: {machine u64, iteration u64, count u16, payload, CRC-32C u32}, little-endian.
 struct ReplayMessage {

@@ -74,7 +74,7 @@ class _LayoutComm:
 
 
 class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
-    """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 2)."""
+    """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 3.3)."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
 
 
 class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
-    """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 2)."""
+    """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 3.3)."""
 
     def __init__(
         self,

@@ -61,7 +61,8 @@ class DiLoCoX(torch.optim.Optimizer):
         mesh: In place of both: a DeviceMesh whose first dimension is the group and whose second, if any, the cluster.
         outer_lr: γ.
         outer_momentum: μ; None for 0.9 with mode "sync" and 0.6 with others.
-        sync_warmup: So many first outer steps are as with mode "sync"; a tenth of all is the paper's choice.
+        sync_warmup: So many first outer steps are as with mode "sync". DiLoCoX's paper gives no number; a tenth of all is
+            our choice.
         codec: Codec text of the pseudo-gradients, e.g. "sym4:bucket=128", "gauss2"; None sends them in float32.
         rank: r, of low-rank factors in place of matrices (PowerSGD, arXiv 1905.13727), which are coded by `codec`; None:
             no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
@@ -69,7 +70,7 @@ class DiLoCoX(torch.optim.Optimizer):
         error_feedback: Whether what compression loses is added to the next pseudo-gradient; None: with a codec, unless it
             is a "gauss", which loses little enough (residuals and their copy: 8 bytes an element, in host memory).
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
-        adapt_rank: Let the rank follow the averages' effective rank (arXiv 2506.21263, section 3).
+        adapt_rank: Let the rank follow the averages' effective rank (arXiv 2506.21263, section 2.4.3).
         adapt_sync_every: Let sync_every follow it, too: H·r_t/r.
         min_rank: The least rank.
         min_sync_every: The least interval.

@@ -11,7 +11,7 @@ from torch_lowcomm import _C
 
 
 class InPlace:
-    """θ + εz, θ − εz, θ: in place, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 3.3).
+    """θ + εz, θ − εz, θ: in place, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 2).
 
     All machines keep a copy that no perturbation touches and that takes every update; the weights are set to it every
     `restore_every` iterations. Between those they drift apart by roundings, so what machines compare is the copy.

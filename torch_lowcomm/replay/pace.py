@@ -8,7 +8,7 @@ _KEPT = 0.75  # of the average, when a new measurement comes
 
 
 class Pace:
-    """T_apply (Just One Byte, section 3.2), from measured times.
+    """T_apply (Just One Byte, algorithm 1), from measured times.
 
     What is measured is a whole iteration, from one agreed set to the next. The wait for others alone would be shorter,
     but a machine that is always last would learn from it that nobody is ever late, and drop the others the first time
