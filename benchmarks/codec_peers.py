@@ -130,6 +130,28 @@ def measure(mib: int, piece: int, repetitions: int) -> list[Row]:
     return rows
 
 
+def measure_memory(mib: int, repetitions: int) -> list[dict[str, float | str]]:
+    """GB/s of fp32 that encode and decode make, by the memory that their results are in."""
+    codec, x = lc.codec("minmax8:bucket=1024"), torch.randn(1 << 20).repeat(mib // 4)
+    payload, y = codec.encode(x), torch.empty_like(x)
+    given = torch.empty_like(payload)
+    kept: list[torch.Tensor] = []  # no result is given back before the next one is made: all memory is new
+    calls: dict[tuple[str, str], Call] = {
+        ("encode", "new"): lambda i: kept.append(codec.encode(x)),
+        ("encode", "kept"): lambda i: codec.encode(x),
+        ("encode", "out="): lambda i: codec.encode(x, out=given),
+        ("decode", "new"): lambda i: kept.append(codec.decode(payload, len(x))),
+        ("decode", "kept"): lambda i: codec.decode(payload, len(x)),
+        ("decode", "out="): lambda i: codec.decode(payload, len(x), out=y),
+    }
+    rows: list[dict[str, float | str]] = []
+    for (call, memory), run in calls.items():
+        (seconds,) = best_seconds([run], 1, repetitions)
+        kept.clear()
+        rows.append({"call": call, "memory": memory, "gb_per_s": x.nbytes / seconds * 1e-9})
+    return rows
+
+
 def main() -> int:
     """The exit status: 1 when a gate fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,7 +182,12 @@ def main() -> int:
             gates.append(Gate(name, row.ratio, ">=", bound))
     if not any(row.peer == "pi-quant" for row in rows):
         print("pi-quant is not installed: pip install --no-deps pypiquant cffi")
+    memory = measure_memory(128, repetitions=5)
+    print("# call       memory    GB/s fp32, minmax8, 128 MiB")
+    for of in memory:
+        print(f"  {of['call']:<10} {of['memory']:<8} {of['gb_per_s']:>10.2f}")
     content = {
+        "memory": memory,
         "configuration": {"kernels": form, **configuration},
         "rows": [{**dataclasses.asdict(row), "ratio": row.ratio} for row in rows],
     }

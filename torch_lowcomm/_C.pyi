@@ -13,7 +13,14 @@ WIRE_VERSION: int
 class Codec:
     def __init__(self, spec: str) -> None: ...
     def encode(
-        self, x: torch.Tensor, *, seed: int = 0, stream: int = 0, step: int = 0, table: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        seed: int = 0,
+        stream: int = 0,
+        step: int = 0,
+        table: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
     def decode(
         self,
@@ -21,11 +28,19 @@ class Codec:
         numel: int,
         *,
         channels: int | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         table: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
     def roundtrip(
-        self, x: torch.Tensor, *, seed: int = 0, stream: int = 0, step: int = 0, table: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        seed: int = 0,
+        stream: int = 0,
+        step: int = 0,
+        table: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
     def encoded_bytes(self, numel: int, dtype: torch.dtype = torch.float32, *, channels: int | None = None) -> int: ...
     @property

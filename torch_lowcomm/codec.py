@@ -32,6 +32,7 @@ def codec(spec: str) -> Codec:
         b = c.encode(x)                 # 1-D uint8 tensor, the bytes that would travel
         y = c.decode(b, x.numel())      # 1-D float32 tensor
         z = c.roundtrip(x)              # decode(encode(x)) in x's shape and dtype
+        c.decode(b, y.numel(), out=y)   # into memory that is there: encode and roundtrip take out= too
 
     This version has, b being 1 to 8 bits:
 
