@@ -163,5 +163,15 @@ bench-cuda:
 	cmake --build build-codec --target cuda_perf --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/cuda_perf --json benchmarks/results/cuda_perf.json
 
+# Everything that is meant for a GPU on the one that is here, without network: PYTHON is one with torch and pytest, nvcc and
+# cmake are there; no .venv is made. STEPS="build unit" does some of build, unit, sanitizer, python, perf. DEVICE=cpu is the
+# dry run. GTEST names GoogleTest's sources where it is not installed: a copy of Debian's /usr/src/googletest in .gtest/ will do.
+OUT ?= runs/gpu_check
+DEVICE ?= cuda
+GTEST ?= $(wildcard .gtest)
+gpu-check:
+	$(PYTHON) tests/python/gpu_check --device $(DEVICE) --out "$(OUT)" --steps "$(STEPS)" --gtest "$(abspath $(GTEST))"
+.PHONY: gpu-check
+
 clean:
 	rm -rf build build-* dist *.egg-info torch_lowcomm/*.so torch_lowcomm/_build_info.py $(VENV)/.built

@@ -1,0 +1,17 @@
+"""A stage is a file here with a function of the same name, which gets a `Trial` on each of two ranks."""
+
+# In the order in which a fault in one would explain faults in those after it. By name: what starts them does not import
+# the extension, which may not be built yet.
+STAGES = (
+    "info",
+    "staged",
+    "streams",
+    "futures",
+    "exact",
+    "nonfinite",
+    "ddp",
+    "fsdp2",
+    "diloco",
+    "replay",
+    "speed",
+)

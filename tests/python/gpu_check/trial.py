@@ -1,0 +1,74 @@
+"""What a stage is handed on each of the two ranks: where its tensors are, and groups to try things on."""
+
+import torch
+import torch.distributed as dist
+
+import torch_lowcomm as lc
+
+
+class Trial:
+    """One rank of a stage. In the dry run, whose device is "cpu", the device and the host are the same."""
+
+    def __init__(self, rank, device):
+        self._ranks, self.rank, self.size = rank, rank.rank, rank.size
+        self.cuda = device == "cuda"
+        self.device = torch.device("cuda", 0) if self.cuda else torch.device("cpu")
+        self.devices = ("cpu", "cuda") if self.cuda else ("cpu",)
+        if self.cuda:
+            # A DeviceMesh takes LOCAL_RANK for the device unless CUDA is in use when it is made.
+            torch.cuda.set_device(0)
+            torch.zeros(1, device=self.device)
+
+    def init(self, **options):
+        """A new default group in place of the last one; `options` are those of lc.Options."""
+        self.end()
+        options = {"staged": True, "min_bytes": 0, "seed": 7, **options}
+        self._ranks.init("lowcomm", pg_options=lc.Options(**options))
+
+    def end(self):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def either(self, on_a_gpu, dry):
+        """A size or a count, which the dry run has less of."""
+        return on_a_gpu if self.cuda else dry
+
+    def synchronize(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def stats(self, op):
+        return lc.stats()[dist.group.WORLD.group_name][op]
+
+    def same_on_both_ranks(self, tensors):
+        """Whether tensors are equal bit for bit, by an exact op of host tensors."""
+        mine = torch.cat([t.detach().cpu().contiguous().view(torch.uint8).flatten() for t in tensors])
+        everybodys = [torch.empty_like(mine) for _ in range(self.size)]
+        with lc.exact():
+            dist.all_gather(everybodys, mine)
+        return all(mine.equal(other) for other in everybodys)
+
+
+def same_bits(a, b):
+    return a.view(torch.uint8).equal(b.view(torch.uint8))
+
+
+def flat(model):
+    """All parameters one behind another, on the host."""
+    return torch.cat([p.detach().flatten().cpu() for p in model.parameters()])
+
+
+class GivenGradients(torch.nn.Module):
+    """Parameters whose gradients are drawn on the host: the same bits on any device, whatever its kernels round like."""
+
+    def __init__(self, *shapes):
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+        self.given = torch.nn.ParameterList([torch.randn(shape, generator=draw) for shape in shapes])
+
+    def forward(self, step, rank):
+        loss = 0
+        for number, parameter in enumerate(self.given):
+            draw = torch.Generator().manual_seed(1000 * step + 10 * number + rank)
+            loss = loss + (parameter * torch.randn(parameter.shape, generator=draw).to(parameter)).sum()
+        return loss
