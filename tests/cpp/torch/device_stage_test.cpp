@@ -25,7 +25,7 @@ using test::Ranks;
 // Device memory that is the heap's; it stays until the end, for work may come late.
 struct FakeAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
-    told.push_back("allocate on " + named(c10::Stream(c10::Stream::UNSAFE, {kType, current}, streams[current])));
+    tell("allocate on " + named(c10::Stream(c10::Stream::UNSAFE, {kType, current}, streams[current])));
     const auto whole = memory_.emplace(memory_.end(), bytes + 64);
     const size_t over = reinterpret_cast<uintptr_t>(whole->data()) % 64;
     return {whole->data() + (over ? 64 - over : 0), c10::Device(kType, current)};
