@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future, collect_all
+from torch.futures import Future
 
 from torch_lowcomm import _C
+from torch_lowcomm.ddp.futures import after
 from torch_lowcomm.ddp.parameters import Entry
 from torch_lowcomm.groups import exact
 
@@ -52,7 +53,7 @@ class Step:
         self._futures.append(ended)
         if not bucket.is_last():
             return ended
-        return collect_all(self._futures).then(self._settled(buffer))
+        return after(self._futures, self._settle, buffer)
 
     def roll_back(self) -> None:
         """Of a step that never came to its end: leave its compressions as they were before it."""
@@ -82,44 +83,31 @@ class Step:
         self._lent += compressions
         futures.append(work.get_future())
 
-        def finish(ended: Future[list[Future[torch.Tensor]]]) -> torch.Tensor:
-            _values(ended)
+        def finish() -> None:
             if together is not None:
                 for view, part in zip(apart, together.split([view.numel() for view in apart]), strict=True):
                     view.copy_(part)
-            return buffer
 
-        return collect_all(futures).then(finish)
+        return after(futures, finish, buffer)
 
     def _average(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
         """As DDP without a hook does it, to the bit at two ranks; no policy of the group applies."""
         tensor.mul_(1.0 / self._backend.size())  # not div_, of which the bits are others
         with exact():
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        return work.get_future().then(lambda ended: _values(ended) and tensor)
+        return after([work.get_future()], lambda: None, tensor)
 
-    def _settled(self, buffer: torch.Tensor) -> Callable[[Future[list[Future[torch.Tensor]]]], torch.Tensor]:
-        def settle(ended: Future[list[Future[torch.Tensor]]]) -> torch.Tensor:
-            _values(ended)
-            if self._lent:
-                # Results are the same on all ranks, so what this says is.
-                finite = all(c.done for c in self._lent) and all(bool(t.isfinite().all()) for t in self._exact)
-                for compression in self._lent:
-                    compression.commit() if finite else compression.roll_back()
-                self._lent.clear()
-            self._exact.clear()
-            self._futures.clear()
-            return buffer
-
-        return settle
+    def _settle(self) -> None:
+        if self._lent:
+            # Results are the same on all ranks, so what this says is.
+            finite = all(c.done for c in self._lent) and all(bool(t.isfinite().all()) for t in self._exact)
+            for compression in self._lent:
+                compression.commit() if finite else compression.roll_back()
+            self._lent.clear()
+        self._exact.clear()
+        self._futures = []
 
 
 def _flat(buffer: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """A gradient's part of its bucket, in the order of memory: it may be a channels-last view."""
     return buffer.narrow(0, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
-
-
-def _values(ended: Future) -> list:
-    """What a future has come to; raises what it failed with. Of collect_all every future is asked."""
-    value = ended.value()
-    return [part.value() if isinstance(part, Future) else part for part in value]
