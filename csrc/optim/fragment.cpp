@@ -13,6 +13,7 @@
 #include "kernels/crc32c.h"
 #include "kernels/float_env.h"
 #include "kernels/singular_values.h"
+#include "optim/host_parameters.h"
 
 namespace lowcomm {
 namespace {
@@ -26,11 +27,6 @@ bool isFinite(const at::Tensor& tensor) {
   for (int64_t i = 0; i < tensor.numel(); ++i)
     finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
   return finite;
-}
-
-// fp32 elements in host memory: the tensor itself where it is that already.
-at::Tensor onHost(const at::Tensor& tensor) {
-  return tensor.detach().to(at::kCPU, at::kFloat).contiguous();
 }
 
 int64_t rowsOf(const at::Tensor& tensor) {
@@ -72,16 +68,23 @@ struct Fragment::Flight {
 Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> parameters, uint32_t number)
     : options_(options), next_rank_(options.rank) {
   const c10::NoGradGuard no_grad;
-  for (OuterParameter& parameter : parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const OuterParameter& parameter : parameters) {
     const at::Tensor& tensor = parameter.tensor;
     if (!tensor.is_floating_point() || tensor.layout() != at::kStrided) {
       throw TypeError("DiLoCoX: " + parameter.name + ": expected a dense floating-point tensor, got " +
                       std::string(tensor.toString()));
     }
+    tensors.push_back(tensor);
+  }
+  const HostParameters hosts(std::move(tensors));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    OuterParameter& parameter = parameters[i];
+    const at::Tensor& tensor = parameter.tensor;
     Kept kept;
     kept.number = number++;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
-    kept.outer = onHost(tensor).clone();
+    kept.outer = hosts.wide(i).clone();
     kept.message = at::zeros_like(kept.outer);
     if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
     if (options.mode != OuterMode::sync) kept.mark = at::zeros_like(kept.outer);
@@ -117,20 +120,25 @@ template <class F>
 void Fragment::pass(F&& f) {
   const c10::NoGradGuard no_grad;
   const FloatEnv env;
-  for (Kept& kept : kept_) {
-    const at::Tensor host = onHost(kept.parameter.tensor);
+  std::vector<at::Tensor> parameters;
+  for (const Kept& kept : kept_)
+    parameters.push_back(kept.parameter.tensor);
+  HostParameters hosts(std::move(parameters));
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    const at::Tensor host = hosts.wide(i);
     const auto at = [](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
     };
     f(OuterSpan{at(host), at(kept.outer), at(kept.momentum), at(kept.mark), at(kept.message), at(kept.rounding),
                 at(kept.own_message), at(kept.own_momentum), static_cast<size_t>(host.numel())});
-    if (host.is_alias_of(kept.parameter.tensor)) continue;
-    kept.parameter.tensor.copy_(host);
+    hosts.round(i, host);
     if (!kept.rounding.defined()) continue;
     // Training starts from what was written: what rounding added is no training.
-    kept.rounding.copy_(onHost(kept.parameter.tensor).sub_(host));
+    kept.rounding.copy_(hosts.wide(i).sub_(host));
     if (kept.mark.defined()) kept.mark.add_(kept.rounding);
   }
+  hosts.store();
 }
 
 void Fragment::send(OpQueue& queue, uint32_t step, bool marks) {

@@ -17,7 +17,8 @@
 namespace lowcomm {
 
 // A tensor that an outer loop averages, under the name that its state has in a checkpoint. Of any device and floating
-// dtype: what is not contiguous fp32 in host memory is copied there and back for an outer step.
+// dtype: what is not contiguous fp32 in host memory is copied there and back for an outer step, a CUDA fragment's
+// parameters by one pinned buffer of their own types.
 struct OuterParameter {
   std::string name;
   at::Tensor tensor;

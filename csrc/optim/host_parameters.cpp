@@ -1,0 +1,64 @@
+#include "optim/host_parameters.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <map>
+#include <utility>
+
+namespace lowcomm {
+namespace {
+
+constexpr int64_t kAligned = 64;  // bytes: views of the buffer are of any element type
+
+int64_t roomOf(const at::Tensor& tensor) {
+  const auto bytes = static_cast<int64_t>(tensor.numel() * tensor.element_size());
+  return (bytes + kAligned - 1) / kAligned * kAligned;
+}
+
+}  // namespace
+
+HostParameters::HostParameters(std::vector<at::Tensor> parameters) : parameters_(std::move(parameters)) {
+  int64_t bytes = 0;
+  for (at::Tensor& parameter : parameters_) {
+    parameter = parameter.detach();
+    if (parameter.is_cuda()) bytes += roomOf(parameter);
+  }
+  pinned_.resize(parameters_.size());
+  if (bytes == 0) return;
+  const at::Tensor buffer = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  std::map<c10::DeviceIndex, c10::Event> copied;
+  int64_t first = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& from = parameters_[i];
+    if (!from.is_cuda()) continue;
+    const auto size = static_cast<int64_t>(from.numel() * from.element_size());
+    pinned_[i] = buffer.narrow(0, first, size).view(from.scalar_type()).view(from.sizes());
+    pinned_[i].copy_(from, /*non_blocking=*/true);
+    copied.try_emplace(from.device().index(), from.device().type());
+    first += roomOf(from);
+  }
+  for (auto& [index, event] : copied) {
+    const c10::impl::VirtualGuardImpl guard(event.device_type());
+    event.record(guard.getStream({event.device_type(), index}));
+    event.synchronize();
+  }
+}
+
+at::Tensor HostParameters::wide(size_t i) const {
+  const at::Tensor& host = pinned_[i].defined() ? pinned_[i] : parameters_[i];
+  return host.to(at::kCPU, at::kFloat).contiguous();
+}
+
+void HostParameters::round(size_t i, const at::Tensor& wide) {
+  const at::Tensor& host = pinned_[i].defined() ? pinned_[i] : parameters_[i];
+  if (!wide.is_alias_of(host)) host.copy_(wide);
+}
+
+void HostParameters::store() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (pinned_[i].defined()) parameters_[i].copy_(pinned_[i], /*non_blocking=*/true);
+  }
+}
+
+}  // namespace lowcomm

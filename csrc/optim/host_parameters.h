@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+namespace lowcomm {
+
+// Parameters in host memory for a pass over them. Those of CUDA devices come there and go back through one pinned
+// buffer, with one wait for all of them: one by one and pageable they would take several times as long.
+class HostParameters {
+ public:
+  // Waits until the device has copied; of other tensors nothing is copied yet.
+  explicit HostParameters(std::vector<at::Tensor> parameters);
+
+  // fp32 and contiguous: the parameter's own memory where it is that on the host.
+  at::Tensor wide(size_t i) const;
+
+  // Rounds what a pass made of wide(i) to the parameter's type. wide(i) is that from then on.
+  void round(size_t i, const at::Tensor& wide);
+
+  // The CUDA parameters become what they were rounded to: enqueued on each device's current stream.
+  void store() const;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> pinned_;  // of a parameter's type and shape; undefined where it is on the host
+};
+
+}  // namespace lowcomm
