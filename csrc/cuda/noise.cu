@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 
 #include "codec/error.h"
@@ -17,8 +18,9 @@ struct NoiseArgs {
   T* out;
   const T* x;  // null: the sum alone
   uint64_t first, count;
-  const NoiseTerm* terms;
+  const NoiseTerm* terms;  // null: the carried ones
   size_t term_count;
+  NoiseTerm carried[kCarriedTerms];
 };
 
 // A warp takes kTiles blocks of 512 elements of the tensor at a time: all that a generator's call of its makes.
@@ -112,7 +114,8 @@ __device__ inline void addTile(const NoiseArgs<T>& args, uint64_t start, const T
 }
 
 template <Noise kNoise, class T>
-__global__ void __launch_bounds__(kThreads) addByWarp(NoiseArgs<T> args) {
+__global__ void __launch_bounds__(kThreads) addByWarp(const __grid_constant__ NoiseArgs<T> args) {
+  const NoiseTerm* const terms = args.terms != nullptr ? args.terms : args.carried;
   const Seat seat = Seat::ofThisThread();
   constexpr uint64_t kShare = kTiles<kNoise> * kBlock;
   const uint64_t end = args.first + args.count, stride = uint64_t{gridDim.x} * kWarps * kShare;
@@ -121,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) addByWarp(NoiseArgs<T> args) {
     Tile sum[kTiles<kNoise>];  // in registers: only unrolled loops may index it
     for (size_t from = 0; from < args.term_count; from += kNoiseGroup) {
       const size_t to = from + kNoiseGroup < args.term_count ? from + kNoiseGroup : args.term_count;
-      addGroup(sum, start / kBlock, args.terms, from, to, seat);
+      addGroup(sum, start / kBlock, terms, from, to, seat);
     }
 #pragma unroll
     for (uint32_t t = 0; t < kTiles<kNoise>; ++t)
@@ -139,33 +142,55 @@ void addAs(const Place& place, const NoiseArgs<T>& args) {
   launch(place, kDoing, addByWarp<kNoise, T>, gridOf(wanted, place.device, kDoing), kThreads, args);
 }
 
+// `terms` are the device's, or null, and then `carried` has them.
+struct Terms {
+  const NoiseTerm* terms;
+  size_t count;
+  std::span<const NoiseTerm> carried = {};
+};
+
 template <class T>
 void add(const Place& place, Noise noise, void* out, const void* x, uint64_t first, uint64_t count,
-         const NoiseTerm* terms, size_t term_count) {
-  const NoiseArgs<T> args{static_cast<T*>(out), static_cast<const T*>(x), first, count, terms, term_count};
+         const Terms& terms) {
+  NoiseArgs<T> args{static_cast<T*>(out), static_cast<const T*>(x), first, count, terms.terms, terms.count, {}};
+  std::copy(terms.carried.begin(), terms.carried.end(), args.carried);
   noise == Noise::gaussian ? addAs<Noise::gaussian>(place, args) : addAs<Noise::rademacher>(place, args);
 }
 
-}  // namespace
-
-void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
-              const NoiseTerm* terms, size_t term_count) {
+void addAny(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
+            const Terms& terms) {
   const std::string doing = std::string(kDoing) + ": ";
-  if (term_count == 0) throw ValueError(doing + "terms: expected 1 or more, got 0");
+  if (terms.count == 0) throw ValueError(doing + "terms: expected 1 or more, got 0");
   if (x == nullptr && dtype != DType::float32) {
     throw TypeError(doing + "elements without an x: expected float32, got " + dtypeName(dtype));
   }
   if (count == 0) return;
   switch (dtype) {
     case DType::float32:
-      return add<float>(place, noise, out, x, first, count, terms, term_count);
+      return add<float>(place, noise, out, x, first, count, terms);
     case DType::float16:
-      return add<Float16>(place, noise, out, x, first, count, terms, term_count);
+      return add<Float16>(place, noise, out, x, first, count, terms);
     case DType::bfloat16:
-      return add<Bfloat16>(place, noise, out, x, first, count, terms, term_count);
+      return add<Bfloat16>(place, noise, out, x, first, count, terms);
     default:
       throw TypeError(doing + "elements: expected float32, float16 or bfloat16, got " + dtypeName(dtype));
   }
+}
+
+}  // namespace
+
+void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
+              const NoiseTerm* terms, size_t term_count) {
+  addAny(place, noise, out, x, dtype, first, count, {terms, term_count});
+}
+
+void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
+              std::span<const NoiseTerm> terms) {
+  if (terms.size() > kCarriedTerms) {
+    throw ValueError(std::string(kDoing) + ": terms that a launch carries: expected up to " +
+                     std::to_string(kCarriedTerms) + ", got " + std::to_string(terms.size()));
+  }
+  addAny(place, noise, out, x, dtype, first, count, {nullptr, terms.size(), terms});
 }
 
 }  // namespace lowcomm::cuda

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cuda/device.h"
 #include "kernels/dtype.h"
@@ -20,5 +21,10 @@ namespace lowcomm::cuda {
 // by the tests' simulator only so far, as all that is here (cuda/grid.h).
 void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
               const NoiseTerm* terms, size_t term_count);
+
+// The same of up to kCarriedTerms terms in host memory, which are read before it returns: they go with the launch.
+inline constexpr size_t kCarriedTerms = 64;
+void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
+              std::span<const NoiseTerm> terms);
 
 }  // namespace lowcomm::cuda

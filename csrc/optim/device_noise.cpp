@@ -5,6 +5,8 @@
 #if LOWCOMM_CUDA_KERNELS
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <cstring>
+
 #include "cuda/accumulate.h"
 #include "cuda/noise.h"
 #include "state/stream_handle.h"
@@ -23,13 +25,20 @@ cuda::Place placeOf(const at::Tensor& tensor) {
 
 void addOnDevice(const at::Tensor& out, const at::Tensor& x, Noise noise, uint64_t first,
                  std::span<const NoiseTerm> terms) {
-  // The kernel reads the terms when the stream comes to it; memory of torch's allocator outlives that.
+  const cuda::Place place = placeOf(out);
+  const DType dtype = wireType(out.scalar_type());
+  const auto count = static_cast<uint64_t>(out.numel());
+  if (terms.size() <= cuda::kCarriedTerms) {
+    cuda::addNoise(place, noise, out.mutable_data_ptr(), x.const_data_ptr(), dtype, first, count, terms);
+    return;
+  }
+  // The host waits for none of it: torch's allocators give neither memory away before the stream is past it.
   const at::Tensor listed =
-      at::from_blob(const_cast<NoiseTerm*>(terms.data()), {static_cast<int64_t>(terms.size_bytes())}, at::kByte)
-          .to(out.device());
-  cuda::addNoise(placeOf(out), noise, out.mutable_data_ptr(), x.const_data_ptr(), wireType(out.scalar_type()), first,
-                 static_cast<uint64_t>(out.numel()), static_cast<const NoiseTerm*>(listed.const_data_ptr()),
-                 terms.size());
+      at::empty({static_cast<int64_t>(terms.size_bytes())}, at::TensorOptions(at::kByte).pinned_memory(true));
+  std::memcpy(listed.mutable_data_ptr(), terms.data(), terms.size_bytes());
+  const at::Tensor there = listed.to(out.device(), /*non_blocking=*/true);
+  cuda::addNoise(place, noise, out.mutable_data_ptr(), x.const_data_ptr(), dtype, first, count,
+                 static_cast<const NoiseTerm*>(there.const_data_ptr()), terms.size());
 }
 
 }  // namespace

@@ -43,12 +43,21 @@ void expectSame(Noise noise, DType dtype, const std::vector<T>& x, uint64_t firs
   addNoise(*scalarKernels(), noise, expected.data() + offset, with_x ? x.data() + offset : nullptr, dtype, first, count,
            all);
   OnDevice<NoiseTerm> there{std::span<const NoiseTerm>(all)};
-  OnDevice<T> source{std::span<const T>(x)}, out{std::span<const T>(x)};
-  for (bool in_place : {false, true}) {
-    T* to = (in_place ? source : out).data() + offset;
-    cuda::addNoise({}, noise, to, with_x ? source.data() + offset : nullptr, dtype, first, count, there.data(), terms);
-    const std::vector<T> got = (in_place ? source : out).host();
-    ASSERT_TRUE(x.empty() || std::memcmp(got.data(), expected.data(), x.size() * sizeof(T)) == 0) << name;
+  for (bool carried : {true, false}) {
+    if (carried && terms > cuda::kCarriedTerms) continue;
+    OnDevice<T> source{std::span<const T>(x)}, out{std::span<const T>(x)};
+    for (bool in_place : {false, true}) {
+      T* to = (in_place ? source : out).data() + offset;
+      const T* from = with_x ? source.data() + offset : nullptr;
+      if (carried) {
+        cuda::addNoise({}, noise, to, from, dtype, first, count, all);
+      } else {
+        cuda::addNoise({}, noise, to, from, dtype, first, count, there.data(), terms);
+      }
+      const std::vector<T> got = (in_place ? source : out).host();
+      ASSERT_TRUE(x.empty() || std::memcmp(got.data(), expected.data(), x.size() * sizeof(T)) == 0)
+          << name << ", carried " << carried;
+    }
   }
 }
 
@@ -117,6 +126,8 @@ TEST(CudaNoiseErrors, WhatIsNoSumIsRefused) {
   EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, &term, 0), ValueError);
   EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float64, 0, 1, &term, 1), TypeError);
   EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, nullptr, DType::float16, 0, 1, &term, 1), TypeError);
+  const std::vector<NoiseTerm> many(cuda::kCarriedTerms + 1);
+  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, many), ValueError);
 }
 
 }  // namespace
