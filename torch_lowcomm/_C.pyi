@@ -71,6 +71,9 @@ class Options(Backend.Options):
         staged: Whether CUDA tensors that are coded are coded on their device, so that only codes are copied to the host;
             where False, or where the build or the device cannot, their values are. Each rank's own affair
             (LOWCOMM_STAGED; 0).
+        nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
+            group's first CUDA tensor on. False: never, and gloo serves them by host memory: for ranks that share a GPU,
+            or hosts that NCCL does not reach each other by. True: a group is not made without it (LOWCOMM_NCCL; None).
 
     Raises:
         ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.
@@ -90,6 +93,7 @@ class Options(Backend.Options):
         ring_from: int | None = None,
         flight_record: int | None = None,
         staged: bool | None = None,
+        nccl: bool | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -111,6 +115,8 @@ class Options(Backend.Options):
     def flight_record(self) -> int | None: ...
     @property
     def staged(self) -> bool | None: ...
+    @property
+    def nccl(self) -> bool | None: ...
 
 class Residual:
     def __init__(self, shape: Sequence[int]) -> None: ...

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch_lowcomm.codec import caution_of_policy
 logger = logging.getLogger("torch_lowcomm")
 
 
-def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta, connections: int = 1) -> Any:
+def make_inner(role: str, store: Store, rank: int, size: int, of: _C.Options, connections: int = 1) -> Any:
     """Make an inner backend.
 
     Args:
@@ -23,7 +22,7 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
         store: Rendezvous store of the group; each role uses keys of its own in it.
         rank: This process's rank in the group.
         size: Number of ranks.
-        timeout: Time-out of the inner backend.
+        of: The group's options: time-out, name and global ranks.
         connections: Connections of a lane to every peer, each with a thread of its own; a transfer's tag picks one.
 
     Returns:
@@ -31,10 +30,10 @@ def make_inner(role: str, store: Store, rank: int, size: int, timeout: timedelta
     """
     # The class is named in distributed_c10d too, where `torch_lowcomm run` puts lowcomm in its place: take the original.
     if role == "device":
-        return _make_nccl(store, rank, size, timeout)
+        return _make_nccl(store, rank, size, of)
     options = ProcessGroupGloo._Options()
     options._devices = _devices(connections if role == "lane" else None)
-    options._timeout = timeout
+    options._timeout = of._timeout
     # A lane only sends and receives, which no worker thread takes part in.
     options._threads = 1 if role == "lane" else 2 * len(options._devices)
     prefix = torch.distributed.PrefixStore(role, store)
@@ -57,13 +56,15 @@ def _devices(connections: int | None) -> list[Any]:
     ]
 
 
-def _make_nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
-    if not (torch.cuda.is_available() and torch.distributed.is_nccl_available()):
+def _make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
+    if not (torch.distributed.is_nccl_available() and torch.cuda.is_available()):
         return None
     from torch._C._distributed_c10d import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    options._timeout = of._timeout
+    # By these its flight recorder and its time-outs name group and ranks.
+    options.group_name, options.global_ranks_in_group = of.group_name, of.global_ranks_in_group
     return ProcessGroupNCCL(torch.distributed.PrefixStore("device", store), rank, size, options)
 
 

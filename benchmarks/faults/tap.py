@@ -8,6 +8,7 @@ per peer: where one side of it closes, the other is closed.
 from __future__ import annotations
 
 import contextlib
+import copy
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -134,12 +135,14 @@ class Tap:
                 del self._at[peer]
         return act(frame) if act else [frame]
 
-    def _open(self, make: Callable[..., Any], real: Any, size: int, _: timedelta, connections: int) -> Any:
+    def _open(self, make: Callable[..., Any], real: Any, size: int, of: Any, connections: int) -> Any:
         inside = dist.HashStore()
+        patient = copy.copy(of)
+        patient._timeout = _LONG
         ends: dict[int, Any] = {}
 
         def end(rank: int) -> None:
-            ends[rank] = make("lane", inside, rank, size, _LONG, connections)
+            ends[rank] = make("lane", inside, rank, size, patient, connections)
 
         threads = [threading.Thread(target=end, args=(rank,)) for rank in range(size)]
         for thread in threads:

@@ -27,7 +27,7 @@ Hello greeting(const Settings& settings) {
       {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)}, {"connections", std::to_string(settings.connections)},
-      {"ring_from", std::to_string(settings.ring_from)},
+      {"ring_from", std::to_string(settings.ring_from)},     {"nccl", settings.ncclText()},
   };
   return hello;
 }
@@ -38,14 +38,16 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     : c10d::Backend(rank, size), store_(std::move(store)), options_(std::move(options)), make_(std::move(make)) {
   try {
     settings_ = options_->resolve();
+    if (settings_.nccl == true && !forDevices()) {
+      throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
+    }
   } catch (const ValueError& error) {
     refuseHands(*store_, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
   translated([&] { epoch_ = shakeHands(*store_, rank, size, greeting(settings_), options_->timeout); });
   NoPythonObjects guard;
-  host_ = make_(Role::host, store_, rank, size, options_->timeout, 1);
-  device_ = make_(Role::device, store_, rank, size, options_->timeout, 1);
+  host_ = make_(Role::host, store_, rank, size, options_, 1);
   connect();
   init();
 }
@@ -66,8 +68,11 @@ void LowcommBackend::release() {
     callbacks_->stop();
     engine_.reset();
     host_.reset();
-    device_.reset();
     store_.reset();
+    BackendPtr device;  // goes after the lock
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    device_asked_ = true;
+    device.swap(device_);
   });
   leaveRegistry();
 }
@@ -99,11 +104,36 @@ Engine& LowcommBackend::engine() {
   return *engine;
 }
 
+// What serves CUDA tensors, or null where there is none. Made when the first of them comes, on each rank by itself: its
+// constructor talks to nobody, and a process that has none must not wake the CUDA driver, nor end with its threads.
+BackendPtr LowcommBackend::forDevices() {
+  {
+    std::lock_guard<std::mutex> lock(device_mutex_);
+    if (device_asked_) return device_;
+  }
+  // Without the lock: the maker takes the interpreter's, which who asks for this one may hold.
+  BackendPtr made;
+  if (settings().nccl != false) {
+    NoPythonObjects guard;
+    made = make_(Role::device, store_, rank_, size_, options_, 1);
+    if (made && !getGroupUid().empty()) made->setGroupUid(getGroupUid());
+  }
+  std::lock_guard<std::mutex> lock(device_mutex_);
+  device_asked_ = true;
+  device_ = made;
+  return made;
+}
+
+BackendPtr LowcommBackend::madeForDevices() const {
+  std::lock_guard<std::mutex> lock(device_mutex_);
+  return device_;
+}
+
 // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
 void LowcommBackend::connect() {
   auto lane = [&](const char* name, uint64_t connections) {
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store_);
-    return make_(Role::lane, prefixed, rank_, size_, options_->timeout, static_cast<int>(connections));
+    return make_(Role::lane, prefixed, rank_, size_, options_, static_cast<int>(connections));
   };
   BackendPtr control = lane("control", 1);  // in an order that every rank shares: both wait for all ranks
   BackendPtr bulk = lane("bulk", settings_.connections);
@@ -215,14 +245,14 @@ void LowcommBackend::noteExact(const std::string& op, const std::string& because
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
   host_->setTimeout(timeout);
-  if (device_) device_->setTimeout(timeout);
+  if (BackendPtr device = madeForDevices()) device->setTimeout(timeout);
   if (Engine* engine = running()) engine->setTimeout(timeout);
 }
 
 void LowcommBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
   host_->setGroupUid(uid);
-  if (device_) device_->setGroupUid(uid);
+  if (BackendPtr device = madeForDevices()) device->setGroupUid(uid);
 }
 
 BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -263,52 +293,58 @@ c10::intrusive_ptr<Options> LowcommBackend::childOptions(
 }
 
 void LowcommBackend::eagerConnectSingleDevice(at::Device device) {
-  if (device_ && !device.is_cpu()) device_->eagerConnectSingleDevice(device);
+  if (device.is_cpu()) return;
+  if (BackendPtr inner = forDevices()) inner->eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType LowcommBackend::getError() {
-  if (device_) return device_->getError();
+  if (BackendPtr device = madeForDevices()) return device->getError();
   Engine* engine = running();
   return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
-  return (device_ ? device_ : host_)->getMemAllocator();
+  BackendPtr device = forDevices();
+  return (device ? device : host_)->getMemAllocator();
 }
 
 at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
-  return (device_ ? device_ : host_)->allocateTensor(size, options);
+  BackendPtr device = options.device().is_cpu() ? nullptr : forDevices();
+  return (device ? device : host_)->allocateTensor(size, options);
 }
 
 bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
-  return device_ && device_->supportsTensorAlloc(device);
+  BackendPtr inner = forDevices();
+  return inner && inner->supportsTensorAlloc(device);
 }
 
 void LowcommBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  (device_ ? device_ : host_)->registerOnCompletionHook(std::move(hook));
+  BackendPtr device = forDevices();
+  (device ? device : host_)->registerOnCompletionHook(std::move(hook));
 }
 
 void LowcommBackend::waitForPendingWorks() {
   if (Engine* engine = running()) blocking([&] { engine->drain(); });
-  if (device_) device_->waitForPendingWorks();
+  if (BackendPtr device = madeForDevices()) device->waitForPendingWorks();
 }
 
 void LowcommBackend::enableCollectivesTiming() {
-  (device_ ? device_ : host_)->enableCollectivesTiming();
+  BackendPtr device = forDevices();
+  (device ? device : host_)->enableCollectivesTiming();
 }
 
 void LowcommBackend::abort() {
   if (Engine* engine = running(/*stop=*/true))
     blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
   host_->abort();
-  if (device_) device_->abort();
+  if (BackendPtr device = madeForDevices()) device->abort();
 }
 
 void LowcommBackend::shutdown() {
   stop();
   leaveRegistry();
   host_->shutdown();
-  if (device_) device_->shutdown();
+  if (BackendPtr device = madeForDevices()) device->shutdown();
 }
 
 std::string LowcommBackend::flightRecord() {
@@ -344,10 +380,10 @@ void LowcommBackend::expectLiving(const std::string& op) {
 
 // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
 // missing or may not be used because the policy wants the op coded.
-bool LowcommBackend::ownOp(const at::Tensor& tensor, const std::string& op) const {
+bool LowcommBackend::ownOp(const at::Tensor& tensor, const std::string& op) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized()) return false;
   if (tensor.device().is_cpu()) return true;
-  return tensor.device().is_cuda() && (!device_ || settings().policy.codec(op));
+  return tensor.device().is_cuda() && (settings().policy.codec(op) || !forDevices());
 }
 
 bool LowcommBackend::named(const std::string& op) const {

@@ -27,9 +27,10 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 enum class Role { host, device, lane };
 
 // Makes an inner backend: Role::host a full ProcessGroupGloo, Role::device a ProcessGroupNCCL or null where there is
-// none, Role::lane a ProcessGroupGloo with `connections` of its own to every peer for lowcomm's frames.
-using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size, std::chrono::milliseconds timeout,
-                                           int connections)>;
+// none, Role::lane a ProcessGroupGloo with `connections` of its own to every peer for lowcomm's frames. `options` are
+// the group's: time-out, name, global ranks.
+using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size,
+                                           const c10::intrusive_ptr<Options>& options, int connections)>;
 
 // The numbers a stochastic codec draws by, for callers that keep count of tensors and steps themselves.
 struct Counter {
@@ -206,7 +207,9 @@ class LowcommBackend : public c10d::Backend {
   struct Coded;
   struct Flight;
 
-  c10d::Backend& innerFor(const at::Tensor& tensor) const;
+  c10d::Backend& innerFor(const at::Tensor& tensor);
+  BackendPtr forDevices();
+  BackendPtr madeForDevices() const;
   WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
                    const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true,
                    std::function<void()> finish = {}, const std::string& detail = "");
@@ -219,7 +222,7 @@ class LowcommBackend : public c10d::Backend {
   void finish(Flight& flight);
   WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
                         const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
-  bool ownOp(const at::Tensor& tensor, const std::string& op) const;
+  bool ownOp(const at::Tensor& tensor, const std::string& op);
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
   int globalRank() const;
   bool named(const std::string& op) const;
@@ -279,7 +282,10 @@ class LowcommBackend : public c10d::Backend {
   StorePtr store_;
   c10::intrusive_ptr<Options> options_;
   MakeInner make_;
-  BackendPtr host_, device_;
+  BackendPtr host_;
+  mutable std::mutex device_mutex_;
+  bool device_asked_ = false;  // whether `device_` is what there is
+  BackendPtr device_;          // null: there is none, or nobody has needed it yet
   uint32_t epoch_ = 0;
   mutable std::mutex settings_mutex_;
   Settings settings_;

@@ -37,9 +37,9 @@ WorkPtr LowcommBackend::endCoalescing() {
     if (p.prepare && !p.work->issued()) p.prepare();
   }
   // NCCL starts grouped ops together, so their order does not matter to it.
-  const bool grouped =
-      device_ && std::any_of(pending.begin(), pending.end(), [](const Pending& p) { return p.device; });
-  if (grouped) device_->startCoalescing();
+  const bool devices = std::any_of(pending.begin(), pending.end(), [](const Pending& p) { return p.device; });
+  const BackendPtr grouped = devices ? forDevices() : nullptr;
+  if (grouped) grouped->startCoalescing();
   for (bool receives : {true, false}) {
     for (Pending& p : pending) {
       if (p.receive != receives) continue;
@@ -48,7 +48,7 @@ WorkPtr LowcommBackend::endCoalescing() {
     }
   }
   if (grouped) {
-    if (WorkPtr work = device_->endCoalescing()) group->add(work);
+    if (WorkPtr work = grouped->endCoalescing()) group->add(work);
   }
   group->issue();
   return group;

@@ -72,9 +72,10 @@ class Contiguous {
 
 }  // namespace
 
-c10d::Backend& LowcommBackend::innerFor(const at::Tensor& tensor) const {
-  if (!tensor.defined() || tensor.device().is_cpu() || !device_) return *host_;
-  return *device_;
+c10d::Backend& LowcommBackend::innerFor(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().is_cpu()) return *host_;
+  BackendPtr device = forDevices();  // stays the group's
+  return device ? *device : *host_;
 }
 
 WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,

@@ -45,6 +45,11 @@ uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char*
   return static_cast<uint64_t>(value);
 }
 
+// A switch as a number, which environment variables give it as.
+std::optional<int64_t> number(const std::optional<bool>& given) {
+  return given ? std::optional<int64_t>(*given) : std::nullopt;
+}
+
 constexpr int64_t kMostConnections = 64;
 constexpr int64_t kMostRecorded = 65536;
 
@@ -69,8 +74,9 @@ Settings fill(const Options& o, Lookup lookup) {
   settings.ring_from = integer(lookup, o.ring_from, "ring_from", "LOWCOMM_RING_FROM", settings.ring_from, 0, kAny);
   settings.flight_record = integer(lookup, o.flight_record, "flight_record", "LOWCOMM_FLIGHT_RECORD",
                                    settings.flight_record, 0, kMostRecorded);
-  settings.staged = integer(lookup, o.staged ? std::optional<int64_t>(*o.staged) : std::nullopt, "staged",
-                            "LOWCOMM_STAGED", settings.staged, 0, 1) == 1;
+  settings.staged = integer(lookup, number(o.staged), "staged", "LOWCOMM_STAGED", settings.staged, 0, 1) == 1;
+  const char* text = lookup("LOWCOMM_NCCL");
+  if (o.nccl || (text && *text)) settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
   return settings;
 }
 
@@ -88,10 +94,11 @@ Settings Options::resolve() const {
 
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
+  auto truth = [](const std::optional<bool>& value) { return value ? (*value ? "True" : "False") : "None"; };
   return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
          ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
-         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) +
-         ", staged=" + (staged ? (*staged ? "True" : "False") : "None") +
+         ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) + ", staged=" + truth(staged) +
+         ", nccl=" + truth(nccl) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

@@ -21,13 +21,15 @@ struct Settings {
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
   bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
+  std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
+
+  std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
 };
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED),
-// then from the defaults of Settings. Frozen once made; c10d hands the same object to every group, so a group copies
-// it.
+// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings. Frozen once made; c10d hands the same object to
+// every group, so a group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 
@@ -39,6 +41,7 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> ring_from;
   std::optional<int64_t> flight_record;
   std::optional<bool> staged;
+  std::optional<bool> nccl;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 

@@ -61,6 +61,7 @@ def _refused(r):
         ("LOWCOMM_POLICY", "all_gather=foo8"),
         ("LOWCOMM_MIN_BYTES", "few"),
         ("LOWCOMM_SEED", "-3"),
+        ("LOWCOMM_NCCL", "2"),
     ]:
         os.environ[variable] = value
         with pytest.raises(ValueError, match=f"{variable}.*{value.split('=')[-1]}"):

@@ -98,7 +98,9 @@ def _nccl() -> str:
     """Whether exact ops on CUDA tensors have a backend."""
     if not dist.is_nccl_available():
         return "this torch has no nccl, exact ops take host tensors only"
-    return "nccl for exact ops on CUDA tensors" if torch.cuda.is_available() else "nccl finds no GPU"
+    if not torch.cuda.is_available():
+        return "nccl finds no GPU"
+    return "nccl for exact ops from a group's first CUDA tensor on (LOWCOMM_NCCL=0: never)"
 
 
 def main(arguments: argparse.Namespace) -> int:
