@@ -50,6 +50,8 @@ class OpQueue:
 def _run(run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: Any) -> None:
     """An op, on the worker: whatever comes of it, its future ends."""
     _this_thread.works = True
+    if stream is not None:
+        torch.cuda.set_device(stream.device)  # for good: a device that is given back gets a context
     with torch.cuda.stream(stream), torch.no_grad():
         try:
             run()

@@ -61,12 +61,13 @@ WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::
                     " and ", owners.size(), " for ", tensors.size());
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(tensors[0]);
+  DeviceQueue* queue = queueOf(kOp, tensors[0]);
   prepared->enter(queue, stageFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
   CompressedMessage message{
       wireType(tensors[0].scalar_type()), codec, projection, {drawKey(), streamOf(globalRank(), 0), step}, {}};
-  for (const auto& tensor : tensors)
-    message.tensors.push_back({prepared->sourceAndTarget(tensor, queue), static_cast<uint64_t>(tensor.numel())});
+  const std::vector<void*> elements = prepared->sourcesAndTargets(tensors, queue);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    message.tensors.push_back({elements[i], static_cast<uint64_t>(tensors[i].numel())});
   // Lent once nothing but a state's own mistake can fail before the op is queued.
   bool low_rank = false;
   for (size_t i = 0; i < states.size(); ++i) {

@@ -16,7 +16,26 @@ c10::Stream currentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
+AskCapturing installed = nullptr;
+
+template <class Stream>
+bool captures(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) {
+    return stream.is_capturing();
+  } else {
+    return installed && installed();
+  }
+}
+
 }  // namespace
+
+void setAskCapturing(AskCapturing ask) {
+  installed = ask;
+}
+
+bool DeviceQueue::capturing(c10::Device device) {
+  return captures(currentStream(device));
+}
 
 DeviceQueue::DeviceQueue(c10::Device device) : device_(device), side_(sideStream(device)) {}
 
@@ -41,13 +60,12 @@ DeviceQueue::Mark DeviceQueue::mark() {
   return event;
 }
 
-void DeviceQueue::join(const Mark& mark) {
-  const c10::Device device(mark->device_type(), mark->device_index());
-  mark->block(currentStream(device));
-}
-
 void DeviceQueue::block(const Mark& mark) {
   mark->synchronize();
+}
+
+void DeviceQueue::occupy(c10::Device device) {
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 }  // namespace lowcomm

@@ -17,7 +17,6 @@ namespace lowcomm {
 //   queue.follow(then);            ... the side stream waits for from now on
 //   queue.run([] { copies });      enqueues on the side stream
 //   auto done = queue.mark();      an event after what was run
-//   DeviceQueue::join(done)        the stream current at that moment waits for it (what Work::wait() does)
 //   DeviceQueue::block(done)       the host waits for it
 class DeviceQueue {
  public:
@@ -31,8 +30,15 @@ class DeviceQueue {
   void follow(const Mark& mark);
   void run(const std::function<void()>& enqueue);
   Mark mark();
-  static void join(const Mark& mark);
   static void block(const Mark& mark);
+
+  // Whether what the caller's stream on that device is given now is captured for a CUDA graph and not run.
+  static bool capturing(c10::Device device);
+
+  // Makes a device the calling thread's own, for good: for threads that lowcomm started. A thread whose device is
+  // another one (0, as every thread's at first) opens a context there, of hundreds of MB, each time a guard gives it
+  // back.
+  static void occupy(c10::Device device);
 
   c10::Device device() const { return device_; }
   c10::Stream stream() const { return side_; }
@@ -41,5 +47,9 @@ class DeviceQueue {
   c10::Device device_;
   c10::Stream side_;
 };
+
+// Who tells whether the current stream captures where c10 cannot (torch before 2.13); null: nobody.
+using AskCapturing = bool (*)();
+void setAskCapturing(AskCapturing ask);
 
 }  // namespace lowcomm

@@ -33,6 +33,7 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
       op,
       [prepared, queue, state, copies, ranges](OpContext& context) {
         if (ranges) ranges->follow(context);
+        if (queue) DeviceQueue::occupy(queue->device());
         prepared->start(queue);
         prepared->run(context);
         if (copies) {
@@ -47,12 +48,13 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
         OpCounters moved = counters;
         if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
         stats_.moved(op, moved);
-        work->setArrival(prepared->arrived);
         if (prepared->ended) prepared->ended(error);
         prepared->run = {};
         prepared->stage.reset();
         prepared->kept.clear();
+        prepared->copies_in.clear();
         prepared->copies_out.clear();
+        prepared->packs.clear();
         work->complete(asTorchError(error));
       },
       static_cast<uint32_t>(sequence));

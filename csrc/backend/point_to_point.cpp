@@ -66,7 +66,10 @@ class P2pWork : public EngineWork {
   void finishBeside() {
     if (claimed_.exchange(true)) return;
     auto self = c10::intrusive_ptr<P2pWork>::reclaim_copy(this);
-    threads_->run([self] { self->finishHere(); });
+    threads_->run([self] {
+      if (self->queue_) DeviceQueue::occupy(self->queue_->device());
+      self->finishHere();
+    });
   }
 
   const int source_;
@@ -137,10 +140,11 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
 void LowcommBackend::prepare(Coded& message) {
   if (!message.sends() || message.prepared) return;
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(message.tensor);
+  DeviceQueue* queue = queueOf(message.name(), message.tensor);
   prepared->enter(queue,
                   message.exact() ? nullptr : stageFor(message.name(), queue, {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
+  if (!prepared->stage) prepared->load(queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
   message.prepared = std::move(prepared);  // last: what failed before is tried again
 }
@@ -179,7 +183,6 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   const auto finish = [this, flight](P2pWork& work) {
     Engine& engine = *flight->coded->engine;
     const auto error = engine.beside(flight->message->op, [&] { this->finish(*flight); });
-    work.setArrival(flight->prepared->arrived);
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };

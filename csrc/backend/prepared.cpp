@@ -17,21 +17,15 @@ void LowcommBackend::Prepared::enter(DeviceQueue* queue, std::shared_ptr<Stage> 
   if (!queue) return;
   stage = std::move(given);
   issued = queue->reached();
-  if (!stage) queue->follow(issued);
 }
 
 at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQueue* queue) {
   at::NoGradGuard no_grad;
   at::Tensor host;
   if (queue) {
-    queue->run([&] {
-      at::Tensor dense = input.contiguous();
-      host = at::empty(dense.sizes(), dense.options().device(at::kCPU).pinned_memory(true));
-      host.copy_(dense, /*non_blocking=*/true);
-      kept.push_back(dense);
-    });
+    host = at::empty(input.sizes(), input.options().device(at::kCPU).pinned_memory(true));
+    copies_in.emplace_back(host, input);
     to_host += host.nbytes();
-    landed = queue->mark();
   } else {
     host = plain(input) ? input : input.resolve_conj().resolve_neg().contiguous();
   }
@@ -69,6 +63,28 @@ void* LowcommBackend::Prepared::sourceAndTarget(const at::Tensor& tensor, Device
   return stage ? tensor.mutable_data_ptr() : inPlace(tensor, queue).mutable_data_ptr();
 }
 
+std::vector<void*> LowcommBackend::Prepared::sourcesAndTargets(const Tensors& tensors, DeviceQueue* queue) {
+  std::vector<void*> at;
+  if (!queue || stage) {
+    for (const auto& tensor : tensors)
+      at.push_back(sourceAndTarget(tensor, queue));
+    return at;
+  }
+  int64_t elements = 0;
+  for (const auto& tensor : tensors)
+    elements += tensor.numel();
+  const at::Tensor host = at::empty({elements}, tensors[0].options().device(at::kCPU).pinned_memory(true));
+  packs.push_back({host, tensors});
+  kept.push_back(host);
+  to_host += host.nbytes();
+  auto* next = static_cast<std::byte*>(host.mutable_data_ptr());
+  for (const auto& tensor : tensors) {
+    at.push_back(next);
+    next += tensor.nbytes();
+  }
+  return at;
+}
+
 void LowcommBackend::Prepared::count(OpCounters& counters) const {
   if (stage) {
     counters.device_to_host_bytes += stage->hostBytes();
@@ -78,11 +94,33 @@ void LowcommBackend::Prepared::count(OpCounters& counters) const {
   counters.device_to_host_bytes += to_host;
   for (const auto& [to, from] : copies_out)
     counters.host_to_device_bytes += to.is_cpu() ? 0 : from.nbytes();
+  for (const Pack& pack : packs)
+    counters.host_to_device_bytes += pack.host.nbytes();
+}
+
+void LowcommBackend::Prepared::load(DeviceQueue* queue) {
+  if (!issued) return;
+  at::NoGradGuard no_grad;
+  queue->follow(issued);
+  issued.reset();
+  if (copies_in.empty() && packs.empty()) return;
+  queue->run([&] {
+    for (auto& [to, from] : copies_in)
+      to.copy_(from, /*non_blocking=*/true);
+    for (const Pack& pack : packs) {
+      Tensors flat;
+      for (const auto& part : pack.parts)
+        flat.push_back(part.view(-1));
+      pack.host.copy_(at::cat(flat), /*non_blocking=*/true);
+    }
+  });
+  landed = queue->mark();
 }
 
 void LowcommBackend::Prepared::start(DeviceQueue* queue) {
-  if (stage) queue->follow(issued);
+  load(queue);
   if (landed) DeviceQueue::block(landed);
+  copies_in.clear();
 }
 
 void LowcommBackend::Prepared::finish(DeviceQueue* queue) {
@@ -90,10 +128,21 @@ void LowcommBackend::Prepared::finish(DeviceQueue* queue) {
   auto copy = [&] {
     for (auto& [to, from] : copies_out)
       to.copy_(from, /*non_blocking=*/true);
+    for (Pack& pack : packs) {
+      const at::Tensor flat = at::empty(pack.host.sizes(), pack.parts[0].options());
+      flat.copy_(pack.host, /*non_blocking=*/true);
+      Tensors from;
+      int64_t first = 0;
+      for (const auto& part : pack.parts) {
+        from.push_back(flat.narrow(0, first, part.numel()).view(part.sizes()));
+        first += part.numel();
+      }
+      at::_foreach_copy_(pack.parts, from, /*non_blocking=*/true);
+    }
   };
   if (queue) {
     queue->run(copy);
-    arrived = queue->mark();
+    DeviceQueue::block(queue->mark());
   } else {
     copy();
   }

@@ -12,8 +12,9 @@
 namespace lowcomm {
 
 // An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
-// Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs); a
-// device's go through pinned host copies on a side stream, or stay where they are, with a stage.
+// Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs). A
+// device's go through pinned host copies on a side stream, made when the ops before have ended, or stay where they are,
+// with a stage.
 struct LowcommBackend::Prepared {
   // The op itself, on the worker; what it moves lives in its closure or in `kept`.
   std::function<void(OpContext&)> run;
@@ -25,9 +26,9 @@ struct LowcommBackend::Prepared {
   // does.
   std::shared_ptr<Stage> stage;
 
-  // Behind what the caller's stream has enqueued until now: copies of values from here on, what a stage (null: none)
-  // enqueues from start() on. The side stream is every op's, and those before this one may still be at it: it must not
-  // wait for what comes after them. Without a `queue` nothing happens.
+  // Marks what the caller's stream has enqueued until now, which the op's copies, or its stage (null: none), come
+  // after. The side stream is every op's, and those before this one may still be at it: it must not wait, until load(),
+  // for what comes after them. Without a `queue` nothing happens.
   void enter(DeviceQueue* queue, std::shared_ptr<Stage> given = nullptr);
 
   // Where a collective finds the elements of an input or output: on the device with a stage, else as below.
@@ -35,7 +36,7 @@ struct LowcommBackend::Prepared {
   void* target(const at::Tensor& output);
   void* sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue);
 
-  // A host tensor that holds `input`'s elements contiguously, kept alive here.
+  // A host tensor that holds `input`'s elements contiguously, a device's from start() on; kept alive here.
   at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
 
   // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
@@ -44,18 +45,31 @@ struct LowcommBackend::Prepared {
   // A host tensor that holds `tensor`'s elements contiguously and is written, too.
   at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
 
-  // Before the engine reads: copies from the device have landed, a stage's queue is where it was issued.
+  // As sourceAndTarget(), of each of several contiguous tensors of one type and device: a device's are packed there,
+  // and take one copy of all in either direction, not one a tensor.
+  std::vector<void*> sourcesAndTargets(const Tensors& tensors, DeviceQueue* queue);
+
+  // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
+  void load(DeviceQueue* queue);
+
+  // Before the engine reads: load(), and the copies have landed.
   void start(DeviceQueue* queue);
 
   // What crossed between device and host for the op: payloads of a stage, else values.
   void count(OpCounters& counters) const;
 
-  // After the engine wrote: copies out. On a device: enqueued, and `arrived` marks their end.
+  // After the engine wrote: copies out. On a device they, and what a stage has enqueued, have landed when it returns:
+  // an op that has ended needs nobody to wait for a stream, and its tensors' memory may go at once.
   void finish(DeviceQueue* queue);
 
   std::vector<at::Tensor> kept;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_out;  // (to, from)
-  DeviceQueue::Mark issued, landed, arrived;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from); in: from a device
+  struct Pack {
+    at::Tensor host;  // flat: of all parts, one after the other
+    Tensors parts;
+  };
+  std::vector<Pack> packs;
+  DeviceQueue::Mark issued, landed;
   uint64_t to_host = 0;  // bytes of values
 };
 

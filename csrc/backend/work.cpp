@@ -18,7 +18,7 @@ c10::TypePtr tensorList() {
   return c10::ListType::create(c10::TensorType::get());
 }
 
-// With devices, what waits for the future also waits for the copies that were enqueued when it was completed.
+// With devices, a callback has streams of its own, and who waits for what comes of it waits for these.
 FuturePtr tensorListFuture(std::vector<c10::Device> devices = {}) {
   return c10::make_intrusive<c10::ivalue::Future>(tensorList(), std::move(devices));
 }
@@ -56,12 +56,7 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
                    ": expected its end within ", timeout.count(), " ms; it goes on [op ", name_.op, ", sequence ",
                    name_.sequence, ", group ", name_.group, "]");
   if (auto error = exception()) std::rethrow_exception(error);
-  synchronize();
   return true;
-}
-
-void EngineWork::synchronize() {
-  if (arrived_) DeviceQueue::join(arrived_);
 }
 
 FuturePtr EngineWork::getFuture() {
@@ -96,7 +91,10 @@ void EngineWork::complete(std::exception_ptr error) {
   finish(error);
   if (asked) {
     auto self = c10::intrusive_ptr<EngineWork>::reclaim_copy(this);
-    threads_->run([self, error] { self->tell(error); });
+    threads_->run([self, error] {
+      if (self->queue_) DeviceQueue::occupy(self->queue_->device());
+      self->tell(error);
+    });
   }
 }
 

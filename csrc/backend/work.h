@@ -40,13 +40,10 @@ class EngineWork : public c10d::Work {
   // Blocks until the op is done and rethrows its error. DistBackendError when `timeout` is over first: the op goes on.
   bool wait(std::chrono::milliseconds timeout) override;
 
-  // For outputs on a device: makes the caller's stream wait for the last copy. Done by wait() too.
-  void synchronize() override;
+  // Nothing is left to wait for where an op has ended: outputs on a device are written by then.
+  void synchronize() override {}
 
-  // For outputs on a device: what their last copy is marked by. Called by the worker before complete().
-  void setArrival(DeviceQueue::Mark arrived) { arrived_ = std::move(arrived); }
-
-  // Called once, by the worker; drops the inputs and whatever they kept alive first.
+  // Called once, by the worker, when the outputs are written; drops the inputs and whatever they kept alive first.
   void complete(std::exception_ptr error);
 
  private:
@@ -56,7 +53,6 @@ class EngineWork : public c10d::Work {
   Tensors inputs_, outputs_;
   const std::shared_ptr<CallbackThreads> threads_;
   DeviceQueue* const queue_;
-  DeviceQueue::Mark arrived_;
   std::mutex future_mutex_;
   bool asked_ = false;  // somebody holds the future, and may have callbacks on it
   c10::intrusive_ptr<c10::ivalue::Future> future_;

@@ -1,11 +1,11 @@
 #include "backend/device_queue.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,23 +22,18 @@ class DeviceQueueTest : public testing::Test {
  protected:
   void SetUp() override { reset(); }
 
-  static void note() {
-    told.push_back("run on " + named(c10::impl::VirtualGuardImpl(kType).getStream({kType, current})));
-  }
+  static void note() { tell("run on " + named(c10::impl::VirtualGuardImpl(kType).getStream({kType, current}))); }
 };
 
-TEST_F(DeviceQueueTest, OrdersTheSideStreamAfterTheCallersAndBack) {
+TEST_F(DeviceQueueTest, OrdersTheSideStreamAfterTheCallers) {
   DeviceQueue queue({kType, 0});
   EXPECT_EQ(queue.device(), c10::Device(kType, 0));
   EXPECT_EQ(queue.stream().id(), kPoolStream);
   EXPECT_EQ(told, Told{});
   queue.enter();
   queue.run(note);
-  const auto mark = queue.mark();
-  DeviceQueue::join(mark);
-  DeviceQueue::block(mark);
-  EXPECT_EQ(told, (Told{"record e1 on 0:5", "block 0:7 on e1", "run on 0:7", "record e2 on 0:7", "block 0:5 on e2",
-                        "synchronize e2"}));
+  DeviceQueue::block(queue.mark());
+  EXPECT_EQ(told, (Told{"record e1 on 0:5", "block 0:7 on e1", "run on 0:7", "record e2 on 0:7", "synchronize e2"}));
 }
 
 TEST_F(DeviceQueueTest, SecondDevice) {
@@ -48,21 +43,19 @@ TEST_F(DeviceQueueTest, SecondDevice) {
   queue.run(note);
   EXPECT_EQ(current, 0);
   EXPECT_EQ(streams[1], 6);
-  const auto mark = queue.mark();
-  DeviceQueue::join(mark);
-  EXPECT_EQ(told, (Told{"record e1 on 1:6", "block 1:7 on e1", "run on 1:7", "record e2 on 1:7", "block 1:6 on e2"}));
+  queue.mark();
+  EXPECT_EQ(told, (Told{"record e1 on 1:6", "block 1:7 on e1", "run on 1:7", "record e2 on 1:7"}));
 }
 
-// What Work::wait() promises: the stream that is current when it is called, not the one the op was issued on.
-TEST_F(DeviceQueueTest, JoinIsOfTheStreamCurrentThen) {
-  DeviceQueue queue({kType, 0});
-  const auto mark = queue.mark();
-  {
-    c10::StreamGuard other(c10::Stream(c10::Stream::UNSAFE, {kType, 0}, 9));
-    DeviceQueue::join(mark);
-  }
-  DeviceQueue::join(mark);
-  EXPECT_EQ(told, (Told{"record e1 on 0:7", "block 0:9 on e1", "block 0:5 on e1"}));
+TEST_F(DeviceQueueTest, OccupyLastsAndTellsNoOtherDevice) {
+  DeviceQueue::occupy({kType, 1});
+  EXPECT_EQ(current, 1);
+  DeviceQueue queue({kType, 1});
+  queue.enter();
+  queue.run(note);
+  DeviceQueue::block(queue.mark());
+  EXPECT_EQ(current, 1);
+  EXPECT_EQ(contexts(), (std::set<c10::DeviceIndex>{1}));
 }
 
 // An op that uses the queue later than it was issued holds up nothing that was issued after it, nor is held up.
