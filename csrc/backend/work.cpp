@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <set>
 #include <utility>
@@ -141,19 +142,20 @@ InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequen
 
 bool InnerWork::isCompleted() {
   if (!inner_->isCompleted()) return false;
-  if (inner_->isSuccess()) outcome_->succeed();
+  if (!inner_->exception()) outcome_->succeed();
   return true;
 }
 
+// Not by the inner Work's own isSuccess(), which WorkNCCL throws from.
 bool InnerWork::isSuccess() const {
-  if (!inner_->isSuccess()) return false;
+  if (!inner_->isCompleted() || inner_->exception()) return false;
   outcome_->succeed();
   return true;
 }
 
 void InnerWork::synchronize() {
   inner_->synchronize();
-  if (outcome_->finish && inner_->isCompleted() && inner_->isSuccess()) outcome_->succeed();
+  if (outcome_->finish && inner_->isCompleted() && !inner_->exception()) outcome_->succeed();
 }
 
 std::exception_ptr InnerWork::exception() const {
@@ -212,16 +214,23 @@ FuturePtr InnerWork::getFuture() {
   if (inner && !inner->devices().empty()) {
     future_ = inner;  // a device's carries its stream order
   } else if (inner) {
+    // Gloo's future of a device's tensors does not wait for its copies to them; its synchronize() does.
+    std::vector<c10::Device> devices;
+    if (!outputs_.empty() && !outputs_[0].device().is_cpu()) devices.push_back(outputs_[0].device());
     // The caller's error, and the caller's tensors, for which others stood in. Told by a callback thread, for which
     // the process waits before it ends: the inner backend's would be unwound with a Python callback in its hands.
-    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType(), devices);
     inner->addCallback([threads = threads_, expected = threads_->expect(), outcome = outcome_, outputs = outputs_,
-                        future = future_](c10::ivalue::Future& done) mutable {
+                        devices, future = future_](c10::ivalue::Future& done) mutable {
       auto value = done.hasError() ? c10::IValue() : outputs.empty() ? done.value() : c10::IValue(std::move(outputs));
       auto error = done.exception_ptr();
-      auto tell = [outcome = std::move(outcome), future = std::move(future), value = std::move(value), error] {
+      auto tell = [outcome = std::move(outcome), future = std::move(future), value = std::move(value), devices, error] {
         try {
           if (error) std::rethrow_exception(outcome->op.failed(error));
+          for (const c10::Device& device : devices) {
+            DeviceQueue::occupy(device);
+            outcome->inner->synchronize();
+          }
           outcome->succeed();
           future->markCompleted(value);
         } catch (...) {
@@ -333,22 +342,33 @@ void GroupWork::abort() {
     part->abort();
 }
 
+// The current stream is made to wait for each part, in whose order the callback that is called by the last one is not.
 FuturePtr GroupWork::getFuture() {
   start();
   c10::List<FuturePtr> futures(c10::FutureType::create(tensorList()));
-  for (auto& part : parts_)
+  std::vector<c10::Device> devices;
+  for (auto& part : parts_) {
     futures.push_back(part->getFuture());
-  return c10::collectAll(futures)->then(
-      [](c10::ivalue::Future& done) {
-        c10::List<at::Tensor> tensors;
-        for (const c10::IValue& part : done.value().toListRef()) {
-          const FuturePtr future = part.toFuture();
-          for (const at::Tensor& tensor : future->value().toTensorVector())  // rethrows the part's error
-            tensors.push_back(tensor);
-        }
-        return c10::IValue(std::move(tensors));
-      },
-      tensorList());
+    for (const c10::Device& device : FuturePtr(futures.get(futures.size() - 1))->devices()) {
+      if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+    }
+  }
+  auto all = tensorListFuture(std::move(devices));
+  c10::collectAll(futures)->addCallback([all](c10::ivalue::Future& done) {
+    try {
+      c10::List<at::Tensor> tensors;
+      for (const c10::IValue& part : done.value().toListRef()) {
+        const FuturePtr future = part.toFuture();
+        future->waitAndThrow();
+        for (const at::Tensor& tensor : future->value().toTensorVector())
+          tensors.push_back(tensor);
+      }
+      all->markCompleted(c10::IValue(std::move(tensors)));
+    } catch (...) {
+      all->setErrorIfNeeded(std::current_exception());
+    }
+  });
+  return all;
 }
 
 }  // namespace lowcomm

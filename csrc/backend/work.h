@@ -108,7 +108,11 @@ class InnerWork : public c10d::Work {
     std::once_flag finished;
     void succeed() {
       op.succeeded();
-      if (finish) std::call_once(finished, finish);
+      if (!finish) return;
+      std::call_once(finished, [this] {
+        inner->synchronize();  // of a device: `finish` comes after what the op wrote
+        finish();
+      });
     }
     std::mutex mutex;
     bool settled = false, whole = false;

@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
+#include <set>
 
 #include "fake_device.h"
 
@@ -22,14 +24,33 @@ c10::intrusive_ptr<EngineWork> makeWork(Tensors outputs, std::shared_ptr<Callbac
                                          std::move(threads), queue);
 }
 
-// A tensor that claims to be on the fake device: nothing reads its memory.
-at::Tensor onDevice(std::array<float, 4>& memory) {
-  const c10::Device device(kType, 0);
-  c10::Storage storage(c10::Storage::use_byte_size_t(), sizeof(memory), at::DataPtr(memory.data(), device));
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CUDA), caffe2::TypeMeta::Make<float>());
-  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({4});
-  return tensor;
+// A Work of an inner backend that says of a device's op what NCCL's and gloo's do.
+struct DeviceWork final : c10d::Work {
+  DeviceWork() : c10d::Work(0, c10d::OpType::ALLREDUCE) {}
+  bool isCompleted() override { return done; }
+  bool isSuccess() const override { C10_THROW_ERROR(NotImplementedError, "WorkNCCL::isSuccess() is deprecated"); }
+  std::exception_ptr exception() const override { return error; }
+  void synchronize() override { tell("synchronize the work"); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
+  void end(std::exception_ptr how = nullptr) {
+    done = true;
+    error = how;
+  }
+
+  bool done = false;
+  std::exception_ptr error;
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+};
+
+c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, Tensors outputs,
+                                    std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {}) {
+  return c10::make_intrusive<InnerWork>(work, c10d::OpType::ALLREDUCE, 0, 1,
+                                        InnerOp{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()},
+                                        std::move(outputs), std::move(threads), std::move(finish));
+}
+
+c10::TypePtr tensors() {
+  return c10::ListType::create(c10::TensorType::get());
 }
 
 TEST(EngineWork, CompletesWhoeverAsks) {
@@ -97,6 +118,78 @@ TEST(EngineWork, TheFutureOfDeviceOutputsCarriesTheSideStream) {
     EXPECT_EQ(told.back(), "block 0:5 on e1") << asked;
     work->wait(kNoTimeout);
   }
+}
+
+// c10's own future of several has no devices: it waits for none of their streams, and nobody waits for it.
+TEST(GroupWork, ItsFutureWaitsForEveryDeviceOp) {
+  reset();
+  auto threads = std::make_shared<CallbackThreads>();
+  DeviceQueue queue({kType, 0});
+  auto group = c10::make_intrusive<GroupWork>(0, c10d::OpType::COALESCED);
+  std::vector<c10::intrusive_ptr<EngineWork>> works;
+  for (float value : {1.0f, 2.0f}) {
+    works.push_back(makeWork({onDevice({value})}, threads, &queue));
+    group->add(works.back());
+  }
+  group->issue();
+  auto future = group->getFuture();
+  for (auto& work : works)
+    work->complete(nullptr);
+  threads->stop();
+  const auto all = [&](const std::string& order) { return std::count(told.begin(), told.end(), order); };
+  // The callback's stream waits for both, and is what the future stands for.
+  EXPECT_TRUE(told.back().starts_with("record e3")) << told.back();
+  for (const std::string event : {"e1", "e2"})
+    EXPECT_GE(all("block " + told.back().substr(told.back().find("on ") + 3) + " on " + event), 1) << event;
+  future->wait();
+  EXPECT_EQ(all("block 0:5 on e3"), 1);
+  EXPECT_EQ(future->value().toTensorVector().size(), 2u);
+}
+
+TEST(GroupWork, ItsFutureHasAPartsError) {
+  auto threads = std::make_shared<CallbackThreads>();
+  auto group = c10::make_intrusive<GroupWork>(0, c10d::OpType::COALESCED);
+  auto first = makeWork({at::ones({1})}, threads), second = makeWork({}, threads);
+  group->add(first);
+  group->add(second);
+  group->issue();
+  auto future = group->getFuture();
+  first->complete(nullptr);
+  second->complete(std::make_exception_ptr(std::runtime_error("lost")));
+  EXPECT_THROW(future->waitAndThrow(), std::runtime_error);
+}
+
+TEST(InnerWork, AsksNoInnerWorkWhetherItSucceeded) {
+  auto threads = std::make_shared<CallbackThreads>();
+  for (bool fails : {false, true}) {
+    int finished = 0;
+    auto nccl = c10::make_intrusive<DeviceWork>();
+    auto work = inner(nccl, {}, threads, [&] { ++finished; });
+    EXPECT_FALSE(work->isCompleted());
+    EXPECT_FALSE(work->isSuccess());
+    nccl->end(fails ? std::make_exception_ptr(std::runtime_error("lost")) : nullptr);
+    EXPECT_TRUE(work->isCompleted());
+    EXPECT_EQ(work->isSuccess(), !fails);
+    work->synchronize();
+    EXPECT_EQ(finished, fails ? 0 : 1);
+  }
+}
+
+// Gloo tells the future of a CUDA tensor when it has enqueued the copies back to it.
+TEST(InnerWork, TheFutureOfADeviceTensorWaitsForGloosCopies) {
+  reset();
+  auto threads = std::make_shared<CallbackThreads>();
+  auto gloo = c10::make_intrusive<DeviceWork>();
+  gloo->future = c10::make_intrusive<c10::ivalue::Future>(tensors());
+  const Tensors outputs = {onDevice({1}, 1)};
+  auto work = inner(gloo, outputs, threads);
+  auto future = work->getFuture();
+  gloo->future->markCompleted(c10::IValue(outputs));
+  threads->stop();
+  EXPECT_EQ(told, (Told{"synchronize the work", "record e1 on 1:6"}));
+  EXPECT_EQ(contexts(), (std::set<c10::DeviceIndex>{1}));
+  future->wait();
+  EXPECT_EQ(told.back(), "block 1:6 on e1");
 }
 
 TEST(CallbackThreads, NoTaskWaitsForAnother) {
