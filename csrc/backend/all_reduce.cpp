@@ -33,7 +33,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                                    const Reduction& reduction, std::shared_ptr<Residual> residual) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(tensors[0]);
+  DeviceQueue* queue = queueOf(kOp, tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   const auto travelsExact = [](const CodecSpec& codec) { return codec.id == CodecId::none; };

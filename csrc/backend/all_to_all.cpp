@@ -61,7 +61,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                     outputs[rank_].numel());
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(inputs[0]);
+  DeviceQueue* queue = queueOf(kOp, inputs[0]);
   AllToAllMessage message;
   message.dtype = WireElements(inputs[0]).dtype;
   message.type_name = WireElements(inputs[0]).type_name;

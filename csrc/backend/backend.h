@@ -269,7 +269,9 @@ class LowcommBackend : public c10d::Backend {
   void connect();
   Engine& engine();
   DeviceQueue& queueOf(c10::Device device);
-  DeviceQueue* queueOf(const at::Tensor& tensor);  // null: on the host
+  // Null: on the host. ValueError where a CUDA graph is captured.
+  DeviceQueue* queueOf(const std::string& op, const at::Tensor& tensor);
+  void expectNoCapture(const std::string& op, const at::Tensor& tensor) const;
   InnerOp describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const;
   void expectLiving(const std::string& op);
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;

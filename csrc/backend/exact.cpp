@@ -82,12 +82,13 @@ WorkPtr LowcommBackend::viaInner(c10d::OpType op, const char* name, const Tensor
                                  const std::function<WorkPtr(c10d::Backend&)>& call, bool collective,
                                  std::function<void()> finish, const std::string& detail) {
   expectLiving(name);
+  c10d::Backend& inner = tensors.empty() ? *host_ : innerFor(tensors[0]);
+  if (!tensors.empty() && tensors[0].defined() && &inner == host_.get()) expectNoCapture(name, tensors[0]);
   const uint64_t bytes = bytesOf(tensors);
   // Counted once the inner backend has taken the op: a call that it refuses on one rank must not part that rank's
   // numbers from the others'.
   const uint64_t sequence = sequence_ + (collective ? 1 : 0);
   InnerOp about = describeInner(name, sequence, detail + ", bytes handed over " + std::to_string(bytes));
-  c10d::Backend& inner = tensors.empty() ? *host_ : innerFor(tensors[0]);
   NoPythonObjects guard;
   std::exception_ptr error;
   try {

@@ -68,7 +68,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
                                    Counter counter) {
   expectLiving(kOp);
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(inputs[0]);
+  DeviceQueue* queue = queueOf(kOp, inputs[0]);
   // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {

@@ -15,8 +15,16 @@ DeviceQueue& LowcommBackend::queueOf(c10::Device device) {
   return found->second;
 }
 
-DeviceQueue* LowcommBackend::queueOf(const at::Tensor& tensor) {
+DeviceQueue* LowcommBackend::queueOf(const std::string& op, const at::Tensor& tensor) {
+  expectNoCapture(op, tensor);
   return tensor.device().is_cpu() ? nullptr : &queueOf(tensor.device());
+}
+
+void LowcommBackend::expectNoCapture(const std::string& op, const at::Tensor& tensor) const {
+  TORCH_CHECK_VALUE(
+      tensor.device().is_cpu() || !DeviceQueue::capturing(tensor.device()), "lowcomm: ", op, " on group ", groupName(),
+      ": expected a stream that runs what it is given, got ", tensor.device(),
+      "'s current one, which captures a CUDA graph: an op that the host takes part in cannot be captured");
 }
 
 WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,

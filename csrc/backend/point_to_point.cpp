@@ -158,11 +158,11 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   std::shared_ptr<P2pMessage> message;
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
-    coded->prepared->start(queueOf(coded->tensor));
+    coded->prepared->start(queueOf(coded->name(), coded->tensor));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
                                            coded->tag, coded->prepared->stage.get());
   } else {
-    if (const DeviceQueue* shared = queueOf(coded->tensor)) queue = std::make_shared<DeviceQueue>(*shared);
+    if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor)) queue = std::make_shared<DeviceQueue>(*shared);
     prepared->enter(queue.get(),
                     coded->exact() ? nullptr : stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,

@@ -32,7 +32,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
   const bool exact = codecs[0].id == CodecId::none;
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(tensors[0]);
+  DeviceQueue* queue = queueOf(kOp, tensors[0]);
   prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, {tensors, codecs}));
   const WireElements elements(tensors[0]);
   BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
@@ -73,7 +73,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
   const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
   const bool exact = codecs[0].id == CodecId::none;
   auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(inputs[0]);
+  DeviceQueue* queue = queueOf(kOp, inputs[0]);
   Staged staged{to, codecs};
   staged.tensors.push_back(inputs[0]);
   prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));

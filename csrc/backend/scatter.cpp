@@ -27,7 +27,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   auto prepared = std::make_shared<Prepared>();
   const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = reduction.kind == ReduceKind::sum;
-  DeviceQueue* queue = queueOf(outputs[0]);
+  DeviceQueue* queue = queueOf(kOp, outputs[0]);
   uint64_t contribution = 0;  // all slices of all tensors
   for (size_t i = 0; i < outputs.size(); ++i) {
     for (const auto& input : inputs[i])

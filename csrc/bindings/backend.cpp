@@ -31,6 +31,11 @@ void releaseAround(const std::function<void()>& wait) {
   }
 }
 
+bool askCapturing() {
+  py::gil_scoped_acquire locked;
+  return py::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
+}
+
 // The Python maker may be called, and dropped, without the interpreter's lock; at exit it is leaked on purpose.
 MakeInner wrapMaker(py::object maker) {
   std::shared_ptr<py::object> held(new py::object(std::move(maker)), [](py::object* object) {
@@ -101,6 +106,7 @@ py::dict statsOf(const LowcommBackend& backend) {
 
 void bindBackend(py::module_& m) {
   setBlockingGuard(&releaseAround);
+  setAskCapturing(&askCapturing);
   m.attr("WIRE_VERSION") = kWireVersion;
   m.def(
       "kernels", [] { return translated([] { return std::string(kernelsName()); }); },

@@ -1,0 +1,183 @@
+// Own ops of CUDA tensors whose values are copied: what a device is told, in which order, and by which threads. A group
+// of one rank, on a fake device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <future>
+#include <memory>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "backend/backend.h"
+#include "fake_device.h"
+#include "state/compression.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace fake_device;
+using namespace std::chrono_literals;
+using Told = std::vector<std::string>;
+
+// Stands for gloo and NCCL, which a group of one rank asks nothing.
+struct Silent final : c10d::Backend {
+  Silent() : c10d::Backend(0, 1) {}
+  const std::string getBackendName() const override { return "silent"; }
+  void setTimeout(std::chrono::milliseconds) override {}
+};
+
+class DeviceOpTest : public testing::Test {
+ protected:
+  void SetUp() override { reset(); }
+
+  void open(std::optional<bool> nccl = std::nullopt) {
+    auto options = c10::make_intrusive<Options>();
+    options->timeout = 30s;
+    options->group_name = "devices";
+    options->global_ranks_in_group = {0};
+    options->nccl = nccl;
+    const MakeInner make = [this](Role role, const StorePtr&, int, int, const c10::intrusive_ptr<Options>& of, int) {
+      if (role != Role::device) return BackendPtr(c10::make_intrusive<Silent>());
+      ++asked_;
+      EXPECT_EQ(of->group_name, "devices");
+      return has_nccl_ ? BackendPtr(c10::make_intrusive<Silent>()) : BackendPtr();
+    };
+    backend_ = LowcommBackend::create(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::move(options), make);
+  }
+
+  WorkPtr gather(const at::Tensor& output, const at::Tensor& input) {
+    at::Tensor to = output, from = input;
+    return backend_->_allgather_base(to, from, {});
+  }
+
+  // The worker stands until the promise is kept.
+  std::promise<void> standStill() {
+    std::promise<void> go;
+    backend_->queueOwn(
+        "stands", 1, [until = go.get_future().share()](OpContext&) { until.wait(); },
+        [](std::exception_ptr, const OpCounters&) {});
+    return go;
+  }
+
+  static int64_t count(const std::string& order) { return std::count(told.begin(), told.end(), order); }
+
+  int asked_ = 0;
+  bool has_nccl_ = false;
+  c10::intrusive_ptr<LowcommBackend> backend_;
+};
+
+TEST_F(DeviceOpTest, EndsWhenItsCopiesHaveLanded) {
+  open();
+  const at::Tensor x = onDevice({1, 2, 3}), y = onDevice({0, 0, 0});
+  auto work = gather(y, x);
+  EXPECT_TRUE(work->wait(kNoTimeout));
+  EXPECT_EQ(elementsOf(y), (std::vector<float>{1, 2, 3}));
+  EXPECT_EQ(Told(told.begin(), told.begin() + 8),
+            (Told{"record e1 on 0:5", "block 0:7 on e1", "copy to host on 0:7", "record e2 on 0:7", "synchronize e2",
+                  "copy to device on 0:7", "record e3 on 0:7", "synchronize e3"}));
+}
+
+// Copies in wait for their caller's stream: before what the ops before have to copy out they would hold it up. And they
+// read what those ops wrote.
+TEST_F(DeviceOpTest, CopiesNothingInUntilTheOpsBeforeHaveEnded) {
+  open();
+  const at::Tensor x = onDevice({1, 2}), y = onDevice({0, 0}), z = onDevice({0, 0});
+  auto go = standStill();
+  auto first = gather(y, x), second = gather(z, y);
+  EXPECT_EQ(told, (Told{"record e1 on 0:5", "record e2 on 0:5"}));
+  go.set_value();
+  EXPECT_TRUE(second->wait(kNoTimeout));
+  EXPECT_EQ(elementsOf(z), (std::vector<float>{1, 2}));
+  const auto out = std::find(told.begin(), told.end(), "copy to device on 0:7");
+  EXPECT_EQ(std::count(told.begin(), out, "copy to host on 0:7"), 1);
+}
+
+// A thread whose device is 0 opens a context there: each rank of a host would, on the same GPU.
+TEST_F(DeviceOpTest, OpensNoContextOnAnotherDevice) {
+  open();
+  current = 1;
+  auto work = gather(onDevice({0}, 1), onDevice({5}, 1));
+  std::promise<void> called;
+  auto callback = work->getFuture()->then(
+      [&](c10::ivalue::Future&) {
+        called.set_value();
+        return c10::IValue(1);
+      },
+      c10::IntType::get());
+  EXPECT_TRUE(work->wait(kNoTimeout));
+  EXPECT_EQ(called.get_future().wait_for(30s), std::future_status::ready);
+  callback->wait();
+  backend_->shutdown();
+  EXPECT_EQ(contexts(), (std::set<c10::DeviceIndex>{1}));
+}
+
+TEST_F(DeviceOpTest, SeveralTensorsTakeOneCopyInEitherDirection) {
+  open();
+  const Tensors tensors = {onDevice({1, 2}).view({1, 2}), onDevice({3, 4, 5}), onDevice({6})};
+  std::vector<std::shared_ptr<Compression>> states;
+  for (const auto& tensor : tensors)
+    states.push_back(std::make_shared<Compression>(tensor.sizes(), 0, /*feedback=*/false, /*eight_bits=*/false, 1));
+  told.clear();
+  const CodecSpec codec = CodecSpec::parse("fp16:nonfinite=poison");
+  auto work = backend_->allReduceCompressed(tensors, c10d::ReduceOp(c10d::ReduceOp::SUM), codec, codec, states,
+                                            {0, 2, 4}, {0, 1, 2}, 0);
+  EXPECT_TRUE(work->wait(kNoTimeout));
+  EXPECT_EQ(count("copy to host on 0:7"), 1);
+  EXPECT_EQ(count("copy to device on 0:7"), 1);
+  EXPECT_EQ(elementsOf(tensors[0]), (std::vector<float>{1, 2}));
+  EXPECT_EQ(elementsOf(tensors[1]), (std::vector<float>{3, 4, 5}));
+  EXPECT_EQ(elementsOf(tensors[2]), (std::vector<float>{6}));
+  const auto counted = backend_->stats().snapshot().at("all_reduce");
+  EXPECT_EQ(counted.device_to_host_bytes, 6 * sizeof(float));
+  EXPECT_EQ(counted.host_to_device_bytes, 6 * sizeof(float));
+}
+
+TEST_F(DeviceOpTest, IsNotCaptured) {
+  open();
+  const uint64_t before = backend_->getSequenceNumberForGroup();
+  at::Tensor x = onDevice({1});
+  capturing = true;
+  try {
+    gather(onDevice({0}), x);
+    FAIL();
+  } catch (const c10::ValueError& error) {
+    EXPECT_NE(std::string(error.what()).find("all_gather on group devices: expected a stream that runs"),
+              std::string::npos)
+        << error.what();
+  }
+  Tensors tensors = {x};
+  EXPECT_THROW(backend_->allreduce(tensors, {}), c10::ValueError);  // gloo's, by the host
+  capturing = false;
+  EXPECT_EQ(told, Told{});
+  EXPECT_EQ(backend_->getSequenceNumberForGroup(), before);
+}
+
+// Asking for NCCL wakes the CUDA driver, and what is made has threads.
+TEST_F(DeviceOpTest, NcclIsMadeAtTheFirstCudaTensor) {
+  open();
+  at::Tensor host = at::ones({2}), gathered = at::zeros({2});
+  EXPECT_TRUE(gather(gathered, host)->wait(kNoTimeout));
+  backend_->setTimeout(20s);
+  backend_->waitForPendingWorks();
+  EXPECT_EQ(asked_, 0);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
+  EXPECT_EQ(asked_, 1);
+}
+
+TEST_F(DeviceOpTest, NcclFalseMakesNone) {
+  has_nccl_ = true;
+  open(false);
+  EXPECT_TRUE(gather(onDevice({0}), onDevice({1}))->wait(kNoTimeout));
+  EXPECT_FALSE(backend_->supportsTensorAlloc(0));
+  EXPECT_EQ(asked_, 0);
+}
+
+TEST_F(DeviceOpTest, NcclTrueNeedsIt) {
+  EXPECT_THROW(open(true), c10::ValueError);
+  has_nccl_ = true;
+  open(true);
+  EXPECT_EQ(asked_, 2);
+}
+
+}  // namespace
+}  // namespace lowcomm
