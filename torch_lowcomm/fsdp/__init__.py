@@ -100,11 +100,12 @@ def quantize(
         learn_at: Optimizer steps at which `levels<b>` codecs learn their levels (the paper's Algorithm 2), in the first
             gather and reduction after that many; of tensors of more than 100,000 elements, the others' stay even.
             Default: the paper's 400, 1900 and 3800, of 4800.
-        overlap: On the CPU, communicate while modules compute: a module's gather is issued when the module before it has
-            its weights, and its reduction ends while the next one's backward runs, so that the memory of one gathered
-            module and one module's gradients is taken beside what is computed with. Results are the same bits. What a
-            reduction raises, a later part of backward() raises. Of HSDP, of gradients that are cast and where hooks
-            wait for gradients, only gathers overlap. Until backward() has ended, `.grad` is not to be read.
+        overlap: Communicate while modules compute (on CUDA, where no GPU has run this, too): a module's gather is issued
+            when the module before it has its weights, and its reduction ends while the next one's backward runs, so that
+            the memory of one gathered module and one module's gradients is taken beside what is computed with. Results
+            are the same bits. What a reduction raises, a later part of backward() raises. Of HSDP, of gradients that are
+            cast and where hooks wait for gradients, only gathers overlap. Until backward() has ended, `.grad` is not to
+            be read.
         replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
             FSDP2 issues it itself, of flat buffers: norms and biases are coded too, buffers under the group's min_bytes
             not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.
@@ -163,7 +164,7 @@ def quantize(
         )
     if overlap:
         pairs = zip(groups, comms, strict=True)
-        early = [(g, gather.weights) for g, (gather, _) in pairs if g.device.type == "cpu" and not gather.master]
+        early = [(g, gather.weights) for g, (gather, _) in pairs if not gather.master]
         ForwardPrefetch(model, early)  # a gather that writes the master must not be dropped, and is waited for at once
     coded = [p for plan in plans for p, is_coded in zip(plan.group.parameters, plan.coded, strict=True) if is_coded]
     logger.info(

@@ -103,9 +103,9 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
     ) -> Any:
         """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard.
 
-        With overlap a gather on the CPU returns its Work unasked: FSDP2 waits for what it got where it needs the weights.
+        With overlap a gather returns its Work unasked: FSDP2 waits for what it got where it needs the weights.
         """
-        async_op = async_op or (self._overlap and output_tensor.device.type == "cpu")
+        async_op = async_op or self._overlap
         if self._unit is not None and input_tensor.dtype == torch.uint8:
             input_tensor, output_tensor = input_tensor.view(self._unit), output_tensor.view(self._unit)
         why = self._why_exact(group, input_tensor, input_tensor.numel())

@@ -1,8 +1,10 @@
-"""Communication while a module computes, on the CPU, where FSDP2 has no streams and would wait for every op at once.
+"""Communication while a module computes, where FSDP2 would wait for every op at once.
 
-A gather's Work is handed to FSDP2, which waits for it where it copies the weights out; what is left to do is to issue it
-early (`ForwardPrefetch`; backward FSDP2 prefetches by itself). Of a reduction FSDP2 uses the output at once, so that
-`DeferredReductions` must wait for it, and add to gradients, in its place. Neither changes a bit of any result.
+On the CPU it has no streams; on CUDA its own wait for an op of lowcomm's, whose end the host waits for, would come before
+the kernels that could run meanwhile are launched. A gather's Work is handed to FSDP2, which waits for it where it copies
+the weights out; what is left to do is to issue it early (`ForwardPrefetch`; backward FSDP2 prefetches by itself). Of a
+reduction FSDP2 uses the output at once, so that `DeferredReductions` must wait for it, and add to gradients, in its
+place. Neither changes a bit of any result.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ logger = logging.getLogger("torch_lowcomm")
 class _Reduction(NamedTuple):
     work: dist.Work
     gradients: list[tuple[nn.Parameter, torch.Tensor | None]]  # of its parameters, as they were before it
+    stream: torch.cuda.Stream | None  # that FSDP2 allocated its output on; None on the CPU
 
     def end(self) -> None:
         """Wait, and add to the gradients there were; after a failure they are those again."""
@@ -32,10 +35,14 @@ class _Reduction(NamedTuple):
             for parameter, before in self.gradients:
                 parameter.grad = before
             raise
-        for parameter, before in self.gradients:
-            if before is not None and parameter.grad is not None:  # None: that backward failed, and was given up
-                before._local_tensor += parameter.grad._local_tensor  # as FSDP2 accumulates
-                parameter.grad = before
+        # On the output's own stream, to which its memory returns; what comes after backward waits for that one.
+        with torch.cuda.stream(self.stream):
+            for parameter, before in self.gradients:
+                if before is not None and parameter.grad is not None:  # None: that backward failed, and was given up
+                    before._local_tensor += parameter.grad._local_tensor  # as FSDP2 accumulates
+                    parameter.grad = before
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 class DeferredReductions:
@@ -89,10 +96,11 @@ class ModuleReductions:
         Returns:
             False where FSDP2 reads the output at once, so that the caller must wait; nothing has changed then.
         """
-        at_once = output.device.type != "cpu" or op == dist.ReduceOp.SUM or not fsdp2.in_backward()
+        at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
         if at_once or not self._group.only_stores_reduced(output.dtype):
             return False
-        self._deferred.add(_Reduction(work, self._group.take_gradients()))
+        stream = torch.cuda.current_stream(output.device) if output.is_cuda else None
+        self._deferred.add(_Reduction(work, self._group.take_gradients(), stream))
         return True
 
 
