@@ -162,7 +162,8 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
                                            coded->tag, coded->prepared->stage.get());
   } else {
-    if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor)) queue = std::make_shared<DeviceQueue>(*shared);
+    if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor))
+      queue = std::make_shared<DeviceQueue>(*shared);
     prepared->enter(queue.get(),
                     coded->exact() ? nullptr : stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
