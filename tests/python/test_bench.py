@@ -173,7 +173,7 @@ def _last_bit(result):
         (["reduce_scatter", "--codec", "sym4"], _nan, 1),
         (["sendrecv"], _last_bit, 1),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_result_is_counted(pair, argv, spoil, wrong):
     for status, text in pair(_spoilt, [*argv, "-b", "64K", "-e", "64K", "-n", "1"], spoil):
