@@ -36,13 +36,13 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """Runs everything; prints a row a run.
 
     Args:
-        quick: 40 steps in place of 500, and a loose bound on the differences of loss.
+        quick: 16 steps in place of 500, and a loose bound on the differences of loss.
         seeds: Number of paired seeds.
 
     Returns:
         `configurations` and `curves` for the JSON, and the gates.
     """
-    steps = 40 if quick else 500
+    steps = 16 if quick else 500
     print(f"# {'run':<20}{'seed':>6}{'steps':>7}{'perplexity':>12}{'MB':>10}{'KB a step':>11}{'seconds':>9}")
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in CONFIGURATIONS}
     for seed in range(seeds):
