@@ -110,6 +110,8 @@ def curve(entry: dict[str, Any]) -> dict[str, Any]:
         "perplexity": first["perplexity"],
         "step": list(range(1, len(sent) + 1)),
         "bytes": sent,
+        "weights_bytes": first["weights_bytes"][-1],
+        "gradients_bytes": first["gradients_bytes"][-1],
         "seconds": first["seconds"],
         "loss": first["loss"],
     }

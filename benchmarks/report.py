@@ -1,4 +1,7 @@
-"""What every benchmark reports: the machine it ran on, its gates, and its JSON."""
+"""What every benchmark reports: the machine and the commit it ran on, its gates, and its JSON.
+
+python benchmarks/report.py FILE...     # puts versions and commit into the JSON that a C++ program wrote
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import dataclasses
 import json
 import operator
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from torch_lowcomm.cli.machine import heading, machine, versions
 
 __all__ = ["Gate", "finish", "heading", "write_json"]
+
+_ROOT = Path(__file__).parents[1]
 
 _OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq}
 
@@ -51,10 +58,42 @@ def finish(gates: list[Gate], path: Path | None, content: dict[str, Any]) -> int
     return 0 if all(gate.passed for gate in gates) else 1
 
 
+def commit() -> str:
+    """The commit of this folder, with "+" behind it where its files are others; "none" outside of a repository."""
+    git = ["git", "-C", str(_ROOT)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+    return found.stdout.strip() + ("+" if changed.stdout else "")
+
+
+def stamp(path: Path) -> None:
+    """Puts what write_json() begins with before the content of a JSON."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({"versions": {**versions(), "commit": commit()}, **content}, indent=1) + "\n")
+
+
 def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:
-    """Writes versions, machine, content and gates."""
+    """Writes versions, commit, machine, content and gates."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {"versions": versions(), "machine": machine(), **content, "gates": [gate.to_json() for gate in gates]}
+    whole = {
+        "versions": {**versions(), "commit": commit()},
+        "machine": machine(),
+        **content,
+        "gates": [gate.to_json() for gate in gates],
+    }
     # A curve is a line: a number a line made files of a hundred thousand.
     text = _INNERMOST.sub(lambda found: " ".join(found[0].split()), json.dumps(whole, indent=1))
     path.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        stamp(Path(name))
