@@ -49,10 +49,10 @@ def _signal_around(machine, phase, signum):
             os.kill(os.getpid(), signum)
 
     def putting(key, value):
-        if phase == "before posting" and now(key, "mail"):
+        if phase == "before posting" and now(key, "m"):
             hit()
         put(key, value)
-        if (phase == "after posting" and now(key, "mail")) or (phase == "after telling" and now(key, "log")):
+        if (phase == "after posting" and now(key, "m")) or (phase == "after telling" and now(key, "log")):
             hit()
 
     def swapping(key, expected, desired):
@@ -268,7 +268,7 @@ def _liar(r, port, how):
         put = exchange._store.put
 
         def putting(key, value):
-            if key.startswith("mail") and machine.core.iteration == AT:
+            if key.startswith("m") and machine.core.iteration == AT:
                 put(key, value[:8] + _spoilt(machine, how))
                 exchange._head.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
             else:
@@ -313,7 +313,7 @@ DIFFERENT = {
         r"SeedReplay: expected what the other .*got .*check_every=5",
     ),
     "weights": ({"weights": 1}, r"expected the weights that the run has at iteration 0.*got 0x"),
-    "version": ({}, r"expected what the other .*'store_protocol=1 .*got 'store_protocol=2 "),
+    "version": ({}, r"expected what the other .*'store_protocol=2 .*got 'store_protocol=3 "),
 }
 
 
@@ -324,7 +324,7 @@ def _different(r, port, what):
         r.hear("begun", DEADLINE_S)
         given, says = DIFFERENT[what]
         if what == "version":
-            store_exchange._VERSION = 2
+            store_exchange._VERSION = 3
         with pytest.raises(ValueError, match=says):
             Machine(port, "another", least=1, **given).join()
         r.say("refused")
@@ -444,7 +444,7 @@ def _displaced(r, port, silent):
         new = Machine(port, "same", least=1, lost_after_s=0.5).join()
         assert new.core.iteration == 3
         new.until(5)
-    mail = f"lowcomm/replay/mail/{new.exchange.machine}"
+    mail = "lowcomm/replay/m1"
     posted = new.store.get(mail)
     old.exchange.leave()
     assert new.store.get(mail) == (posted if silent else b"left")

@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
 from torch_lowcomm.replay import StoreExchange
+from torch_lowcomm.replay.names import Names
 from torch_lowcomm.replay.parameters import machine_number
 from torch_lowcomm.replay.run_store import RunStore
 from torch_lowcomm.replay.snapshots import Snapshots
@@ -33,7 +34,7 @@ def _kept(machine):
 
 
 def _posted(machine, iteration, name):
-    mail = machine.store.get(f"lowcomm/replay/mail/{machine_number(name)}")
+    mail = machine.store.get("lowcomm/replay/" + Names(machine.exchange._store).mail(machine_number(name)))
     return len(mail) > 8 and _C.read_replay_message(mail[8:])[1] == iteration
 
 

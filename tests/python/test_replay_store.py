@@ -10,8 +10,9 @@ from datetime import timedelta
 
 import pytest
 import ranks
+import torch
 import torch.distributed as dist
-from replay_core import Machine, end_together
+from replay_core import OPTIONS, Machine, end_together
 
 from torch_lowcomm import _C
 from torch_lowcomm.replay import ReplayMismatch, StoreExchange
@@ -48,6 +49,42 @@ def test_machines_end_alike(store):
         assert stats["void"] == stats["dropped"] == 0
         assert stats["sent_bytes"] > 0 < stats["received_bytes"]
         assert fell < 0.9
+
+
+def _counted(r, port, iterations, samples):
+    machine = Machine(port, f"office-{r.rank}", least=r.size, samples=samples, lost_after_s=60.0).join()
+    machine.until(iterations)
+    sent = machine.exchange.stats()["sent_bytes"]
+    r.say(f"ended{r.rank}")
+    for other in range(r.size):
+        r.hear(f"ended{other}", DEADLINE_S)
+    machine.exchange.leave()
+    return sent
+
+
+@pytest.mark.parametrize(("samples", "most"), [(4, 40), (1, 160)])
+def test_what_a_gradient_sends(store, samples, most):
+    """All that machines with names send to the store, joining and asking for news too, a gradient of all machines."""
+    size, iterations = 4, 140
+    sent = ranks.run_ranks(_counted, size, store.port, iterations, samples, timeout=DEADLINE_S)
+    assert sum(sent) / (iterations * size * samples) <= most, sent
+
+
+def test_what_is_agreed_is_short():
+    """Machines that are the record's are not named again; those let in, and those of no record, are."""
+    core = _C.SeedReplay([("weight", torch.zeros(4), True, 0)], OPTIONS)
+    record = core.record([core.message(m, [0.5]) for m in (7, 2**64 - 1)], lr=0.1, weight_decay=0.0)
+    assert len(Agreed(0, record, (7, 2**64 - 1), 2, 7).encode()) == 18 + len(record)
+    for agreed in (
+        Agreed(-1, b"", (7, 2**64 - 1), 3, 2**64 - 1),
+        Agreed(2**40, b"no record", (5,), 70_000, 5, 2),
+        Agreed(0, record, (7, 2**64 - 1), 2, 2**64 - 1),
+        Agreed(0, record, (7, 2**64 - 1, 3), 3, 7),
+    ):
+        assert Agreed.decode(agreed.encode()) == agreed
+    for short in (b"", b"x" * 17, Agreed(1, b"", (7,), 1, 7).encode()[:20]):
+        with pytest.raises(ValueError, match="expected what machines agreed on, got"):
+            Agreed.decode(short)
 
 
 def _late(r, port, chunk):
@@ -104,8 +141,10 @@ def test_keys_stay_few(store):
         "id",
         "ids",
         "log",
-        "mail",
+        "m",
+        "p",
         "name",
+        "names",
         "ask",
         "asks",
     }

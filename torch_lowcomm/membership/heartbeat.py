@@ -29,9 +29,10 @@ class Heartbeat:
 
     def __init__(self, store: PatientStore, machine_id: str, *, lost_after_s: float) -> None:
         self._store, self._id, self._lost_after_s = store, machine_id, lost_after_s
-        self._nonce = secrets.token_hex(8)
+        self._nonce = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # by id: its last number, and when that was new
+        self._ids: dict[int, str] = {}  # by `id/<number>`, which does not change
         self._failed: ConnectionError | None = None
         self._stop = threading.Event()
         self._expect_alone()
@@ -107,11 +108,13 @@ class Heartbeat:
         self._store.set(self._key(self._id), f"{self._nonce}:{count}")
 
     def _watch(self) -> None:
+        """Ids are read once, and what machines have counted in one call: this is sent all the time."""
         for number in range(1, self._store.add("ids", 0) + 1):
-            machine = self._store.find(f"id/{number}")
-            value = self._store.find(self._key(machine)) if machine is not None else None
-            if machine is None or value is None:
-                continue  # between its number and its name
+            if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
+                self._ids[number] = found  # else it is between its number and its id
+        machines = list(dict.fromkeys(self._ids.values()))
+        values = self._store.get_all([self._key(machine) for machine in machines])
+        for machine, value in zip(machines, values, strict=True):
             with self._lock:
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, time.monotonic())

@@ -22,28 +22,41 @@ class PatientStore:
     Args:
         store: A client that nobody else uses.
         patience_s: Of a call, in seconds.
+
+    Attributes:
+        sent_bytes: Of keys and values, without the store's own framing; not of ask() and later().
     """
 
     def __init__(self, store: Store, patience_s: float) -> None:
         self._store, self._patience_s = store, patience_s
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any] | None]] = queue.SimpleQueue()
         self._lost: str | None = None
+        self.sent_bytes = 0
         threading.Thread(target=self._serve, name="lowcomm-store", daemon=True).start()
 
     def add(self, key: str, amount: int) -> int:
         """As the store's; so are the others. ConnectionError where it is lost or does not answer in time."""
+        self.sent_bytes += len(key)
         return self.ask(lambda: self._store.add(key, amount))
 
     def set(self, key: str, value: str) -> None:
         """Sets a key."""
+        self.sent_bytes += len(key) + len(value)
         self.ask(lambda: self._store.set(key, value))
 
     def find(self, key: str) -> str | None:
         """The value of a key; None where it is not set."""
+        self.sent_bytes += 2 * len(key)
         return self.ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+
+    def get_all(self, keys: list[str]) -> list[str]:
+        """The values of keys that are set, in one call."""
+        self.sent_bytes += sum(map(len, keys))
+        return self.ask(lambda: [value.decode() for value in self._store.multi_get(keys)])
 
     def set_first(self, key: str, value: str) -> str:
         """Sets a key that is not set yet; returns what it has now."""
+        self.sent_bytes += len(key) + len(value)
         return self.ask(lambda: self._store.compare_set(key, "", value).decode())
 
     def ask(self, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:

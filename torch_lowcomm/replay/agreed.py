@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
+
+from torch_lowcomm import _C
+
+_HEAD = struct.Struct("<qIHHH")  # iteration, asked, takeovers, the closer's place among the machines, their number
+_OF_RECORD = 0xFFFF  # in place of a number: they are the record's, in its order
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,26 +33,33 @@ class Agreed:
     takeovers: int = 0
 
     def encode(self) -> bytes:
-        """One line of JSON, then the record."""
-        head = {
-            "iteration": self.iteration,
-            "machines": self.machines,
-            "asked": self.asked,
-            "closer": self.closer,
-            "takeovers": self.takeovers,
-        }
-        return json.dumps(head).encode() + b"\n" + self.record
+        """Eighteen bytes, the machines' numbers where they are not those of the record, then the record."""
+        same = self.machines == _machines_of(self.record)
+        count, named = (_OF_RECORD, ()) if same else (len(self.machines), self.machines)
+        place = self.machines.index(self.closer)
+        head = _HEAD.pack(self.iteration, self.asked, self.takeovers, place, count)
+        return head + struct.pack(f"<{len(named)}Q", *named) + self.record
 
     @staticmethod
     def decode(value: bytes) -> Agreed:
         """Of what encode() returned. ValueError for anything else."""
-        line, _, record = value.partition(b"\n")
         try:
-            head = json.loads(line)
-            machines = tuple(map(int, head["machines"]))
-            return Agreed(head["iteration"], record, machines, head["asked"], head["closer"], head["takeovers"])
-        except (ValueError, KeyError, TypeError) as error:
+            iteration, asked, takeovers, place, count = _HEAD.unpack_from(value)
+            named = 0 if count == _OF_RECORD else count
+            record = value[_HEAD.size + 8 * named :]
+            machines = struct.unpack_from(f"<{named}Q", value, _HEAD.size) if named else _machines_of(record)
+            return Agreed(iteration, record, machines, asked, machines[place], takeovers)
+        except (struct.error, IndexError) as error:
             raise ValueError(f"seed replay: expected what machines agreed on, got {value[:80]!r}") from error
+
+
+def _machines_of(record: bytes) -> tuple[int, ...]:
+    """Those with a message in it, in its order; none where it is no record."""
+    try:
+        (told,) = _C.read_replay_records(record)
+    except ValueError:
+        return ()
+    return tuple(told["machines"])
 
 
 @dataclasses.dataclass(frozen=True)

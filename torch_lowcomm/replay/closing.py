@@ -62,31 +62,40 @@ class Closing:
         """
         iteration = core.iteration
         mail = _STEP.pack(lr, weight_decay) + message
-        self._store.put(f"mail/{self._machine}", mail)
+        self._store.put(self._names.mail(self._machine), mail)
         for other in self._head.agreed.machines:  # in the last record, or let in by it
             self._heard(self._names.of(other))
         deadline = time.monotonic() + self._pace.deadline_s
         wait_s = self._pace.look_again_s
+        # The last to post sees all messages, and nobody else need look: the others are told, or look after a while.
+        looks = self._store.count(f"p{iteration}") >= len(self._head.agreed.machines)
         while True:
-            mails, missing, asked = self._mail(core, mail)
-            left = deadline - time.monotonic()
-            if left <= 0 or self._all_gone(missing):
-                self._close(iteration, _record(core, mails), mails, missing, asked)
-            elif not self._head.wait(iteration, min(wait_s, left)):
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-                self._head.look()
             agreed = self._head.agreed
             if agreed.iteration == iteration:
                 self._pace.agreed()
                 return agreed
             if agreed.iteration > iteration or self._machine not in agreed.machines:
                 return None
+            left = deadline - time.monotonic()
+            closed = looks and self._closes(core, mail, late=left <= 0)
+            if not closed and not self._head.wait(iteration, min(wait_s, left)):
+                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                self._head.look()
+            looks = True
+
+    def _closes(self, core: _C.SeedReplay, mail: bytes, *, late: bool) -> bool:
+        """Looks, and closes the core's iteration where nobody is waited for any longer; whether that was so."""
+        mails, missing, asked = self._mail(core, mail)
+        if not (late or self._all_gone(missing)):
+            return False
+        self._close(core.iteration, _record(core, mails), mails, missing, asked)
+        return True
 
     def _mail(self, core: _C.SeedReplay, mine: bytes) -> tuple[dict[int, bytes], dict[int, str], int]:
         """Mail with messages, by machine, those first who have been here for longest; machines without, and why; asks."""
         machines = self._head.agreed.machines
         others = [machine for machine in machines if machine != self._machine]
-        *found, asked = self._store.get_all([*(f"mail/{machine}" for machine in others), "asks"])
+        *found, asked = self._store.get_all([*map(self._names.mail, others), "asks"])
         theirs = dict(zip(others, found, strict=True))
         mails, missing = {}, {}
         for machine in machines:
@@ -110,6 +119,7 @@ class Closing:
         joined = self._asks.admitted(self._head.agreed.asked, asked, iteration + 1)
         machines = tuple(dict.fromkeys([*mails, *joined]))
         if self._head.swap(Agreed(iteration, record, machines, asked, self._machine)):
+            self._store.delete_later([f"p{iteration - 1}"])
             self.dropped += len(missing)
             for machine, why in missing.items():
                 name = self._names.of(machine)

@@ -74,7 +74,7 @@ class Entry:
             if self._machine in head.agreed.machines:
                 return None
             if head.agreed.asked >= number:  # none yet, or answered with a no
-                self._store.put(f"mail/{self._machine}", b"")
+                self._store.put(self._names.mail(self._machine), b"")
                 number = self._asks.ask(Ask(self._machine, self._names.of(self._machine), core.iteration))
             if head.wait(core.iteration, wait_s):
                 if self._machine in head.agreed.machines:

@@ -8,14 +8,16 @@ from collections.abc import Callable
 from torch_lowcomm import _C
 from torch_lowcomm.replay.agreed import Founded
 from torch_lowcomm.replay.asks import Ask, Asks
+from torch_lowcomm.replay.names import Names
 from torch_lowcomm.replay.run_store import RunStore
 
-_POLL_S = 0.05
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # for the founding, before looking who has come since; doubles
 
 
 def found(
     store: RunStore,
     asks: Asks,
+    names: Names,
     core: _C.SeedReplay,
     me: tuple[int, str],
     alive: Callable[[], set[str]],
@@ -31,6 +33,7 @@ def found(
     Args:
         store: The run's keys.
         asks: At the store.
+        names: At the store.
         core: With the weights that this machine comes with, and their log.
         me: This machine's number and name.
         alive: Tells the names of the living.
@@ -47,12 +50,15 @@ def found(
     log: bytes = core.log
     if log:
         store.put_large(f"earlier/{me[0]}", log, first=_iteration(log))
-    store.put(f"mail/{me[0]}", b"")
+    store.put(names.mail(me[0]), b"")
     asks.ask(Ask(*me, core.iteration, core.checksum(), len(log)))
-    deadline = time.monotonic() + timeout_s
-    while (value := store.find("founded")) is None:
+    deadline, wait_s, seen = time.monotonic() + timeout_s, _FIRST_WAIT_S, 0
+    all_asks: list[Ask] = []
+    while value is None:
         asked = asks.asked()
-        there = {ask.machine: ask for ask in asks.between(1, asked) if ask.name in alive()}
+        all_asks += asks.between(seen + 1, asked)
+        seen = asked
+        there = {ask.machine: ask for ask in all_asks if ask.name in alive()}
         if len(there) >= least:
             value = store.set_first("founded", _founded(list(there.values()), asked).encode())
             break
@@ -61,7 +67,8 @@ def found(
                 f"seed replay: expected {least} machines or more to begin with, got {sorted(a.name for a in there.values())} "
                 f"in {timeout_s:g} s"
             )
-        time.sleep(_POLL_S)
+        value = store.wait_for("founded", wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
     founded = Founded.decode(value)
     if log and founded.source != me[0]:
         store.delete_large_later(f"earlier/{me[0]}", len(log))

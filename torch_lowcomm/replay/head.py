@@ -20,6 +20,7 @@ class Head:
 
     def __init__(self, store: RunStore, log: RunLog, founded: Founded) -> None:
         self._store, self._log, self._founded = store, log, founded
+        self._value = b""  # of the key, when it was last known; of this the log has the record
         self.look()
 
     agreed: Agreed
@@ -44,6 +45,8 @@ class Head:
         return value is not None
 
     def _know(self, value: bytes) -> None:
+        if value == self._value:
+            return
         self._value, self.agreed = value, Agreed.decode(value)
         if self.agreed.record:
             self._store.put(f"log/{self.agreed.iteration}", value)

@@ -43,10 +43,14 @@ class RunStore:
 
     def find(self, key: str) -> bytes | None:
         """The value of a key, None where there is none."""
-        return self._received(key, lambda: self._get(key, self._vanished_s) if self._store.check([key]) else None)
+        self.sent_bytes += len(key)
+        if not self._patient.ask(lambda: self._store.check([key])):
+            return None
+        return self._received(key, lambda: self._get(key, self._vanished_s))
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:
         """The values of keys, None where there is none: one call where all are there."""
+        self.sent_bytes += sum(map(len, keys))
         if keys and self._patient.ask(lambda: self._store.check(keys)):
             with contextlib.suppress(TimeoutError):
                 return [value or None for value in self.get_all(keys)]
@@ -95,6 +99,7 @@ class RunStore:
     def delete_later(self, keys: list[str]) -> None:
         """Deletes keys, in this order, while the caller does other things."""
         for key in keys:
+            self.sent_bytes += len(key)
             self._patient.later(lambda key=key: self._store.delete_key(key))
 
     # ---- values of any size, in pieces, with a head that is written last ----

@@ -34,7 +34,7 @@ from torch_lowcomm.replay.snapshots import Snapshots
 
 logger = logging.getLogger("torch_lowcomm")
 
-_VERSION = 1  # of PROTOCOL.md
+_VERSION = 2  # of PROTOCOL.md
 _CHECK_POLL_S = 0.01
 _CHECK_WAIT = 0.25  # for a checksum, of T_apply: the others' runs already, and what is measured next takes time, too
 
@@ -118,6 +118,7 @@ class StoreExchange:
         self._snapshots = Snapshots(self._keys, snapshot_every, None if snapshots is None else Path(snapshots))
         self._catch_up = CatchUp(self._store, self._log, self._snapshots, resync=resync)
         self._pace = Pace(deadline_factor, deadline_least_s, deadline_most_s)
+        self._beats: list[PatientStore] = []  # clients for signs of life, one a stay
         self._beat: Heartbeat | None = None  # and what follows: only in a run
         self._head: Head
         self._closing: Closing | None = None
@@ -151,14 +152,14 @@ class StoreExchange:
         text = f"{self._options} {core.agreement}"
         expect_alike("SeedReplay", self._store.set_first("description", text.encode()).decode(), text)
         self._names.claim(self.machine, self._name)
-        beats = PatientStore(self._client(), self._timeout_s)
-        self._beat = Heartbeat(beats, self._name, lost_after_s=self._lost_after_s)
+        self._beats.append(PatientStore(self._client(), self._timeout_s))
+        self._beat = Heartbeat(self._beats[-1], self._name, lost_after_s=self._lost_after_s)
         atexit.register(self._end)
         alive = self._beat.alive
         try:
             me = (self.machine, self._name)
             self._founded = found(
-                self._store, self._asks, core, me, alive, least=self._least, timeout_s=self._timeout_s
+                self._store, self._asks, self._names, core, me, alive, least=self._least, timeout_s=self._timeout_s
             )
             self._head = head = Head(self._store, self._log, self._founded)
             self._closing = Closing(
@@ -260,7 +261,7 @@ class StoreExchange:
         if self._closing is not None:
             self._dropped += self._closing.dropped
         beat, self._beat, self._closing = self._beat, None, None
-        mail = f"mail/{self.machine}"
+        mail = self._names.mail(self.machine)
         try:
             posted = self._store.find(mail) or b""
             if (
@@ -274,12 +275,13 @@ class StoreExchange:
         """Counts since construction.
 
         Returns:
-            `machines` of the last record; `sent_bytes` and `received_bytes`, keys and values at the store; `waited_s` in
+            `machines` of the last record; `sent_bytes` and `received_bytes`, keys and values at the store, those of
+            signs of life among what is sent, without prefixes and the store's own framing; `waited_s` in
             exchange(); `void`, own messages that no record has; `dropped`, other machines by this one.
         """
         return {
             "machines": len(self._there),
-            "sent_bytes": self._store.sent_bytes + self._snapshots.sent_bytes,
+            "sent_bytes": self._store.sent_bytes + self._snapshots.sent_bytes + sum(b.sent_bytes for b in self._beats),
             "received_bytes": self._store.received_bytes,
             "waited_s": self._waited_s,
             "void": self._void,
