@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -87,17 +88,43 @@ void P2pMessage::describe(OpProgress::State& state) const {
   state.start();
 }
 
-void P2p::post(const std::shared_ptr<P2pMessage>& message) {
-  Stream* stream;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stream = &streams_[{message->peer, message->tag, message->sends_}];  // stays where it is
+class P2p::Posting {
+ public:
+  Posting(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    const auto [at, fresh] = p2p_.streams_.try_emplace(key);
+    stream_ = &at->second;  // stays where it is
+    ++stream_->posting;
+    const auto& [peer, tag, sends] = key;
+    if (!fresh || sends) return;
+    stream_->last = p2p_.received_[peer].last(tag);
+    stream_->counted = stream_->last > 0;
   }
-  std::lock_guard<std::mutex> in_order(stream->posting);
+  ~Posting() {
+    std::lock_guard<std::mutex> lock(p2p_.mutex_);
+    --stream_->posting;
+    p2p_.close(key_, *stream_);
+  }
+  Posting(const Posting&) = delete;
+  Posting& operator=(const Posting&) = delete;
+
+  Stream& stream() { return *stream_; }
+
+ private:
+  P2p& p2p_;
+  const Key key_;
+  Stream* stream_;
+};
+
+void P2p::post(const std::shared_ptr<P2pMessage>& message) {
+  Posting posting(*this, keyOf(*message));
+  Stream& stream = posting.stream();
+  std::lock_guard<std::mutex> in_order(stream.in_order);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    message->op.sequence = ++stream->last;
-    stream->under_way.push_back(message);
+    message->op.sequence =
+        message->sends_ ? sent_[message->peer].next(message->tag) : (stream.last = numberAfter(stream.last));
+    stream.under_way.push_back(message);
   }
   message->op.conversing = true;
   message->op.note([&](OpProgress::State& state) { message->describe(state); });
@@ -188,6 +215,7 @@ void P2p::decode(P2pMessage& message) {
       const FrameHeader got = openFrame(bytes);
       op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
       std::span<const std::byte> payload = framePayload(bytes, got);
+      if (i == 0 && got.epoch == group_.epoch) adopt(message, got);
       if (got.kind == FrameKind::error && got.sequence == op.sequence && got.epoch == group_.epoch) {
         const std::string why(reinterpret_cast<const char*>(payload.data()), std::min(payload.size(), kMaxErrorText));
         if (!message.refused_) message.refused_ = why;
@@ -201,16 +229,50 @@ void P2p::decode(P2pMessage& message) {
   sink->settle();
 }
 
+// A receive learns from its first frame how its sender counts the tag.
+void P2p::adopt(P2pMessage& message, const FrameHeader& got) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto stream = streams_.find(keyOf(message));  // gone where a later message was finished first
+    ReceivedNumbers& received = received_[message.peer];
+    if ((got.sequence & kSharedNumber) == 0) {
+      if (stream != streams_.end() && got.sequence == message.op.sequence) stream->second.counted = true;
+      return;
+    }
+    const bool counted = stream == streams_.end() ? received.last(message.tag) > 0 : stream->second.counted;
+    if (counted) return;  // and is refused, as any other number that is not expected
+    if (!received.take(got.sequence)) {
+      throw WireError("message number: expected one that has not come before, got " + std::to_string(got.sequence) +
+                      " again");
+    }
+    message.op.sequence = got.sequence;
+  }
+  message.op.note([&](OpProgress::State& state) { state.sequence = got.sequence; });
+}
+
 // A stream is in order: what is older than a message that is through is through as well, also where nobody asked.
 void P2p::forget(const P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  auto& under_way = streams_[{done.peer, done.tag, done.sends_}].under_way;
-  while (!under_way.empty() && static_cast<int32_t>(under_way.front()->op.sequence - done.op.sequence) <= 0) {
-    dropped.push_back(std::move(under_way.front()));
-    if (!dropped.back()->finishing_) dropped.back()->op.note([](OpProgress::State& state) { state.end(""); });
-    under_way.pop_front();
+  const auto stream = streams_.find(keyOf(done));
+  if (stream == streams_.end()) return;
+  auto& under_way = stream->second.under_way;
+  const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
+  if (at == under_way.end()) return;  // a later one was through before
+  for (auto through = under_way.begin(); through != std::next(at); ++through) {
+    if (!(*through)->finishing_) (*through)->op.note([](OpProgress::State& state) { state.end(""); });
+    dropped.push_back(std::move(*through));
   }
+  under_way.erase(under_way.begin(), std::next(at));
+  close(stream->first, stream->second);
+}
+
+// With the lock: drops a stream that nobody is at. Of a tag that its sender counts by itself the number stays.
+void P2p::close(const Key& key, Stream& stream) {
+  if (stream.posting > 0 || !stream.under_way.empty()) return;
+  const auto [peer, tag, sends] = key;
+  if (stream.counted) received_[peer].remember(tag, stream.last);
+  streams_.erase({peer, tag, sends});
 }
 
 }  // namespace lowcomm

@@ -16,6 +16,7 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/message_numbers.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -26,8 +27,8 @@ namespace lowcomm {
 // Messages between two ranks (FORMAT.md, "Point to point"): the frames of one tensor on the bulk lane, under a
 // transport tag that the message's own tag gives. Messages of one (peer, tag) keep their order and meet no others, so
 // ranks may receive in another order than they send in, and both may send before they receive. A frame carries the
-// message's number among those of its (peer, tag, direction), by which one that is missing, stale or came twice is
-// named.
+// message's number, by which one that is missing, stale or came twice is named (message_numbers.h says for which tags).
+// Of a message that is through nothing else is kept.
 //
 // Nothing waits for its turn here: a send hands each frame to the transport as it is encoded, a receive posts all its
 // buffers, on the calling thread and at once. What that costs in memory, on both sides, is a frame's room (chunk_bytes
@@ -58,7 +59,9 @@ class P2pMessage {
   P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, Stage* stage = nullptr);
   // Both: where the elements are, for as long as post() or finish() is at them; null is host memory.
 
-  OpContext op;  // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted
+  // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted: of a receive the
+  // one that it has if its sender counts the tag by itself, and when it has come that of its frames.
+  OpContext op;
   const int peer;
   const uint32_t tag;
 
@@ -95,20 +98,30 @@ class P2p {
  private:
   // (peer, tag, whether it sends)
   using Key = std::tuple<int, uint32_t, bool>;
+  // What is under way of a key, and how many are about to be: it goes when there is neither.
   struct Stream {
-    std::mutex posting;  // one at a time: a stream's numbers are its order on the link
-    uint32_t last = 0;   // number given
+    std::mutex in_order;  // posts one at a time: a stream's numbers are its order on the link
+    size_t posting = 0;
+    uint32_t last = 0;     // of a receiver: number given
+    bool counted = false;  // of a receiver: whether its sender is known to count the tag by itself
     std::deque<std::shared_ptr<P2pMessage>> under_way;
   };
+  // A stream while one is posted to it.
+  class Posting;
 
   void send(P2pMessage& message);
   void receive(P2pMessage& message);
   void decode(P2pMessage& message);
+  void adopt(P2pMessage& message, const FrameHeader& got);
   void forget(const P2pMessage& done);
+  void close(const Key& key, Stream& stream);
+  static Key keyOf(const P2pMessage& message) { return {message.peer, message.tag, message.sends_}; }
 
   GroupContext& group_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // of all below
   std::map<Key, Stream> streams_;
+  std::map<int, SentNumbers> sent_;  // by peer
+  std::map<int, ReceivedNumbers> received_;
 };
 
 }  // namespace lowcomm

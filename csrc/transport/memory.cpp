@@ -152,6 +152,7 @@ class MemoryTransport : public Transport {
     } else {
       state_->deliver(key, box);
     }
+    if (box.sends.empty() && box.receives.empty()) state_->mailboxes.erase(key);  // tags come without end
     return std::make_unique<MemoryTransfer>(state_, std::move(slot));
   }
 
