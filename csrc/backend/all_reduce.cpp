@@ -48,16 +48,12 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
-  uint32_t slot = 0;
+  uint64_t slot = 0;
   std::vector<AllReduceMessage> messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    messages.push_back({static_cast<uint64_t>(tensors[i].numel()),
-                        codecs[i],
-                        wireType(tensors[i].scalar_type()),
-                        data[i],
-                        {key, streamOf(drawer, slot), static_cast<uint32_t>(sequence)},
-                        state});
-    slot += static_cast<uint32_t>(size_);
+    messages.push_back({static_cast<uint64_t>(tensors[i].numel()), codecs[i], wireType(tensors[i].scalar_type()),
+                        data[i], Draws{key, streamOf(drawer, 0), static_cast<uint32_t>(sequence)}.slot(slot), state});
+    slot += static_cast<uint64_t>(size_);
   }
   prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
     stage ? allReduceStaged(context, *stage, messages, reduction) : allReduce(context, messages, reduction);

@@ -225,8 +225,8 @@ void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair
   }
 }
 
-uint32_t LowcommBackend::reserveSlots(uint32_t count) {
-  return kLayoutSlots + slots_.fetch_add(count) % kLayoutSlots;
+uint64_t LowcommBackend::reserveSlots(uint64_t count) {
+  return kLayoutSlots + slots_.fetch_add(count);
 }
 
 uint64_t LowcommBackend::drawKey() const {

@@ -34,7 +34,7 @@ using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int 
 
 // The numbers a stochastic codec draws by, for callers that keep count of tensors and steps themselves.
 struct Counter {
-  uint32_t slot =
+  uint64_t slot =
       0;  // the tensor's number within the step; a layout uses one a segment, a reduce_scatter one a slice too
   uint32_t step = 0;
 };
@@ -146,7 +146,7 @@ class LowcommBackend : public c10d::Backend {
   // nonfinite=poison) or states that will not do.
   WorkPtr allReduceCompressed(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
                               const CodecSpec& projection, const std::vector<std::shared_ptr<Compression>>& states,
-                              const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
+                              const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
 
   // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
   // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
@@ -166,9 +166,9 @@ class LowcommBackend : public c10d::Backend {
   void queueOwn(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done);
 
   // Reserves `count` consecutive slots for layouts' draws and returns the first. Ops under a policy draw from the slots
-  // below kLayoutSlots, layouts from those above, where they wrap once all are given out.
-  uint32_t reserveSlots(uint32_t count);
-  static constexpr uint32_t kLayoutSlots = 1u << 15;
+  // below kLayoutSlots, which no op has tensors and ranks enough to reach, layouts from those above.
+  uint64_t reserveSlots(uint64_t count);
+  static constexpr uint64_t kLayoutSlots = 1ull << 32;
 
   // Point-to-point messages draw in the steps from here on, one each; no op's sequence number comes so far.
   static constexpr uint32_t kP2pSteps = 1u << 31;
@@ -300,7 +300,8 @@ class LowcommBackend : public c10d::Backend {
   c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
   std::map<c10::DeviceIndex, DeviceQueue> queues_;
   std::shared_ptr<CallbackThreads> callbacks_ = std::make_shared<CallbackThreads>();
-  std::atomic<uint32_t> slots_{0}, sent_{0};
+  std::atomic<uint64_t> slots_{0};
+  std::atomic<uint32_t> sent_{0};
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;
 };
 

@@ -53,7 +53,7 @@ Reduction checked(const Tensors& tensors, const States& states, const std::vecto
 
 WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
                                             const CodecSpec& projection, const States& states,
-                                            const std::vector<uint32_t>& slots, const std::vector<uint32_t>& owners,
+                                            const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners,
                                             uint32_t step) {
   const Reduction reduction = checked(tensors, states, {codec, projection}, op);
   TORCH_CHECK_VALUE(slots.size() == tensors.size() && owners.size() == tensors.size(),

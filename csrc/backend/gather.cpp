@@ -118,7 +118,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
         message.outputs.push_back(base + r * in.nbytes());
       all.push_back(output);
     }
-    message.draws = {key, streamOf(drawer, layout ? counter.slot : static_cast<uint32_t>(i)), counter.step};
+    message.draws = Draws{key, streamOf(drawer, 0), counter.step}.slot(layout ? counter.slot : i);
     messages.push_back(std::move(message));
   }
   const uint64_t sequence = ++sequence_;  // last: a mistake found above must not part this rank's numbers from others'

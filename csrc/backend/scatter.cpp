@@ -51,7 +51,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   }
   if (layout) staged.add(*layout);
   prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
-  uint32_t slot = counter.slot;
+  uint64_t slot = counter.slot;
   std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {
     ScatterMessage message;
@@ -68,8 +68,8 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
       flat.push_back(input);
     }
     message.output = prepared->target(outputs[i]);
-    message.draws = {key, streamOf(drawer, slot), counter.step};
-    slot += static_cast<uint32_t>(size_);
+    message.draws = Draws{key, streamOf(drawer, 0), counter.step}.slot(slot);
+    slot += static_cast<uint64_t>(size_);
     messages.push_back(std::move(message));
   }
   const uint64_t sequence = ++sequence_;  // last, as in an all_gather

@@ -258,7 +258,7 @@ void bindBackend(py::module_& m) {
           "all_reduce_compressed",
           [](LowcommBackend& b, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op,
              const std::string& codec, const std::string& projection,
-             const std::vector<std::shared_ptr<Compression>>& states, const std::vector<uint32_t>& slots,
+             const std::vector<std::shared_ptr<Compression>>& states, const std::vector<uint64_t>& slots,
              const std::vector<uint32_t>& owners, uint32_t step) {
             return translated([&] {
               return b.allReduceCompressed(tensors, op, CodecSpec::parse(codec), CodecSpec::parse(projection), states,
@@ -272,14 +272,14 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("draw_key", &LowcommBackend::drawKey)
       .def(
           "all_gather_layout",
-          [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout, uint32_t slot,
+          [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout, uint64_t slot,
              uint32_t step) { return b.allGatherLayout(output, input, layout, {slot, step}); },
           py::arg("output"), py::arg("input"), py::arg("layout"), py::kw_only(), py::arg("slot"), py::arg("step"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "reduce_scatter_layout",
           [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
-             const c10d::ReduceOp& op, uint32_t slot,
+             const c10d::ReduceOp& op, uint64_t slot,
              uint32_t step) { return b.reduceScatterLayout(output, input, layout, op, {slot, step}); },
           py::arg("output"), py::arg("input"), py::arg("layout"), py::arg("op"), py::kw_only(), py::arg("slot"),
           py::arg("step"), py::call_guard<py::gil_scoped_release>());

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "codec/spec.h"
@@ -17,22 +18,30 @@ namespace lowcomm {
 class LevelTable;
 
 // What a stochastic codec's random numbers are a function of, beside the element's index: nothing else enters.
-// stream = phase·2^30 + rank·2^16 + slot (FORMAT.md, "Randomness").
+// stream = phase·2^30 + rank·2^16 + slot mod 2^16; what a slot has above 2^16 goes into the seed (FORMAT.md,
+// "Randomness").
 struct Draws {
   uint64_t seed = 0;
   uint32_t stream = 0;
   uint32_t step = 0;
 
-  // The draws of the tensor `n` slots on; slots wrap within their 16 bits and never reach the rank's.
-  Draws slot(uint32_t n) const { return {seed, (stream & ~0xffffu) | ((stream + n) & 0xffffu), step}; }
+  // The draws of the tensor `n` slots on: slots have 64 bits.
+  Draws slot(uint64_t n) const {
+    const uint64_t slot = (stream & 0xffffu) + n;
+    return {seed + (slot >> 16) * kSlotsFurther, (stream & ~0xffffu) | static_cast<uint32_t>(slot & 0xffffu), step};
+  }
 
   // Those of the re-encoding of a sum, phase 1.
   Draws again() const { return {seed, stream | 1u << 30, step}; }
+
+  static constexpr uint64_t kSlotsFurther = 0x9e3779b97f4a7c15ull;  // added to the seed for each 2^16 slots
 };
 
-// The stream of a rank's first encode of the tensor with number `slot` within the step.
+// The stream of a rank's first encode of the tensor with number `slot` within the step; slots from 2^16 up are reached
+// by Draws::slot() alone.
 constexpr uint32_t streamOf(int rank, uint32_t slot) {
-  return (static_cast<uint32_t>(rank) & 0x3fffu) << 16 | (slot & 0xffffu);
+  if (slot >= 1u << 16) throw std::logic_error("streamOf: expected a slot below 65536, got " + std::to_string(slot));
+  return (static_cast<uint32_t>(rank) & 0x3fffu) << 16 | slot;
 }
 
 // Elements that are made as they are encoded, so that no tensor ever holds them: given the number of a piece's first

@@ -51,7 +51,7 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   std::vector<std::unique_ptr<Sink>> sinks(op.group.size());
   for (int rank = 0; rank < op.group.size(); ++rank) {
     if (rank == own) continue;
-    const Draws draws = message.draws.slot(static_cast<uint32_t>(rank));
+    const Draws draws = message.draws.slot(static_cast<uint64_t>(rank));
     sources[rank] =
         makeSource(op, message.stage, {sent.of(rank), message.inputs[rank], draws, "for rank " + std::to_string(rank)});
     sinks[rank] = makeSink(op, message.stage, {got.of(rank), message.outputs[rank]});

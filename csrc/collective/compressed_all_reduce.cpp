@@ -61,7 +61,7 @@ struct Sharing {
   SegmentPlaces places = SegmentPlaces(ranks);
   uint64_t elements = 0;
 
-  void add(void* data, DType dtype, float* residual, uint64_t count, uint32_t slot, uint32_t first_owner) {
+  void add(void* data, DType dtype, float* residual, uint64_t count, uint64_t slot, uint32_t first_owner) {
     const std::vector<Slice> slices = slicesOf(count, codec, ranks);
     for (int s = 0; s < ranks; ++s) {
       if (slices[s].count == 0) continue;
@@ -120,7 +120,7 @@ class Compressing {
       lost_.assign(r_.size(), 0);
     }
     sharing.add(r_.data(), DType::float32, t_.residual ? lost_.data() : nullptr, r_.size(),
-                t_.slot + static_cast<uint32_t>(sharing.ranks), t_.first_owner);
+                t_.slot + static_cast<uint64_t>(sharing.ranks), t_.first_owner);
   }
 
   // The second has come. `times`: how often the result stands for what was sent, the group's size for an average.

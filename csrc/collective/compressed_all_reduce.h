@@ -27,7 +27,7 @@ struct CompressedTensor {
   float* factor = nullptr;
   uint64_t seed = 0;  // of what replaces a vector of the factor that died out; the same on all ranks
 
-  uint32_t slot = 0;         // of the draws: the tensor takes 2 a rank of the group from here on
+  uint64_t slot = 0;         // of the draws: the tensor takes 2 a rank of the group from here on
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
 
   double* energies = nullptr;  // null, or `rank` numbers that become the result's squared singular values, descending

@@ -126,7 +126,7 @@ float* Contributions::residualOf(const Run& run, int peer) const {
 Draws Contributions::drawsOf(const Run& run, int peer) const {
   if (places_) return draws_.slot((*places_)[peer][run.segment].slot);
   const size_t segments = slices_.of(peer).layout.segments().size();
-  return draws_.slot(static_cast<uint32_t>(peer * segments) + run.segment);
+  return draws_.slot(static_cast<uint64_t>(peer) * segments + run.segment);
 }
 
 const void* Contributions::own(const Run& run) {

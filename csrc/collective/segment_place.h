@@ -10,7 +10,7 @@ struct SegmentPlace {
   uint64_t count = 0;  // elements, 1 or more
   void* data = nullptr;
   float* residual = nullptr;  // error feedback's of these elements; null: none
-  uint32_t slot = 0;          // of the message's draws, so that a tensor's do not depend on what travels with it
+  uint64_t slot = 0;          // of the message's draws, so that a tensor's do not depend on what travels with it
 };
 
 // By rank, whose slice they make up, in order.

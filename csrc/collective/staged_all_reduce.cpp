@@ -80,7 +80,7 @@ class StagedReducing {
 
   std::byte* ownElements(const Run& run) const { return slices_.elements(slices_.rank(), run); }
 
-  Draws draws() const { return message_.draws.slot(static_cast<uint32_t>(slices_.rank())).again(); }
+  Draws draws() const { return message_.draws.slot(static_cast<uint64_t>(slices_.rank())).again(); }
 
   void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     while (sums_.size() >= kStagedFrames)

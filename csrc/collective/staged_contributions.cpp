@@ -17,7 +17,7 @@ StagedContributions::StagedContributions(OpContext& op, Stage& stage, const Rank
     : op_(op), stage_(stage), slices_(slices), dtype_(dtype), inputs_(std::move(inputs)) {
   for (int rank = 0; rank < op.group.size(); ++rank) {
     const MessagePlan& slice = slices.of(rank);
-    const auto slot = static_cast<uint32_t>(rank * slice.layout.segments().size());
+    const auto slot = static_cast<uint64_t>(rank) * slice.layout.segments().size();
     sources_.push_back(rank == op.group.rank()
                            ? nullptr
                            : std::make_unique<StagedSource>(

@@ -192,7 +192,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
       tensor.energies = flight->energies[i].data();
     }
     tensor.seed = compression.seed() + step;
-    tensor.slot = kept.number * 2 * static_cast<uint32_t>(queue.size());
+    tensor.slot = kept.number * 2 * static_cast<uint64_t>(queue.size());
     tensor.first_owner = kept.number;
     flight->coded.tensors.push_back(tensor);
   }

@@ -109,3 +109,30 @@ def _ratio(r):
 
 def test_the_ratio_is_of_what_was_counted(pair):
     pair(_ratio)
+
+
+def _far_slots(r):
+    """However many slots are given out, no two draw alike, and FORMAT.md says by what."""
+    import torch_lowcomm as lc
+    from torch_lowcomm import _C
+
+    r.init("lowcomm")
+    backend = lc.groups.backend_of(None)
+    layout = _C.Layout([(0, N, SPEC)])
+    backend.agree_layouts([("a layout", layout)])
+    x = torch.randn(N, generator=torch.Generator().manual_seed(5))
+    seen = []
+    for _ in range(4):
+        slot = backend.reserve_slots(2**15)
+        out = torch.empty(N * r.size)
+        backend.all_gather_layout(out, x, layout, slot=slot, step=3).wait()
+        assert not any(torch.equal(out, other) for other in seen), slot
+        seen.append(out)
+        seed = (draw_key(0) + (slot >> 16) * 0x9E3779B97F4A7C15) % 2**64
+        for rank, part in enumerate(out.chunk(r.size)):
+            stream = (rank << 16) + slot % 2**16
+            assert torch.equal(part, lc.codec(SPEC).roundtrip(x, seed=seed, stream=stream, step=3)), (slot, rank)
+
+
+def test_slots_do_not_come_around(pair):
+    pair(_far_slots)
