@@ -51,8 +51,9 @@ class Codec:
     def bucket(self) -> int: ...
 
 class Options(Backend.Options):
-    """What a group is made with (`pg_options`). A field left None is filled from its environment variable, then from
-    the default. Frozen.
+    """What a group is made with (`pg_options`). A field left None is the living default group's, or that of the group
+    that is split; the default group's is filled from its environment variable, then from the default.
+    Frozen.
 
     Args:
         policy: "op=codec; op=codec", ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather and p2p
@@ -279,4 +280,5 @@ def create_backend(
     group_name: str,
     global_ranks: list[int],
     maker: Callable[[str, Store, int, int, timedelta, int], Backend | None],
+    parent: LowcommBackend | None = None,
 ) -> LowcommBackend: ...

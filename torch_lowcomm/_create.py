@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
@@ -71,9 +72,12 @@ def _make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
 def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     """Make the backend of one group; what torch.distributed calls for `backend="lowcomm"`.
 
+    What the options leave unset a later group takes from the default one as that is now, its policy above all, where it
+    is of lowcomm too; the default group takes it from the environment, then from the defaults.
+
     Args:
         dist_backend_opts: c10d's DistributedBackendOptions: store, ranks, time-out, name.
-        pg_options: An `Options`, or None for the environment's and the defaults.
+        pg_options: An `Options`, or None for one with nothing set.
 
     Raises:
         TypeError: pg_options is something else.
@@ -92,6 +96,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         o.group_id,
         list(o.global_ranks_in_group) or list(range(o.group_size)),
         make_inner,
+        _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
     )
     _announce(backend, o.group_rank, o.group_size)
     return backend

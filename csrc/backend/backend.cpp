@@ -41,6 +41,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     if (settings_.nccl == true && !forDevices()) {
       throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
     }
+    options_->of_group = true;
   } catch (const ValueError& error) {
     refuseHands(*store_, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
@@ -283,6 +284,7 @@ c10::intrusive_ptr<Options> LowcommBackend::childOptions(
     const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   auto options = c10::make_intrusive<Options>(*options_);
   if (auto* own = dynamic_cast<Options*>(given.get())) options = c10::make_intrusive<Options>(*own);
+  options->inherit(settings());
   if (given) {
     options->timeout = given->timeout;
     options->group_name = given->group_name;

@@ -92,6 +92,20 @@ Settings Options::resolve() const {
   return fill(*this, environment);
 }
 
+void Options::inherit(const Settings& parent) {
+  const auto fill = [](std::optional<int64_t>& field, uint64_t value) {
+    if (!field) field = static_cast<int64_t>(value);
+  };
+  if (!policy || of_group) policy = parent.policy.str();
+  fill(min_bytes, parent.min_bytes);
+  fill(seed, parent.seed);
+  fill(chunk_bytes, parent.chunk_bytes);
+  fill(connections, parent.connections);
+  fill(ring_from, parent.ring_from);
+  fill(flight_record, parent.flight_record);
+  if (!staged) staged = parent.staged;
+}
+
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   auto truth = [](const std::optional<bool>& value) { return value ? (*value ? "True" : "False") : "None"; };

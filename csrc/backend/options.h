@@ -28,8 +28,9 @@ struct Settings {
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings. Frozen once made; c10d hands the same object to
-// every group, so a group copies it.
+// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that is made beside or out of a
+// living one from that one's settings first (inherit). Frozen once made; c10d hands the same object to every group, so a
+// group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 
@@ -43,7 +44,9 @@ struct Options : c10d::Backend::Options {
   std::optional<bool> staged;
   std::optional<bool> nccl;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
-  bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
+  // Whether a group has them and filled them in: its policy may have changed since, and other groups ask it (inherit).
+  bool of_group = false;
+  bool timeout_set = false;  // whether the user gave `timeout`; otherwise it is init_process_group's
 
   // What torch 2.15 copies options by where it made a child group (virtual there).
   c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
@@ -53,6 +56,9 @@ struct Options : c10d::Backend::Options {
 
   // Everything filled in. Throws ValueError as check(), or naming the environment variable.
   Settings resolve() const;
+
+  // Fills what is unset from the settings of a living group; the policy's place is taken where `of_group` is set, too.
+  void inherit(const Settings& parent);
 
   std::string repr() const;
 };

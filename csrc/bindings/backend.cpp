@@ -121,9 +121,10 @@ void bindBackend(py::module_& m) {
 
   py::class_<Options, c10d::Backend::Options, Ptr<Options>>(
       m, "Options",
-      "What a group runs with, passed as `pg_options`. A field left None is filled from the environment, then from\n"
-      "the default: policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank\n"
-      "contributes fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload\n"
+      "What a group runs with, passed as `pg_options`. A field left None is the living default group's, or\n"
+      "that of the group that is split; the default group's is filled from the environment, then from the default:\n"
+      "policy (LOWCOMM_POLICY, \"\": exact), min_bytes (LOWCOMM_MIN_BYTES, 65536: an op to which a rank contributes\n"
+      "fewer bytes stays exact), seed of stochastic rounding (LOWCOMM_SEED, 0), chunk_bytes of payload\n"
       "a frame (LOWCOMM_CHUNK_BYTES, 262144), connections to every peer for bulk data (LOWCOMM_CONNECTIONS, 1: more\n"
       "help where one TCP stream does not fill a long link), ring_from (LOWCOMM_RING_FROM, 0: never): from so many\n"
       "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
@@ -287,9 +288,11 @@ void bindBackend(py::module_& m) {
   m.def(
       "create_backend",
       [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
-         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object maker) {
+         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object maker,
+         const Ptr<LowcommBackend>& parent) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
+        if (parent) options->inherit(parent->settings());
         if (!options->timeout_set) options->timeout = timeout;
         options->group_name = group_name;
         options->global_ranks_in_group = global_ranks;
@@ -298,7 +301,7 @@ void bindBackend(py::module_& m) {
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("maker"));
+      py::arg("global_ranks"), py::arg("maker"), py::arg("parent") = nullptr);
   m.def("find_backend", &findBackend, py::arg("group_name"));
   m.def("backend_names", &backendNames);
   py::module_::import("atexit").attr("register")(py::cpp_function([] { settleBackends(std::chrono::seconds(1)); }));

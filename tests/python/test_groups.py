@@ -121,6 +121,56 @@ def _split(r):
     child.shutdown()
 
 
+def _children(r):
+    """Later groups take what their options leave unset from the living default group, or from who is split."""
+    import torch_lowcomm as lc
+    from torch_lowcomm.groups import backend_of
+
+    def settings(group):
+        backend = backend_of(group)
+        return backend.policy, backend.min_bytes
+
+    first, then, own = "all_gather=minmax8:bucket=64", "all_reduce=sym4:bucket=1024", "broadcast=qsgd8:bucket=64"
+    r.init("lowcomm", pg_options=lc.Options(policy=first, min_bytes=1))
+    assert settings(dist.new_group()) == (first, 1)
+    lc.set_policy(then)
+    world = dist.group.WORLD
+    assert settings(dist.new_group()) == (then, 1)
+    assert settings(dist.new_group(pg_options=lc.Options(policy=own))) == (own, 1)
+    assert settings(dist.new_group(pg_options=lc.Options(policy="", min_bytes=7))) == ("", 7)
+    assert settings(dist.new_group(pg_options=lc.Options(min_bytes=7))) == (then, 7)
+    children = [
+        world.split_group([0, 1], group_name="living"),
+        world.split_group([0, 1], group_name="own", opts=lc.Options(policy=own)),
+    ]
+    assert [child._get_backend(CPU).policy for child in children] == [then, own]
+    lc.set_policy(world, first)
+    again = world.split_group([0, 1], group_name="again")
+    assert again._get_backend(CPU).policy == first
+    x, out = torch.rand(500), torch.empty(1000)
+    again._allgather_base(out, x).wait()
+    assert torch.equal(out[500 * r.rank :][:500], lc.codec(first.partition("=")[2]).roundtrip(x))
+    for child in (*children, again):
+        child.shutdown()
+
+
+def _timeouts(r):
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=r"timeout: expected more than 0, got"):
+            r.init("lowcomm", timeout_s=none)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    r.init("lowcomm")
+    backend = dist.group.WORLD._get_backend(CPU)
+    for none in (0, -1):
+        with pytest.raises(ValueError, match=r"timeout: expected more than 0, got -?[01]\d* ms"):
+            backend.set_timeout(datetime.timedelta(seconds=none))
+    assert backend.options._timeout == datetime.timedelta(seconds=60)
+    backend.set_timeout(datetime.timedelta(seconds=50))
+    assert backend.options._timeout == datetime.timedelta(seconds=50)
+    check_group(r)
+
+
 def _mesh(r):
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -153,6 +203,14 @@ def test_new_groups(quad):
 
 def test_split_group(quad):
     quad(_split)
+
+
+def test_children_take_the_living_policy(pair):
+    pair(_children)
+
+
+def test_a_timeout_of_nothing_is_refused(pair):
+    pair(_timeouts)
 
 
 def test_mesh_override(quad):

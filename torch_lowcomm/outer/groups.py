@@ -49,6 +49,7 @@ def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.
         dist.get_process_group_ranks(group if group is not None else dist.group.WORLD),
         timeout=options._timeout,
         backend="lowcomm",
+        pg_options=_C.Options(""),  # what the loop sends it encodes itself
         use_local_synchronization=True,
         group_desc=f"lowcomm_outer_{next(_made)}",
     )
