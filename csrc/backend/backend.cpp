@@ -367,7 +367,7 @@ InnerOp LowcommBackend::describeInner(const std::string& name, uint64_t sequence
   return {"lowcomm: " + name + " failed on rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " [op " +
               name + ", sequence " + std::to_string(sequence) + ", group " + groupName() + ", inner backend " +
               host_->getBackendName() + detail,
-          std::chrono::steady_clock::now(), engine_, std::move(progress)};
+          std::chrono::steady_clock::now(), engine_, std::move(progress), static_cast<uint32_t>(sequence)};
 }
 
 // An op of a group that is over fails at once, with the first cause, also where the inner backend would have served it.

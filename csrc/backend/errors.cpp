@@ -32,11 +32,11 @@ std::exception_ptr asTorchError(std::exception_ptr error) {
 }
 
 std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context,
-                                const std::function<std::string(const std::string& message)>& ending) {
+                                const std::function<std::string(const std::string& message, bool fault)>& ending) {
   if (!error) return error;
-  const auto lost = [&](const std::string& why) {
+  const auto lost = [&](const std::string& why, bool fault) {
     const std::string message = context + ": " + why;
-    return make<c10::DistBackendError>(ending ? message + ending(message) : message);
+    return make<c10::DistBackendError>(ending ? message + ending(message, fault) : message);
   };
   try {
     std::rethrow_exception(error);
@@ -51,9 +51,9 @@ std::exception_ptr asInnerError(std::exception_ptr error, const std::string& con
   } catch (const c10::DistBackendError& e) {
     return std::current_exception();
   } catch (const c10::Error& e) {
-    return lost(e.what_without_backtrace());
+    return lost(e.what_without_backtrace(), /*fault=*/false);
   } catch (const std::runtime_error& e) {
-    return lost(e.what());
+    return lost(e.what(), /*fault=*/true);
   } catch (...) {
     return std::current_exception();
   }

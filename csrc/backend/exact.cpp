@@ -227,7 +227,7 @@ void LowcommBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wai
     host_->monitoredBarrier(opts, wait_all_ranks);
     about.succeeded();
   } catch (...) {
-    error = about.failed(std::current_exception());
+    error = about.failed(std::current_exception(), /*always=*/true);
   }
   if (error) std::rethrow_exception(error);
 }

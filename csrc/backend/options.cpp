@@ -104,6 +104,7 @@ void Options::inherit(const Settings& parent) {
   fill(ring_from, parent.ring_from);
   fill(flight_record, parent.flight_record);
   if (!staged) staged = parent.staged;
+  if (!nccl) nccl = parent.nccl;
 }
 
 std::string Options::repr() const {

@@ -110,15 +110,16 @@ void InnerOp::succeeded() const {
   if (progress) progress->update([](OpProgress::State& state) { state.end(""); });
 }
 
-std::exception_ptr InnerOp::failed(std::exception_ptr error) const {
-  if (!error || !progress) return asInnerError(error, story());
+std::exception_ptr InnerOp::failed(std::exception_ptr error, bool always) const {
+  if (!error) return error;
   const auto living = engine.lock();
   const auto end = [this](const std::string& why) {
-    progress->update([&](OpProgress::State& state) { state.end(why); });
+    if (progress) progress->update([&](OpProgress::State& state) { state.end(why); });
   };
-  const auto told = asInnerError(error, story(), [&](const std::string& message) -> std::string {
+  const auto told = asInnerError(error, story(), [&](const std::string& message, bool fault) -> std::string {
     if (!living) return "";
-    if (progress->over()) return living->record().named();
+    if (progress && progress->over()) return living->record().named();
+    if (fault || always) return living->fault(message, sequence, progress);
     end(message);
     return living->record().write(message);
   });

@@ -65,12 +65,14 @@ struct InnerOp {
   std::chrono::steady_clock::time_point start;
   std::weak_ptr<Engine> engine = {};          // whose flight record it stands in
   std::shared_ptr<OpProgress> progress = {};  // null where nothing is recorded
+  uint32_t sequence = 0;
 
   std::string story() const;  // with the time elapsed
 
-  // The inner backend's error as lowcomm's (asInnerError). The first time it is a peer's or the network's, the flight
-  // record is written, and named at its end.
-  std::exception_ptr failed(std::exception_ptr error) const;
+  // The inner backend's error as lowcomm's (asInnerError). A fault of a peer or the network ends the group, for gloo
+  // has closed its connections; `always`: any error is one. Of others the first writes the flight record, which is
+  // named at the message's end either way.
+  std::exception_ptr failed(std::exception_ptr error, bool always = false) const;
 
   // For the flight record: it ended well.
   void succeeded() const;

@@ -139,6 +139,7 @@ class OpContext {
   std::shared_ptr<OpProgress> progress;  // its entry in the flight record; null where nothing is recorded
   Timeline* timeline = nullptr;          // where a profiler wants to know; else null
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
+  bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
 
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;

@@ -187,7 +187,7 @@ std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job
   } catch (const PeerError& lost) {
     return lose(op, lost);
   } catch (const std::exception& other) {  // out of memory, say: the conversation is broken off all the same
-    return abandon(op, other);
+    return op.whole ? std::current_exception() : abandon(op, other);
   }
 }
 
@@ -199,33 +199,58 @@ std::exception_ptr Engine::abandon(OpContext& op, const std::exception& why) {
 // A fault: the first cause is kept, the peers are told, and theirs is asked for where it explains ours.
 std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
   std::string message = lost.what();
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!ended_why_.empty()) {
-      message += "; the group was ended: " + ended_why_;
-      return std::make_exception_ptr(PeerError(message, lost.peer));
-    }
-    ended_why_ = message;
-  }
+  if (!end(message)) return std::make_exception_ptr(PeerError(message, lost.peer));
   const auto* transfer = dynamic_cast<const TransferError*>(&lost);
+  // A peer that closed has said why before it did: ours passes it on. One that is slow may be waiting for a third, and
+  // gives up about when we do: it is asked after it was told. One that sent what it must not has nothing to add.
   const auto ask = [&](TransportError::Kind kind) {
     if (!transfer || transfer->kind != kind) return;
     const std::string said = notices_.read(lost.peer, kNoticePatience);
     if (!said.empty()) message += "; " + said;
   };
-  // A peer that closed has said why before it did: ours passes it on. One that is slow may be waiting for a third, and
-  // gives up about when we do: it is asked after it was told. One that sent what it must not has nothing to add.
   ask(TransportError::Kind::closed);
-  notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + message, op.sequence);
+  tell(message, op.sequence);
   ask(TransportError::Kind::timed_out);
   noteFailure(op, message);
+  settle(message);
+  return std::make_exception_ptr(PeerError(message, lost.peer));
+}
+
+// The inner backend does not say which peer failed it, and closes its connections before anybody could say why: all are
+// listened to, once they have been told.
+std::string Engine::fault(const std::string& why, uint32_t sequence, const std::shared_ptr<OpProgress>& progress) {
+  std::string message = why;
+  if (end(message)) {
+    tell(message, sequence);
+    const std::string said = notices_.first(kNoticePatience);
+    if (!said.empty()) message += "; " + said;
+    if (progress) progress->update([&](OpProgress::State& state) { state.end(message); });
+    settle(message);
+  }
+  return message.substr(why.size());
+}
+
+// Whether this is the first cause of the group's end. It is kept; else `message` gets the one there was.
+bool Engine::end(std::string& message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ended_why_.empty()) {
+    ended_why_ = message;
+    return true;
+  }
+  message += "; the group was ended: " + ended_why_;
+  return false;
+}
+
+void Engine::tell(const std::string& message, uint32_t sequence) {
+  notices_.send(group_.rankName(group_.rank()) + " gave the group up: " + message, sequence);
+}
+
+// The cause, as far as it is known by now, and where the flight record is, are what later ops are told.
+void Engine::settle(std::string& message) {
   message += record_.write(message);
   transport_->cancel(Lane::bulk);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_why_ = message;
-  }
-  return std::make_exception_ptr(PeerError(message, lost.peer));
+  std::lock_guard<std::mutex> lock(mutex_);
+  ended_why_ = message;
 }
 
 std::exception_ptr Engine::ended(const std::string& op) const {

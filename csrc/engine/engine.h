@@ -23,7 +23,8 @@ namespace lowcomm {
 //
 // A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
 // the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's
-// mistake (ValueError, PeerRefused) ends only its op.
+// mistake (ValueError, PeerRefused) ends only its op, and so does what fails on this rank once an op's exchange is
+// whole.
 class Engine {
  public:
   // A job may throw; `done` gets what it threw (or null) and what it moved, on the worker, before the next job starts.
@@ -65,6 +66,13 @@ class Engine {
   // which the error of the group's end names, by a fault and by abort().
   FlightRecord& record() { return record_; }
 
+  // Ends the group for a fault of an op that ran elsewhere, over the inner backend's connections; `message` is its
+  // error. Peers are told, and the first of them that has said why it gave up is listened to. Returns what the error
+  // adds: what was heard, where the flight record is; where the group was over before, its first cause.
+  // `progress` is the op's entry in the flight record, null where nothing is recorded.
+  std::string fault(const std::string& message, uint32_t sequence,
+                    const std::shared_ptr<OpProgress>& progress = nullptr);
+
   // The first cause of the group's end; empty while it lives.
   std::string endedWhy();
 
@@ -85,6 +93,9 @@ class Engine {
   std::exception_ptr tried(OpContext& op, const std::function<void()>& job);
   std::exception_ptr abandon(OpContext& op, const std::exception& why);
   std::exception_ptr lose(OpContext& op, const PeerError& lost);
+  bool end(std::string& message);
+  void tell(const std::string& message, uint32_t sequence);
+  void settle(std::string& message);
   std::exception_ptr ended(const std::string& op) const;
 
   std::unique_ptr<Transport> transport_;

@@ -23,6 +23,9 @@ class NoticeBoard {
   // What `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
   std::string read(int peer, std::chrono::milliseconds patience);
 
+  // What the first peer to say anything said, listening to all of them for up to `patience`. Never throws.
+  std::string first(std::chrono::milliseconds patience);
+
  private:
   GroupContext& group_;
   struct Watch {

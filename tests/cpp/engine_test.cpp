@@ -30,6 +30,35 @@ struct Gate {
   void pass() const { open.wait_for(std::chrono::seconds(10)); }
 };
 
+// What fails on one rank once the exchange is whole (a copy into the caller's memory) is that rank's own affair.
+TEST(Engine, AFailureAfterTheExchangeEndsItsOpAlone) {
+  Ranks ranks(2);
+  const auto outcomes = ranks.run("copied", [](int rank, OpContext& op) {
+    meet(rank, op);
+    op.whole = true;
+    if (rank == 0) throw std::runtime_error("no room");
+  });
+  EXPECT_EQ(outcomes[0].what(), "no room");
+  EXPECT_FALSE(outcomes[0].is<PeerError>());
+  EXPECT_TRUE(outcomes[1].ok()) << outcomes[1].what();
+  ranks.expectRun("after", meet);
+}
+
+// An op that ran elsewhere and failed ends the group on every rank, with its own words as the cause.
+TEST(Engine, AFaultElsewhereEndsTheGroup) {
+  Ranks ranks(3);
+  ranks.expectRun("before", meet);
+  const std::string said = ranks.engine(0).fault("op 7 timed out elsewhere", 7);
+  EXPECT_EQ(said, "") << "nobody else had a cause, and nothing is recorded";
+  EXPECT_EQ(ranks.engine(0).endedWhy(), "op 7 timed out elsewhere");
+  EXPECT_TRUE(holds(ranks.engine(0).fault("another", 8), {"the group was ended: op 7 timed out elsewhere"}));
+  EXPECT_TRUE(holds(ranks.engine(1).fault("a closed connection", 7), {"; rank 0 gave the group up: op 7 timed out"}));
+  for (const Outcome& outcome : ranks.run("after", meet)) {
+    EXPECT_TRUE(outcome.is<PeerError>());
+    EXPECT_TRUE(holds(outcome.what(), {"op 7 timed out elsewhere"}));
+  }
+}
+
 TEST(Engine, RunsOpsInOrderOfSubmission) {
   Ranks ranks(3);
   std::vector<std::vector<uint32_t>> ran(3);

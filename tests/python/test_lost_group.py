@@ -78,6 +78,74 @@ def test_an_abort_breaks_an_agreement(pair, quad):
             assert re.search(r"aborted by the program of rank 0|gave the group up|[Cc]losed", message), message
 
 
+def _time_out_of_an_inner_op(r, how):
+    """Gloo's time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
+    import torch_lowcomm as lc
+
+    policy = "all_gather=minmax8; all_reduce=minmax8"
+    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(policy=policy, min_bytes=0, flight_record=0))
+    x, ints = torch.ones(300), torch.ones(3, dtype=torch.int64)
+    dist.all_reduce(ints)
+    ops = {
+        "exact": lambda: dist.all_reduce(ints),
+        "coded": lambda: dist.all_reduce(x),
+        "own": lambda: dist.all_gather_into_tensor(torch.empty(300 * r.size), x),
+        "message": lambda: dist.send(x, 1 - r.rank),
+    }
+    cause = r"all_reduce failed on rank 0 of 2 \[op all_reduce, sequence 2,.*Timed out"
+    if r.rank == 0:
+        with pytest.raises(dist.DistBackendError, match=cause):
+            dist.all_reduce(ints)
+        r.say("failed")
+    else:
+        r.hear("failed")
+        with pytest.raises(dist.DistBackendError, match=rf"(?s)rank 0 .*gave the group up: .*{cause}"):
+            ops[how]()
+    for _ in range(2):
+        for name, op in ops.items():
+            with pytest.raises(dist.DistBackendError, match=rf"(?s)of a lost group.*First cause: .*{cause}"):
+                op()
+                pytest.fail(name)
+    dist.destroy_process_group()
+    r.init("lowcomm")
+    dist.all_reduce(ints.fill_(1))
+    assert torch.equal(ints, torch.full((3,), r.size))
+
+
+@pytest.mark.parametrize("how", ["exact", "coded"])
+def test_a_time_out_of_an_inner_op_ends_the_group(pair, how):
+    pair(_time_out_of_an_inner_op, how)
+
+
+def _mistake_in_an_inner_op(r):
+    """What gloo refuses, and a wait that is over before its op, end nothing."""
+    import datetime
+
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0))
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(3), op=dist.ReduceOp.BAND)
+    ints = torch.ones(3, dtype=torch.int64)
+    if r.rank == 0:
+        work = dist.all_reduce(ints, async_op=True)
+        with pytest.raises(RuntimeError):
+            work.wait(datetime.timedelta(milliseconds=50))
+        r.say("waited")
+        work.wait()
+    else:
+        r.hear("waited")
+        dist.all_reduce(ints)
+    assert torch.equal(ints, torch.full((3,), r.size))
+    out = torch.empty(300 * r.size)
+    dist.all_gather_into_tensor(out, torch.ones(300))
+    assert torch.equal(out, torch.ones(300 * r.size))
+
+
+def test_a_mistake_in_an_inner_op_leaves_the_group_whole(pair):
+    pair(_mistake_in_an_inner_op)
+
+
 def _future_of_an_inner_op(r):
     """The error that a future carries is the one that wait() raises."""
     r.init("lowcomm", timeout_s=1.5)
