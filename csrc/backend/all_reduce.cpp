@@ -32,6 +32,8 @@ std::vector<CodecSpec> LowcommBackend::codecsOf(const std::string& op, const Ten
 WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
                                    const Reduction& reduction, std::shared_ptr<Residual> residual) {
   expectLiving(kOp);
+  for (const auto& tensor : tensors)
+    checkOutput(kOp, tensor);
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = queueOf(kOp, tensors[0]);
   const uint64_t key = drawKey();

@@ -5,6 +5,7 @@
 #include "backend/backend.h"
 #include "backend/errors.h"
 #include "backend/premultiply.h"
+#include "backend/prepared.h"
 #include "backend/python_state.h"
 
 namespace lowcomm {
@@ -38,6 +39,8 @@ Tensors bare(const Tensors& tensors) {
 // and what the op wrote is copied back when it has succeeded.
 class Contiguous {
  public:
+  explicit Contiguous(const char* op) : op_(op) {}
+
   Tensors inputs(const Tensors& tensors) const {
     Tensors dense;
     for (const auto& tensor : tensors)
@@ -48,6 +51,7 @@ class Contiguous {
   Tensors outputs(const Tensors& tensors) {
     Tensors dense;
     for (const auto& tensor : tensors) {
+      if (!plain(tensor)) checkOutput(op_, tensor);
       dense.push_back(plain(tensor) ? bare(tensor) : tensor.contiguous());
       if (!plain(tensor)) back_.emplace_back(tensor, dense.back());
     }
@@ -67,6 +71,7 @@ class Contiguous {
   static bool plain(const at::Tensor& tensor) {
     return !tensor.defined() || tensor.layout() != at::kStrided || tensor.is_contiguous();
   }
+  const char* const op_;
   std::vector<std::pair<at::Tensor, at::Tensor>> back_;  // (to, from)
 };
 
@@ -124,7 +129,7 @@ WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op
 }
 
 WorkPtr LowcommBackend::exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("broadcast");
   Tensors used = dense.outputs(tensors);
   return viaInner(
       c10d::OpType::BROADCAST, "broadcast", used, tensors,
@@ -132,7 +137,7 @@ WorkPtr LowcommBackend::exactBroadcast(Tensors& tensors, const c10d::BroadcastOp
 }
 
 WorkPtr LowcommBackend::exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("all_reduce");
   Tensors used = dense.outputs(tensors);
   return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::AllreduceOptions changed = opts;
@@ -149,7 +154,7 @@ WorkPtr LowcommBackend::allreduce_sparse(Tensors& tensors, const c10d::Allreduce
 }
 
 WorkPtr LowcommBackend::exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("all_reduce");
   Tensors used = dense.outputs(tensors);
   return premultiplied(used, opts.reduceOp, [&](const c10d::ReduceOp& op) {
     c10d::AllreduceCoalescedOptions changed = opts;
@@ -161,7 +166,7 @@ WorkPtr LowcommBackend::exactAllReduceCoalesced(Tensors& tensors, const c10d::Al
 }
 
 WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("reduce");
   const bool root = opts.rootRank == rank_;
   Tensors used = root ? dense.outputs(tensors) : dense.inputs(tensors);
   if (opts.reduceOp.op_ == c10d::ReduceOp::PREMUL_SUM && !root) {
@@ -178,7 +183,7 @@ WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts
 }
 
 WorkPtr LowcommBackend::exactGather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("gather");
   Tensors from = dense.inputs(inputs);
   std::vector<Tensors> to;
   for (const auto& list : outputs)
@@ -189,7 +194,7 @@ WorkPtr LowcommBackend::exactGather(std::vector<Tensors>& outputs, Tensors& inpu
 }
 
 WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
-  Contiguous dense;
+  Contiguous dense("scatter");
   Tensors to = dense.outputs(outputs);
   std::vector<Tensors> from;
   for (const auto& list : inputs)

@@ -22,6 +22,7 @@ void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expect
                     " elements, got ", output.numel());
   TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: all_gather: expected outputs on ", input.device(),
                     ", got ", output.device());
+  checkOutput(kOp, output);
 }
 
 // The numbers of elements that ranks contribute, as a description has them.

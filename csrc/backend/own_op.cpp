@@ -1,6 +1,8 @@
 // What every op of lowcomm's own goes through: the queue of its tensors' device, and the engine's.
 #include <ATen/ThreadLocalState.h>
 
+#include <optional>
+
 #include "backend/backend.h"
 #include "backend/errors.h"
 #include "backend/prepared.h"
@@ -32,7 +34,7 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
   auto work = c10::make_intrusive<EngineWork>(rank_, type, profilerTitle(options_->name, name),
                                               EngineWork::Name{name, groupName(), sequence}, std::move(inputs),
                                               std::move(outputs), callbacks_, queue);
-  const bool copies = queue || !prepared->copies_out.empty();
+  const bool copies = queue || !prepared->copies_in.empty() || !prepared->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
   const std::string op = name;
@@ -42,8 +44,13 @@ WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t seq
       [prepared, queue, state, copies, ranges](OpContext& context) {
         if (ranges) ranges->follow(context);
         if (queue) DeviceQueue::occupy(queue->device());
-        prepared->start(queue);
+        {
+          std::optional<at::ThreadLocalStateGuard> restored;
+          if (copies) restored.emplace(*state);
+          prepared->start(queue);
+        }
         prepared->run(context);
+        context.whole = true;
         if (copies) {
           at::ThreadLocalStateGuard restored(*state);
           prepared->finish(queue);

@@ -131,6 +131,7 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
                     ", got ", peer);
   TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
                     " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
+  if (type == c10d::OpType::RECV) checkOutput(name, tensors[0]);
   const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
   return std::shared_ptr<Coded>(
       new Coded{engine_, type, tensors[0], codec.value_or(CodecSpec{}), peer, static_cast<uint32_t>(tag)});
@@ -208,6 +209,7 @@ void LowcommBackend::finish(Flight& flight) {
   } count{*this, flight};
   flight.prepared->start(flight.queue.get());
   flight.coded->engine->messages().finish(*flight.message);
+  flight.message->op.whole = true;
   if (flight.prepared->copies_out.empty() && !flight.prepared->stage) return;
   at::ThreadLocalStateGuard restored(flight.state);
   flight.prepared->finish(flight.queue.get());

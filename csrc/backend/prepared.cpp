@@ -1,6 +1,7 @@
 #include "backend/prepared.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <utility>
 
@@ -12,6 +13,12 @@ bool plain(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+void checkOutput(const char* op, const at::Tensor& output) {
+  TORCH_CHECK_VALUE(at::has_internal_overlap(output) != at::MemOverlap::Yes, "lowcomm: ", op,
+                    ": expected an output without elements that share memory, got shape ", output.sizes(),
+                    " with strides ", output.strides());
+}
 
 void LowcommBackend::Prepared::enter(DeviceQueue* queue, std::shared_ptr<Stage> given) {
   if (!queue) return;
@@ -27,7 +34,11 @@ at::Tensor LowcommBackend::Prepared::readable(const at::Tensor& input, DeviceQue
     copies_in.emplace_back(host, input);
     to_host += host.nbytes();
   } else {
-    host = plain(input) ? input : input.resolve_conj().resolve_neg().contiguous();
+    host = input;
+    if (!plain(input)) {
+      host = at::empty(input.sizes(), input.options().memory_format(at::MemoryFormat::Contiguous));
+      copies_in.emplace_back(host, input);
+    }
   }
   kept.push_back(host);
   return host;
@@ -120,6 +131,9 @@ void LowcommBackend::Prepared::load(DeviceQueue* queue) {
 void LowcommBackend::Prepared::start(DeviceQueue* queue) {
   load(queue);
   if (landed) DeviceQueue::block(landed);
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; !queue && i < copies_in.size(); ++i)
+    copies_in[i].first.copy_(copies_in[i].second);
   copies_in.clear();
 }
 

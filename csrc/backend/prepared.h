@@ -12,9 +12,9 @@
 namespace lowcomm {
 
 // An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
-// Contiguous host tensors are used where they are; others are copied at issue (inputs) or at the end (outputs). A
-// device's go through pinned host copies on a side stream, made when the ops before have ended, or stay where they are,
-// with a stage.
+// Contiguous host tensors are used where they are; others are copied in when the op starts and out at its end, so that
+// ops see each other's results however a tensor lies in memory. A device's go through pinned host copies on a side
+// stream, or stay where they are, with a stage.
 struct LowcommBackend::Prepared {
   // The op itself, on the worker; what it moves lives in its closure or in `kept`.
   std::function<void(OpContext&)> run;
@@ -36,13 +36,13 @@ struct LowcommBackend::Prepared {
   void* target(const at::Tensor& output);
   void* sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue);
 
-  // A host tensor that holds `input`'s elements contiguously, a device's from start() on; kept alive here.
+  // A host tensor that holds `input`'s elements contiguously from start() on, kept alive here.
   at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
 
   // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
   at::Tensor writable(const at::Tensor& output);
 
-  // A host tensor that holds `tensor`'s elements contiguously and is written, too.
+  // As readable(), and written too.
   at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
 
   // As sourceAndTarget(), of each of several contiguous tensors of one type and device: a device's are packed there,
@@ -52,7 +52,7 @@ struct LowcommBackend::Prepared {
   // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
   void load(DeviceQueue* queue);
 
-  // Before the engine reads: load(), and the copies have landed.
+  // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
 
   // What crossed between device and host for the op: payloads of a stage, else values.
@@ -63,7 +63,7 @@ struct LowcommBackend::Prepared {
   void finish(DeviceQueue* queue);
 
   std::vector<at::Tensor> kept;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from); in: from a device
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from)
   struct Pack {
     at::Tensor host;  // flat: of all parts, one after the other
     Tensors parts;
@@ -72,6 +72,10 @@ struct LowcommBackend::Prepared {
   DeviceQueue::Mark issued, landed;
   uint64_t to_host = 0;  // bytes of values
 };
+
+// Throws ValueError where elements of an op's output share memory, as those of an expanded tensor do: found before
+// anything is sent.
+void checkOutput(const char* op, const at::Tensor& output);
 
 // Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.
 void checkCoded(const Layout& layout, at::ScalarType type);

@@ -29,6 +29,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     return exactBroadcast(tensors, opts);
   }
   expectLiving(kOp);
+  checkOutput(kOp, tensors[0]);
   const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
   const bool exact = codecs[0].id == CodecId::none;
   auto prepared = std::make_shared<Prepared>();
@@ -69,6 +70,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
                       ", got ", output.numel(), " on ", output.device());
     TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
                      inputs[0].scalar_type(), ", got ", output.scalar_type());
+    checkOutput(kOp, output);
   }
   const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
   const bool exact = codecs[0].id == CodecId::none;

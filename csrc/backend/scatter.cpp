@@ -18,6 +18,7 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
                     " elements, got ", input.numel());
   TORCH_CHECK_VALUE(output.device() == input.device(), "lowcomm: reduce_scatter: expected an output on ",
                     input.device(), ", got ", output.device());
+  checkOutput(kOp, output);
 }
 }  // namespace
 
