@@ -244,6 +244,7 @@ void LowcommBackend::noteExact(const std::string& op, const std::string& because
 }
 
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
+  translated([&] { checkTimeout(timeout); });
   options_->timeout = timeout;
   host_->setTimeout(timeout);
   if (BackendPtr device = madeForDevices()) device->setTimeout(timeout);

@@ -9,11 +9,19 @@
 namespace lowcomm {
 namespace {
 
-int64_t parseInteger(const char* name, const char* text) {
+// Without the spaces around it; empty where `text` is null.
+std::string trimmed(const char* text) {
+  constexpr const char* kSpaces = " \t\r\n";
+  const std::string whole = text ? text : "";
+  const size_t first = whole.find_first_not_of(kSpaces);
+  return first == std::string::npos ? "" : whole.substr(first, whole.find_last_not_of(kSpaces) - first + 1);
+}
+
+int64_t parseInteger(const char* name, const std::string& text) {
   char* end = nullptr;
   errno = 0;
-  const long long value = std::strtoll(text, &end, 10);
-  if (errno != 0 || end == text || *end != '\0') {
+  const long long value = std::strtoll(text.c_str(), &end, 10);
+  if (errno != 0 || end == text.c_str() || *end != '\0') {
     throw ValueError(std::string(name) + ": expected an integer, got '" + text + "'");
   }
   return value;
@@ -34,7 +42,7 @@ uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char*
   int64_t value = static_cast<int64_t>(otherwise);
   if (given) {
     value = *given;
-  } else if (const char* text = lookup(variable); text && *text) {
+  } else if (const std::string text = trimmed(lookup(variable)); !text.empty()) {
     from = variable;
     value = parseInteger(variable, text);
   }
@@ -82,13 +90,18 @@ Settings fill(const Options& o, Lookup lookup) {
 
 }  // namespace
 
+void checkTimeout(std::chrono::milliseconds timeout) {
+  if (timeout > std::chrono::milliseconds(0)) return;
+  throw ValueError("timeout: expected more than 0, got " + std::to_string(timeout.count()) + " ms");
+}
+
 void Options::check() const {
   fill(*this, noEnvironment);
-  if (timeout_set && timeout <= std::chrono::milliseconds(0)) {
-    throw ValueError("timeout: expected more than 0, got " + std::to_string(timeout.count()) + " ms");
-  }
+  if (timeout_set) checkTimeout(timeout);
 }
+
 Settings Options::resolve() const {
+  checkTimeout(timeout);
   return fill(*this, environment);
 }
 

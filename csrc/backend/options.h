@@ -26,6 +26,9 @@ struct Settings {
   std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
 };
 
+// Throws ValueError, in milliseconds: a progress deadline of 0 would be none to some and over at once to others.
+void checkTimeout(std::chrono::milliseconds timeout);
+
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
 // LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that is made beside or out of a
@@ -54,7 +57,7 @@ struct Options : c10d::Backend::Options {
   // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.
   void check() const;
 
-  // Everything filled in. Throws ValueError as check(), or naming the environment variable.
+  // Everything filled in. Throws ValueError as check(), of any timeout, or naming the environment variable.
   Settings resolve() const;
 
   // Fills what is unset from the settings of a living group; the policy's place is taken where `of_group` is set, too.

@@ -218,8 +218,8 @@ def test_environment_fills_unset_fields():
     spec = "qsgd4:bucket=256"
     env = {
         "LOWCOMM_POLICY": f"all_gather={spec}",
-        "LOWCOMM_MIN_BYTES": 4096,
-        "LOWCOMM_SEED": 77,
+        "LOWCOMM_MIN_BYTES": " 4096 ",  # spaces around a number are none of it
+        "LOWCOMM_SEED": "77\n",
         "LOWCOMM_CHUNK_BYTES": 65536,
     }
     ranks.run_ranks(_from_environment, 2, spec, env=env)
