@@ -196,11 +196,16 @@ class LowcommBackend : public c10d::Backend {
   BackendPtr inner() const { return host_; }
   const std::string& groupName() const { return options_->group_name; }
 
+ protected:
+  // Issues an op; inside a coalescing block without raising: what is thrown there is the block's end's to throw, and
+  // a Work stands for the op that throws it too.
+  WorkPtr inBlock(c10d::OpType op, const std::function<WorkPtr()>& issue);
+
  private:
   struct Pending {
     c10::intrusive_ptr<GroupWork> work;
-    bool receive;
-    bool device;
+    bool receive = false;
+    bool device = false;
     std::function<void()> prepare;  // before anything of the block is issued; may be empty
   };
   struct Prepared;
@@ -216,6 +221,11 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                        std::function<WorkPtr(c10d::Backend&)> call);
   WorkPtr postpone(c10d::OpType op, Pending pending, std::function<WorkPtr()> issue);
+  void startPending(GroupWork& group, const std::vector<Pending>& pending);
+  WorkPtr exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
+                       std::function<WorkPtr(c10d::Backend&)> call);
+  void checkPeer(const char* name, int peer) const;
+  void checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const;
   std::shared_ptr<Coded> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
   void prepare(Coded& message);
   WorkPtr post(const std::shared_ptr<Coded>& coded);
@@ -298,6 +308,7 @@ class LowcommBackend : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};
   std::vector<Pending> pending_;
   c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
+  std::exception_ptr mistake_;               // the first that was made in it
   std::map<c10::DeviceIndex, DeviceQueue> queues_;
   std::shared_ptr<CallbackThreads> callbacks_ = std::make_shared<CallbackThreads>();
   std::atomic<uint64_t> slots_{0};

@@ -114,6 +114,27 @@ struct LowcommBackend::Flight {
   at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
 };
 
+void LowcommBackend::checkPeer(const char* name, int peer) const {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "lowcomm: ", name,
+                    ": expected a peer among the group's ranks 0...", size_ - 1, " other than this one, ", rank_,
+                    ", got ", peer);
+}
+
+// What the inner backend would refuse, or take for a fault of the peer, once other ops of a block are under way.
+void LowcommBackend::checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const {
+  const char* name = op == c10d::OpType::SEND ? "send" : "recv";
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined(), "lowcomm: ", name, ": expected one tensor, got ",
+                    tensors.size());
+  const at::Tensor& tensor = tensors[0];
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, "lowcomm: ", name, ": expected a dense tensor, got layout ",
+                   tensor.layout());
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "lowcomm: ", name,
+                    " of an exact message: expected a contiguous tensor, got shape ", tensor.sizes(), " with strides ",
+                    tensor.strides());
+  if (op != c10d::OpType::RECVANYSOURCE && tensor.device().is_cpu()) checkPeer(name, peer);
+  TORCH_CHECK_VALUE(tag >= 0, "lowcomm: ", name, ": expected a tag of 0 or more, got ", tag);
+}
+
 // The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
 std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
                                                              int tag) {
@@ -126,9 +147,7 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && ownOp(tensors[0], kPolicyKey), "lowcomm: ", name,
                     " under a policy that names p2p: expected one dense tensor, got ", tensors.size(),
                     tensors.size() == 1 ? " of another layout" : "");
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "lowcomm: ", name,
-                    ": expected a peer among the group's ranks 0...", size_ - 1, " other than this one, ", rank_,
-                    ", got ", peer);
+  checkPeer(name, peer);
   TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
                     " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
   if (type == c10d::OpType::RECV) checkOutput(name, tensors[0]);
@@ -217,6 +236,11 @@ void LowcommBackend::finish(Flight& flight) {
 
 WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                                      std::function<WorkPtr(c10d::Backend&)> call) {
+  return inBlock(op, [&] { return exactOrCoded(op, tensors, peer, tag, std::move(call)); });
+}
+
+WorkPtr LowcommBackend::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
+                                     std::function<WorkPtr(c10d::Backend&)> call) {
   const bool receive = op != c10d::OpType::SEND;
   // The op may be started by its Work, which may outlive the group.
   auto weak = c10::weak_intrusive_ptr<LowcommBackend>(c10::intrusive_ptr<LowcommBackend>::reclaim_copy(this));
@@ -230,7 +254,8 @@ WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, in
     return postpone(op, {nullptr, receive, /*device=*/false, [living, message] { living()->prepare(*message); }},
                     [living, message] { return living()->post(message); });
   }
-  const bool device = !tensors.empty() && !tensors[0].device().is_cpu();
+  checkExact(op, tensors, peer, tag);
+  const bool device = !tensors[0].device().is_cpu();
   return postpone(op, {nullptr, receive, device, {}}, [living, op, tensors, receive, peer, call = std::move(call)] {
     return living()->viaInner(op, receive ? "recv" : "send", tensors, receive ? tensors : Tensors{}, call,
                               /*collective=*/false, {},

@@ -271,12 +271,25 @@ void GroupWork::add(WorkPtr part) {
 WorkPtr GroupWork::start() {
   if (start_ && !issued_) {
     issued_ = true;  // whatever comes of it
-    parts_.push_back(std::exchange(start_, nullptr)());
+    try {
+      parts_.push_back(std::exchange(start_, nullptr)());
+    } catch (...) {
+      error_ = std::current_exception();
+    }
   }
+  if (error_) std::rethrow_exception(error_);
   return parts_.empty() ? nullptr : parts_[0];
 }
 
+void GroupWork::fail(std::exception_ptr error) {
+  if (issued_) return;
+  issued_ = true;
+  start_ = nullptr;
+  error_ = std::move(error);
+}
+
 std::exception_ptr GroupWork::exception() const {
+  if (error_) return error_;
   for (const auto& part : parts_) {
     if (auto error = part->exception()) return error;
   }
@@ -296,6 +309,7 @@ bool GroupWork::isCompleted() {
 }
 
 bool GroupWork::isSuccess() const {
+  if (error_) return false;
   for (const auto& part : parts_) {
     if (!part->isSuccess()) return false;
   }

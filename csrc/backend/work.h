@@ -145,8 +145,10 @@ class GroupWork : public c10d::Work {
 
   // A stand-in: `start` issues its op, once.
   void standFor(std::function<WorkPtr()> start) { start_ = std::move(start); }
-  // Issues it, if nobody has, and returns its Work.
+  // Issues it, if nobody has, and returns its Work. What it throws is this Work's error from then on.
   WorkPtr start();
+  // Ends one that was not issued with an error, in place of its start.
+  void fail(std::exception_ptr error);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -163,6 +165,7 @@ class GroupWork : public c10d::Work {
  private:
   std::vector<WorkPtr> parts_;
   std::function<WorkPtr()> start_;
+  std::exception_ptr error_;  // of the start
   bool issued_ = false;
 };
 

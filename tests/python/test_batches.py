@@ -1,0 +1,85 @@
+"""A mistake inside a coalescing block: raised at the block's end with nothing started, and the group works on."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from collective_cases import values
+from group_check import check_group
+from p2p_cases import init, neighbours, same
+from torch.distributed.distributed_c10d import _coalescing_manager, _world
+
+N = 5000
+
+
+def _exchange(r, codec, salt):
+    """A batch whose values tell it from every other."""
+    right, left = neighbours(r)
+    got = torch.zeros(N)
+    ops = [dist.P2POp(dist.isend, values(torch.float32, N, r.rank, salt), right), dist.P2POp(dist.irecv, got, left)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    same(got, codec.roundtrip(values(torch.float32, N, left, salt)), salt)
+
+
+def _mistakes(r):
+    import torch_lowcomm as lc
+
+    codec = init(r)
+    right, left = neighbours(r)
+    x = torch.ones(N)
+    coded = {
+        "expected a tag of 0": lambda: dist.P2POp(dist.isend, x, right, tag=2**30),
+        "expected an output without elements that share memory": lambda: dist.P2POp(
+            dist.irecv, torch.empty(1).expand(N), left
+        ),
+    }
+    exact = {
+        "expected a contiguous tensor": lambda: dist.P2POp(dist.isend, torch.ones(70, 80).t(), right),
+        "expected a tag of 0 or more": lambda: dist.P2POp(dist.irecv, torch.empty(5), left, tag=-1),
+    }
+    salt = 0
+    for wrong, exactly in ((coded, False), (exact, True)):
+        for reason, bad in wrong.items():
+            for at in range(3):
+                good = [dist.P2POp(dist.isend, x, right), dist.P2POp(dist.irecv, torch.zeros(N), left)]
+                with pytest.raises(ValueError, match=reason):
+                    if exactly:
+                        with lc.exact():
+                            dist.batch_isend_irecv([*good[:at], bad(), *good[at:]])
+                    else:
+                        dist.batch_isend_irecv([*good[:at], bad(), *good[at:]])
+                assert not _world.pg_coalesce_state, "torch's list of the block is gone"
+                # Were anything of the batch under way, these would get its values.
+                salt += 1
+                _exchange(r, codec, salt)
+                with lc.exact():
+                    got = torch.zeros(N)
+                    mine, theirs = (values(torch.float32, N, rank, salt) for rank in (r.rank, left))
+                    ops = [dist.P2POp(dist.irecv, got, left), dist.P2POp(dist.isend, mine, right)]
+                    for work in dist.batch_isend_irecv(ops):
+                        work.wait()
+                    same(got, theirs)
+                check_group(r)
+
+
+def _stand_ins(r):
+    """Works that were handed out inside a block that failed have its error, and start nothing."""
+    codec = init(r)
+    right, left = neighbours(r)
+    works = []
+    with (
+        pytest.raises(ValueError, match="expected a tag of 0"),
+        _coalescing_manager(device=torch.device("cpu"), async_ops=True),
+    ):
+        works.append(dist.isend(torch.ones(N), right))
+        works.append(dist.isend(torch.ones(N), right, tag=2**30))
+        works.append(dist.irecv(torch.zeros(N), left))
+    for work in works:
+        with pytest.raises(ValueError, match="expected a tag of 0"):
+            work.wait()
+    _exchange(r, codec, 1)
+
+
+@pytest.mark.parametrize("part", [_mistakes, _stand_ins])
+def test_a_mistake_in_a_block(pair, part):
+    pair(part)
