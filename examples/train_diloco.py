@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import data
+import device
 import model
 import plot
 import torch
@@ -92,6 +93,7 @@ def parse() -> argparse.Namespace:
         "--plot", type=Path, default=Path("runs/train_diloco.png"), help="loss against bytes and seconds"
     )
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
+    device.add_argument(parser)
     args = parser.parse_args()
     try:
         for name in ("steps", "batch", "lr", "sync_every", "least", "timeout"):
@@ -100,7 +102,8 @@ def parse() -> argparse.Namespace:
         if args.serve is not None:
             return args
         lc.codec(args.codec)
-        args.corpus = data.load(args.data, context=CONTEXT)
+        args.device = device.choose(args.device)
+        args.corpus = data.load(args.data, context=CONTEXT).to(args.device)
         if args.store is None:
             if args.machine:
                 raise ValueError("--machine expects --store HOST:PORT, got none")
@@ -138,7 +141,7 @@ def outer_loop(gpt: model.GPT, args: argparse.Namespace, group: lc.Membership | 
 def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership | None = None) -> Result:
     """Trains one model and measures it."""
     torch.manual_seed(args.seed)
-    gpt = model.GPT()
+    gpt = model.GPT().to(args.device)
     if run == "exact":
         trained, optimizer = DistributedDataParallel(gpt), torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True)
         result = Result("exact, every step")

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import data
+import device
 import model
 import plot
 import torch
@@ -64,6 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, default=Path("runs/train_fsdp.png"), help="loss against bytes (PNG)")
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
     parser.add_argument("--backend", choices=("lowcomm", "gloo"), default="lowcomm")
+    device.add_argument(parser)
     args = parser.parse_args()
     try:
         for name in ("steps", "batch", "save_every", "lr"):
@@ -75,7 +77,8 @@ def parse() -> argparse.Namespace:
             raise ValueError("--backend gloo expects --only exact, for gloo cannot quantize")
         for spec in (args.weights, args.gradients):
             lc.codec(spec)
-        args.corpus = data.load(args.data, context=CONTEXT)
+        args.device = device.choose(args.device)
+        args.corpus = data.load(args.data, context=CONTEXT).to(args.device)
         args.runs = [args.only] if args.only else ["exact", "quantized"]
         args.resume_from = {run: newest_checkpoint(args.checkpoint / run) for run in args.runs if args.resume}
         for checkpoint in args.resume_from.values():
@@ -101,8 +104,8 @@ def train(args: argparse.Namespace, run: str) -> Result:
     """Trains one model from scratch or from its checkpoint and measures it."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
-    gpt = model.GPT()
-    mesh = init_device_mesh("cpu", (world,))
+    gpt = model.GPT().to(args.device)
+    mesh = init_device_mesh(args.device.type, (world,))
     for block in gpt.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(gpt, mesh=mesh)

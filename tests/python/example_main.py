@@ -33,6 +33,8 @@ def run_main(r, name, directory, arguments):
 def refusal(name, arguments, monkeypatch, capsys):
     """What the example ends with before it starts anything: one sentence, after its own name."""
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("LOCAL_RANK", "5")
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--batch", "2", *arguments])
     with pytest.raises(SystemExit) as ended:

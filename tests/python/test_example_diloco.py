@@ -81,6 +81,7 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
             "--store expects HOST:PORT and --machine ID beside it, got 'here' and 'a'",
         ),
         (["--store", "here:1"], "--machine ID beside it, got 'here:1' and None"),
+        (["--device", "cuda"], "--device cuda expects a GPU for local rank 5, got 0 GPUs"),
         ([], "expected to be started by torchrun"),
     ],
 )
