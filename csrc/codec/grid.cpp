@@ -289,15 +289,19 @@ void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, u
   if (count == 0) return;
   FloatEnv env;
   const auto* unrotate = isRotated(spec()) ? table_.rotation->unrotate : nullptr;
+  // A rotation's sums and signs make other NaNs of a poisoned bucket's.
+  const bool settles = unrotate && spec().nonfinite == Nonfinite::poison;
   if (dtype != DType::float32) {
     const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
     decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
       if (unrotate) unrotate[0](values, values, n);
+      if (settles) settleNans(values, n);
       convert(static_cast<uint16_t*>(dst) + at, values, n);
     });
   } else if (unrotate) {
     decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
       unrotate[0](static_cast<float*>(dst) + at, values, n);
+      if (settles) settleNans(static_cast<float*>(dst) + at, n);
     });
   } else {
     decode_[0](static_cast<float*>(dst), src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));

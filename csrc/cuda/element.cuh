@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/finite.h"
 #include "kernels/half.h"
 
 namespace lowcomm::cuda {
@@ -54,6 +55,11 @@ __device__ inline void fromFloat(Bfloat16& y, float x) {
 }
 __device__ inline void fromFloat(Float16& y, float x) {
   y.bits = floatToFloat16(x);
+}
+
+// x, and for every NaN the one that the host's sums end with: the device's arithmetic makes one of its own.
+__device__ inline float settled(float x) {
+  return x == x ? x : floatOf(kPoison);
 }
 
 // Two by one instruction; the bits of NaN, which the device has ideas of its own about, are for the caller. The

@@ -116,8 +116,7 @@ struct SumOp {
                          const Seat& seat) const {
     if (!sendable) return;
     Tile tile = values;
-    // By name: the NaN that a device's arithmetic makes of a poisoned bucket is another one than a CPU's.
-    tile.each([](float& x) { x = x == x ? x : floatFrom(kPoison); });
+    tile.each([](float& x) { x = settled(x); });
     storeTile(out, start, n, tile, seat);
   }
 };

@@ -189,7 +189,8 @@ void RunKernels::encodeSum(const Run& run, void* payload, DType dtype, std::span
   }
   auto* acc = static_cast<float*>(workspace);
   add(run, acc, dtype, terms, workspace, refused);
-  finishSum(place_, acc, acc, DType::float32, run.count, static_cast<uint32_t>(average_over));
+  // Without a division it would change the bits of NaNs alone, which codes say nothing of.
+  if (average_over > 0) finishSum(place_, acc, acc, DType::float32, run.count, static_cast<uint32_t>(average_over));
   encode(run, payload, acc, DType::float32, draws, workspace, refused);
 }
 

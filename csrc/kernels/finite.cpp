@@ -54,4 +54,9 @@ int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit) {
   }
 }
 
+void settleNans(float* x, uint64_t n) {
+  for (uint64_t i = 0; i < n; ++i)
+    x[i] = x[i] == x[i] ? x[i] : std::bit_cast<float>(kPoison);
+}
+
 }  // namespace lowcomm

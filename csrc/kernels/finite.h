@@ -22,4 +22,7 @@ inline constexpr uint32_t kPoison = 0x7fc00000u;
 // a codec refuses. float32, float16, bfloat16; of other types none is found. A limit of infinity takes all finite ones.
 int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit = kFiniteLimit);
 
+// Every NaN becomes kPoison.
+void settleNans(float* x, uint64_t n);
+
 }  // namespace lowcomm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "kernels/half.h"
@@ -95,6 +96,16 @@ A wrappingMultiply(A a, A b) {
   }
 }
 
+// Of two NaN, or of an infinity less another, each kind of hardware makes another NaN: all become the same one.
+template <class A>
+A settled(A v) {
+  if constexpr (std::is_floating_point_v<A>) {
+    return v == v ? v : std::numeric_limits<A>::quiet_NaN();
+  } else {
+    return v;
+  }
+}
+
 }  // namespace
 
 const char* reduceName(ReduceKind kind) {
@@ -161,10 +172,10 @@ void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int avera
       using D = std::conditional_t<std::is_integral_v<A>, int64_t, A>;
       const D divisor = static_cast<D>(average_over);
       for (uint64_t i = 0; i < n; ++i)
-        o[i] = narrow<T>(static_cast<A>(static_cast<D>(widen(narrow<T>(a[i]))) / divisor));
-    } else if (static_cast<const void*>(o) != acc) {
+        o[i] = narrow<T>(settled(static_cast<A>(static_cast<D>(widen(narrow<T>(a[i]))) / divisor)));
+    } else if (std::is_floating_point_v<A> || static_cast<const void*>(o) != acc) {
       for (uint64_t i = 0; i < n; ++i)
-        o[i] = narrow<T>(a[i]);
+        o[i] = narrow<T>(settled(a[i]));
     }
   });
 }

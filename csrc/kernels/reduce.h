@@ -23,7 +23,9 @@ void reduceAssign(void* acc, const void* x, DType dtype, uint64_t n);
 void reduceInto(void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t n);
 
 // out = acc rounded to `dtype`; with average_over > 0, out = that divided by it (truncating for integers). The division
-// comes after the rounding, as in gloo, so that two ranks agree with it bit for bit.
+// comes after the rounding, as in gloo, so that two ranks agree with it bit for bit. A NaN becomes the quiet one
+// without sign and payload (kPoison for float32), whatever NaN `acc` holds: with codecs, ranks may be of different
+// hardware.
 void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int average_over);
 
 // out = x * factor in `dtype` (float16 and bfloat16 by way of fp32, rounded once). Floating types only.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -151,6 +152,43 @@ TEST(Reduce, AverageTruncatesIntegersAndDividesFloats) {
   float third;
   reduceFinish(&third, &sum, DType::float32, 1, 3);
   EXPECT_EQ(third, 1.0f / 3);
+}
+
+// Terms of NaNs with signs and payloads, first or later, and of infinities that cancel; in place too.
+TEST(Reduce, EveryNaNEndsAsTheSame) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> first = {floatOf(0xffc12345u), 1, kInfinity, -kInfinity, floatOf(0x7fa00001u), 2};
+  const std::vector<float> second = {1, floatOf(0xff812345u), -kInfinity, kInfinity, floatOf(0xffc00000u), 3};
+  for (int average_over : {0, 2}) {
+    const float number = average_over ? 2.5f : 5;
+    std::vector<float> sum = first;
+    reduceInto(sum.data(), second.data(), DType::float32, ReduceKind::sum, sum.size());
+    reduceFinish(sum.data(), sum.data(), DType::float32, sum.size(), average_over);
+    for (size_t i = 0; i < 5; ++i)
+      EXPECT_EQ(floatBits(sum[i]), 0x7fc00000u) << i;
+    EXPECT_EQ(sum[5], number);
+    std::vector<double> wide(first.begin(), first.end());
+    const std::vector<double> other(second.begin(), second.end());
+    reduceInto(wide.data(), other.data(), DType::float64, ReduceKind::sum, wide.size());
+    reduceFinish(wide.data(), wide.data(), DType::float64, wide.size(), average_over);
+    for (size_t i = 0; i < 5; ++i)
+      EXPECT_EQ(std::bit_cast<uint64_t>(wide[i]), 0x7ff8000000000000u) << i;
+    EXPECT_EQ(wide[5], number);
+    for (const Half& half : kHalves) {
+      std::vector<uint16_t> a, b, out(first.size());
+      for (size_t i = 0; i < first.size(); ++i) {
+        a.push_back(half.narrow(first[i]));
+        b.push_back(half.narrow(second[i]));
+      }
+      std::vector<float> acc(a.size());
+      reduceAssign(acc.data(), a.data(), half.dtype, a.size());
+      reduceInto(acc.data(), b.data(), half.dtype, ReduceKind::sum, b.size());
+      reduceFinish(out.data(), acc.data(), half.dtype, out.size(), average_over);
+      for (size_t i = 0; i < 5; ++i)
+        EXPECT_EQ(out[i], half.dtype == DType::float16 ? 0x7e00 : 0x7fc0) << i;
+      EXPECT_EQ(half.widen(out[5]), number);
+    }
+  }
 }
 
 TEST(Reduce, ScaleRoundsOnce) {
