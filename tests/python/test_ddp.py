@@ -166,7 +166,7 @@ def test_the_hook_wins_over_a_policy(pair):
         assert any("the hook wins" in text and "minmax2" in text and "sym8" in text for text in said)
         assert all(errors[name] < 0.02 for name in ddp_model.CODED), "8 bits, once: 2 bits would have lost a third"
         assert all(error == 0 for name, error in errors.items() if name not in ddp_model.CODED)
-        assert 3.5 < stats["ratio"] < 4.5
+        assert 3.3 < stats["ratio"] < 4.5  # what travels exact is counted too: the policy names the op
 
 
 def _bits_moved(r):

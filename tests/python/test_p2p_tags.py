@@ -8,7 +8,7 @@ from p2p_cases import init, same
 
 TAGS = 10_000
 FIRST = 2000  # tags after which code, buffers and what is remembered are there
-BOUND = 256 << 10  # bytes that they may add to a process; 20 a tag are 2 MiB of 100,000
+BOUND = 200 << 10  # bytes that they may add to a process; 20 a tag are 2 MiB of 100,000
 
 
 def _resident():

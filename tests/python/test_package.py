@@ -247,7 +247,7 @@ def test_info_says_where_cuda_tensors_are_coded(monkeypatch, capsys, built, stag
     [
         (None, [], False, ["this torch is built without CUDA", "gloo; this torch has no nccl"]),
         ("13.0", [], True, ["13.0 in this torch, no GPU found", "gloo; nccl finds no GPU"]),
-        ("13.0", ["A", "B"], True, ["13.0 in this torch, A, B", "gloo; nccl for exact ops on CUDA tensors"]),
+        ("13.0", ["A", "B"], True, ["13.0 in this torch, A, B", "gloo; nccl for exact ops from a group's first CUDA"]),
     ],
 )
 def test_info_says_what_torch_has_of_cuda(monkeypatch, capsys, cuda, gpus, nccl, says):

@@ -10,6 +10,10 @@ if __name__ == "__main__":
     # Ranks and tests import the extension that the build step puts into this tree.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(tests.parents[1]), os.environ.get("PYTHONPATH"))))
 
+    import ranks
+
     from gpu_check.cli import main
 
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    ranks.close_zygote()
+    sys.exit(code)

@@ -7,8 +7,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import ranks
-
 from gpu_check.stages import STAGES
 from gpu_check.steps import STEPS, Place, StepFailed
 
@@ -29,7 +27,6 @@ def main(arguments):
         report["steps"][name] = _perform(name, place)
         report["ok"] = all(step["ok"] for step in report["steps"].values())
         path.write_text(json.dumps(report, indent=1))
-    ranks.close_zygote()
     failed = [name for name in args.steps if not report["steps"][name]["ok"]]
     print(f"{path}: " + (f"failed: {', '.join(failed)}" if failed else f"{', '.join(args.steps)}: all as expected"))
     return 1 if failed else 0
