@@ -37,7 +37,7 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
 // agreed on that.
 bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) {
   if (!named(kOp)) return false;
-  bool own = !inputs.empty() && !outputs.empty();
+  bool own = true;
   for (const Tensors* list : {&inputs, &outputs}) {
     for (const auto& tensor : *list) {
       const at::ScalarType type = inputs[0].scalar_type();
@@ -107,10 +107,10 @@ WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std
 }
 
 WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
   TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == static_cast<size_t>(size_),
                     "lowcomm: all_to_all: expected ", size_, " inputs and outputs, got ", inputs.size(), " and ",
                     outputs.size());
+  if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
   return exchangeParts(c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
 }
 

@@ -120,9 +120,9 @@ BackendPtr LowcommBackend::forDevices() {
     if (made && !getGroupUid().empty()) made->setGroupUid(getGroupUid());
   }
   std::lock_guard<std::mutex> lock(device_mutex_);
+  if (!device_asked_) device_ = made;  // else another thread was faster, and its own may be in use
   device_asked_ = true;
-  device_ = made;
-  return made;
+  return device_;
 }
 
 BackendPtr LowcommBackend::madeForDevices() const {

@@ -130,7 +130,8 @@ WorkPtr LowcommBackend::premultiplied(Tensors& tensors, const c10d::ReduceOp& op
 
 WorkPtr LowcommBackend::exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   Contiguous dense("broadcast");
-  Tensors used = dense.outputs(tensors);
+  const bool sends = opts.rootRank == rank_ && tensors.size() == 1;  // only reads
+  Tensors used = sends ? dense.inputs(tensors) : dense.outputs(tensors);
   return viaInner(
       c10d::OpType::BROADCAST, "broadcast", used, tensors,
       [&](c10d::Backend& inner) { return inner.broadcast(used, opts); }, true, dense.finish());

@@ -135,6 +135,7 @@ WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
                     "lowcomm: all_gather: expected one input and one output list, got ", inputs.size(), " and ",
                     outputs.size());
   if (!ownOp(inputs[0], kOp)) {
+    describeInner(kOp, inputs, {});
     return viaInner(c10d::OpType::ALLGATHER, kOp, inputs, outputs[0],
                     [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
   }
@@ -148,6 +149,7 @@ WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs
 
 WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   if (!ownOp(input, kOp)) {
+    describeInner(kOp, {input}, {});
     return viaInner(c10d::OpType::_ALLGATHER_BASE, kOp, {input}, {output},
                     [&](c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
   }
@@ -158,6 +160,7 @@ WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, c
 WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& opts) {
   if (inputs.empty() || !ownOp(inputs[0], kOp)) {
+    describeInner(kOp, inputs, {});
     return viaInner(c10d::OpType::ALLGATHER_COALESCED, kOp, inputs, {},
                     [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
   }
@@ -178,6 +181,7 @@ WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tenso
 WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& opts) {
   if (inputs.empty() || !ownOp(inputs[0], kOp)) {
+    describeInner(kOp, inputs, {});
     return viaInner(c10d::OpType::COALESCED, kOp, inputs, outputs,
                     [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, opts); });
   }

@@ -24,7 +24,7 @@ Described describedTensor(const at::Tensor& tensor) {
 void LowcommBackend::describeInner(const std::string& op, const Tensors& tensors,
                                    const std::vector<std::pair<std::string, std::string>>& more) {
   expectLiving(op);
-  if (size_ == 1) return;
+  if (!named(op) || size_ == 1) return;
   std::vector<Described> described;
   for (const auto& tensor : tensors)
     described.push_back(describedTensor(tensor));

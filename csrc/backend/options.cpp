@@ -84,7 +84,8 @@ Settings fill(const Options& o, Lookup lookup) {
                                    settings.flight_record, 0, kMostRecorded);
   settings.staged = integer(lookup, number(o.staged), "staged", "LOWCOMM_STAGED", settings.staged, 0, 1) == 1;
   const char* text = lookup("LOWCOMM_NCCL");
-  if (o.nccl || (text && *text)) settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
+  if (o.nccl || (text && !trimmed(text).empty()))
+    settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
   return settings;
 }
 

@@ -91,6 +91,7 @@ WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   TORCH_CHECK_VALUE(inputs[0].size() == static_cast<size_t>(size_), "lowcomm: reduce_scatter: expected ", size_,
                     " inputs, got ", inputs[0].size());
   if (!ownScatter(outputs[0], opts.reduceOp)) {
+    describeInner(kOp, inputs[0], {{"reduce op", reduceOpName(opts.reduceOp)}});
     return viaInner(c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
                     [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
   }
@@ -110,6 +111,7 @@ bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& 
 WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& opts) {
   if (!ownScatter(output, opts.reduceOp)) {
+    describeInner(kOp, {input}, {{"reduce op", reduceOpName(opts.reduceOp)}});
     return viaInner(c10d::OpType::_REDUCE_SCATTER_BASE, kOp, {input}, {output},
                     [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
   }
@@ -126,6 +128,7 @@ WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensor
   for (auto& output : outputs)
     own = own && ownScatter(output, opts.reduceOp);
   if (!own) {
+    describeInner(kOp, inputs, {{"reduce op", reduceOpName(opts.reduceOp)}});
     return viaInner(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs,
                     [&](c10d::Backend& inner) { return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
   }

@@ -160,7 +160,9 @@ void InnerWork::synchronize() {
 }
 
 std::exception_ptr InnerWork::exception() const {
-  return outcome_->op.failed(inner_->exception());
+  std::exception_ptr error;
+  blocking([&] { error = outcome_->op.failed(inner_->exception()); });  // which may end the group, and tell its peers
+  return error;
 }
 
 std::vector<at::Tensor> InnerWork::result() {
@@ -181,7 +183,9 @@ bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
     try {
       waited = inner->wait(timeout);
     } catch (...) {
-      failed = op.failed(std::current_exception());
+      // A time-out of the wait's own: the op goes on, and what becomes of it is told when it is known.
+      const bool goes_on = !once && !inner->isCompleted();
+      failed = goes_on ? asInnerError(std::current_exception(), op.story()) : op.failed(std::current_exception());
     }
     if (!once) {
       if (failed) std::rethrow_exception(failed);

@@ -16,7 +16,7 @@ struct Described {
   Described(const MessagePlan& plan);  // NOLINT: a plan describes itself
   // Of elements that no plan has: the inner backend's.
   Described(std::string dtype, std::string elements)
-      : dtype(std::move(dtype)), elements(std::move(elements)), codec("none") {}
+      : dtype(std::move(dtype)), elements(std::move(elements)), codec("none, by the inner backend") {}
 
   // The same with the caller's name of the elements' type, and their number, where these are not empty.
   Described as(const std::string& type_name, const std::string& type_elements) const;

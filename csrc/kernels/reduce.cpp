@@ -57,6 +57,7 @@ bool dispatch(DType dtype, F&& f) {
     case DType::int8:
       return f(int8_t{}), true;
     case DType::uint8:
+    case DType::boolean:  // as gloo does
       return f(uint8_t{}), true;
     case DType::int32:
       return f(int32_t{}), true;

@@ -286,7 +286,7 @@ TEST(ReduceScatter, RefusesWhatItCannotReduce) {
     Reduction reduction;
     const char* part;
   } cases[] = {
-      {{single(10, "none"), DType::boolean}, kSum, "bool"},
+      {{single(10, "none"), DType::int16}, kSum, "int16"},
       {{single(10, "none"), DType::float32}, {ReduceKind::bit_xor}, "bxor"},
       {{single(10, "qsgd8"), DType::int32}, kSum, "int32"},
   };

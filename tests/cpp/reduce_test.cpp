@@ -216,7 +216,7 @@ TEST(Reduce, ScaleRoundsOnce) {
 }
 
 TEST(Reduce, Supports) {
-  for (DType dtype : {DType::opaque, DType::boolean, DType::int16}) {
+  for (DType dtype : {DType::opaque, DType::int16}) {
     for (ReduceKind kind : kKinds)
       EXPECT_FALSE(reduceSupports(dtype, kind)) << dtypeName(dtype);
   }
@@ -224,7 +224,7 @@ TEST(Reduce, Supports) {
     for (ReduceKind kind : kKinds)
       EXPECT_EQ(reduceSupports(dtype, kind), kind < ReduceKind::bit_and) << dtypeName(dtype) << reduceName(kind);
   }
-  for (DType dtype : {DType::int8, DType::uint8, DType::int32, DType::int64}) {
+  for (DType dtype : {DType::int8, DType::uint8, DType::int32, DType::int64, DType::boolean}) {
     for (ReduceKind kind : kKinds)
       EXPECT_TRUE(reduceSupports(dtype, kind)) << dtypeName(dtype) << reduceName(kind);
   }

@@ -54,6 +54,7 @@ def _values(op, cause, size):
         "exact scope": ("codec", CODEC, "none"),
         "dtype": ("dtype", "float32", "int32"),
         "wide dtype": ("dtype", "float32", "float64"),
+        "bool": ("dtype", "float32", "bool"),
         "size": ("elements a rank", str(elements), str(few)),
         "reduce op": ("reduce op", "sum", "max"),
     }[cause]
@@ -64,7 +65,8 @@ def _differs(r, op, cause):
 
     _init(r)
     odd = r.rank == r.size - 1
-    dtype = {"dtype": torch.int32, "wide dtype": torch.float64}.get(cause, torch.float32) if odd else torch.float32
+    dtypes = {"dtype": torch.int32, "wide dtype": torch.float64, "bool": torch.bool}
+    dtype = dtypes.get(cause, torch.float32) if odd else torch.float32
     x = torch.ones(N // 8 if cause == "size" and odd else N).to(dtype)
     reduce_op = dist.ReduceOp.MAX if cause == "reduce op" and odd else dist.ReduceOp.SUM
     scope = lc.exact() if cause == "exact scope" and odd else contextlib.nullcontext()
@@ -92,7 +94,7 @@ def _differs(r, op, cause):
     check_group(r)
 
 
-CAUSES = ("exact scope", "dtype", "wide dtype", "size")
+CAUSES = ("exact scope", "dtype", "wide dtype", "bool", "size")
 
 
 @pytest.mark.parametrize("op", [*OPS, "all_reduce_coalesced"])
@@ -148,15 +150,25 @@ def _exact_forms(r):
     """What travels exact of ops that the policy names is what gloo's would be, in every dtype."""
     _init(r)
     everyone = [torch.arange(10) + q for q in range(r.size)]
-    for dtype in (torch.int64, torch.float64, torch.bool, torch.uint8, torch.float32):
+    for dtype in (torch.int64, torch.float64, torch.uint8, torch.float32):
         x = everyone[r.rank].to(dtype)
-        if dtype != torch.bool:
-            total = x.clone()
-            dist.all_reduce(total)
-            assert torch.equal(total, sum(e.to(dtype) for e in everyone)), dtype
-            most = x.clone()
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-            assert torch.equal(most, everyone[-1].to(dtype)), dtype
+        total = x.clone()
+        dist.all_reduce(total)
+        assert torch.equal(total, sum(e.to(dtype) for e in everyone)), dtype
+        most = x.clone()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        assert torch.equal(most, everyone[-1].to(dtype)), dtype
+    # A flag, asked for before a message that the others wait for: nobody waits for the op at its issue.
+    flag = torch.tensor([r.rank == 1, False])
+    if r.rank == 0:
+        work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
+        for peer in range(1, r.size):
+            dist.send(torch.ones(3), peer)
+        work.wait()
+    else:
+        dist.recv(torch.zeros(3), 0)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    assert flag.tolist() == [True, False]
     for dtype in (torch.int64, torch.complex64, torch.float8_e4m3fn, torch.bool):
         x = everyone[r.rank].to(dtype)
         y = x.clone()

@@ -82,13 +82,13 @@ def _time_out_of_an_inner_op(r, how):
     """Gloo's time-out ends the group: coded ops, exact ones and messages name the first cause, and so do the peers."""
     import torch_lowcomm as lc
 
-    policy = "all_gather=minmax8; all_reduce=minmax8"
+    policy = "all_gather=minmax8; broadcast=minmax8"  # all_reduce is gloo's
     r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(policy=policy, min_bytes=0, flight_record=0))
     x, ints = torch.ones(300), torch.ones(3, dtype=torch.int64)
     dist.all_reduce(ints)
     ops = {
         "exact": lambda: dist.all_reduce(ints),
-        "coded": lambda: dist.all_reduce(x),
+        "coded": lambda: dist.broadcast(x, 0),
         "own": lambda: dist.all_gather_into_tensor(torch.empty(300 * r.size), x),
         "message": lambda: dist.send(x, 1 - r.rank),
     }
