@@ -96,11 +96,10 @@ def _ratio(r):
     """An op that the inner backend served adds nothing to the ratio."""
     import torch_lowcomm as lc
 
-    r.init("lowcomm", pg_options=lc.Options(policy="reduce_scatter=qsgd8", min_bytes=0))
-    x = torch.randn(r.size << 16)
-    dist.reduce_scatter_tensor(torch.empty(1 << 16), x)
-    dist.reduce_scatter_tensor(torch.empty(1 << 18, dtype=torch.bool), torch.ones(r.size << 18, dtype=torch.bool))
-    stats = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name]["reduce_scatter"]
+    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=qsgd8", min_bytes=0))
+    dist.all_reduce(torch.randn(1 << 17))
+    dist.all_reduce(torch.ones(1 << 16).to_sparse())
+    stats = lc.stats(dist.group.WORLD)[dist.group.WORLD.group_name]["all_reduce"]
     assert stats["calls"] == 2
     assert stats["exact_calls"] == 1
     assert sum(stats["exact_because"].values()) == 1

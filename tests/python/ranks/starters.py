@@ -102,6 +102,7 @@ class Zygote:
         while True:
             message = self.conn.recv()
             if message[0] == "pid":
+                self.ended.pop(message[1], None)  # of an earlier rank that had the number
                 return message[1]
             self.ended[message[1]] = message[2]
 
