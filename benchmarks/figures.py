@@ -76,7 +76,7 @@ def steps() -> dict[str, list[str]]:
     def times(name: str) -> str:
         return f"{rows[name]['speedup']:.1f}"
 
-    hook, power, low = "gloo, torch's fp16 hook", "gloo, torch's PowerSGD rank 4", "lowcomm rank 4, P sym8, R sym4"
+    hook, power, low = "gloo, torch's fp16 hook", "gloo, torch's PowerSGD rank 4", "lowcomm rank 4, sym8"
     exact = next(row for row in _only_link("steps_fsdp") if row["name"] == "lowcomm exact")
     return {
         "| gloo, float32 |": [f"{fsdp['gloo fp32']:.1f}", short(ddp["gloo fp32"], 2)],
