@@ -14,7 +14,6 @@
 #include "backend/exact_scope.h"
 #include "backend/handshake.h"
 #include "backend/python_state.h"
-#include "collective/agree.h"
 #include "wire/fnv1a.h"
 #include "wire/frame.h"
 
@@ -105,8 +104,9 @@ Engine& LowcommBackend::engine() {
   return *engine;
 }
 
-// What serves CUDA tensors, or null where there is none. Made when the first of them comes, on each rank by itself: its
-// constructor talks to nobody, and a process that has none must not wake the CUDA driver, nor end with its threads.
+// The inner backend of CUDA tensors, or null where there is none. Made when the first of them comes, on each rank by
+// itself: its constructor talks to nobody, and a process that has none must not wake the CUDA driver, nor end with its
+// threads.
 BackendPtr LowcommBackend::forDevices() {
   {
     std::lock_guard<std::mutex> lock(device_mutex_);
@@ -155,75 +155,6 @@ void LowcommBackend::connect() {
 Settings LowcommBackend::settings() const {
   std::lock_guard<std::mutex> lock(settings_mutex_);
   return settings_;
-}
-
-// A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
-void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine) {
-  if (size_ > 1) {
-    const uint64_t sequence = ++sequence_;
-    auto work =
-        c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
-                                        EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
-    engine().submit(
-        op, [hello](OpContext& context) { agree(context, hello); },
-        [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
-        static_cast<uint32_t>(sequence));
-    try {
-      work->wait(kNoTimeout);
-    } catch (...) {
-      if (!mine) throw;
-    }
-  }
-  if (mine) std::rethrow_exception(mine);
-}
-
-void LowcommBackend::setPolicy(const std::string& text) {
-  Policy policy;
-  Hello hello;
-  std::exception_ptr mine;
-  try {
-    policy = Policy::parse(text);
-    hello.fields = {{"policy", policy.str()}};
-  } catch (const ValueError& error) {
-    mine = asTorchError(std::current_exception());
-    hello.fields = {{"error", error.what()}};
-  }
-  agreeOn("set_policy", hello, mine);
-  std::lock_guard<std::mutex> lock(settings_mutex_);
-  settings_.policy = std::move(policy);
-}
-
-void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts,
-                                  const std::string& error) {
-  // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
-  // text as there is room for says where to look.
-  constexpr size_t kRoom = 30000;
-  Hello hello;
-  hello.fields = {{"layouts", std::to_string(layouts.size())}};
-  uint64_t all = 0;
-  size_t room = kRoom;
-  for (const auto& [name, layout] : layouts) {
-    all = all * 0x9e3779b97f4a7c15ull + layout.hash();
-    const std::string text = layout.text();
-    if (text.size() + name.size() > room) continue;
-    room -= text.size() + name.size();
-    hello.fields.emplace_back(name, text);
-  }
-  hello.fields.emplace_back("hash of all layouts", std::to_string(all));
-  agreeOnTexts("agreement on layouts", std::move(hello.fields), error);
-}
-
-void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
-                                  const std::string& error) {
-  Hello hello;
-  hello.fields = std::move(fields);
-  if (error.empty()) return agreeOn(what, hello, nullptr);
-  hello.fields = {{"error", error.substr(0, 1000)}};
-  try {
-    agreeOn(what, hello, nullptr);
-  } catch (const c10::DistBackendError&) {
-    // The caller throws its own error.
-  }
 }
 
 uint64_t LowcommBackend::reserveSlots(uint64_t count) {

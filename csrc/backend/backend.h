@@ -275,6 +275,8 @@ class LowcommBackend : public c10d::Backend {
   std::shared_ptr<Stage> stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged);
   WorkPtr submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
                  DeviceQueue* queue, std::shared_ptr<Prepared> prepared);
+  // Queues a job under the group's next number and blocks until it has ended; throws its error.
+  void runAndWait(const std::string& op, Engine::Job job);
   void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();

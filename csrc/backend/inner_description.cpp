@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
 #include "backend/wire_elements.h"
 #include "collective/describe.h"
 #include "collective/exchange.h"
@@ -32,15 +31,7 @@ void LowcommBackend::describeInner(const std::string& op, const Tensors& tensors
   exchange.description = describe(op, described);
   auto& fields = exchange.description.fields;
   fields.insert(std::prev(fields.end()), more.begin(), more.end());
-  const uint64_t sequence = ++sequence_;
-  auto work =
-      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
-                                      EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
-  engine().submit(
-      op, [exchange](OpContext& context) { runExchange(context, exchange); },
-      [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
-      static_cast<uint32_t>(sequence));
-  work->wait(kNoTimeout);
+  runAndWait(op, [exchange](OpContext& context) { runExchange(context, exchange); });
 }
 
 }  // namespace lowcomm

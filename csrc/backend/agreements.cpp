@@ -1,0 +1,79 @@
+// Agreements of a group's ranks: on a policy, on layouts, on a hook's options.
+#include "collective/agree.h"
+
+#include "backend/backend.h"
+#include "backend/errors.h"
+
+namespace lowcomm {
+
+void LowcommBackend::runAndWait(const std::string& op, Engine::Job job) {
+  const uint64_t sequence = ++sequence_;
+  auto work =
+      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
+                                      EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
+  engine().submit(
+      op, std::move(job), [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
+      static_cast<uint32_t>(sequence));
+  work->wait(kNoTimeout);
+}
+
+// A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
+void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine) {
+  try {
+    if (size_ > 1) runAndWait(op, [hello](OpContext& context) { agree(context, hello); });
+  } catch (...) {
+    if (!mine) throw;
+  }
+  if (mine) std::rethrow_exception(mine);
+}
+
+void LowcommBackend::setPolicy(const std::string& text) {
+  Policy policy;
+  Hello hello;
+  std::exception_ptr mine;
+  try {
+    policy = Policy::parse(text);
+    hello.fields = {{"policy", policy.str()}};
+  } catch (const ValueError& error) {
+    mine = asTorchError(std::current_exception());
+    hello.fields = {{"error", error.what()}};
+  }
+  agreeOn("set_policy", hello, mine);
+  std::lock_guard<std::mutex> lock(settings_mutex_);
+  settings_.policy = std::move(policy);
+}
+
+void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts,
+                                  const std::string& error) {
+  // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
+  // text as there is room for says where to look.
+  constexpr size_t kRoom = 30000;
+  Hello hello;
+  hello.fields = {{"layouts", std::to_string(layouts.size())}};
+  uint64_t all = 0;
+  size_t room = kRoom;
+  for (const auto& [name, layout] : layouts) {
+    all = all * 0x9e3779b97f4a7c15ull + layout.hash();
+    const std::string text = layout.text();
+    if (text.size() + name.size() > room) continue;
+    room -= text.size() + name.size();
+    hello.fields.emplace_back(name, text);
+  }
+  hello.fields.emplace_back("hash of all layouts", std::to_string(all));
+  agreeOnTexts("agreement on layouts", std::move(hello.fields), error);
+}
+
+void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+                                  const std::string& error) {
+  Hello hello;
+  hello.fields = std::move(fields);
+  if (error.empty()) return agreeOn(what, hello, nullptr);
+  hello.fields = {{"error", error.substr(0, 1000)}};
+  try {
+    agreeOn(what, hello, nullptr);
+  } catch (const c10::DistBackendError&) {
+    // The caller throws its own error.
+  }
+}
+
+}  // namespace lowcomm
