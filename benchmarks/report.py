@@ -1,4 +1,4 @@
-"""What every benchmark reports: the machine and the commit it ran on, its gates, and its JSON.
+"""The report of every benchmark: the machine and the commit it ran on, its gates, and its JSON.
 
 python benchmarks/report.py FILE...     # puts versions and commit into the JSON that a C++ program wrote
 """

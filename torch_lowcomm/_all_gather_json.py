@@ -1,4 +1,4 @@
-"""What all ranks of a group have to say, as JSON: c10d's object collectives would unpickle what a peer sends."""
+"""Gathers a value of every rank of a group, as JSON: c10d's object collectives would unpickle what a peer sends."""
 
 from __future__ import annotations
 

@@ -120,7 +120,8 @@ void LowcommBackend::checkPeer(const char* name, int peer) const {
                     ", got ", peer);
 }
 
-// What the inner backend would refuse, or take for a fault of the peer, once other ops of a block are under way.
+// Refuses a message that the inner backend would refuse, or take for a fault of the peer, once other ops of a block are
+// under way.
 void LowcommBackend::checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const {
   const char* name = op == c10d::OpType::SEND ? "send" : "recv";
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined(), "lowcomm: ", name, ": expected one tensor, got ",

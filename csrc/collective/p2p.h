@@ -98,7 +98,7 @@ class P2p {
  private:
   // (peer, tag, whether it sends)
   using Key = std::tuple<int, uint32_t, bool>;
-  // What is under way of a key, and how many are about to be: it goes when there is neither.
+  // The messages under way of a key, and how many are about to be: a stream goes when there is neither.
   struct Stream {
     std::mutex in_order;  // posts one at a time: a stream's numbers are its order on the link
     size_t posting = 0;

@@ -23,7 +23,7 @@ class NoticeBoard {
   // What `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
   std::string read(int peer, std::chrono::milliseconds patience);
 
-  // What the first peer to say anything said, listening to all of them for up to `patience`. Never throws.
+  // The text of the first peer to say anything, listening to all of them for up to `patience`. Never throws.
   std::string first(std::chrono::milliseconds patience);
 
  private:

@@ -30,7 +30,7 @@ struct Gate {
   void pass() const { open.wait_for(std::chrono::seconds(10)); }
 };
 
-// What fails on one rank once the exchange is whole (a copy into the caller's memory) is that rank's own affair.
+// A failure on one rank once the exchange is whole (a copy into the caller's memory) is that rank's own affair.
 TEST(Engine, AFailureAfterTheExchangeEndsItsOpAlone) {
   Ranks ranks(2);
   const auto outcomes = ranks.run("copied", [](int rank, OpContext& op) {

@@ -1,4 +1,4 @@
-"""What code and pages cite of the papers: the papers' own sections, each for what stands in it."""
+"""Citations in code and pages: the papers' own sections, each for what stands in it."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a DDP bucket's future stands for on a device: every part's stream, on a fake device that writes its orders down."""
+"""A DDP bucket's future waits on a device for every part's stream, on a fake device that writes its orders down."""
 
 import ctypes
 import subprocess

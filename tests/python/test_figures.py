@@ -1,4 +1,4 @@
-"""What the pages say was measured: figures are those of the results, and results say what was measured."""
+"""Measured figures on the pages: they are those of the results, and results say what was measured."""
 
 import json
 import re

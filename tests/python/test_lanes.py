@@ -147,7 +147,7 @@ def test_what_only_gloo_can_serve(pair):
 
 
 def _exact_forms(r):
-    """What travels exact of ops that the policy names is what gloo's would be, in every dtype."""
+    """The exact forms of ops that the policy names give gloo's results, in every dtype."""
     _init(r)
     everyone = [torch.arange(10) + q for q in range(r.size)]
     for dtype in (torch.int64, torch.float64, torch.uint8, torch.float32):

@@ -118,7 +118,7 @@ def test_a_time_out_of_an_inner_op_ends_the_group(pair, how):
 
 
 def _mistake_in_an_inner_op(r):
-    """What gloo refuses, and a wait that is over before its op, end nothing."""
+    """A call that gloo refuses, and a wait that is over before its op, end nothing."""
     import datetime
 
     import torch_lowcomm as lc

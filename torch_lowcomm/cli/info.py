@@ -78,7 +78,7 @@ def _architectures() -> str:
 
 
 def _devices() -> str:
-    """What torch was built with, and the GPUs it finds."""
+    """The CUDA that torch was built with, and the GPUs it finds."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

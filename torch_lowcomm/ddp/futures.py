@@ -1,4 +1,4 @@
-"""What comes after several futures, in the order of their devices' streams."""
+"""A future that comes after several others, in the order of their devices' streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user may say to lc.SeedReplay, checked before anything is made of it; what the core checks itself is not here."""
+"""Checks of the options of lc.SeedReplay that the core does not make itself, before anything is made of them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from torch_lowcomm.replay.parameters import Entry
 
 
 class Perturbation(Protocol):
-    """What the optimizer asks of either way."""
+    """The interface that both ways give the optimizer."""
 
     def at(self, sample: int, factor: float) -> AbstractContextManager[None]:
         """Within it the model has the weights w + factor·z of a sample."""

@@ -86,7 +86,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
-// What torch asks for pinned memory.
+// Torch asks this allocator for pinned memory.
 struct FakeHooks final : at::CUDAHooksInterface {
   explicit FakeHooks(at::CUDAHooksArgs) {}
   void init() const override {}

@@ -18,7 +18,7 @@ inline constexpr c10::DeviceType kType = c10::DeviceType::CUDA;
 inline constexpr c10::DeviceIndex kDevices = 2;
 inline constexpr c10::StreamId kPoolStream = 7;
 
-// What a device would have been told, in order: "record e1 on 0:5", "block 0:7 on e1", "synchronize e1", "run on 0:7",
+// The orders that a device would have got: "record e1 on 0:5", "block 0:7 on e1", "synchronize e1", "run on 0:7",
 // "copy to host on 0:7", "copy to device on 0:7", "cat on 0:7", "spread on 0:7" (a foreach copy). Of all threads: read
 // it when they have ended or wait.
 extern std::vector<std::string> told;

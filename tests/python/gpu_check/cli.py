@@ -46,7 +46,7 @@ def _perform(name, place):
 
 
 def _machine(device):
-    """What the figures and failures are of."""
+    """The machine that the figures and failures are of."""
     facts = {"device": device, "processor": platform.machine(), "python": platform.python_version()}
     commands = {
         "gpu": ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],

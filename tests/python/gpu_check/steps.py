@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build"
 SHARDS = 4  # of cuda_tests, at the same time: most of a test's seconds are the host's
 
-# What only compute-sanitizer sees, the simulator being one thread: on tests that between them run every kind of kernel.
+# Faults that only compute-sanitizer sees, the simulator being one thread: on tests that between them run every kind of kernel.
 SANITIZED = "*EveryWidthAndSize*:*SumsEqual*:*DeltaAndFeedback*:*LargeBuckets:*EveryFormAndSize*:*LongTensors*"
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 

@@ -1,4 +1,4 @@
-"""What a stage is handed on each of the two ranks: where its tensors are, and groups to try things on."""
+"""The means of a stage on each of the two ranks: where its tensors are, and groups to try things on."""
 
 import torch
 import torch.distributed as dist

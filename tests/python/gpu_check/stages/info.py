@@ -1,4 +1,4 @@
-"""What was built, and for which device."""
+"""The build, and the device it is for."""
 
 import torch
 

@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def results(t, dtype, n, device, skip):
-    """What every op gives on this rank, of the same elements wherever they are, `skip` past an aligned address."""
+    """Every op's results on this rank, of the same elements wherever they are, `skip` past an aligned address."""
 
     def placed(x):
         return torch.empty(skip + x.numel(), dtype=dtype, device=device)[skip:].copy_(x)
