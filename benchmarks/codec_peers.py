@@ -1,4 +1,4 @@
-"""Speed of the codecs beside other quantizers for CPUs, one thread each. Definitions: benchmarks/README.md, "codec_peers".
+"""Speed of the codecs beside other quantizers for CPUs, one thread each. Definitions: benchmarks/results/codec_peers.md.
 
 python benchmarks/codec_peers.py [--mib N] [--piece N] [--repetitions N] [--json FILE]
 

@@ -3,8 +3,8 @@
     python benchmarks/collectives.py [--mib 1 16 64] [--repetitions 15] [--json FILE]
 
 One pair of processes holds three groups, gloo, lowcomm exact and lowcomm at 8 bits, and takes them in turn within
-every repetition, so that what else the machine does meets all three. benchmarks/README.md defines the columns. The exit
-status is 1 when a result is out of its bound or a quantized op is not faster than gloo's at the largest size.
+every repetition, so that what else the machine does meets all three. benchmarks/results/collectives.md defines the columns. The
+exit status is 1 when a result is out of its bound or a quantized op is not faster than gloo's at the largest size.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python benchmarks/exit_aborts.py [RUNS] [--start spawn|fork] [--backends gloo lowcomm] [--json FILE]
 
-Each run is two interpreters. benchmarks/README.md defines the columns. The exit status is 1 when a run on lowcomm aborted.
+Each run is two interpreters. benchmarks/results/exit_aborts.md defines the columns. The exit
+status is 1 when a run on lowcomm aborted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Whether the figures of the pages are those of the results: README.md's tables, and benchmarks/README.md's rows and gates.
+"""Whether the figures of the pages are those of the results: README.md's tables, and the blocks of benchmarks/results/*.md.
 
 python benchmarks/figures.py            # exit status 1 where one is not, with the line and what the JSON says
 
-A row of README.md's measured tables is found by how its line begins, and all figures of the line are compared. A block of
-rows in benchmarks/README.md has one JSON with the same gates: names, values, bounds. Each figure of its rows is a number of that
-JSON in some unit, at the precision it is printed with: what was mistyped or left from an earlier run is hardly ever another one.
+A row of README.md's measured tables is found by how its line begins, and all figures of the line are compared. A block of a
+result's page (`result_pages.py`) names its JSON, and has the same gates: names, values, bounds. Each figure of its rows is a
+number of that JSON in some unit, at the precision it is printed with: what was mistyped or left from an earlier run is hardly
+ever another one.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import result_pages
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _FIGURE = re.compile(r"\d[\d,]*\.?\d*|\.\d+")
 _GATE = re.compile(r"^(?:PASS|FAIL)  (.+?) +(\S+) +(<=|>=|<|>|==) (\S+)$", re.MULTILINE)
-NO_JSON = {"# noise_peers"}  # of which only the table was kept
+NO_JSON = {"noise_peers"}  # of which only the table was kept
 # Figures of rows that are computed when they are printed, or were not kept: how many. Bytes by kind; kB a step of
 # PowerSGD, whose steps differ; a largest share.
 NOT_KEPT = {
-    ("# convergence qsdp", "qsdp"): 15,
-    ("# convergence qsdp_variants", "qsdp_variants"): 47,
-    ("# convergence ddp", "ddp"): 5,
-    ("# outer", "outer"): 1,
+    "qsdp": 15,
+    "qsdp_variants": 47,
+    "ddp": 5,
+    "outer": 1,
 }
 _UNITS = (1, 1e-9, 1e-6, 1e-3, 1e-2, 1e3, 1e6, 1e9)
 
@@ -165,28 +168,19 @@ def unmeasured(text: str) -> list[str]:
     return [row for row in rows if not row.startswith(known)]
 
 
-def wrong_in_benchmarks(text: str) -> Iterator[str]:
-    """Blocks of benchmarks/README.md with gates that no result has, or figures that the result has not."""
-    results = {path.stem: load(path.stem) for path in sorted(RESULTS.glob("*.json"))}
-    known = {
-        name: {(g["name"], f"{g['value']:.4f}", g["op"], f"{g['bound']:.4f}") for g in result["gates"]}
-        for name, result in results.items()
-    }
-    numbers = {name: sorted(set(_numbers(result))) for name, result in results.items()}
-    for block in re.findall(r"^```\n(# .*?)^```", text, re.DOTALL | re.MULTILINE):
-        title, gates = block.partition("\n")[0], set(_GATE.findall(block))
-        if title in NO_JSON or not (gates or title.startswith("# steps")):
+def wrong_in_page(name: str, text: str) -> Iterator[str]:
+    """Blocks of a result's page with other gates than the JSON has, or figures that the JSON has not; `name` is the page's."""
+    for result, block in result_pages.blocks(text):
+        if result in NO_JSON:
             continue
+        content = load(result)
+        known = {(g["name"], f"{g['value']:.4f}", g["op"], f"{g['bound']:.4f}") for g in content["gates"]}
+        if strange := set(_GATE.findall(block)) - known:
+            yield f"{name}: {result}.json has other gates than {sorted(strange)[:3]}"
         rows = [line for line in block.splitlines() if line.startswith("  ")]
-        candidates = (
-            [name for name in results if name.startswith(re.sub(r"\W+", "_", title[2:]))] if not gates else results
-        )
-        name = min(candidates, key=lambda name: (len(gates - known[name]), len(untraced(rows, numbers[name]))))
-        if gates - known[name]:
-            yield f"benchmarks/README.md: {title}: {name}.json has other gates than {sorted(gates - known[name])[:3]}"
-        strange = untraced(rows, numbers[name])
-        if len(strange) > NOT_KEPT.get((title, name), 0):
-            yield f"benchmarks/README.md: {title}: {name}.json has no such numbers among others: {strange[:10]}"
+        lost = untraced(rows, sorted(set(_numbers(content))))
+        if len(lost) > NOT_KEPT.get(result, 0):
+            yield f"{name}: {result}.json has no such numbers among others: {lost[:10]}"
 
 
 def untraced(rows: list[str], numbers: list[float]) -> list[str]:
@@ -254,7 +248,9 @@ def _wrong_sums(lines: list[str]) -> Iterator[str]:
 def main() -> int:
     """The exit status."""
     readme = (ROOT / "README.md").read_text()
-    wrong = [*wrong_in_readme(readme), *wrong_in_benchmarks((ROOT / "benchmarks" / "README.md").read_text())]
+    wrong = [*wrong_in_readme(readme)]
+    for page in sorted(RESULTS.glob("*.md")):
+        wrong += wrong_in_page(page.name, page.read_text())
     wrong += [f"README.md: expected a result for the figures of {row!r}, got none" for row in unmeasured(readme)]
     print("\n".join(wrong or ["all figures are the results'"]))
     return 1 if wrong else 0

@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch_lowcomm.cli.machine import heading, machine, versions
+import result_pages
+
+from torch_lowcomm.cli import machine as here
+from torch_lowcomm.cli.machine import machine, versions
 
 __all__ = ["Gate", "finish", "heading", "write_json"]
 
@@ -49,12 +52,24 @@ class Gate:
         return f"{verdict}  {self.name:<72} {self.value:>10.4f} {self.op:>2} {self.bound:.4f}"
 
 
+def heading(name: str, **options: object) -> str:
+    """The lines that a program prints first; what it prints from here on is its page's block (`finish`)."""
+    result_pages.Transcript.begin()
+    return here.heading(name, **options)
+
+
 def finish(gates: list[Gate], path: Path | None, content: dict[str, Any]) -> int:
-    """Prints the gates, writes the JSON where a path is given; the exit status, 1 when a gate fails."""
+    """Prints the gates; where a path is given writes the JSON, and what was printed into the page that shows it.
+
+    Returns:
+        The exit status, 1 when a gate fails.
+    """
     for gate in gates:
         print(gate.line())
     if path:
         write_json(path, content, gates)
+        if path.parent.resolve() == result_pages.RESULTS and isinstance(sys.stdout, result_pages.Transcript):
+            result_pages.update(path.stem, sys.stdout.text)
     return 0 if all(gate.passed for gate in gates) else 1
 
 

@@ -1,5 +1,5 @@
 // Speed of the codecs and of what is fused with them on one core, each row beside the bound that memory sets it.
-// Definitions: benchmarks/README.md, "codec_perf".
+// Definitions: benchmarks/results/codec_perf.md.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -4,7 +4,7 @@
         ended = lab.run([sys.executable, "train.py"], timeout_s=600)    # a rank a host, torchrun's environment
         lab.cut(1); lab.restore(1); lab.bytes(0)
 
-Linux only, and as root. benchmarks/README.md, "linklab", has the commands and what is measured.
+Linux only, and as root. benchmarks/results/linklab.md has the commands and what is measured.
 """
 
 from linklab.errors import LabError, LabUnavailable

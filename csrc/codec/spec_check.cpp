@@ -71,7 +71,7 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
   const bool whole = spec.bucket == kTensorBucket;
   if (spec.bucket < kLarge && !whole) return std::nullopt;
-  // Of these families with buckets of 1024: benchmarks/README.md, codec_errors.
+  // Of these families with buckets of 1024: benchmarks/results/codec_errors.md.
   const char* measured = spec.bits == 1 ? "1.1 to 3.1 on weights and 2.8 to 5.7 on gradients"
                                         : "0.5 to 0.9 on weights and 1.0 to 1.8 on gradients";
   return "codec '" + spec.str() + "': " + std::to_string(spec.bits) + (spec.bits == 1 ? " bit is" : " bits are") +

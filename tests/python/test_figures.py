@@ -12,15 +12,25 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import figures  # noqa: E402
 import report  # noqa: E402
+import result_pages  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
-BENCHMARKS = (ROOT / "benchmarks" / "README.md").read_text()
+PAGES = {path.stem: path.read_text() for path in figures.RESULTS.glob("*.md")}
 
 
-def test_the_pages_figures_are_the_results():
+def test_the_readmes_figures_are_the_results():
     assert not list(figures.wrong_in_readme(README))
-    assert not list(figures.wrong_in_benchmarks(BENCHMARKS))
     assert not figures.unmeasured(README)
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_pages_figures_are_the_results(name):
+    assert not list(figures.wrong_in_page(name, PAGES[name]))
+
+
+def test_every_result_has_a_block():
+    shown = {name for page in PAGES.values() for name, _ in result_pages.blocks(page)}
+    assert {path.stem for path in figures.RESULTS.glob("*.json")} - shown <= {"faults"}  # whose rows are a matrix
 
 
 @pytest.mark.parametrize(
@@ -42,14 +52,28 @@ def test_a_wrong_figure_of_the_readme_is_named(was, becomes):
 def test_what_nothing_compares_is_named():
     row = "| another codec | 5.021 | ratio 0.9 ± .1 |"
     assert figures.unmeasured(f"{README}\n{row}\n") == [row]
-    gate = re.search(r"^PASS  perplexity ratio W8G8 .*$", BENCHMARKS, re.MULTILINE)[0]
-    (said,) = figures.wrong_in_benchmarks(BENCHMARKS.replace(gate, gate.replace("0.9987", "0.9986")))
-    assert "convergence qsdp" in said and "qsdp.json" in said
+    (value,) = [gate["value"] for gate in figures.load("qsdp")["gates"] if gate["name"].startswith("perplexity ratio")]
+    gate = re.search(r"^PASS  perplexity ratio W8G8 .*$", PAGES["qsdp"], re.MULTILINE)[0]
+    other = gate.replace(f" {value:.4f} ", f" {value + 0.0002:.4f} ")
+    (said,) = figures.wrong_in_page("qsdp", PAGES["qsdp"].replace(gate, other))
+    assert "qsdp.json has other gates" in said
 
 
 def test_a_wrong_row_is_named():
-    (said,) = figures.wrong_in_benchmarks(BENCHMARKS.replace(" 1512.76 ", " 1512.96 "))
-    assert "# linklab standard" in said and "1512.96" in said
+    row = next(line for line in PAGES["linklab"].splitlines() if "gloo" in line and line.startswith("  "))
+    figure = re.search(r" (\d+\.\d\d) ", row)[1]
+    (said,) = figures.wrong_in_page("linklab", PAGES["linklab"].replace(row, row.replace(figure, "77777.77", 1)))
+    assert "linklab.json" in said and "77777.77" in said
+
+
+def test_a_program_writes_what_it_printed_into_its_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n\n<!-- output of one -->\n```\nold\nrows\n```\n\nread\n<!-- output of two -->\n```\n```\n")
+    assert result_pages.update("one", "# one\n  1.5\n", tmp_path) == page
+    assert result_pages.update("two", "# two\n", tmp_path) == page
+    assert result_pages.update("three", "# three\n", tmp_path) is None
+    assert result_pages.blocks(page.read_text()) == [("one", "# one\n  1.5\n"), ("two", "# two\n")]
+    assert "\n\nread\n" in page.read_text()
 
 
 @pytest.mark.parametrize("path", sorted(figures.RESULTS.glob("*.json")), ids=lambda path: path.stem)

@@ -56,7 +56,7 @@ class State:
         rank: Of the factors, 1 or more; None: no factors.
         projection_codec: Codec text of each matrix's first factor, P, where it is not `codec`. What P's codes lose no
             residual brings back to P, which then catches less of the gradient: 8 bits are worth their bytes there
-            (benchmarks/README.md, convergence.py ddp).
+            (benchmarks/results/ddp.md).
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: So many first steps are exact.
         residual_dtype: "float32", or "int8": 8 bits an element and a scale every 512 (as LoCo, arXiv 2407.04480, keeps
