@@ -106,7 +106,14 @@ $(VENV)/.lint: pyproject.toml
 	$(BIN)/pip install -q ruff==0.17.6 clang-format==19.1.7
 	touch $@
 
-# The measured tables of benchmarks/README.md; minutes to hours, never part of the tests.
+# The pages of docs/ as HTML, with the API from docstrings. A warning (a dead link, a page that nothing names) is an error.
+docs: build
+	$(BIN)/pip install -q "sphinx>=8" "myst-parser>=4" furo
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/docs
+	@echo "build/docs/docs/index.html"
+.PHONY: docs
+
+# The results of benchmarks/; minutes to hours, never part of the tests.
 bench: build
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/convergence.py qsdp

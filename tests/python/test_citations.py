@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("csrc", "torch_lowcomm", "benchmarks", "examples")
+FOLDERS = ("csrc", "torch_lowcomm", "benchmarks", "examples", "docs")
 # Sections of each paper that anything here is made of.
 SECTIONS = {
     "2506.21263": {

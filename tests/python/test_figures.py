@@ -33,24 +33,17 @@ def test_every_result_has_a_block():
     assert {path.stem for path in figures.RESULTS.glob("*.json")} - shown <= {"faults"}  # whose rows are a matrix
 
 
-@pytest.mark.parametrize(
-    ("was", "becomes"),
-    [
-        ("| 5.494 | 5.487 |", "| 5.494 | 5.486 |"),
-        ("1287.2 MB", "1278.2 MB"),
-        ("3.95×", "3.96×"),
-        ("| .96 | 10.4× |", "| .96 | 10.5× |"),
-        ("+.0045 ± .0018", "+.0045 ± .0013"),
-        ("| 1.858 | 2.3 MB | 372× |", "| 1.858 | 2.3 MB | 373× |"),
-    ],
-)
-def test_a_wrong_figure_of_the_readme_is_named(was, becomes):
-    assert was in README
-    assert list(figures.wrong_in_readme(README.replace(was, becomes)))
+@pytest.mark.parametrize("begin", sorted(figures.table()))
+def test_a_wrong_figure_of_the_readme_is_named(begin):
+    (row,) = [line for line in README.splitlines() if line.startswith(begin)]
+    for place, digit in [(i, c) for i, c in enumerate(row) if c.isdigit() and i > len(begin)]:
+        other = row[:place] + str((int(digit) + 1) % 10) + row[place + 1 :]
+        (said,) = figures.wrong_in_readme(README.replace(row, other))
+        assert begin in said
 
 
 def test_what_nothing_compares_is_named():
-    row = "| another codec | 5.021 | ratio 0.9 ± .1 |"
+    row = "| another codec | 5.021 | 8 |"
     assert figures.unmeasured(f"{README}\n{row}\n") == [row]
     (value,) = [gate["value"] for gate in figures.load("qsdp")["gates"] if gate["name"].startswith("perplexity ratio")]
     gate = re.search(r"^PASS  perplexity ratio W8G8 .*$", PAGES["qsdp"], re.MULTILINE)[0]
