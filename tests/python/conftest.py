@@ -1,7 +1,8 @@
-"""Shared fixtures: ranks that stay up for the session, and the zygote that forks all others."""
+"""Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
 import pytest
 import ranks
+import torch.distributed as dist
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,3 +33,9 @@ def trio(_zygote):
 def quad(_zygote):
     """Four ranks."""
     yield from _pool(4)
+
+
+@pytest.fixture
+def store():
+    """The store that outlives all machines."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -14,12 +14,6 @@ DEADLINE_S = 90
 OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1}
 
 
-@pytest.fixture
-def store():
-    """The store that outlives all machines."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 def _join(port, name, **options):
     import torch_lowcomm as lc
 

@@ -15,12 +15,6 @@ import torch_lowcomm as lc
 DEADLINE_S = 120
 
 
-@pytest.fixture
-def store():
-    """The store that outlives all machines."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 class Tuned:
     """A machine that trains the model of eight clusters."""
 

@@ -1,36 +1,17 @@
-"""Seed replay when machines die, stop, wake up, lie or lose the store: survivors end alike, errors are named."""
+"""Seed replay when machines die, stop, wake up or are slow: the others go on and end with the same weights."""
 
 import os
 import random
-import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
 import ranks
-import torch.distributed as dist
-from replay_core import Machine, end_together, machines_of
-
-from torch_lowcomm import _C
+from replay_core import Machine, end_together, expect_alike, machines_by_iteration, machines_of
 
 DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
-
-
-@pytest.fixture
-def store():
-    """The store that outlives all machines."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def _alike(ends):
-    assert len(set(ends)) == 1, ends
-
-
-def _machines(log):
-    """By iteration, who is in its record."""
-    return {record["iteration"]: record["machines"] for record in _C.read_replay_records(log)}
 
 
 def _signal_around(machine, phase, signum):
@@ -107,8 +88,8 @@ def test_goes_on_without_a_killed_machine(store, phase):
     first, second, _ = ranks.run_ranks(
         _killed, 3, store.port, phase, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL}
     )
-    _alike([first[:2], second[:2]])
-    there = _machines(first[1])
+    expect_alike([first[:2], second[:2]])
+    there = machines_by_iteration(first[1])
     survivors = {first[2], second[2]}
     assert sorted(there) == list(range(AT + 10)), "an iteration is lost"
     assert all(survivors <= set(machines) for machines in there.values()), "a survivor's message is lost"
@@ -145,8 +126,8 @@ def _slow(r, port):
 
 def test_drops_a_slow_machine_and_lets_it_in_again(store):
     ends = ranks.run_ranks(_slow, 2, store.port, timeout=DEADLINE_S)
-    _alike(ends)
-    assert len(_machines(ends[0][2])[AT]) == 1
+    expect_alike(ends)
+    assert len(machines_by_iteration(ends[0][2])[AT]) == 1
 
 
 def _is_stopped(pid):
@@ -173,8 +154,8 @@ def _stopped(r, port, phase):
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_machine_that_wakes_up_catches_up(store, phase):
     ends = ranks.run_ranks(_stopped, 3, store.port, phase, timeout=DEADLINE_S)
-    _alike(ends)
-    there = _machines(ends[0][2])
+    expect_alike(ends)
+    there = machines_by_iteration(ends[0][2])
     assert len(there[AT + 2]) == 2
     assert len(there[max(there)]) == 3
 
@@ -220,166 +201,7 @@ def _back(r, port):
 
 def test_a_killed_machine_comes_back(store):
     ends = ranks.run_ranks(_back, 4, store.port, timeout=DEADLINE_S, allow_exit={2: -signal.SIGKILL})
-    _alike([ends[r] for r in (0, 1, 3)])
-
-
-def _twice(r, port):
-    if r.rank == 1:
-        r.hear("first", DEADLINE_S)
-        with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            Machine(port, "same", least=1).join()
-        r.say("refused")
-        return
-    machine = Machine(port, "same", least=1).join()
-    machine.until(3)
-    r.say("first")
-    while not r.path("refused").exists():
-        machine.step()
-    assert machine.exchange.stats()["void"] == 0
-    machine.exchange.leave()
-
-
-def test_refuses_a_living_machines_id(store):
-    ranks.run_ranks(_twice, 2, store.port, timeout=DEADLINE_S)
-
-
-def _spoilt(machine, how):
-    """This machine's message of iteration AT, or nearly."""
-    if how in ("iteration", "length"):
-        other = machine.another_core({"codec": "fp16"} if how == "length" else {})
-        other.iteration = AT + (3 if how == "iteration" else 0)
-        return other.message(machine.exchange.machine, [0.5] * machine.samples)
-    message = machine.message()
-    return message[:9] if how == "short" else message[:-1] + bytes([message[-1] ^ 1])
-
-
-SAYS = {
-    "iteration": f"got one of machine [0-9]+ and iteration {AT + 3}",
-    "length": "expected [0-9]+ bytes.*, got [0-9]+",
-    "short": "expected 22 bytes or more, got 9",
-    "checksum": "expected the CRC-32C",
-}
-
-
-def _liar(r, port, how):
-    machine = Machine(port, f"machine{r.rank}", least=3).join()
-    if r.rank == 2:
-        exchange = machine.exchange
-        put = exchange._store.put
-
-        def putting(key, value):
-            if key.startswith("m") and machine.core.iteration == AT:
-                put(key, value[:8] + _spoilt(machine, how))
-                exchange._head.wait(AT, DEADLINE_S)  # or it would write the set itself, with what it did not send
-            else:
-                put(key, value)
-
-        exchange._store.put = putting
-    ended = end_together(r, machine, lambda m: m.core.iteration > AT + 1 and m.exchange.stats()["machines"] == 3)
-    return *ended, machine.core.log, machine.exchange.stats()["void"]
-
-
-@pytest.mark.parametrize("how", SAYS)
-def test_a_spoilt_message_is_named_and_void(store, how):
-    said = []
-    ends = ranks.run_ranks(_liar, 3, store.port, how, timeout=DEADLINE_S, outputs=said)
-    _alike([end[:3] for end in ends])
-    assert len(_machines(ends[0][2])[AT]) == 2
-    assert [end[3] for end in ends[:2]] == [0, 0] and ends[2][3] >= 1
-    assert re.search(f"iteration {AT}: dropped machine 'machine2': .*{SAYS[how]}", "".join(said[:2])), said
-
-
-def _nan(r, port):
-    machine = Machine(port, f"machine{r.rank}").join()
-    machine.spoilt = r.rank == 1
-    before = machine.weight.clone()
-    machine.until(1)
-    assert not machine.weight.equal(before), "the sound machine's gradients are applied"
-    machine.until(AT)
-    assert machine.weight.isfinite().all()
-    machine.exchange.leave()
-    return machine.core.checksum(), machine.core.log
-
-
-def test_a_nan_on_one_machine_is_skipped_by_all(store):
-    _alike(ranks.run_ranks(_nan, 2, store.port, timeout=DEADLINE_S))
-
-
-DIFFERENT = {
-    "model": ({"width": 13}, r"SeedReplay: expected what the other .*got .*13"),
-    "options": ({"options": {"lr_scale": "mean"}}, r"SeedReplay: expected what the other .*sqrt.*got .*mean"),
-    "check_every": (
-        {"options": {"agreed": "check_every=5"}},
-        r"SeedReplay: expected what the other .*got .*check_every=5",
-    ),
-    "weights": ({"weights": 1}, r"expected the weights that the run has at iteration 0.*got 0x"),
-    "version": ({}, r"expected what the other .*'store_protocol=2 .*got 'store_protocol=3 "),
-}
-
-
-def _different(r, port, what):
-    from torch_lowcomm.replay import store_exchange
-
-    if r.rank == 1:
-        r.hear("begun", DEADLINE_S)
-        given, says = DIFFERENT[what]
-        if what == "version":
-            store_exchange._VERSION = 3
-        with pytest.raises(ValueError, match=says):
-            Machine(port, "another", least=1, **given).join()
-        r.say("refused")
-        return
-    machine = Machine(port, "first", least=1).join()
-    r.say("begun")
-    while not r.path("refused").exists():
-        machine.step()
-    machine.until(machine.core.iteration + 5)
-    assert machine.exchange.stats()["machines"] == 1
-    machine.exchange.leave()
-
-
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_refuses_a_machine_with_another(store, what):
-    ranks.run_ranks(_different, 2, store.port, what, timeout=DEADLINE_S)
-
-
-def _store_lost(r):
-    """Rank 3 is the store, and is killed; the machines go on at another one, where a late one finds the whole log."""
-    if r.rank == 3:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        r.say("port", store.port)
-        for q in range(2):
-            r.hear(f"trained{q}", DEADLINE_S)
-        time.sleep(0.2)
-        os.kill(os.getpid(), signal.SIGKILL)
-    if r.rank == 2:
-        r.hear("resumed", DEADLINE_S)
-        machine = Machine(int(r.hear("again", DEADLINE_S)), "machine2").join()
-        assert machine.core.iteration > AT
-    else:
-        machine = Machine(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}").join()
-        machine.until(AT)
-        r.say(f"trained{r.rank}")
-        with pytest.raises(ConnectionError, match="lost the store"):
-            machine.until(100_000, pause_s=0.01)
-        lost = machine.core.iteration
-        if r.rank == 0:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            r.say("again", store.port)
-        machine.reach(int(r.hear("again", DEADLINE_S))).join()
-        assert lost <= machine.core.iteration <= lost + 1
-        machine.until(machine.core.iteration + 3)
-        r.say("resumed")
-    ended = *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 3), machine.core.log
-    r.say(f"ended{r.rank}")
-    for q in range(3):
-        r.hear(f"ended{q}", DEADLINE_S)
-    return ended
-
-
-def test_the_stores_loss_is_named_and_the_run_goes_on_at_another():
-    ends = ranks.run_ranks(_store_lost, 4, timeout=DEADLINE_S, allow_exit={3: -signal.SIGKILL})
-    _alike(ends[:3])
+    expect_alike([ends[r] for r in (0, 1, 3)])
 
 
 IMPATIENT = {
@@ -428,10 +250,10 @@ def _harassed(r, port, seed, seconds, snapshot_every):
 @pytest.mark.parametrize("snapshot_every", [0, 8])
 def test_machines_stopped_at_random_end_alike(store, snapshot_every):
     ends = ranks.run_ranks(_harassed, 4, store.port, 1, 8.0, snapshot_every, timeout=DEADLINE_S)[:3]
-    _alike([end[:2] for end in ends])
+    expect_alike([end[:2] for end in ends])
     if snapshot_every == 0:
-        _alike(ends)
-        there = _machines(ends[0][2])
+        expect_alike(ends)
+        there = machines_by_iteration(ends[0][2])
         assert sorted(there) == list(range(ends[0][0])), "an iteration is lost"
 
 

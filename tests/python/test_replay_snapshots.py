@@ -22,12 +22,6 @@ from torch_lowcomm.replay.snapshots import Snapshots
 DEADLINE_S = 120
 
 
-@pytest.fixture
-def store():
-    """The store that outlives all machines."""
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
 def _kept(machine):
     """Iterations of the snapshots that machines take."""
     return [told["iteration"] for told in json.loads(machine.store.get("lowcomm/replay/snapshot"))]
