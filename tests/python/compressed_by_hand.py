@@ -76,3 +76,34 @@ def check_gathered(r, x, how, codec=None):
     mine = out[x.numel() * r.rank : x.numel() * (r.rank + 1)]
     want = x if how == "exact" else codec.roundtrip(x, seed=draw_key(), stream=r.rank << 16, step=last_step())
     assert torch.equal(bits(mine), bits(want)), f"expected {how}: {x.dtype} of {x.numel()}"
+
+
+def slices_of(n, unit, size):
+    """[first, end) of every rank's slice (FORMAT.md, "Slices")."""
+    units = -(-n // unit)
+    length = -(-units // size) * unit
+    return [(min(n, q * length), min(n, (q + 1) * length)) for q in range(size)]
+
+
+def unit_of(codec):
+    return 512 if codec.spec.startswith("topk") else max(codec.bucket, 512)
+
+
+def reduced_by_hand(codec, contributions, step, *, average=False, slot=0):
+    """What an all_reduce of one flat tensor gives, in its own dtype."""
+    size, n = len(contributions), contributions[0].numel()
+    out = torch.empty_like(contributions[0])
+
+    def coded(x, rank, owner, again=0):
+        stream = (again << 30) + (rank << 16) + slot + owner
+        return codec.decode(codec.encode(x, seed=draw_key(), stream=stream, step=step), x.numel())
+
+    for owner, (first, end) in enumerate(slices_of(n, unit_of(codec), size)):
+        total = None
+        for q, x in enumerate(contributions):
+            part = x[first:end]
+            part = (part if q == owner else coded(part, q, owner)).float()
+            total = part if total is None else total + part
+        total = total / size if average else total
+        out[first:end] = coded(total, owner, owner, again=1)
+    return out

@@ -1,8 +1,13 @@
 """Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import ranks
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,41 +6,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fcol
 from collective_cases import values
-from compressed_by_hand import draw_key, last_step, options
+from compressed_by_hand import draw_key, last_step, options, reduced_by_hand
 
 SPECS = ("sym4:bucket=1024", "qsgd8:bucket=512", "minmax4:bucket=64", "gauss4", "topk:keep=0.1", "bf16")
 SIZES = (1, 700, 5000, 130_001)
-
-
-def slices_of(n, unit, size):
-    """[first, end) of every rank's slice (FORMAT.md, "Slices")."""
-    units = -(-n // unit)
-    length = -(-units // size) * unit
-    return [(min(n, q * length), min(n, (q + 1) * length)) for q in range(size)]
-
-
-def unit_of(codec):
-    return 512 if codec.spec.startswith("topk") else max(codec.bucket, 512)
-
-
-def reduced_by_hand(codec, contributions, step, *, average=False, slot=0):
-    """What an all_reduce of one flat tensor gives, in its own dtype."""
-    size, n = len(contributions), contributions[0].numel()
-    out = torch.empty_like(contributions[0])
-
-    def coded(x, rank, owner, again=0):
-        stream = (again << 30) + (rank << 16) + slot + owner
-        return codec.decode(codec.encode(x, seed=draw_key(), stream=stream, step=step), x.numel())
-
-    for owner, (first, end) in enumerate(slices_of(n, unit_of(codec), size)):
-        total = None
-        for q, x in enumerate(contributions):
-            part = x[first:end]
-            part = (part if q == owner else coded(part, q, owner)).float()
-            total = part if total is None else total + part
-        total = total / size if average else total
-        out[first:end] = coded(total, owner, owner, again=1)
-    return out
 
 
 def everybodys(dtype, n, key, size):

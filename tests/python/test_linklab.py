@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,33 +9,21 @@ import sys
 import time
 
 import pytest
+from linklab import Lab, LabError, LabUnavailable, cli, link, namespaces, tools, validate
+from links import BENCHMARKS, ENV, expect_labs
 from ranks.starters import TESTS
 
-ROOT = TESTS.parents[1]
-BENCHMARKS = ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from linklab import Lab, LabError, LabUnavailable, cli, link, namespaces, tools, validate  # noqa: E402
-
 RANK = TESTS / "linklab_rank.py"
-# The package as this tree has it, where it is not the installed one.
-ENV = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
 
 
 @pytest.fixture
 def may_make_labs():
-    try:
-        tools.check()
-    except LabUnavailable as why:
-        pytest.skip(str(why))
+    expect_labs()
 
 
 @pytest.fixture(scope="module")
 def lab():
-    try:
-        tools.check()
-    except LabUnavailable as why:
-        pytest.skip(str(why))
+    expect_labs()
     with Lab(hosts=2, rate="100mbit") as made:
         yield made
 

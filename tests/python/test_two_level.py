@@ -9,7 +9,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
-from test_compressed_ops import reduced_by_hand
+from compressed_by_hand import reduced_by_hand
 from torch.distributed.device_mesh import init_device_mesh
 
 SPEC = "sym4:bucket=1024"  # draws nothing: the same bytes in every group and step

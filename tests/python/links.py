@@ -1,0 +1,20 @@
+"""What tests on links of the lab (benchmarks/linklab) share: its path, the ranks' environment, and whether labs can be made."""
+
+import os
+
+import pytest
+from linklab import LabUnavailable, tools
+from ranks.starters import TESTS
+
+ROOT = TESTS.parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+# The package as this tree has it, where it is not the installed one.
+ENV = {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+def expect_labs():
+    """Skips the test where this machine cannot make a lab, with the reason."""
+    try:
+        tools.check()
+    except LabUnavailable as why:
+        pytest.skip(str(why))
