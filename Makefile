@@ -127,6 +127,7 @@ bench-codec: $(VENV)/.built
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF >/dev/null
 	cmake --build build-codec --target codec_perf noise_peers low_rank_peers --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
+	  $(BIN)/python benchmarks/report.py benchmarks/results/codec_perf.json && \
 	  $(BIN)/python benchmarks/noise_peers.py build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
 
 # The torch-free tests under sanitizers, the simulated CUDA kernels too (which ThreadSanitizer has nothing to say about).
@@ -168,11 +169,13 @@ lab: build
 	  $(BIN)/python benchmarks/linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png && exit $$lanes
 .PHONY: lab
 
-# The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are.
-bench-cuda:
+# The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are. Without a GPU nothing is written.
+bench-cuda: $(VENV)/.built
 	cmake -S . -B build-codec -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=on >/dev/null
 	cmake --build build-codec --target cuda_perf --parallel $${MAX_JOBS:-$$(nproc)}
-	build-codec/cuda_perf --json benchmarks/results/cuda_perf.json
+	build-codec/cuda_perf --json benchmarks/results/cuda_perf.json; kernels=$$?; \
+	  { test ! -e benchmarks/results/cuda_perf.json || $(BIN)/python benchmarks/report.py benchmarks/results/cuda_perf.json; } && \
+	  exit $$kernels
 
 # Everything that is meant for a GPU on the one that is here, without network: PYTHON is one with torch and pytest, nvcc and
 # cmake are there; no .venv is made. STEPS="build unit" does some of build, unit, sanitizer, python, perf. DEVICE=cpu is the

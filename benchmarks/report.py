@@ -90,9 +90,15 @@ def commit() -> str:
 
 
 def stamp(path: Path) -> None:
-    """Puts what write_json() begins with before the content of a JSON."""
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({"versions": {**versions(), "commit": commit()}, **content}, indent=1) + "\n")
+    """Puts versions and commit at the beginning of a JSON object, whose lines stay as they are.
+
+    A JSON that has versions keeps them: it is the result of an earlier run.
+    """
+    text = path.read_text()
+    if "versions" in json.loads(text):
+        return
+    measured = json.dumps({**versions(), "commit": commit()})
+    path.write_text(text.replace("{", f'{{\n  "versions": {measured},', 1))
 
 
 def write_json(path: Path, content: dict[str, Any], gates: list[Gate]) -> None:

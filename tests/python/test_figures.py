@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -88,3 +90,25 @@ def test_programs_write_the_commit(tmp_path):
     assert re.fullmatch(r"[0-9a-f]{12}\+?|none", report.commit())
     programs = [path for path in (ROOT / "benchmarks").rglob("*.py") if '"gates":' in path.read_text()]
     assert programs == [ROOT / "benchmarks" / "report.py"]
+
+
+def test_a_stamp_keeps_lines_and_earlier_stamps(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text('{"rows": [\n  {"codec": "sym4"},\n  {"codec": "sym8"}\n]}\n')
+    report.stamp(path)
+    stamped = path.read_text()
+    assert stamped.endswith('"rows": [\n  {"codec": "sym4"},\n  {"codec": "sym8"}\n]}\n')
+    versions = json.loads(stamped)["versions"]
+    path.write_text(stamped.replace(versions["commit"], "0123456789ab"))
+    report.stamp(path)
+    assert json.loads(path.read_text())["versions"] == {**versions, "commit": "0123456789ab"}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_stamps_what_programs_in_cpp_write():
+    commands = subprocess.run(
+        ["make", "-n", "bench-codec", "bench-cuda"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    written = re.findall(r"build-codec/\w+ --json (\S+\.json)", commands)
+    assert [Path(path).name for path in written] == ["codec_perf.json", "cuda_perf.json"]
+    assert re.findall(r"benchmarks/report\.py (\S+\.json)", commands) == written
