@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 
 import torch_lowcomm as lc
 
@@ -45,7 +45,7 @@ def step(rank: int, world: int, *, kept: bool) -> dict[str, float]:
     gpt.set_reshard_after_backward(not kept)
     lc.fsdp.quantize(gpt, weights=WEIGHTS, gradients=GRADIENTS)
     lc.reset_stats()
-    corpus, context = data.load(), model.Config().context
+    corpus, context = text.load(), model.Config().context
     for k in range(MICRO_BATCHES):
         gpt.set_requires_gradient_sync(k + 1 == MICRO_BATCHES)
         gpt(*corpus.batch(2, context, seed=0, step=k, rank=rank)).backward()

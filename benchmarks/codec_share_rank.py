@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 
 import torch_lowcomm as lc
 
@@ -36,7 +36,7 @@ def train(rank: int, init_method: str, *, world: int, steps: int, batch: int) ->
     fully_shard(gpt, mesh=mesh)
     lc.fsdp.quantize(gpt, weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024")
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-3, fused=True)
-    corpus, context = data.load(), model.Config().context
+    corpus, context = text.load(), model.Config().context
     codec_s, step_s = [], []
     for step in range(steps):
         lc.reset_stats()

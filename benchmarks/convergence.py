@@ -1,7 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
     python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
-        [--json FILE] [--plot FILE] [--seconds FILE]
+        [--data FILE|DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -23,6 +23,7 @@ import qsdp_variants
 import report
 import seed_replay
 import seed_replay_plot
+import text
 
 METHODS: dict[str, Callable] = {
     "qsdp": qsdp.measure,
@@ -32,6 +33,7 @@ METHODS: dict[str, Callable] = {
     "dilocox_table1": dilocox_table1.measure,
     "seed_replay": seed_replay.measure,
 }
+WITHOUT_TEXT = ("seed_replay",)
 # In place of loss against bytes alone.
 DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw, "seed_replay": seed_replay_plot.draw}
 
@@ -42,6 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
     parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
+    parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
     parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
     parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
@@ -54,6 +57,13 @@ def parse() -> argparse.Namespace:
         args.seeds = 1 if args.quick else 5
     if args.seeds < 1:
         parser.error(f"--seeds: expected a positive number, got {args.seeds}")
+    if args.data and args.method in WITHOUT_TEXT:
+        parser.error(f"--data: expected a method that trains on a text, got {args.method}, which has none")
+    text.choose(args.data)
+    try:
+        args.text = None if args.method in WITHOUT_TEXT else text.about()
+    except ValueError as error:
+        parser.error(str(error))
     return args
 
 
@@ -71,7 +81,10 @@ def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None 
 def main() -> int:
     """Runs the method and reports."""
     args = parse()
-    print(report.heading(f"convergence {args.method}", quick=args.quick, seeds=args.seeds))
+    options = {"quick": args.quick, "seeds": args.seeds}
+    if args.text:
+        options["text"] = "{name}, {bytes} bytes, sha256 {sha256}".format(**args.text)
+    print(report.heading(f"convergence {args.method}", **options))
     try:
         content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds)
     except RuntimeError as error:
@@ -84,7 +97,7 @@ def main() -> int:
     if args.seconds and (times := link_curves.step_seconds(args.method, content["configurations"])):
         content["step_seconds"] = times
         link_curves.draw(content["curves"], times, args.seconds, args.method)
-    return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, **content})
+    return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 from measure import mean_over_ranks, reduced_bytes
 from validation import perplexity
 
@@ -72,7 +72,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         )
         ddp.register_comm_hook(peer, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    corpus, context = data.load(), model.Config().context
+    corpus, context = text.load(), model.Config().context
     run: dict[str, Any] = {"loss": [], "bytes": [], "seconds": []}
     start = time.monotonic()
     for step in range(c.steps):

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 from cocktail import CocktailSGD
 from measure import mean_over_ranks, reduced_bytes, sent_bytes
 from validation import perplexity
@@ -89,7 +89,7 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
         optimizer = CocktailSGD(inner, **c.cocktail)
     else:
         trained = DistributedDataParallel(gpt)
-    corpus = data.load()
+    corpus = text.load()
     run: dict[str, Any] = {"loss": [], "bytes": [], "seconds": [], "outer": []}
     start = time.monotonic()
     for step in range(c.steps):

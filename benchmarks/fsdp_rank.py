@@ -18,8 +18,8 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 from measure import mean_over_ranks, sent_bytes
 from validation import perplexity
 
@@ -65,7 +65,7 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     if c.backend == "lowcomm" and not c.policy:
         lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    corpus, context = data.load(), model.Config().context
+    corpus, context = text.load(), model.Config().context
     gathered, unwatch = watch_gathered(gpt)
 
     run: dict[str, Any] = {

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import data
 import model
+import text
 from measure import mean_over_ranks
 
 import torch_lowcomm as lc
@@ -45,7 +45,7 @@ def train(rank: int, init_method: str, *, world: int, steps: int, batch: int) ->
     fully_shard(gpt, mesh=mesh)
     comms = lc.fsdp.quantize(gpt, weights=CODEC, gradients=CODEC, learn_at=(steps // 2,))
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-3, fused=True)
-    corpus = data.load()
+    corpus = text.load()
     learning_s = time_learning()
     losses, step_s = [], []
     for step in range(steps):

@@ -16,8 +16,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
 
-import data
 import model
+import text
 from linklab.rank import interface_sent
 
 import torch_lowcomm as lc
@@ -68,7 +68,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     ways = [Way(None, job), *(Way(Case(**case), job) for case in job["cases"])]
-    corpus, context = data.load(), MODELS[job["model"]]["context"]
+    corpus, context = text.load(), MODELS[job["model"]]["context"]
     for step in range(WARM_UP + job["repetitions"]):
         batch = corpus.batch(job["batch"], context, seed=0, step=step, rank=rank)
         for way in ways:
