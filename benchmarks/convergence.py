@@ -1,7 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
     python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
-        [--data FILE|DIR] [--json FILE] [--plot FILE] [--seconds FILE]
+        [--data FILE|DIR] [--only PART] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -33,6 +33,8 @@ METHODS: dict[str, Callable] = {
     "dilocox_table1": dilocox_table1.measure,
     "seed_replay": seed_replay.measure,
 }
+# What can be run by itself.
+PARTS: dict[str, dict[str, Callable]] = {"qsdp_variants": qsdp_variants.PARTS}
 WITHOUT_TEXT = ("seed_replay",)
 # In place of loss against bytes alone.
 DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw, "seed_replay": seed_replay_plot.draw}
@@ -45,10 +47,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
     parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
+    parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
     parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
     parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
     parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
     args = parser.parse_args()
+    if args.seconds and args.only:
+        parser.error(f"--seconds: expected a whole method, got --only {args.only}")
     if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
         parser.error(f"--seconds: expected one of {', '.join(link_curves.DRAWN)}, got {args.method!r}")
     if args.method not in METHODS:
@@ -57,6 +62,9 @@ def parse() -> argparse.Namespace:
         args.seeds = 1 if args.quick else 5
     if args.seeds < 1:
         parser.error(f"--seeds: expected a positive number, got {args.seeds}")
+    parts = PARTS.get(args.method, {})
+    if args.only and args.only not in parts:
+        parser.error(f"--only: expected {' or '.join(parts) or f'none of {args.method}'}, got {args.only!r}")
     if args.data and args.method in WITHOUT_TEXT:
         parser.error(f"--data: expected a method that trains on a text, got {args.method}, which has none")
     text.choose(args.data)
@@ -86,11 +94,14 @@ def main() -> int:
         options["text"] = "{name}, {bytes} bytes, sha256 {sha256}".format(**args.text)
     print(report.heading(f"convergence {args.method}", **options))
     try:
-        content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds)
+        chosen = {"only": args.only} if args.only else {}
+        content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds, **chosen)
     except RuntimeError as error:
         raise SystemExit(f"convergence.py: {error}") from None
     if args.plot:
-        if args.method in DRAWS:
+        if not content.get("curves"):
+            print(f"# no plot: {args.only} has no curves")
+        elif args.method in DRAWS:
             DRAWS[args.method](content["curves"], args.plot, title=f"{args.method}, seed 0")
         else:
             draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))

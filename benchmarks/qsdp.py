@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from typing import Any
 
 import fsdp_rank
 import launch
+import paired
 from fsdp_rank import Configuration
 from report import Gate
 
@@ -33,7 +33,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         `configurations` and `curves` for the JSON, and the gates.
     """
     steps = HASHED_STEPS if quick else 400
-    print(f"# {'run':<28}{'seed':>6}{'steps':>7}{'perplexity':>12}{'weights MB':>12}{'gradients MB':>14}{'seconds':>9}")
+    print_heading()
     exact, quantized = [], []
     for seed in range(seeds):
         common = {"seed": seed, "steps": steps, "hashed_steps": 0 if seed else HASHED_STEPS}
@@ -57,6 +57,11 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     }, gates
 
 
+def print_heading() -> None:
+    """What stands above the rows of `run`."""
+    print(f"# {'run':<28}{'seed':>6}{'steps':>7}{'perplexity':>12}{'weights MB':>12}{'gradients MB':>14}{'seconds':>9}")
+
+
 def run(name: str, configuration: Configuration) -> dict[str, Any]:
     """Runs one configuration in fresh processes and prints its row (bytes: rank 0's)."""
     deadline_s = 60 + 2.0 * configuration.steps
@@ -76,15 +81,13 @@ def run(name: str, configuration: Configuration) -> dict[str, Any]:
 
 def perplexity_gates(exact: list[dict[str, Any]], quantized: list[dict[str, Any]], *, quick: bool) -> list[Gate]:
     """The ratio over paired seeds, its bound one standard error above the claim's."""
-    ratios = [q["ranks"][0]["perplexity"] / e["ranks"][0]["perplexity"] for e, q in zip(exact, quantized, strict=True)]
-    error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
-    mean, spread = statistics.mean(ratios), ", ".join(f"{ratio:.4f}" for ratio in ratios)
-    print(f"# perplexity ratio W8G8 / exact: mean {mean:.4f}, standard error {error:.4f} over seeds ({spread})")
+    found = paired.ratio(quantized, exact)
+    print(f"# perplexity ratio W8G8 / exact: {found.said()}")
     if quick:
-        return [Gate(f"perplexity ratio W8G8 / exact, {HASHED_STEPS} steps, loose", mean, "<=", 1.1)]
+        return [Gate(f"perplexity ratio W8G8 / exact, {HASHED_STEPS} steps, loose", found.mean, "<=", 1.1)]
     worst = max(e["ranks"][0]["perplexity"] for e in exact)
     return [
-        Gate("perplexity ratio W8G8 / exact, bound 1.01 + a standard error", mean, "<=", 1.01 + error),
+        Gate("perplexity ratio W8G8 / exact, bound 1.01 + a standard error", found.mean, "<=", 1.01 + found.error),
         Gate("perplexity of the worst exact run", worst, "<", 6.0),
     ]
 

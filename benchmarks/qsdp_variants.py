@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from typing import Any
 
 import accumulation_rank
 import codec_share_rank
 import launch
 import levels_rank
+import paired
 from fsdp_rank import Configuration
-from qsdp import HASHED_STEPS, RANKS, curve, hashes, run
+from qsdp import HASHED_STEPS, RANKS, curve, hashes, print_heading, run
 from report import Gate
 
+QUICK = ("W4G4/1024", "lattice master")
+QUICK_STEPS = 6
 LEARNING_BATCH = 128  # a rank: a step that computes more than it waits
 TABLE_SEEDS = 1  # of what the table has beside the claims
 SHARE_BATCH, SHARE_STEPS = 64, 22  # a rank: the smallest batch of the claim on the codecs' time
@@ -57,48 +59,66 @@ BOUNDS = {
 }
 
 
-def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs everything; prints a row a run.
+def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
+    """Runs everything, or `only` one of PARTS; prints a row a run.
 
     Args:
-        quick: the hashed steps only, without TABLE, and no gate on perplexity, which has not parted.
+        quick: QUICK alone, for a few steps that are all hashed, without TABLE, and neither a gate on perplexity, which has
+            not parted, nor one on time.
         seeds: Number of paired seeds.
+        only: A part. Processor time counts on a quiet machine alone, so that `timing` can be asked for by itself.
 
     Returns:
-        `configurations`, `curves`, `levels`, `codec_share` and `accumulation` for the JSON, and the gates.
+        `configurations` and `curves`, `levels` and `codec_share`, and `accumulation` for the JSON, and the gates.
     """
-    steps = HASHED_STEPS if quick else 400
-    print(f"# {'run':<28}{'seed':>6}{'steps':>7}{'perplexity':>12}{'weights MB':>12}{'gradients MB':>14}{'seconds':>9}")
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (VARIANTS if quick else VARIANTS | TABLE)}
+    content: dict[str, Any] = {"ranks": RANKS}
+    gates: list[Gate] = []
+    for part, run_part in PARTS.items():
+        if only in ("", part):
+            found, passed = run_part(quick=quick, seeds=seeds)
+            content |= found
+            gates += passed
+    return content, gates
+
+
+def train_all(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
+    """The part `training`: perplexities, and what ranks see in the first steps."""
+    steps, hashed = (QUICK_STEPS, QUICK_STEPS) if quick else (400, HASHED_STEPS)
+    print_heading()
+    presets = {name: VARIANTS[name] for name in QUICK} if quick else VARIANTS | TABLE
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
     for seed in range(seeds):
-        common = {"seed": seed, "steps": steps, "hashed_steps": 0 if seed else HASHED_STEPS}
-        for name in runs if seed < TABLE_SEEDS else VARIANTS:
-            runs[name].append(run(name, dataclasses.replace((VARIANTS | TABLE)[name], **common)))
+        common = {"seed": seed, "steps": steps, "hashed_steps": 0 if seed else hashed}
+        for name, preset in presets.items():
+            if seed < TABLE_SEEDS or name not in TABLE:
+                runs[name].append(run(name, dataclasses.replace(preset, **common)))
     gates = [] if quick else perplexity_gates(runs)
-    for name in BOUNDS:
+    for name in (name for name in BOUNDS if name in runs):
         apart = sum(len(set(step)) != 1 for step in hashes(runs[name][0], "gathered"))
-        gates.append(
-            Gate(f"steps of {HASHED_STEPS} in which the ranks of {name} see different weights", apart, "==", 0)
-        )
-    levels = launch.run(
-        levels_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=12 if quick else 40, batch=LEARNING_BATCH
-    )
-    gates += level_gates(levels)
-    share = launch.run(
-        codec_share_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=SHARE_STEPS, batch=SHARE_BATCH
-    )
-    gates.append(share_gate(share))
-    accumulation = launch.run(accumulation_rank.exchanges, ranks=RANKS, deadline_s=120, world=RANKS)[0]
-    gates += accumulation_gates(accumulation)
+        gates.append(Gate(f"steps of {hashed} in which the ranks of {name} see different weights", apart, "==", 0))
     return {
-        "ranks": RANKS,
         "configurations": {name: dataclasses.asdict(entries[0]["configuration"]) for name, entries in runs.items()},
         "drawn": list(VARIANTS),
         "curves": [curve(entry) for entries in runs.values() for entry in entries],
-        "levels": levels,
-        "codec_share": share,
-        "accumulation": accumulation,
     }, gates
+
+
+def time_all(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
+    """The part `timing`: what learned levels gain and cost, and the codecs' share of a step."""
+    batch, steps = (8, 6) if quick else (LEARNING_BATCH, 40)
+    levels = launch.run(levels_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=steps, batch=batch)
+    if quick:
+        return {"levels": levels}, error_gates(levels, 0.95)
+    share = launch.run(
+        codec_share_rank.train, ranks=RANKS, deadline_s=600, world=RANKS, steps=SHARE_STEPS, batch=SHARE_BATCH
+    )
+    return {"levels": levels, "codec_share": share}, [*error_gates(levels, 0.85), cost_gate(levels), share_gate(share)]
+
+
+def count_accumulation(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
+    """The part `accumulation`: exchanges and bytes of one step."""
+    found = launch.run(accumulation_rank.exchanges, ranks=RANKS, deadline_s=120, world=RANKS)[0]
+    return {"accumulation": found}, accumulation_gates(found)
 
 
 def perplexity_gates(runs: dict[str, list[dict[str, Any]]]) -> list[Gate]:
@@ -108,30 +128,29 @@ def perplexity_gates(runs: dict[str, list[dict[str, Any]]]) -> list[Gate]:
         baseline, op, bound = BOUNDS.get(name, ("exact", "", 0.0))
         if name in ("exact", "exact, slow"):
             continue
-        pairs = zip(entries, runs[baseline], strict=False)  # fewer seeds than the baseline has
-        ratios = [q["ranks"][0]["perplexity"] / e["ranks"][0]["perplexity"] for q, e in pairs]
-        mean = statistics.mean(ratios)
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
-        spread = ", ".join(f"{ratio:.4f}" for ratio in ratios)
-        said = f"mean {mean:.4f}, standard error {error:.4f} over seeds" if len(ratios) > 1 else "of one seed"
-        print(f"# perplexity ratio {name} / {baseline}: {said} ({spread})")
+        found = paired.ratio(entries, runs[baseline])
+        print(f"# perplexity ratio {name} / {baseline}: {found.said()}")
         if op == "<":
             gate = f"perplexity ratio {name} / {baseline}, bound {bound} + a standard error"
-            gates.append(Gate(gate, mean, op, bound + error))
+            gates.append(Gate(gate, found.mean, op, bound + found.error))
         elif op:
-            gates.append(Gate(f"perplexity ratio {name} / {baseline}", mean, op, bound))
+            gates.append(Gate(f"perplexity ratio {name} / {baseline}", found.mean, op, bound))
     return gates
 
 
-def level_gates(ranks: list[dict[str, Any]]) -> list[Gate]:
-    """Relative to even levels over all ranks' shards; to a step on the slowest rank."""
+def error_gates(ranks: list[dict[str, Any]], bound: float) -> list[Gate]:
+    """Relative to even levels over all ranks' shards."""
     gates = []
     for what in ("weights", "gradients"):
         learned, even = (sum(rank[what][i] for rank in ranks) for i in (0, 1))
-        gates.append(Gate(f"L2 error of learned / even levels, 3 bits, {what}", math.sqrt(learned / even), "<", 0.85))
-    cost = max(rank["learning_s"] / rank["step_s"] for rank in ranks)
-    gates.append(Gate(f"processor time of learning / of a step, batch {LEARNING_BATCH} a rank", cost, "<", 0.03))
+        gates.append(Gate(f"L2 error of learned / even levels, 3 bits, {what}", math.sqrt(learned / even), "<", bound))
     return gates
+
+
+def cost_gate(ranks: list[dict[str, Any]]) -> Gate:
+    """Relative to a step on the slowest rank."""
+    cost = max(rank["learning_s"] / rank["step_s"] for rank in ranks)
+    return Gate(f"processor time of learning / of a step, batch {LEARNING_BATCH} a rank", cost, "<", 0.03)
 
 
 def share_gate(ranks: list[dict[str, float]]) -> Gate:
@@ -151,3 +170,6 @@ def accumulation_gates(found: dict[str, Any]) -> list[Gate]:
             ratio = counted[f"{op}_bytes"] / counted[f"{op}_payload"]
             gates.append(Gate(f"accumulation 4, {name}: bytes of {op} / FORMAT.md's payload", ratio, "<", 1.01))
     return gates
+
+
+PARTS = {"training": train_all, "timing": time_all, "accumulation": count_accumulation}

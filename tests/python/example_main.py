@@ -46,11 +46,11 @@ def refusal(name, arguments, monkeypatch, capsys):
     return said
 
 
-def quick_convergence(method, gates, directory):
-    """`benchmarks/convergence.py <method> --quick`, whose gates all pass; what its JSON holds."""
+def quick_convergence(method, gates, directory, *arguments):
+    """`benchmarks/convergence.py <method> --quick <arguments>`, whose gates all pass; what its JSON holds."""
     file, picture = directory / "run.json", directory / "run.png"
     script = str(EXAMPLES.parent / "benchmarks" / "convergence.py")
-    command = [sys.executable, script, method, "--quick", "--json", str(file), "--plot", str(picture)]
+    command = [sys.executable, script, method, "--quick", "--json", str(file), "--plot", str(picture), *arguments]
     status, out, err = ranks.run_command(command, deadline_s=600, cwd=directory)
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())

@@ -57,6 +57,8 @@ def test_no_rank_reads_another_text():
             ["seed_replay", "--data", "fox.txt"],
             "expected a method that trains on a text, got seed_replay, which has none",
         ),
+        (["qsdp", "--only", "timing"], "--only: expected none of qsdp, got 'timing'"),
+        (["qsdp_variants", "--only", "time"], "--only: expected training or timing or accumulation, got 'time'"),
     ],
 )
 def test_what_is_refused(convergence, capsys, arguments, said):
