@@ -1,6 +1,6 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
+    python benchmarks/convergence.py qsdp|qsdp_variants|qsdp_tables|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
         [--data FILE|DIR] [--only PART] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -19,6 +19,8 @@ import dilocox_plot
 import dilocox_table1
 import link_curves
 import qsdp
+import qsdp_errors
+import qsdp_tables
 import qsdp_variants
 import report
 import seed_replay
@@ -28,16 +30,22 @@ import text
 METHODS: dict[str, Callable] = {
     "qsdp": qsdp.measure,
     "qsdp_variants": qsdp_variants.measure,
+    "qsdp_tables": qsdp_tables.measure,
     "ddp": ddp.measure,
     "dilocox": dilocox.measure,
     "dilocox_table1": dilocox_table1.measure,
     "seed_replay": seed_replay.measure,
 }
 # What can be run by itself.
-PARTS: dict[str, dict[str, Callable]] = {"qsdp_variants": qsdp_variants.PARTS}
+PARTS: dict[str, dict[str, Callable]] = {"qsdp_variants": qsdp_variants.PARTS, "qsdp_tables": qsdp_tables.PARTS}
 WITHOUT_TEXT = ("seed_replay",)
-# In place of loss against bytes alone.
-DRAWS: dict[str, Callable] = {"dilocox": dilocox_plot.draw, "seed_replay": seed_replay_plot.draw}
+# In place of loss against bytes alone, and of what in place of curves.
+DRAWS: dict[str, Callable] = {
+    "qsdp_tables": qsdp_errors.draw,
+    "dilocox": dilocox_plot.draw,
+    "seed_replay": seed_replay_plot.draw,
+}
+DRAWN = {"qsdp_tables": "errors"}
 
 
 def parse() -> argparse.Namespace:
@@ -99,10 +107,11 @@ def main() -> int:
     except RuntimeError as error:
         raise SystemExit(f"convergence.py: {error}") from None
     if args.plot:
-        if not content.get("curves"):
-            print(f"# no plot: {args.only} has no curves")
+        drawn = DRAWN.get(args.method, "curves")
+        if not content.get(drawn):
+            print(f"# no plot: {args.only} has no {drawn}")
         elif args.method in DRAWS:
-            DRAWS[args.method](content["curves"], args.plot, title=f"{args.method}, seed 0")
+            DRAWS[args.method](content[drawn], args.plot, title=f"{args.method}, seed 0")
         else:
             draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
     if args.seconds and (times := link_curves.step_seconds(args.method, content["configurations"])):

@@ -28,15 +28,18 @@ import torch_lowcomm as lc
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run. `weights`, `gradients` and `master` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in place of
-    the call, they are unused.
+    """One run. `weights`, `gradients`, `master` and `learn_at` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in
+    place of the call, they are unused. `width` and `layers` are the model's.
     """
 
     backend: str = "lowcomm"
     weights: str = "none"
     gradients: str = "none"
     master: str = "fp32"
+    learn_at: tuple[int, ...] | None = None
     policy: str = ""
+    width: int = model.Config.width
+    layers: int = model.Config.layers
     steps: int = 400
     seed: int = 0
     batch: int = 8
@@ -57,15 +60,16 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
     options = lc.Options(policy=c.policy, min_bytes=0) if c.policy else None
     dist.init_process_group(c.backend, init_method=init_method, rank=rank, world_size=world, pg_options=options)
     torch.manual_seed(c.seed)
-    gpt = model.GPT()
+    shape = model.Config(width=c.width, layers=c.layers)
+    gpt = model.GPT(shape)
     mesh = init_device_mesh("cpu", (world,))
     for block in gpt.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(gpt, mesh=mesh)
     if c.backend == "lowcomm" and not c.policy:
-        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master)
+        lc.fsdp.quantize(gpt, weights=c.weights, gradients=c.gradients, master=c.master, learn_at=c.learn_at)
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    corpus, context = text.load(), model.Config().context
+    corpus, context = text.load(), shape.context
     gathered, unwatch = watch_gathered(gpt)
 
     run: dict[str, Any] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import Any
 
 import fsdp_rank
@@ -55,6 +56,15 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         },
         "curves": [curve(entry) for entry in (*exact, *quantized, plain)],
     }, gates
+
+
+def run_all(presets: dict[str, Configuration], seeds: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs every configuration for every seed, seed after seed; by name a run a seed."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
+    for seed in range(seeds):
+        for name, configuration in presets.items():
+            runs[name].append(run(name, dataclasses.replace(configuration, seed=seed)))
+    return runs
 
 
 def print_heading() -> None:
@@ -118,3 +128,17 @@ def curve(entry: dict[str, Any]) -> dict[str, Any]:
         "seconds": first["seconds"],
         "loss": first["loss"],
     }
+
+
+def kept(runs: dict[str, list[dict[str, Any]]], *, every: int = 10) -> dict[str, Any]:
+    """What a JSON keeps of many runs: `configurations` by name, and `curves` with a point `every` few steps, its mean loss."""
+    curves = []
+    for entry in (entry for of_name in runs.values() for entry in of_name):
+        whole = curve(entry)
+        ends = [*range(every, len(whole["step"]), every), len(whole["step"])]
+        thin = {key: [whole[key][end - 1] for end in ends] for key in ("step", "bytes", "seconds")}
+        starts = [0, *ends[:-1]]
+        thin["loss"] = [statistics.mean(whole["loss"][a:b]) for a, b in zip(starts, ends, strict=True)]
+        curves.append(whole | thin)
+    named = {name: dataclasses.asdict(of_name[0]["configuration"]) for name, of_name in runs.items()}
+    return {"configurations": named, "curves": curves}

@@ -10,7 +10,8 @@ class Case:
     """One way of a data parallel step.
 
     `backend` is the group's. DDP: `hook` is "" (DDP's own all_reduce), "fp16" or "powersgd" of torch, or "lowcomm" with
-    `codec`, `rank` and the `projection`'s own codec; FSDP2: `weights` and `gradients` are codecs of `lc.fsdp.quantize`.
+    `codec`, `rank` and the `projection`'s own codec; FSDP2: `weights`, `gradients` and `fake` (0: None) are
+    `lc.fsdp.quantize`'s.
     The `base` is the exact step of the same backend, with the same overlap, that bounds are counted from.
     """
 
@@ -22,6 +23,7 @@ class Case:
     projection: str | None = None
     weights: str = ""
     gradients: str = ""
+    fake: int = 0
     base: bool = False
 
     @property

@@ -39,7 +39,7 @@ def fsdp(case: Case, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if case.weights:
-        lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients)
+        lc.fsdp.quantize(model, weights=case.weights, gradients=case.gradients, fake=case.fake or None)
     return model
 
 

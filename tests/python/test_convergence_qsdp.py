@@ -1,4 +1,4 @@
-"""`benchmarks/convergence.py qsdp_variants` at 2 ranks."""
+"""`benchmarks/convergence.py qsdp_variants` and `qsdp_tables` at 2 ranks, the second on a text of one's own."""
 
 import importlib
 from pathlib import Path
@@ -13,6 +13,29 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_variants_quick(tmp_path):
     content = quick_convergence("qsdp_variants", 10, tmp_path)
     assert content["text"]["name"].startswith("Python ")
+
+
+@pytest.mark.slow
+def test_tables_quick(tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    (text / "a.txt").write_text("It is what it is, and it is not what it was. " * 200)
+    content = quick_convergence("qsdp_tables", 4, tmp_path, "--data", text)
+    assert content["text"]["name"] == "text" and content["text"]["bytes"] == 9000
+    levels, errors = content["tables"]
+    assert [row[0] for row in levels["rows"]] == ["exact", "W4G4"]
+    assert {len(row) for row in errors["rows"]} == {len(errors["columns"])}
+    learned, even = content["configurations"]["W4G4 learned"], content["configurations"]["W4G4 even"]
+    assert even == learned | {"learn_at": []}
+
+
+def test_levels_are_learned_at_the_papers_shares(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    levels = importlib.import_module("qsdp_levels")
+    assert levels.learned_at(4800) == (400, 1900, 3800)
+    assert levels.learned_at(240) == (20, 95, 190)
+    presets = levels.presets(240, tuple(levels.PAIRS))
+    assert presets["W4G32 learned"].gradients == "none" and presets["W5G4 even"].learn_at == ()
 
 
 def test_a_ratio_is_of_paired_seeds(monkeypatch):
