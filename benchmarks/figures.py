@@ -69,6 +69,16 @@ def table() -> dict[str, list[str]]:
     }
 
 
+def gate(of_json: dict[str, Any]) -> tuple[str, str, str, str]:
+    """A result's gate as its line prints it: name, value, operator, bound."""
+    return of_json["name"], f"{of_json['value']:.4f}", of_json["op"], f"{of_json['bound']:.4f}"
+
+
+def gates_in(text: str) -> set[tuple[str, str, str, str]]:
+    """The same of the lines that begin with PASS or FAIL."""
+    return set(_GATE.findall(text))
+
+
 def wrong_in_readme(text: str) -> Iterator[str]:
     """Rows of README.md's table that are not what results say."""
     for begin, expected in table().items():
@@ -91,11 +101,10 @@ def wrong_in_page(name: str, text: str) -> Iterator[str]:
         if result in NO_JSON:
             continue
         content = load(result)
-        known = {(g["name"], f"{g['value']:.4f}", g["op"], f"{g['bound']:.4f}") for g in content["gates"]}
-        if strange := set(_GATE.findall(block)) - known:
+        if strange := gates_in(block) - {gate(of_json) for of_json in content["gates"]}:
             yield f"{name}: {result}.json has other gates than {sorted(strange)[:3]}"
         rows = [line for line in block.splitlines() if line.startswith("  ")]
-        lost = untraced(rows, sorted(set(_numbers(content))))
+        lost = untraced(rows, sorted(set(numbers_in(content))))
         if len(lost) > NOT_KEPT.get(result, 0):
             yield f"{name}: {result}.json has no such numbers among others: {lost[:10]}"
 
@@ -118,13 +127,13 @@ def _is_one_of(value: float, within: float, numbers: list[float]) -> bool:
     return False
 
 
-def _numbers(content: Any) -> Iterator[float]:
+def numbers_in(content: Any) -> Iterator[float]:
     """All magnitudes in a JSON, and of a speed with a bound its share of it."""
     if isinstance(content, dict) and {"speedup", "bound"} <= content.keys():
         yield content["speedup"] / content["bound"]
     if isinstance(content, dict | list):
         for item in content.values() if isinstance(content, dict) else content:
-            yield from _numbers(item)
+            yield from numbers_in(item)
     elif isinstance(content, int | float) and not isinstance(content, bool) and content == content:
         yield abs(float(content))
 

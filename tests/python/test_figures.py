@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import figures  # noqa: E402
+import pages  # noqa: E402
 import report  # noqa: E402
 import result_pages  # noqa: E402
 
@@ -69,6 +70,29 @@ def test_a_program_writes_what_it_printed_into_its_page(tmp_path):
     assert result_pages.update("three", "# three\n", tmp_path) is None
     assert result_pages.blocks(page.read_text()) == [("one", "# one\n  1.5\n"), ("two", "# two\n")]
     assert "\n\nread\n" in page.read_text()
+
+
+@pytest.mark.parametrize("page", sorted(figures.RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_a_results_page_has_the_results_figures(page):
+    assert not list(pages.wrong_in_page(page))
+
+
+def test_a_wrong_row_of_a_results_page_is_named(tmp_path):
+    table = {"title": "a table", "columns": ["bits", "ratio"], "rows": [["W4", "1.0172"]]}
+    gates = [{"name": "a ratio", "value": 1.0172, "op": "<", "bound": 1.03}]
+    (tmp_path / "printed.json").write_text(json.dumps({"tables": [table], "gates": gates}))
+    (tmp_path / "old.json").write_text(json.dumps({"rows": [{"seconds": 2.5}], "gates": []}))
+    page = tmp_path / "page.md"
+    right = "Of printed.json:\n| bits | ratio |\n| --- | --- |\n| W4 | 1.0172 |\n" + report.Gate(**gates[0]).line()
+    assert not list(pages.wrong_in_page(page, right))
+    assert not list(pages.wrong_in_page(page, right + "\nold.json:\n| a step | 2.50 s |\n"))
+    for was, becomes in (("| 1.0172 |", "| 1.0127 |"), ("1.0172 |", "1.017 |"), (" 1.0172  <", " 1.0127  <")):
+        assert was in right
+        (said,) = pages.wrong_in_page(page, right.replace(was, becomes))
+        assert "of printed" in said
+    (said,) = pages.wrong_in_page(page, right + "\nold.json:\n| a step | 2.40 s |\n")
+    assert "2.40" in said
+    assert list(pages.wrong_in_page(page, "| W4 | 1.0172 |"))
 
 
 @pytest.mark.parametrize("path", sorted(figures.RESULTS.glob("*.json")), ids=lambda path: path.stem)
