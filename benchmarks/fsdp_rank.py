@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import model
 import text
+import validation
 from measure import mean_over_ranks, sent_bytes
-from validation import perplexity
 
 import torch_lowcomm as lc
 
@@ -29,7 +29,8 @@ import torch_lowcomm as lc
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     """One run. `weights`, `gradients`, `master` and `learn_at` are `lc.fsdp.quantize`'s; on gloo, or with a group's `policy` in
-    place of the call, they are unused. `width` and `layers` are the model's.
+    place of the call, they are unused. `width` and `layers` are the model's, `validation_batches` what a rank reads for the
+    perplexity.
     """
 
     backend: str = "lowcomm"
@@ -45,6 +46,7 @@ class Configuration:
     batch: int = 8
     lr: float = 1e-3
     hashed_steps: int = 0
+    validation_batches: int = validation.BATCHES
 
 
 def train(rank: int, init_method: str, *, world: int, configuration: Configuration) -> dict[str, Any]:
@@ -91,7 +93,9 @@ def train(rank: int, init_method: str, *, world: int, configuration: Configurati
         if step < c.hashed_steps:
             run["shards"].append(digest(parameter.to_local() for parameter in gpt.parameters()))
             run["gathered"].append(hashlib.blake2b("".join(gathered).encode(), digest_size=16).hexdigest())
-    run["perplexity"] = perplexity(gpt, corpus, context, rank=rank, world=world)
+    run["perplexity"] = validation.perplexity(
+        gpt, corpus, context, rank=rank, world=world, batches_a_rank=c.validation_batches
+    )
     dist.destroy_process_group()
     return run
 

@@ -12,13 +12,14 @@ from typing import Any
 import paired
 import qsdp
 from fsdp_rank import Configuration
+from qsdp_variants import FEW
 from report import Gate
 from tables import Table, to_json
 
 from torch_lowcomm.fsdp.levels import PAPERS_STEPS
 
 PAPERS_RUN = 4800  # steps, of GPT-125M on C4
-STEPS, QUICK_STEPS = 200, 6
+STEPS = 200
 MODEL = {"width": 256, "layers": 2}
 PAIRS = {"W6G4": (6, 4), "W5G4": (5, 4), "W4G4": (4, 4), "W4G32": (4, 32), "W3G3": (3, 3)}
 PAPERS_BASELINE = 35.81
@@ -41,15 +42,15 @@ def levels(bits: int) -> str:
     return "none" if bits == 32 else f"levels{bits}:bucket=1024"
 
 
-def presets(steps: int, pairs: tuple[str, ...]) -> dict[str, Configuration]:
-    """The exact run, and each pair of bits with even and with learned levels."""
-    common = {"steps": steps, **MODEL}
+def presets(size: dict[str, int], pairs: tuple[str, ...]) -> dict[str, Configuration]:
+    """The exact run, and each pair of bits with even and with learned levels; `size`: steps, and how much is validated."""
+    common = {**size, **MODEL}
     found = {"exact": Configuration(**common)}
     for name in pairs:
         weights, gradients = map(levels, PAIRS[name])
         even = Configuration(weights=weights, gradients=gradients, learn_at=(), **common)
         found[f"{name} even"] = even
-        found[f"{name} learned"] = dataclasses.replace(even, learn_at=learned_at(steps))
+        found[f"{name} learned"] = dataclasses.replace(even, learn_at=learned_at(size["steps"]))
     return found
 
 
@@ -65,7 +66,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """
     pairs = ("W4G4",) if quick else tuple(PAIRS)
     qsdp.print_heading()
-    runs = qsdp.run_all(presets(QUICK_STEPS if quick else STEPS, pairs), seeds)
+    runs = qsdp.run_all(presets(FEW if quick else {"steps": STEPS}, pairs), seeds)
     table = table_of(runs, pairs)
     print(table.text())
     gates = []

@@ -22,7 +22,7 @@ from qsdp import HASHED_STEPS, RANKS, curve, hashes, print_heading, run
 from report import Gate
 
 QUICK = ("W4G4/1024", "lattice master")
-QUICK_STEPS = 6
+FEW = {"steps": 6, "validation_batches": 1}  # with --quick
 LEARNING_BATCH = 128  # a rank: a step that computes more than it waits
 TABLE_SEEDS = 1  # of what the table has beside the claims
 SHARE_BATCH, SHARE_STEPS = 64, 22  # a rank: the smallest batch of the claim on the codecs' time
@@ -83,12 +83,12 @@ def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any],
 
 def train_all(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
     """The part `training`: perplexities, and what ranks see in the first steps."""
-    steps, hashed = (QUICK_STEPS, QUICK_STEPS) if quick else (400, HASHED_STEPS)
+    size, hashed = (FEW, FEW["steps"]) if quick else ({"steps": 400}, HASHED_STEPS)
     print_heading()
     presets = {name: VARIANTS[name] for name in QUICK} if quick else VARIANTS | TABLE
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
     for seed in range(seeds):
-        common = {"seed": seed, "steps": steps, "hashed_steps": 0 if seed else hashed}
+        common = {"seed": seed, **size, "hashed_steps": 0 if seed else hashed}
         for name, preset in presets.items():
             if seed < TABLE_SEEDS or name not in TABLE:
                 runs[name].append(run(name, dataclasses.replace(preset, **common)))

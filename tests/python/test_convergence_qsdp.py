@@ -22,9 +22,12 @@ def test_tables_quick(tmp_path):
     (text / "a.txt").write_text("It is what it is, and it is not what it was. " * 200)
     content = quick_convergence("qsdp_tables", 4, tmp_path, "--data", text)
     assert content["text"]["name"] == "text" and content["text"]["bytes"] == 9000
-    levels, errors = content["tables"]
+    levels, bits, buckets, _ = content["tables"]
     assert [row[0] for row in levels["rows"]] == ["exact", "W4G4"]
-    assert {len(row) for row in errors["rows"]} == {len(errors["columns"])}
+    assert [row[0] for row in bits["rows"]] == ["W4"]
+    assert [row[0] for row in buckets["rows"]] == ["exact", "W8G8", "naive W8G8"]
+    for table in content["tables"]:
+        assert {len(row) for row in table["rows"]} == {len(table["columns"])}
     learned, even = content["configurations"]["W4G4 learned"], content["configurations"]["W4G4 even"]
     assert even == learned | {"learn_at": []}
 
@@ -34,7 +37,7 @@ def test_levels_are_learned_at_the_papers_shares(monkeypatch):
     levels = importlib.import_module("qsdp_levels")
     assert levels.learned_at(4800) == (400, 1900, 3800)
     assert levels.learned_at(240) == (20, 95, 190)
-    presets = levels.presets(240, tuple(levels.PAIRS))
+    presets = levels.presets({"steps": 240}, tuple(levels.PAIRS))
     assert presets["W4G32 learned"].gradients == "none" and presets["W5G4 even"].learn_at == ()
 
 
