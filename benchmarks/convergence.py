@@ -1,7 +1,8 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
     python benchmarks/convergence.py qsdp|qsdp_variants|qsdp_tables|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
-        [--data FILE|DIR] [--only PART] [--json FILE] [--plot FILE] [--seconds FILE]
+        [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
+        [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -17,6 +18,7 @@ import ddp
 import dilocox
 import dilocox_plot
 import dilocox_table1
+import kept
 import link_curves
 import qsdp
 import qsdp_errors
@@ -56,6 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")
     parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
     parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
     parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
@@ -77,6 +80,7 @@ def parse() -> argparse.Namespace:
         parser.error(f"--data: expected a method that trains on a text, got {args.method}, which has none")
     text.choose(args.data)
     try:
+        kept.choose(args.runs)
         args.text = None if args.method in WITHOUT_TEXT else text.about()
     except ValueError as error:
         parser.error(str(error))
