@@ -1,8 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
     python benchmarks/convergence.py qsdp|qsdp_variants|qsdp_tables|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
-        [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE]
-        [--seconds FILE]
+        [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """

@@ -27,18 +27,34 @@ def process_of(rank, init_method, *, number):
 def test_a_run_that_is_kept_is_not_done_again(tmp_path, kept, monkeypatch):
     launch = importlib.import_module("launch")
 
-    def run(number):
-        return launch.run(process_of, ranks=1, deadline_s=60, number=number)
+    def run():
+        return launch.run(process_of, ranks=1, deadline_s=60, number=1)
 
     kept.choose(tmp_path / "runs")
-    first = run(1)
-    assert run(1) == first
-    assert run(2)[0][1] == 2, "of other arguments"
+    first = run()
+    assert run() == first and first[0][1] == 1
+    file = kept.file_of(process_of, 1, {"number": 1})
+    assert list((tmp_path / "runs").iterdir()) == [file]
+    assert kept.file_of(process_of, 1, {"number": 2}) != file
+    assert kept.file_of(process_of, 2, {"number": 1}) != file
     monkeypatch.setattr(kept.report, "commit", lambda: "ba9876543210")
-    assert run(1) != first, "of another commit"
+    assert kept.file_of(process_of, 1, {"number": 1}) != file, "of another commit"
     kept.choose(None)
-    assert run(1) != first
-    assert len(list((tmp_path / "runs").iterdir())) == 3
+    assert kept.file_of(process_of, 1, {"number": 1}) is None
+
+
+def test_another_text_is_another_run(tmp_path, kept):
+    text = importlib.import_module("text")
+    kept.choose(tmp_path / "runs")
+    files = {kept.file_of(process_of, 1, {})}
+    try:
+        for words in ("one text. ", "another. "):
+            (tmp_path / "a.txt").write_text(words * 300)
+            text.choose(tmp_path / "a.txt")
+            files.add(kept.file_of(process_of, 1, {}))
+    finally:
+        text.choose(None)
+    assert len(files) == 3
 
 
 def test_a_changed_tree_keeps_nothing(tmp_path, kept, monkeypatch):
