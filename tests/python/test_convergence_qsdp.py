@@ -49,3 +49,21 @@ def test_a_ratio_is_of_paired_seeds(monkeypatch):
     assert ratio.by_seed == (1.2, 1.0) and ratio.mean == pytest.approx(1.1) and ratio.error == pytest.approx(0.1)
     assert paired.ratio(runs[:1], exact).error == 0.0
     assert ratio.cell() == "1.1000 ± 0.1000"
+
+
+def test_the_sweep_of_shares_is_told_beside_the_exact_step(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    fake, measure = importlib.import_module("qsdp_fake"), importlib.import_module("steps.measure")
+    assert [case.fake for case in fake.CASES] == [0, *fake.RATIOS, 0, 0] and fake.CASES[0].base
+    # Computing alone takes 1 s, the exact step 3 s; a half of the bytes takes half of the rest.
+    sent = {"exact": 4_000_000, "γ = 2": 2_000_000}
+    ways = [{"seconds": [1.0]}] + [
+        {"seconds": [s], "sent": [n]} for s, n in zip((3.0, 2.0), sent.values(), strict=True)
+    ]
+    ranks = [[{"sent": [0], **way} for way in ways]] * 2
+    alone, rows = measure.rows_of(fake.CASES[:2], "100mbit", ranks)
+    assert fake.table_of("100mbit", alone, rows).rows == [
+        ["no communication", "1.000", "3.00", "", ""],
+        ["exact", "3.000", "1.00", "1.00", "4.000"],
+        ["γ = 2", "2.000", "1.50", "1.50", "2.000"],
+    ]
