@@ -3,9 +3,10 @@
 python benchmarks/pages.py              # exit status 1 where a page has others, with the line
 python benchmarks/pages.py RESULT...    # tables and gates of results/RESULT.json, to be put on a page
 
-A page names its results by their files, `qsdp_levels.json`. A row of its tables is one that such a result keeps in its `tables`,
-to the letter; or, of results without `tables`, has figures that are all numbers of theirs, as figures.py finds them. A line of
-PASS or FAIL is a gate of such a result.
+This is of pages with tables that a program rendered and kept in its JSON; figures.py checks the blocks of all others. Such a page
+names its results by their files, `qsdp_levels.json`. A row of its tables is one that such a result keeps in its `tables`, to the
+letter; or, of results without `tables`, has figures that are all numbers of theirs, as figures.py finds them. A line of PASS or
+FAIL is a gate of such a result.
 """
 
 from __future__ import annotations
@@ -21,12 +22,25 @@ import report
 import tables
 
 
+def named(page: Path, text: str) -> list[str]:
+    """The results whose files a page names."""
+    names = dict.fromkeys(re.findall(r"(\w+)\.json", text))
+    return [name for name in names if (page.parent / f"{name}.json").exists()]
+
+
+def of_tables() -> list[Path]:
+    """The pages that name a result with tables."""
+    found = []
+    for page in sorted(figures.RESULTS.glob("*.md")):
+        if any("tables" in figures.load(name) for name in named(page, page.read_text())):
+            found.append(page)
+    return found
+
+
 def wrong_in_page(page: Path, text: str | None = None) -> Iterator[str]:
     """Rows and gates that no result has which the page names; of the page's `text`, or of another in its place."""
     text = page.read_text() if text is None else text
-    names = [
-        name for name in dict.fromkeys(re.findall(r"(\w+)\.json", text)) if (page.parent / f"{name}.json").exists()
-    ]
+    names = named(page, text)
     if not names:
         yield f"{page.name}: expected the name of a result's file, got none"
     results = [json.loads((page.parent / f"{name}.json").read_text()) for name in names]
@@ -53,7 +67,7 @@ def main(names: list[str]) -> int:
     if names:
         print("\n\n".join(shown(name) for name in names))
         return 0
-    wrong = [said for page in sorted(figures.RESULTS.glob("*.md")) for said in wrong_in_page(page)]
+    wrong = [said for page in of_tables() for said in wrong_in_page(page)]
     print("\n".join(wrong or ["all figures are the results'"]))
     return 1 if wrong else 0
 

@@ -33,6 +33,7 @@ def test_a_pages_figures_are_the_results(name):
 
 def test_every_result_has_a_block():
     shown = {name for page in PAGES.values() for name, _ in result_pages.blocks(page)}
+    shown |= {name for page in pages.of_tables() for name in pages.named(page, page.read_text())}
     assert {path.stem for path in figures.RESULTS.glob("*.json")} - shown <= {"faults"}  # whose rows are a matrix
 
 
@@ -72,7 +73,7 @@ def test_a_program_writes_what_it_printed_into_its_page(tmp_path):
     assert "\n\nread\n" in page.read_text()
 
 
-@pytest.mark.parametrize("page", sorted(figures.RESULTS.glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", pages.of_tables(), ids=lambda page: page.stem)
 def test_a_results_page_has_the_results_figures(page):
     assert not list(pages.wrong_in_page(page))
 
