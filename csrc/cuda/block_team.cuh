@@ -13,6 +13,19 @@ namespace lowcomm::cuda {
 
 constexpr uint32_t kMostWarps = 16;  // of a thread block that works on one bucket
 
+// take(another thread's) for every word that a thread of the thread block, of up to kMost warps, brings.
+template <uint32_t kMost, class V, class F>
+__device__ inline void shareInBlock(const V& mine, F&& take, const Seat& seat) {
+  __shared__ decltype(mine()) of_warp[kMost];
+  for (uint32_t d = 1; d < kWarp; d *= 2)
+    take(__shfl_xor_sync(kWholeWarp, mine(), d));
+  if (seat.thread == 0) of_warp[threadIdx.x / kWarp] = mine();
+  __syncthreads();
+  for (uint32_t w = 0; w < blockDim.x / kWarp; ++w)
+    take(of_warp[w]);
+  __syncthreads();  // the next one's writes come after everybody has read this one's
+}
+
 // A thread block that works on one bucket of more than 1024 elements, its warps on its blocks by turns: each pass but
 // the first finds the bucket in a cache. Has what WarpTeam has, called by all threads of the thread block.
 template <bool kRotated, class T>
@@ -52,14 +65,7 @@ class BlockTeam {
 
   template <class V, class F>
   __device__ void share(const V& mine, F&& take) const {
-    __shared__ decltype(mine()) of_warp[kMostWarps];
-    for (uint32_t d = 1; d < kWarp; d *= 2)
-      take(__shfl_xor_sync(kWholeWarp, mine(), d));
-    if (seat_.thread == 0) of_warp[warp()] = mine();
-    __syncthreads();
-    for (uint32_t w = 0; w < warps(); ++w)
-      take(of_warp[w]);
-    __syncthreads();  // the next one's writes come after everybody has read this one's
+    shareInBlock<kMostWarps>(mine, take, seat_);
   }
 
   // As many terms as the warps hold at once go through shared memory, to 64 threads with a partial sum each.

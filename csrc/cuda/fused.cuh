@@ -10,6 +10,7 @@
 #include "codec/error.h"
 #include "codec/family.h"
 #include "cuda/fused_elements.cuh"
+#include "cuda/fused_team.cuh"
 #include "cuda/grid_args.cuh"
 #include "cuda/grid_check.cuh"
 #include "cuda/grid_encode.cuh"
@@ -83,19 +84,17 @@ __global__ void __launch_bounds__(kThreads) fusedByWarp(const __grid_constant__ 
   if (!taken) *args.grid.refused = 1;  // all who write, write 1
 }
 
-// Of a thread block that works on one bucket: with more of them, threads would have too few registers for a sum's
-// terms.
-constexpr uint32_t kMostFusedWarps = 8;
-
+// Registers for two thread blocks on a processor, as encodeByBlock has them.
 template <GridRule kRule, class Op>
-__global__ void __launch_bounds__(kMostFusedWarps* kWarp) fusedByBlock(const __grid_constant__ FusedArgs<Op> fused) {
+__global__ void __launch_bounds__(kMostFusedWarps* kWarp, 2)
+    fusedByBlock(const __grid_constant__ FusedArgs<Op> fused) {
   const Seat seat = Seat::ofThisThread();
   const EncodeArgs<typename Op::Source> args{fused.grid, fused.op.source(0), fused.block, fused.key};
   const uint64_t bucket = args.grid.form.bucket;
   zeroPadding(args.grid);
   bool taken = fused.op.begins();
   for (uint64_t first = blockIdx.x * bucket; first < args.grid.count; first += gridDim.x * bucket) {
-    BlockTeam<false, typename Op::Source> team(args, first, seat);
+    FusedTeam<typename Op::Source> team(args, first, seat);
     taken &= encodeFused<kRule>(team, args, fused.op, seat);
   }
   if (!taken) *args.grid.refused = 1;

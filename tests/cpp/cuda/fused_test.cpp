@@ -291,6 +291,29 @@ TEST_F(CudaFused, SumsEqualTheHost) {
   ASSERT_NO_FATAL_FAILURE(Sum("qsgd4:bucket=512", 64, 63, DType::float32, 2000).expectSame(64, 0));
 }
 
+// Of 16384 elements and more, a thread block keeps a part and makes the others again in each pass.
+TEST_F(CudaFused, BucketsLargerThanWhatAThreadBlockKeeps) {
+  for (const std::string codec : {"minmax3:bucket=8192", "qsgd4:bucket=16384", "sym4:bucket=16384,range=l2",
+                                  "sign1:bucket=32768", "dither5:bucket=65536"}) {
+    const size_t bucket = codecOf(codec)->spec().bucket;
+    for (const char* policy : {"", ",nonfinite=saturate", ",nonfinite=poison"}) {
+      const std::string text = codec + policy;
+      for (size_t n : {bucket / 2 + 5000, 2 * bucket + 777}) {
+        std::vector<float> x = normal(n, 1);
+        if (*policy) {
+          x[n - 1] = kNan;
+          x[5] = INFINITY;
+          x[n / 2] = 70000.0f;
+        }
+        ASSERT_NO_FATAL_FAILURE(expectSame(text, {x, DType::float32}, {normal(n, 2, 0.3f), DType::bfloat16}, 128));
+        Sum sum(text, 3, 1, DType::float32, n);
+        sum.own_elements = elementsOf(x, DType::float32);
+        ASSERT_NO_FATAL_FAILURE(sum.expectSame(n % 2 * 3, 128));
+      }
+    }
+  }
+}
+
 TEST_F(CudaFused, PoisonGoesThroughASum) {
   for (const char* text : {"minmax4:bucket=64,nonfinite=poison", "sym4:bucket=1024,nonfinite=poison",
                            "qsgd4:bucket=2048,nonfinite=poison", "minmax4:bucket=512,nonfinite=saturate"}) {
