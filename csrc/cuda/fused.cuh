@@ -5,10 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include "codec/error.h"
-#include "codec/family.h"
 #include "cuda/fused_elements.cuh"
 #include "cuda/fused_team.cuh"
 #include "cuda/grid_args.cuh"
@@ -86,8 +83,7 @@ __global__ void __launch_bounds__(kThreads) fusedByWarp(const __grid_constant__ 
 
 // Registers for two thread blocks on a processor, as encodeByBlock has them.
 template <GridRule kRule, class Op>
-__global__ void __launch_bounds__(kMostFusedWarps* kWarp, 2)
-    fusedByBlock(const __grid_constant__ FusedArgs<Op> fused) {
+__global__ void __launch_bounds__(kMostFusedWarps* kWarp, 2) fusedByBlock(const __grid_constant__ FusedArgs<Op> fused) {
   const Seat seat = Seat::ofThisThread();
   const EncodeArgs<typename Op::Source> args{fused.grid, fused.op.source(0), fused.block, fused.key};
   const uint64_t bucket = args.grid.form.bucket;
@@ -98,15 +94,6 @@ __global__ void __launch_bounds__(kMostFusedWarps* kWarp, 2)
     taken &= encodeFused<kRule>(team, args, fused.op, seat);
   }
   if (!taken) *args.grid.refused = 1;
-}
-
-GridArgs<std::byte> fusedGrid(const char* doing, const GridRun& run, void* payload, uint32_t* refused) {
-  const GridArgs<std::byte> grid = gridArgs(doing, run, static_cast<std::byte*>(payload), refused);
-  if (grid.rotated || gridFamily(run.codec.id)->book) {
-    throw ValueError(std::string(doing) + ": codec: expected a grid codec without rotation and codebook, got " +
-                     run.codec.str());
-  }
-  return grid;
 }
 
 // Enqueues a fused operation on a run that has elements.

@@ -10,6 +10,8 @@
 #include "codec/error.h"
 #include "cuda/fused.cuh"
 #include "cuda/fused.h"
+#include "cuda/fused_elements.cuh"
+#include "cuda/fused_grid.cuh"
 
 // encodeDelta and encodeFeedback: elements are encoded less, or with, a state of one's own. A file each instantiates
 // them (fused_<op>.cu), so that they compile beside each other.

@@ -5,6 +5,8 @@
 #include "cuda/fused_delta.cu"
 #include "cuda/fused_feedback.cu"
 #include "cuda/fused_sum.cu"
+#include "cuda/fused_sum_affine.cu"
+#include "cuda/fused_sum_centred.cu"
 #include "cuda/grid_decode.cu"
 #include "cuda/grid_encode.cu"
 #include "cuda/grid_encode_bfloat16.cu"
