@@ -24,7 +24,7 @@ void measureNoise(std::vector<Row>& rows, Noise noise, size_t terms, double boun
   must(cudaMemcpy(there.get(), of.data(), terms * sizeof(NoiseTerm), cudaMemcpyDefault));
   const auto add = [&] {
     cuda::addNoise({}, noise, x.get(), x.get(), DType::float32, 0, count, static_cast<const NoiseTerm*>(there.get()),
-                   terms);
+                   terms, of[0].key.stream);
   };
   add();
   const auto* bytes = reinterpret_cast<const std::byte*>(expected.data());

@@ -20,6 +20,7 @@ struct NoiseArgs {
   uint64_t first, count;
   const NoiseTerm* terms;  // null: the carried ones
   size_t term_count;
+  uint32_t stream;  // of all terms' keys
   NoiseTerm carried[kCarriedTerms];
 };
 
@@ -30,10 +31,10 @@ constexpr uint32_t kTiles = kNoise == Noise::rademacher ? kRademacherBlock / kBl
 // Adds to sum[t] the group of terms from `from` on: four Philox calls a thread, one a lane of its tile, whose rows are
 // just the thread's.
 __device__ inline void addGroup(Tile (&sum)[kTiles<Noise::gaussian>], uint64_t block, const NoiseTerm* terms,
-                                size_t from, size_t to, const Seat& seat) {
+                                uint32_t stream, size_t from, size_t to, const Seat& seat) {
   Tile group{};
   for (size_t t = from; t < to; ++t) {
-    const PhiloxKey key = terms[t].key;
+    const PhiloxKey key = {terms[t].key.seed, stream, terms[t].key.step};
     const float factor = terms[t].factor;
     for (uint32_t c = 0; c < 4; ++c) {
       float z[4];
@@ -54,13 +55,14 @@ __device__ inline void addGroup(Tile (&sum)[kTiles<Noise::gaussian>], uint64_t b
 // bits, and an element gets its own from the thread that its four signs name. The words of tile t are word t of the
 // calls, which the warp's halves make for two terms at once.
 __device__ inline void addGroup(Tile (&sum)[kTiles<Noise::rademacher>], uint64_t block, const NoiseTerm* terms,
-                                size_t from, size_t to, const Seat& seat) {
+                                uint32_t stream, size_t from, size_t to, const Seat& seat) {
   uint32_t words[2][4] = {};
 #pragma unroll
   for (uint32_t pair = 0; pair < 2; ++pair) {
     const size_t t = from + 2 * pair + seat.thread / kLanes;
     if (t >= to) continue;
-    const PhiloxWords made = philox(block / 4 * kNoiseLanes + seat.thread % kLanes, terms[t].key);
+    const PhiloxWords made =
+        philox(block / 4 * kNoiseLanes + seat.thread % kLanes, {terms[t].key.seed, stream, terms[t].key.step});
     for (uint32_t i = 0; i < 4; ++i)
       words[pair][i] = made.word[i];
   }
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kThreads) addByWarp(const __grid_constant__ No
     Tile sum[kTiles<kNoise>];  // in registers: only unrolled loops may index it
     for (size_t from = 0; from < args.term_count; from += kNoiseGroup) {
       const size_t to = from + kNoiseGroup < args.term_count ? from + kNoiseGroup : args.term_count;
-      addGroup(sum, start / kBlock, terms, from, to, seat);
+      addGroup(sum, start / kBlock, terms, args.stream, from, to, seat);
     }
 #pragma unroll
     for (uint32_t t = 0; t < kTiles<kNoise>; ++t)
@@ -146,13 +148,15 @@ void addAs(const Place& place, const NoiseArgs<T>& args) {
 struct Terms {
   const NoiseTerm* terms;
   size_t count;
+  uint32_t stream;
   std::span<const NoiseTerm> carried = {};
 };
 
 template <class T>
 void add(const Place& place, Noise noise, void* out, const void* x, uint64_t first, uint64_t count,
          const Terms& terms) {
-  NoiseArgs<T> args{static_cast<T*>(out), static_cast<const T*>(x), first, count, terms.terms, terms.count, {}};
+  NoiseArgs<T> args{
+      static_cast<T*>(out), static_cast<const T*>(x), first, count, terms.terms, terms.count, terms.stream, {}};
   std::copy(terms.carried.begin(), terms.carried.end(), args.carried);
   noise == Noise::gaussian ? addAs<Noise::gaussian>(place, args) : addAs<Noise::rademacher>(place, args);
 }
@@ -180,17 +184,17 @@ void addAny(const Place& place, Noise noise, void* out, const void* x, DType dty
 }  // namespace
 
 void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
-              const NoiseTerm* terms, size_t term_count) {
-  addAny(place, noise, out, x, dtype, first, count, {terms, term_count});
+              const NoiseTerm* terms, size_t term_count, uint32_t stream) {
+  addAny(place, noise, out, x, dtype, first, count, {terms, term_count, stream});
 }
 
 void addNoise(const Place& place, Noise noise, void* out, const void* x, DType dtype, uint64_t first, uint64_t count,
-              std::span<const NoiseTerm> terms) {
+              std::span<const NoiseTerm> terms, uint32_t stream) {
   if (terms.size() > kCarriedTerms) {
     throw ValueError(std::string(kDoing) + ": terms that a launch carries: expected up to " +
                      std::to_string(kCarriedTerms) + ", got " + std::to_string(terms.size()));
   }
-  addAny(place, noise, out, x, dtype, first, count, {nullptr, terms.size(), terms});
+  addAny(place, noise, out, x, dtype, first, count, {nullptr, terms.size(), stream, terms});
 }
 
 }  // namespace lowcomm::cuda

@@ -5,6 +5,7 @@
 #if LOWCOMM_CUDA_KERNELS
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/accumulate.h"
@@ -23,24 +24,6 @@ cuda::Place placeOf(const at::Tensor& tensor) {
   return {tensor.device().index(), static_cast<CUstream_st*>(handleOf(stream).value())};
 }
 
-void addOnDevice(const at::Tensor& out, const at::Tensor& x, Noise noise, uint64_t first,
-                 std::span<const NoiseTerm> terms) {
-  const cuda::Place place = placeOf(out);
-  const DType dtype = wireType(out.scalar_type());
-  const auto count = static_cast<uint64_t>(out.numel());
-  if (terms.size() <= cuda::kCarriedTerms) {
-    cuda::addNoise(place, noise, out.mutable_data_ptr(), x.const_data_ptr(), dtype, first, count, terms);
-    return;
-  }
-  // The host waits for none of it: torch's allocators give neither memory away before the stream is past it.
-  const at::Tensor listed =
-      at::empty({static_cast<int64_t>(terms.size_bytes())}, at::TensorOptions(at::kByte).pinned_memory(true));
-  std::memcpy(listed.mutable_data_ptr(), terms.data(), terms.size_bytes());
-  const at::Tensor there = listed.to(out.device(), /*non_blocking=*/true);
-  cuda::addNoise(place, noise, out.mutable_data_ptr(), x.const_data_ptr(), dtype, first, count,
-                 static_cast<const NoiseTerm*>(there.const_data_ptr()), terms.size());
-}
-
 }  // namespace
 
 void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
@@ -51,18 +34,41 @@ void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
   }
 }
 
-void updateOnDevice(const at::Tensor& w, Noise noise, uint64_t first, float keep, std::span<const NoiseTerm> terms) {
+const NoiseTerm* DeviceTerms::on(c10::Device device) {
+  auto there =
+      std::find_if(uploaded_.begin(), uploaded_.end(), [&](const at::Tensor& t) { return t.device() == device; });
+  if (there == uploaded_.end()) {
+    // The host waits for none of it: torch's allocators give neither memory away before the stream is past it.
+    const at::Tensor listed =
+        at::empty({static_cast<int64_t>(terms_.size_bytes())}, at::TensorOptions(at::kByte).pinned_memory(true));
+    std::memcpy(listed.mutable_data_ptr(), terms_.data(), terms_.size_bytes());
+    there = uploaded_.insert(there, listed.to(device, /*non_blocking=*/true));
+  }
+  return static_cast<const NoiseTerm*>(there->const_data_ptr());
+}
+
+void DeviceTerms::update(const at::Tensor& w, Noise noise, uint64_t first, float keep, uint32_t stream, size_t begin,
+                         size_t count) {
   at::Tensor x = w.contiguous();
   if (keep != 1) {
     // Rounded once: a narrow type is widened for both.
     x = x.scalar_type() == at::kFloat ? x.mul_(keep) : x.to(at::kFloat).mul_(keep);
   }
-  if (!terms.empty()) addOnDevice(x, x, noise, first, terms);
+  const cuda::Place place = placeOf(x);
+  const DType dtype = wireType(x.scalar_type());
+  const auto n = static_cast<uint64_t>(x.numel());
+  void* const data = x.mutable_data_ptr();
+  if (count > cuda::kCarriedTerms) {
+    cuda::addNoise(place, noise, data, data, dtype, first, n, on(x.device()) + begin, count, stream);
+  } else if (count > 0) {
+    cuda::addNoise(place, noise, data, data, dtype, first, n, terms_.subspan(begin, count), stream);
+  }
   if (!x.is_same(w)) w.copy_(x);
 }
 
 void perturbOnDevice(const at::Tensor& out, const at::Tensor& w, Noise noise, uint64_t first, const NoiseTerm& term) {
-  addOnDevice(out, w, noise, first, {&term, 1});
+  cuda::addNoise(placeOf(out), noise, out.mutable_data_ptr(), w.const_data_ptr(), wireType(out.scalar_type()), first,
+                 static_cast<uint64_t>(out.numel()), {&term, 1}, term.key.stream);
 }
 #else
 void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
@@ -71,7 +77,7 @@ void expectDeviceNoise(const std::string& name, const at::Tensor& tensor) {
 }
 
 // expectDeviceNoise() has let no such tensor in.
-void updateOnDevice(const at::Tensor&, Noise, uint64_t, float, std::span<const NoiseTerm>) {}
+void DeviceTerms::update(const at::Tensor&, Noise, uint64_t, float, uint32_t, size_t, size_t) {}
 void perturbOnDevice(const at::Tensor&, const at::Tensor&, Noise, uint64_t, const NoiseTerm&) {}
 #endif
 

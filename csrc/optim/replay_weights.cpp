@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "codec/dispatch.h"
 #include "codec/error.h"
@@ -49,18 +50,32 @@ void updateRun(const KernelTable& form, Noise noise, void* w, DType dtype, uint6
   (half ? form.float_to_float16 : form.float_to_bfloat16)(static_cast<uint16_t*>(w), wide, n);
 }
 
-// An update as one parameter has it: which of the listed terms.
-struct Listed {
-  float keep;
-  size_t begin, end;
-};
-
 NoiseTerm termOf(NoiseTerm term, size_t parameter) {
   term.key.stream = static_cast<uint32_t>(parameter);
   return term;
 }
 
 }  // namespace
+
+// Updates as all parameters have them: their terms one after another, and which of these are whose.
+struct ReplayWeights::Listing {
+  struct One {
+    float keep;  // of a parameter that decays
+    size_t begin, count;
+  };
+
+  explicit Listing(std::span<const Update> list) {
+    for (const Update& update : list) {
+      updates.push_back({update.keep, terms.size(), update.terms.size()});
+      terms.insert(terms.end(), update.terms.begin(), update.terms.end());
+    }
+    on_devices.emplace(terms);
+  }
+
+  std::vector<NoiseTerm> terms;
+  std::vector<One> updates;
+  std::optional<DeviceTerms> on_devices;
+};
 
 ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise noise)
     : parameters_(std::move(parameters)), noise_(noise) {
@@ -76,27 +91,31 @@ ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise nois
 
 void ReplayWeights::apply(std::span<const Update> updates) {
   for (size_t from = 0; from < updates.size(); from += kUpdatesAtATime) {
-    const auto part = updates.subspan(from, std::min(kUpdatesAtATime, updates.size() - from));
+    Listing part(updates.subspan(from, std::min(kUpdatesAtATime, updates.size() - from)));
     for (size_t number = 0; number < parameters_.size(); ++number)
       run(parameters_[number].tensor, number, part);
   }
 }
 
-void ReplayWeights::run(const at::Tensor& w, size_t parameter, std::span<const Update> updates) const {
+void ReplayWeights::update(const at::Tensor& w, size_t parameter, const Update& update) const {
+  Listing listing({&update, 1});
+  run(w, parameter, listing);
+}
+
+void ReplayWeights::run(const at::Tensor& w, size_t parameter, Listing& listing) const {
   at::NoGradGuard no_grad;
   const ReplayParameter& p = parameters_[parameter];
-  std::vector<NoiseTerm> terms;
-  std::vector<Listed> listed;
-  for (const Update& update : updates) {
-    for (const NoiseTerm& term : update.terms)
-      terms.push_back(termOf(term, parameter));
-    listed.push_back({p.decayed ? update.keep : 1, terms.size() - update.terms.size(), terms.size()});
-  }
+  const auto keepOf = [&](const Listing::One& update) { return p.decayed ? update.keep : 1; };
   if (!w.device().is_cpu()) {
-    for (const Listed& l : listed)
-      updateOnDevice(w, noise_, p.first, l.keep, {terms.data() + l.begin, l.end - l.begin});
+    for (const auto& update : listing.updates) {
+      listing.on_devices->update(w, noise_, p.first, keepOf(update), static_cast<uint32_t>(parameter), update.begin,
+                                 update.count);
+    }
     return;
   }
+  std::vector<NoiseTerm> terms;
+  for (const NoiseTerm& term : listing.terms)
+    terms.push_back(termOf(term, parameter));
   const KernelTable& form = kernels();
   const at::Tensor dense = w.contiguous();
   const DType dtype = wireType(dense.scalar_type());
@@ -108,10 +127,10 @@ void ReplayWeights::run(const at::Tensor& w, size_t parameter, std::span<const U
     for (int64_t block = begin; block < end; ++block) {
       const int64_t at = std::max<int64_t>(block * kBlock - shift, 0);
       const int64_t n = std::min(count, (block + 1) * kBlock - shift) - at;
-      for (const Listed& l : listed) {
+      for (const auto& update : listing.updates) {
         updateRun(form, noise_, data + static_cast<size_t>(at) * itemBytes(dtype), dtype,
-                  p.first + static_cast<uint64_t>(at), static_cast<size_t>(n), l.keep,
-                  {terms.data() + l.begin, l.end - l.begin});
+                  p.first + static_cast<uint64_t>(at), static_cast<size_t>(n), keepOf(update),
+                  {terms.data() + update.begin, update.count});
       }
     }
   });

@@ -41,7 +41,7 @@ class ReplayWeights {
   void apply(std::span<const Update> updates);
 
   // The same for another tensor in the place of one parameter.
-  void update(const at::Tensor& w, size_t parameter, const Update& update) const { run(w, parameter, {&update, 1}); }
+  void update(const at::Tensor& w, size_t parameter, const Update& update) const;
 
   // w + factor·z of a parameter, a new tensor like it; w is not touched.
   at::Tensor perturbed(size_t parameter, const NoiseTerm& term) const;
@@ -56,7 +56,9 @@ class ReplayWeights {
   uint32_t checksum() const;
 
  private:
-  void run(const at::Tensor& w, size_t parameter, std::span<const Update> updates) const;
+  struct Listing;
+
+  void run(const at::Tensor& w, size_t parameter, Listing& listing) const;
 
   std::vector<ReplayParameter> parameters_;
   Noise noise_;

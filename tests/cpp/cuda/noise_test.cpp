@@ -24,10 +24,12 @@ class CudaNoise : public testing::Test {
   }
 };
 
-std::vector<NoiseTerm> someTerms(size_t count) {
+constexpr uint32_t kStream = 5;  // a parameter's
+
+std::vector<NoiseTerm> someTerms(size_t count, uint32_t stream) {
   std::vector<NoiseTerm> terms(count);
   for (size_t i = 0; i < count; ++i)
-    terms[i] = {{noiseSeed(1, 2, 3, i), 5, 0}, 0.37f * static_cast<float>(i + 1) * (i % 3 == 0 ? -1.0f : 1.0f)};
+    terms[i] = {{noiseSeed(1, 2, 3, i), stream, 0}, 0.37f * static_cast<float>(i + 1) * (i % 3 == 0 ? -1.0f : 1.0f)};
   return terms;
 }
 
@@ -37,12 +39,13 @@ void expectSame(Noise noise, DType dtype, const std::vector<T>& x, uint64_t firs
                 bool with_x = true) {
   const std::string name = std::string(dtypeName(dtype)) + " " + std::to_string(x.size()) + " from " +
                            std::to_string(first) + ", terms " + std::to_string(terms);
-  const std::vector<NoiseTerm> all = someTerms(terms);
+  // The list on the device is all parameters'.
+  const std::vector<NoiseTerm> all = someTerms(terms, kStream), list = someTerms(terms, 0);
   const size_t count = x.size() - offset;
   std::vector<T> expected = x;
   addNoise(*scalarKernels(), noise, expected.data() + offset, with_x ? x.data() + offset : nullptr, dtype, first, count,
            all);
-  OnDevice<NoiseTerm> there{std::span<const NoiseTerm>(all)};
+  OnDevice<NoiseTerm> there{std::span<const NoiseTerm>(list)};
   for (bool carried : {true, false}) {
     if (carried && terms > cuda::kCarriedTerms) continue;
     OnDevice<T> source{std::span<const T>(x)}, out{std::span<const T>(x)};
@@ -50,9 +53,9 @@ void expectSame(Noise noise, DType dtype, const std::vector<T>& x, uint64_t firs
       T* to = (in_place ? source : out).data() + offset;
       const T* from = with_x ? source.data() + offset : nullptr;
       if (carried) {
-        cuda::addNoise({}, noise, to, from, dtype, first, count, all);
+        cuda::addNoise({}, noise, to, from, dtype, first, count, list, kStream);
       } else {
-        cuda::addNoise({}, noise, to, from, dtype, first, count, there.data(), terms);
+        cuda::addNoise({}, noise, to, from, dtype, first, count, there.data(), terms, kStream);
       }
       const std::vector<T> got = (in_place ? source : out).host();
       ASSERT_TRUE(x.empty() || std::memcmp(got.data(), expected.data(), x.size() * sizeof(T)) == 0)
@@ -123,11 +126,11 @@ TEST_F(CudaNoise, SixteenBitElements) {
 TEST(CudaNoiseErrors, WhatIsNoSumIsRefused) {
   float x = 1;
   const NoiseTerm term;
-  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, &term, 0), ValueError);
-  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float64, 0, 1, &term, 1), TypeError);
-  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, nullptr, DType::float16, 0, 1, &term, 1), TypeError);
+  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, &term, 0, 0), ValueError);
+  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float64, 0, 1, &term, 1, 0), TypeError);
+  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, nullptr, DType::float16, 0, 1, &term, 1, 0), TypeError);
   const std::vector<NoiseTerm> many(cuda::kCarriedTerms + 1);
-  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, many), ValueError);
+  EXPECT_THROW(cuda::addNoise({}, Noise::gaussian, &x, &x, DType::float32, 0, 1, many, 0), ValueError);
 }
 
 }  // namespace
