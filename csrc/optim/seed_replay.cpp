@@ -35,6 +35,12 @@ SeedReplay::SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOption
         "': expected pool=K beside it, as what a base that is never written has moved by is kept as K sums; "
         "got no pool");
   }
+  if (options_.noise == Noise::gaussian) {
+    throw ValueError(
+        "seed replay: base '" + options_.base +
+        "': expected noise rademacher, got gaussian: every use of a weight makes all directions of the pool "
+        "again, sixteen at a time with rademacher, one at a time and many times slower with gaussian");
+  }
   for (const auto& p : weights_.parameters())
     bases_.emplace_back(p.tensor, options_.base);
   weights_.release();

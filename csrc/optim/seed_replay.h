@@ -35,7 +35,7 @@ struct SeedReplayOptions {
 // No threads of its own and no locks: one caller at a time. Whatever throws has changed nothing.
 class SeedReplay {
  public:
-  // Throws ValueError, TypeError: options or parameters that will not do, a base without a pool.
+  // Throws ValueError, TypeError: options or parameters that will not do, a base without a pool or with Gaussian noise.
   SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOptions options);
 
   // The iteration that comes next, counted from 0.

@@ -367,6 +367,11 @@ def test_a_log_replays_on_the_base_model():
         ({"estimator": "one-sided", "samples": 1}, ValueError, "expected samples=2 or more, got 1"),
         ({"base": "int8"}, ValueError, "expected pool=K beside it"),
         ({"base": "int4", "pool": 4}, ValueError, "base: expected int8 or nf4, got 'int4'"),
+        (
+            {"base": "nf4", "pool": 4, "noise": "gaussian"},
+            ValueError,
+            "base 'nf4': expected noise rademacher, got gaussian",
+        ),
         ({"base": "int8", "pool": 4, "perturb": "in-place"}, ValueError, "expected no base"),
         ({"perturb": "both"}, ValueError, "perturb: expected at-use or in-place, got 'both'"),
     ],

@@ -52,7 +52,8 @@ class SeedReplay(torch.optim.Optimizer):
             deviation, FZOO), "previous" (1, against the loss before).
         pool: Take directions from K fixed ones (FedKSeed, arXiv 2312.06353); 0: each is new.
         base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them: what they have moved by
-            is kept as the pool's K sums (needs `pool`, and no weight decay). The parameters' own memory is given up.
+            is kept as the pool's K sums (needs `pool`, noise "rademacher", and no weight decay). The parameters' own memory is
+            given up. Every use of a weight makes the K directions again, so a step's time grows with K.
         perturb: "at-use": each layer's weights when it reads them, in a tensor of their own; or "in-place": the weights
             themselves, with a copy that puts them right every `restore_every` iterations, for models that a compiler has
             traced.

@@ -197,11 +197,15 @@ TEST(SeedReplay, OptionsThatWillNotDo) {
   SeedReplayOptions o = options(Noise::gaussian);
   o.codec = "sym4";
   EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
-  o = options(Noise::gaussian);
+  o = options(Noise::rademacher);
   o.base = "nf4";
   EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
   o.pool = 4;
   o.base = "int3";
+  EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
+  o = options(Noise::gaussian);
+  o.base = "nf4";
+  o.pool = 4;
   EXPECT_THROW(SeedReplay(model(at::kFloat), o), ValueError);
 }
 
