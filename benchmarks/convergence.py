@@ -1,7 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks/convergence.py qsdp|qsdp_variants|qsdp_tables|ddp|dilocox|dilocox_table1|seed_replay [--quick] [--seeds N]
-        [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
+    python benchmarks/convergence.py qsdp|qsdp_variants|qsdp_tables|ddp|dilocox|dilocox_table1|seed_replay|seed_replay_lora
+        [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 """
@@ -25,6 +25,7 @@ import qsdp_tables
 import qsdp_variants
 import report
 import seed_replay
+import seed_replay_lora
 import seed_replay_plot
 import text
 
@@ -36,6 +37,7 @@ METHODS: dict[str, Callable] = {
     "dilocox": dilocox.measure,
     "dilocox_table1": dilocox_table1.measure,
     "seed_replay": seed_replay.measure,
+    "seed_replay_lora": seed_replay_lora.measure,
 }
 # What can be run by itself.
 PARTS: dict[str, dict[str, Callable]] = {"qsdp_variants": qsdp_variants.PARTS, "qsdp_tables": qsdp_tables.PARTS}

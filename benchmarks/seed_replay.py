@@ -29,7 +29,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         `configurations` and `curves` for the JSON, and the gates.
     """
     presets = {name: shortened(PRESETS[name]) for name in QUICK} if quick else PRESETS
-    print(f"# {'run':<24}{'seed':>5}{'loss':>9}{'gradients':>11}{'payload, B':>12}{'sent, kB':>11}{'seconds':>9}")
+    print_heading()
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
     for seed in range(seeds):
         for name, run in of_seed(presets, seed):
@@ -43,6 +43,11 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
         "configurations": {name: dataclasses.asdict(c) for name, c in presets.items()},
         "curves": curves,
     }, seed_replay_gates.gates(runs, serial, quick=quick)
+
+
+def print_heading() -> None:
+    """What stands above the rows of `of_seed`."""
+    print(f"# {'run':<24}{'seed':>5}{'loss':>9}{'gradients':>11}{'payload, B':>12}{'sent, kB':>11}{'seconds':>9}")
 
 
 def shortened(configuration: Configuration) -> Configuration:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import lora
 import seed_replay_task as task
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ class Configuration:
         eps: How far forward evaluations are from the weights.
         options: Of lc.SeedReplay.
         tune: Train the last layer of a network that was trained where the clusters lay before.
+        lora: With `tune`: train adapters of this rank on both layers in place of the last layer.
         objective: `loss`, or `mistakes`, which has no gradient.
     """
 
@@ -45,6 +47,7 @@ class Configuration:
     eps: float = 1e-3
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tune: bool = False
+    lora: int = 0
     objective: str = "loss"
     iterations: int = 400
     samples: int = 4  # a machine and iteration
@@ -57,6 +60,8 @@ class Configuration:
         if not self.tune:
             return task.network(self.seed)
         model = task.pretrained(self.seed)
+        if self.lora:
+            return lora.adapt(model, self.lora, seed=self.seed)
         model[0].requires_grad_(False)
         return model
 
