@@ -94,6 +94,16 @@ def peak(call: Callable[[], object]) -> float:
     return (_status("VmHWM") - before) / 1e3
 
 
+def keep_blocks_out_of_heap() -> None:
+    """Blocks of 1 MiB or more go back to the system when they are freed, from here on."""
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return 1024 * _status("VmRSS")
+
+
 def _status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
@@ -113,7 +123,7 @@ def memory(repetitions: int) -> dict[str, float]:
     optimizer.step(forward)
     # Glibc keeps blocks of so many bytes in its heap once one was given back: layers that are long gone stay resident.
     heap = statistics.median(peak(lambda: optimizer.step(forward)) for _ in range(repetitions))
-    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
+    keep_blocks_out_of_heap()
     optimizer.step(forward)
     return {
         "step_in_heap_mb": heap,
