@@ -41,7 +41,7 @@ METHODS: dict[str, Callable] = {
 }
 # What can be run by itself.
 PARTS: dict[str, dict[str, Callable]] = {"qsdp_variants": qsdp_variants.PARTS, "qsdp_tables": qsdp_tables.PARTS}
-WITHOUT_TEXT = ("seed_replay",)
+WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
     "qsdp_tables": qsdp_errors.draw,
