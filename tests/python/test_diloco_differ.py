@@ -73,7 +73,7 @@ WRONG = [
     ({"rank": 0}, ValueError, "rank: expected 1 or more, or None for no factors, got 0"),
     ({"codec": "nope4"}, ValueError, "nope4"),
     ({"fragments": 3, "every": 2}, ValueError, "fragments: expected 1...2, sync_every, got 3"),
-    ({"named": False, "average_buffers": True}, ValueError, "average_buffers: expected model= beside it, got none"),
+    ({"named": False, "average_buffers": True}, ValueError, "average_buffers: expected model= too, got none"),
 ]
 
 

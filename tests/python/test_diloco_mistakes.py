@@ -83,7 +83,7 @@ OPTIONS = [
     ({"fragment_update_alpha": 0.5}, ValueError, ["fragment_update_alpha: expected 0 with mode continue", "0.5"]),
     ({"check_every": -1}, ValueError, ["check_every: expected 0 or more", "got -1"]),
     ({"seed": -1}, ValueError, ["seed: expected 0 or more", "got -1"]),
-    ({"average_buffers": True}, ValueError, ["average_buffers: expected model= beside it", "got none"]),
+    ({"average_buffers": True}, ValueError, ["average_buffers: expected model= too", "got none"]),
 ]
 
 
@@ -129,7 +129,7 @@ def _arguments(r):
         (ValueError, "mesh: expected one or two dimensions, .* got 3", sgd, {"mesh": cube}),
         (ValueError, "expected a group of backend lowcomm, got .* of 'gloo'", sgd, {"group": gloo}),
         (ValueError, "expected a group of backend lowcomm, got .* of 'gloo'", sgd, {"cluster": gloo}),
-        (ValueError, "adapt_sync_every: expected cluster= .* beside shards", torch.optim.SGD(sharded.parameters()),
+        (ValueError, "adapt_sync_every: expected cluster= .* for shards", torch.optim.SGD(sharded.parameters()),
          ADAPTIVE),
         (TypeError, "0: expected a dense floating-point tensor, got .*Int", integers, {}),
         (TypeError, "0: expected a dense floating-point tensor, got .*sparse", sparse, {}),

@@ -1,4 +1,4 @@
-"""Outer loops: training that talks every so many steps, and goes on while it does.
+"""Outer loops: ranks train separately, average every so many steps, and go on training while they do.
 
 opt = lc.DiLoCoX(torch.optim.AdamW(model.parameters()), sync_every=125, codec="sym4:bucket=128", model=model)
 """

@@ -1,4 +1,4 @@
-"""The form that an outer loop's state has in a checkpoint: what ranks share, what is a rank's own, what varies in shape."""
+"""Packs an outer loop's state for a checkpoint: what ranks share, what belongs to one rank, and what varies in shape."""
 
 from __future__ import annotations
 
@@ -10,44 +10,50 @@ import torch
 
 
 def saved(inner: dict[str, Any]) -> bytes:
-    """An inner optimizer's state_dict as `packed` takes it."""
+    """Returns an inner optimizer's state_dict as the bytes that `packed` takes."""
     content = io.BytesIO()
     torch.save(inner, content)
     return content.getvalue()
 
 
 def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own: str) -> dict[str, Any]:
-    """The state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
+    """Packs the state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
 
-    In the form of an optimizer's: torch.distributed.checkpoint.state_dict replaces numbers of parameters by names in "state"
-    and in "params", of which there are none, and leaves the rest as it is. In "state" the inner optimizer's moments would
-    have the same names on all ranks, of which a checkpoint keeps one.
+    The result has the form of an optimizer's state. torch.distributed.checkpoint.state_dict replaces numbers of parameters by
+    names in "state" and "params" and leaves the rest as it is; both are empty here. In "state" the inner optimizer's moments
+    would have the same names on all ranks, and a checkpoint would keep those of one rank only.
 
     Args:
-        state: `_C.DiLoCoX.state()`.
-        inner: Of `saved`.
-        shared: The key of what all ranks of the group have alike.
-        own: The key of what is this rank's.
+        state: What `_C.DiLoCoX.state()` returned.
+        inner: What `saved` returned.
+        shared: Key for the tensors that are equal on all ranks of the group.
+        own: Key for the tensors of this rank.
+
+    Returns:
+        {"state": {}, "param_groups": [{"params": [], shared: …, own: …}]}.
     """
-    alike: dict[str, Any] = {}
+    equal: dict[str, Any] = {}
     kept: dict[str, Any] = {}
     varying: dict[str, Any] = {}
     for name, tensor in state.items():
         if name.startswith("own."):
             kept[name.removeprefix("own.")] = tensor
         else:
-            (varying if _varies(name) else alike)[name] = tensor
+            (varying if _varies(name) else equal)[name] = tensor
     content = io.BytesIO()
     torch.save({"outer": varying, "steps": int(state["steps"])}, content)
-    parts = {shared: alike, own: {"outer": kept, "packed": content.getvalue(), "inner": inner}}
+    parts = {shared: equal, own: {"outer": kept, "packed": content.getvalue(), "inner": inner}}
     return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
 
 def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """(what `_C.DiLoCoX.load` takes, the inner optimizer's state_dict) of what `packed` gave.
+    """Unpacks what `packed` returned.
+
+    Returns:
+        (the tensors that `_C.DiLoCoX.load` takes, the inner optimizer's state_dict).
 
     Raises:
-        ValueError: A part is missing, or of another step than the other.
+        ValueError: A part is missing, or the two parts are of different steps.
     """
     groups = state_dict.get("param_groups") or [{}]
     parts = {key: value for key, value in groups[0].items() if key != "params"}
@@ -69,5 +75,5 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
 
 
 def _varies(name: str) -> bool:
-    """Whether a tensor of the state has another shape in another outer step: distributed checkpoints load into shapes."""
+    """Whether the shape of a state tensor changes between outer steps; distributed checkpoints need fixed shapes."""
     return name == "effective_ranks" or name.endswith(".factor")

@@ -1,4 +1,4 @@
-"""DiLoCoX: any optimizer, and an outer loop around it."""
+"""DiLoCoX: an outer loop around any optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_lowcomm.outer.parameters import local, named_buffers, named_parameter
 
 
 class DiLoCoX(torch.optim.Optimizer):
-    """An optimizer around an optimizer: ranks train by themselves and average what they moved by, every `sync_every` steps.
+    """An optimizer around an optimizer: ranks train separately and average their changes every `sync_every` steps.
 
         opt = lc.DiLoCoX(torch.optim.AdamW(model.parameters(), lr=1e-3), sync_every=100, model=model)
         for batch in data:
@@ -31,68 +31,68 @@ class DiLoCoX(torch.optim.Optimizer):
             opt.zero_grad()
         opt.finish()
 
-    Every `sync_every` inner steps the pseudo-gradient, what training has moved the parameters by, is compressed, averaged
-    over the group while training goes on, and taken as the gradient of an outer step, SGD with Nesterov momentum (DiLoCo,
-    arXiv 2311.08105; overlapped and compressed: DiLoCoX, arXiv 2506.21263; in fragments: Streaming DiLoCo, arXiv
-    2501.18512). The outer parameters, of which there is a float32 copy in host memory, end every outer step with the same
-    bits on all ranks; the model's own differ between outer steps, and with a delay always: evaluate and save under
-    `outer_parameters()`.
+    The pseudo-gradient is the difference by which training has moved the parameters. Every `sync_every` inner steps it is
+    compressed and averaged over the group while training goes on. The average is the gradient of an outer step of SGD with
+    Nesterov momentum (DiLoCo, arXiv 2311.08105; overlapped and compressed: DiLoCoX, arXiv 2506.21263; in fragments:
+    Streaming DiLoCo, arXiv 2501.18512). The outer parameters are a float32 copy in host memory and end every outer step
+    with the same bits on all ranks. The model's own parameters differ between outer steps, and with a delay always:
+    evaluate and save under `outer_parameters()`.
 
-    It goes where the optimizer went: schedulers, clipping, gradient scalers and `state_dict` work on it. Parameters are
-    of any kind: plain, under DDP, shards of FSDP2 or HSDP (each rank averages its own shards with the ranks that hold the
-    same ones), the stage of a pipeline. All ranks of the group start with equal parameters.
+    Use a DiLoCoX in place of the optimizer: schedulers, clipping, gradient scalers and `state_dict` work on it. Parameters
+    may be plain, under DDP, shards of FSDP2 or HSDP (each rank averages its shards with the ranks that hold the same
+    shards), or the stage of a pipeline. All ranks of the group start with equal parameters.
 
-    What goes wrong is thrown by the `step()` that meets it. Outer parameters, momentum, residuals and factors are then as
-    after the last outer step, and what was under way is dropped; training can go on, or start from `restore()`.
+    The next `step()` raises an error that occurred meanwhile. Outer parameters, momentum, residuals and factors are then as
+    after the last outer step, and messages under way are dropped. Training can go on, or start from `restore()`.
 
     Collective over the group, and over `cluster`.
 
     Args:
-        optimizer: The inner one, made already; any.
+        optimizer: The inner optimizer, of any kind.
         sync_every: H, inner steps from one outer step to the next.
-        mode: Where inner training goes on while an average is on its way, which then takes a whole interval: "continue"
-            (the outer point plus what this rank has trained since), "restart" (the outer point), "eager" (an outer step of
-            its own part at once); or "sync", which waits for it, as DiLoCo.
-        model: Names the state's tensors, in checkpoints; None for numbers in the optimizer's order.
-        group: Over whom to average, of backend lowcomm; None for the default group. Its ranks hold the same parameters, or
-            the same shards or stage. A group of the loop's own is made of its ranks. Or a `Membership`: machines that come
-            and go, of one process each (`regroup`); those who come take the model of those who are there.
-        cluster: The ranks that hold the other shards or stages of this rank's model; needed where `adapt_sync_every`.
-        mesh: In place of both: a DeviceMesh whose first dimension is the group and whose second, if any, the cluster.
+        mode: "sync" waits for the average, as DiLoCo does. In the other modes the average takes a whole interval, and
+            training goes on meanwhile from another point: "continue" from the outer parameters plus what this rank has
+            trained since, "restart" from the outer parameters, "eager" from an outer step with this rank's part alone.
+        model: Names the tensors in checkpoints; None for numbers in the optimizer's order.
+        group: The group to average over, of backend lowcomm; None for the default group. Its ranks hold the same
+            parameters, or the same shards or stage. The loop makes a separate group of these ranks. Or a `Membership` of
+            machines that come and go, with one process each (`regroup`); a machine that comes takes the others' model.
+        cluster: The ranks that hold the other shards or stages of this rank's model; `adapt_sync_every` needs it.
+        mesh: In place of group and cluster: a DeviceMesh whose first dimension is the group and whose second dimension, if
+            any, is the cluster.
         outer_lr: γ.
         outer_momentum: μ; None for 0.9 with mode "sync" and 0.6 with others.
-        sync_warmup: So many first outer steps are as with mode "sync". DiLoCoX's paper gives no number; a tenth of all is
+        sync_warmup: Number of first outer steps that wait as in mode "sync". DiLoCoX's paper gives no number; a tenth of all is
             our choice.
         codec: Codec text of the pseudo-gradients, e.g. "sym4:bucket=128", "gauss2"; None sends them in float32.
-        rank: r, of low-rank factors in place of matrices (PowerSGD, arXiv 1905.13727), which are coded by `codec`; None:
-            no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
-        projection_codec: Codec text of each first factor, where it is not `codec`.
-        error_feedback: Whether what compression loses is added to the next pseudo-gradient; None: with a codec, unless it
-            is a "gauss", which loses little enough (residuals and their copy: 8 bytes an element, in host memory).
+        rank: Rank r of the two factors that are sent in place of a matrix (PowerSGD, arXiv 1905.13727) and are coded by
+            `codec`; None for no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
+        projection_codec: Codec text of each first factor; None for `codec`.
+        error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
+            "gauss", which loses little. Residuals and their copy take 8 bytes an element in host memory.
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
-        adapt_rank: Let the rank follow the averages' effective rank (arXiv 2506.21263, section 2.4.3).
-        adapt_sync_every: Let sync_every follow it, too: H·r_t/r.
+        adapt_rank: Whether the rank r_t follows the averages' effective rank (arXiv 2506.21263, section 2.4.3).
+        adapt_sync_every: Whether the interval follows r_t too: H·r_t/r.
         min_rank: The least rank.
-        min_sync_every: The least interval.
-        window: Outer steps that the rank is a mean over.
-        energy: Share of the squared singular values that counts as the effective rank.
-        rank_rule: In place of that mean: of the effective ranks of all outer steps so far, a number in [1, rank].
-        sync_rule: In place of H·r_t/r: of r_t, the interval.
-        fragments: Parts of the parameters, each with outer steps of its own, spread evenly over the interval.
+        min_sync_every: The least interval, in inner steps.
+        window: Number of outer steps over which r_t is a mean.
+        energy: Share of the squared singular values that counts for the effective rank.
+        rank_rule: In place of that mean: a function from the effective ranks of all outer steps so far to a number in
+            [1, rank].
+        sync_rule: In place of H·r_t/r: a function from r_t to the interval in inner steps.
+        fragments: Number of parts of the parameters. Each part has separate outer steps, spread evenly over the interval.
         fragment_sync_delay: Inner steps from a fragment's pseudo-gradient to its outer step; None for a whole interval (or
-            none with mode "sync").
-        fragment_update_alpha: Mode "restart": the share of the rank's own parameters that an outer step leaves.
-        average_buffers: Whether the model's floating-point buffers are averaged at every outer step, exactly; else they
-            stay each rank's own.
-        check_every: So many outer steps apart the ranks compare a checksum of the outer parameters; 0: never.
-        seed: Of the first factors, and of codecs that round at random.
-
-        resume: With a Membership: what `state_dict` gave on this machine, in a group of any size. Loaded before the machines
-            meet, of whom the most advanced one's counts.
+            0 with mode "sync").
+        fragment_update_alpha: Mode "restart": the share of the rank's own parameters that remains after an outer step.
+        average_buffers: Whether every outer step also averages the model's floating-point buffers, exactly.
+        check_every: Outer steps between comparisons of a checksum of the outer parameters; 0 for never.
+        seed: Seed of the first factors and of codecs that round at random.
+        resume: With a Membership: what `state_dict` returned on this machine, in a group of any size. It is loaded before
+            the machines meet; the state of the most advanced machine counts.
 
     Raises:
-        TypeError: Something of another type.
-        ValueError: An option or a parameter that will not do.
+        TypeError: An argument has the wrong type.
+        ValueError: An option or a parameter is wrong.
         DistBackendError: Ranks have different options, parameters or values (the first is named), another rank raised, or a
             peer failed.
     """
@@ -133,11 +133,11 @@ class DiLoCoX(torch.optim.Optimizer):
     ) -> None:
         over, parts = chosen(group, cluster, mesh)
         self._elastic = Elastic(over, fragments) if isinstance(over, Membership) else None
-        self._groups: list[dist.ProcessGroup] = []  # of the loop's own
+        self._groups: list[dist.ProcessGroup] = []  # that this loop made
         backend = cluster_backend = None
         if not isinstance(over, Membership):
             group_made, backend = own_backend(over)
-            # By what is unlike for other shards and stages, whose tensors may have the same names.
+            # Other shards and stages may have tensors of the same names: the first rank of the group tells them apart.
             self._shared = f"outer{dist.get_process_group_ranks(group_made)[0]}"
             self._own = f"rank{dist.get_rank()}"
             self._groups.append(group_made)
@@ -158,7 +158,7 @@ class DiLoCoX(torch.optim.Optimizer):
                     "DiLoCoX: resume: expected group= to be a Membership, got a process group: load_state_dict"
                 )
             if average_buffers and model is None:
-                raise ValueError("DiLoCoX: average_buffers: expected model= beside it, got none")
+                raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
             options = checked(
                 {
                     "sync_every": sync_every,
@@ -188,13 +188,13 @@ class DiLoCoX(torch.optim.Optimizer):
             )
             if adapt_sync_every and parts is None and any(map(_is_part, _parameters_of(optimizer))):
                 raise ValueError(
-                    "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) beside shards, whose "
+                    "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) for shards, whose "
                     "averages differ, got none"
                 )
             parameters = named_parameters(optimizer, model)
             buffers = named_buffers(model) if average_buffers and model is not None else []
         except Exception as mistake:
-            if backend is not None:  # the others are in the same call, and get it as theirs
+            if backend is not None:  # the other ranks wait in the same call, and raise this error too
                 backend.agree_on_texts("DiLoCoX", [], error=f"{type(mistake).__name__}: {mistake}")
             raise
         self.inner = optimizer
@@ -209,7 +209,7 @@ class DiLoCoX(torch.optim.Optimizer):
             self._elastic.form(self._outer)
 
     def _init_hooks(self) -> None:
-        """What torch's own optimizers have beside their groups, with which its schedulers and profilers work."""
+        """Sets the attributes of torch's own optimizers that its schedulers and profilers need."""
         super().__init__([torch.zeros(())], {})
 
     def _share_inner(self) -> None:
@@ -218,23 +218,24 @@ class DiLoCoX(torch.optim.Optimizer):
         self.defaults = self.inner.defaults
 
     def _identities(self) -> list[tuple[int, int, torch.dtype]]:
-        """Of every parameter the object and where its elements are, which the outer loop reads and writes there."""
+        """Returns (object, address of its elements, dtype) of every parameter: the outer loop reads and writes there."""
         return [(id(p), local(p).data_ptr(), p.dtype) for p in _parameters_of(self.inner)]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """An inner step, and the outer steps that are due after it.
+        """Makes an inner step, and the outer steps that are due after it.
 
-        A step with a learning rate of 0 in every group is no inner step: checkpoints are loaded into optimizers that have
-        no state yet by such a one.
+        A step with a learning rate of 0 in every group does not count: torch makes such a step to give an optimizer its state
+        before it loads a checkpoint. A step that a gradient scaler skips counts.
 
         Args:
             closure: For inner optimizers that take one.
 
         Returns:
-            What the inner optimizer's step returns; None of a step that a gradient scaler skips, which counts.
+            The result of the inner optimizer's step; None if a gradient scaler skips the step.
 
         Raises:
-            ValueError: Parameters were added or removed; an average held NaN or infinity; a rule gave something else.
+            ValueError: Parameters were added or removed, an average held NaN or infinity, or a rule returned something else
+                than a number in its range.
             DistBackendError: A peer or the network failed, or ranks' outer parameters differ.
         """
         self._expect_own("step")
@@ -251,31 +252,31 @@ class DiLoCoX(torch.optim.Optimizer):
             self._elastic.stepped()
         return loss
 
-    # A gradient scaler calls step() for a step that it skips, too, and leaves it to that: ranks that skip one and ranks
-    # that do not stay at the same count of steps, or the last outer step would wait for ever.
+    # With this attribute a gradient scaler also calls step() for a step that it skips. Ranks that skip a step and ranks that
+    # do not then have the same count of steps; else the last outer step would wait for ever.
     _step_supports_amp_scaling = True
 
     def _unscaled(self) -> bool:
-        """Whether the inner step is to be made, by gradients that are as without a scaler."""
+        """Divides the gradients by the scaler's factor, if any; returns whether the inner step is to be made."""
         scale, infinities = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
         if float(infinities) > 0:
             return False
         if scale is not None:
-            inverse = scale.double().reciprocal().float().item()  # as the scaler's own
+            inverse = scale.double().reciprocal().float().item()  # as the scaler computes it
             for parameter in _parameters_of(self.inner):
                 if parameter.grad is not None:
                     parameter.grad.mul_(inverse)
         return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The inner optimizer's."""
+        """Calls the inner optimizer's zero_grad."""
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the ranks have agreed on the parameters.
+        """Raises: the ranks have agreed on the parameters.
 
         Raises:
-            ValueError: Always, once made.
+            ValueError: Always, after construction.
         """
         if not hasattr(self, "_outer"):
             return super().add_param_group(param_group)
@@ -285,12 +286,13 @@ class DiLoCoX(torch.optim.Optimizer):
         )
 
     def finish(self) -> None:
-        """Ends training: waits for what is under way, takes the last outer step, and leaves the outer parameters in the model.
+        """Ends training: waits for messages under way, makes the last outer step, and leaves its parameters in the model.
 
-        What was trained since the last pseudo-gradient is given up. Collective.
+        Training since the last pseudo-gradient is lost. Collective.
 
         Raises:
-            ValueError: Inside `outer_parameters()`, which puts the rank's own back; an average held NaN or infinity.
+            ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back; or an average
+                held NaN or infinity.
             DistBackendError: A peer or the network failed.
         """
         self._expect_own("finish")
@@ -298,24 +300,27 @@ class DiLoCoX(torch.optim.Optimizer):
 
     @property
     def steps(self) -> int:
-        """Inner steps since the run began; of a machine that came late, the others'."""
+        """Inner steps since the run began; a machine that came late has the others' count."""
         return self._outer.steps
 
     @property
     def regroup_due(self) -> bool:
-        """Whether machines wait to be let in: the same answer on all, after the same outer step. False without a Membership."""
+        """Whether machines wait to be let in; all ranks have the same answer after the same outer step.
+
+        False without a Membership.
+        """
         return self._elastic is not None and self._elastic.due
 
     def regroup(self) -> None:
-        """Goes on with the machines that are alive, after `step` has thrown a DistBackendError or where `regroup_due`.
+        """Goes on with the machines that are alive. Call it when `step` has raised a DistBackendError or `regroup_due` is true.
 
-        What is under way is dropped. Machines that lag behind, or are new, take outer parameters, momentum and counters from
-        the most advanced one, and go on from its outer parameters; the others keep what they have trained.
+        Messages under way are dropped. Machines that are new or behind take outer parameters, momentum and counters from the
+        most advanced machine, and go on from its outer parameters. The other machines keep what they have trained.
 
         Raises:
-            ValueError: The group is no Membership, or its machines run other options or another model.
+            ValueError: The group is not a Membership, or its machines run different options or models.
             TimeoutError: There were not enough machines in time.
-            ConnectionError: The store is lost. The state is whole: save it.
+            ConnectionError: The store is lost. The state is consistent: save it.
         """
         if self._elastic is None:
             raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
@@ -323,10 +328,10 @@ class DiLoCoX(torch.optim.Optimizer):
         self._elastic.form(self._outer)
 
     def restore(self) -> None:
-        """Puts the outer parameters in the model: a start from the last outer step, after an error say.
+        """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
 
         Raises:
-            ValueError: Inside `outer_parameters()`, which puts the rank's own back.
+            ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back.
         """
         self._expect_own("restore")
         self._outer.restore()
@@ -337,7 +342,11 @@ class DiLoCoX(torch.optim.Optimizer):
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
-        """The model has the outer parameters inside, equal on all ranks, for evaluation and for saving it."""
+        """Inside this context the model has the outer parameters, equal on all ranks, for evaluation and for saving.
+
+        Raises:
+            ValueError: It was entered inside another `outer_parameters()`.
+        """
         if self._swapped:
             raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
         pairs = self._outer.swap_pairs()
@@ -356,33 +365,35 @@ class DiLoCoX(torch.optim.Optimizer):
 
     @property
     def report(self) -> dict[str, Any]:
-        """Of the last outer step.
+        """Figures of the last outer step.
 
-        {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks, or with
-        a Membership machines, in the group or not), "sync_every" (H_t), "rank" (r_t, 0 without factors), "effective_rank"
-        (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank for it, frame headers included),
-        "waited_s" (for it to come: what of its way training did not hide), "local_s" (computing on the training thread)}
+        {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
+        Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
+        0 without factors), "effective_rank" (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
+        for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
+        computing on the training thread)}
         """
         report = self._outer.report
         report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()
         return report
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """What a run needs beside its model to go on with the same bits, messages under way included.
+        """Returns the state that a run needs, in addition to its model, to go on with the same bits. Collective.
 
-        Collective: it waits for them. For `torch.save` a rank, or `torch.distributed.checkpoint`, of which this object is a
-        Stateful, and whose get_state_dict and set_state_dict take it, but flatten_optimizer_state_dict. The model's own
-        parameters differ between ranks: save them under names of the rank's own.
+        It waits for messages under way and includes them. Save it with `torch.save` on each rank, or with
+        `torch.distributed.checkpoint`: this object is a Stateful, and get_state_dict and set_state_dict take it, except with
+        flatten_optimizer_state_dict. The model's own parameters differ between ranks: save them under a name for each rank.
 
-        In the only one of "param_groups", what all ranks of the group have alike is under "outer<r>", r the first of them,
-        what is this rank's under "rank<r>", both global ranks; with a Membership under "outer" and the machine's id. In the
-        rank's part are as bytes what a fresh object does not have in the same shapes: "inner", the inner optimizer's state,
-        and "packed", low-rank factors.
+        Returns:
+            {"state": {}, "param_groups": [one group]}. With r for global ranks, the group has under "outer<r>" (r the first
+            rank of the group) the tensors that are equal on all ranks of the group, and under "rank<r>" those of this rank.
+            With a Membership these keys are "outer" and the machine's id. The rank's part has as bytes what a new object
+            does not have in the same shapes: "inner", the inner optimizer's state, and "packed", low-rank factors.
 
         Raises:
             ValueError: An average under way held NaN or infinity.
-            DistBackendError: A peer or the network failed. With a `cluster`: or the state of another rank of any stage, which
-                is named, and which throws its own error; training can go on.
+            DistBackendError: A peer or the network failed. With a `cluster` also: the state of another rank of any stage
+                failed; this rank is named and raises its own error, and training can go on.
         """
         try:
             inner = saved(self.inner.state_dict())
@@ -392,11 +403,11 @@ class DiLoCoX(torch.optim.Optimizer):
         return packed(self._outer.state(), inner, shared=self._shared, own=self._own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
-        """Takes what `state_dict` gave. The model's own parameters are loaded with the model.
+        """Loads what `state_dict` returned. The model's own parameters are loaded with the model.
 
         Raises:
-            ValueError: Another model's, another number of ranks, mode or fragments, or this rank's part is missing; the
-                group is a Membership (`resume=`). Nothing has changed.
+            ValueError: The state is of another model, number of ranks, mode or number of fragments; this rank's part is
+                missing; or the group is a Membership (use `resume=`). Nothing has changed.
         """
         self._expect_own("load_state_dict")
         if self._elastic is not None:

@@ -1,4 +1,4 @@
-"""An outer loop over machines that come and go: when its group is formed anew."""
+"""An outer loop over machines that come and go: decides when its group is formed again."""
 
 from __future__ import annotations
 
@@ -11,31 +11,38 @@ from torch_lowcomm.membership import Membership
 
 logger = logging.getLogger("torch_lowcomm")
 
-_ATTEMPTS = 10  # at a group that holds
+_ATTEMPTS = 10  # to form a group that holds
 
 
 class Elastic:
-    """The groups of one outer loop.
+    """Forms the groups of one outer loop, one after another.
 
-    Those who are lost end a group by themselves. For those who wait to be let in all ranks must leave it at the same point:
-    rank 0 looks for them, and names one so far ahead at the store that no rank can be there before it has got a message
-    that rank 0 sent after that. Of every fragment there is one sending and one arrival an interval.
+    A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
+    Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
+    received a message that rank 0 sent later. Every fragment sends once and arrives once in an interval.
 
     Args:
-        members: Who is alive.
-        fragments: Of the outer loop.
+        members: Tells which machines are alive.
+        fragments: Number of fragments of the outer loop.
     """
 
     def __init__(self, members: Membership, fragments: int) -> None:
         self._members, self._ahead = members, 4 * fragments
-        self._steps = 0  # of this group in which a fragment sent or arrived
+        self._steps = 0  # steps of this group in which a fragment sent or arrived
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
-        """A new group of who is alive, and the state of the most advanced one on all of them."""
+        """Forms a new group of the machines that are alive and gives all of them the state of the most advanced one.
+
+        Raises:
+            ValueError: The machines run different options or models.
+            TimeoutError: There were not enough machines in time.
+            ConnectionError: The store is lost.
+            DistBackendError: No group held in ten attempts.
+        """
         if self.due:
             try:
-                outer.quiesce()  # or what one rank has sent is lost on the way when another closes its connections
+                outer.quiesce()  # else messages of one rank are lost when another closes its connections
             except DistBackendError as error:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
         self._members.agree("DiLoCoX", outer.agreed)
@@ -45,13 +52,13 @@ class Elastic:
             try:
                 outer.regroup(formed.backend)
                 return
-            except DistBackendError as error:  # one more was lost meanwhile
+            except DistBackendError as error:  # another machine was lost meanwhile
                 if left == 0:
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
     def stepped(self) -> None:
-        """After an outer step.
+        """Counts an outer step, and sets `due` when the group is to be formed again after it.
 
         Raises:
             ConnectionError: The store is lost.
@@ -65,5 +72,5 @@ class Elastic:
         self.due = leave_at is not None and self._steps >= leave_at
 
     def alive(self) -> int:
-        """Machines with a sign of life."""
+        """Number of machines with a sign of life."""
         return len(self._members.alive())

@@ -1,4 +1,4 @@
-"""Over whom an outer loop averages, and the queue of its own that it gets there."""
+"""Chooses the group that an outer loop averages over, and makes a separate group with its ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ _made = itertools.count()
 def chosen(
     group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
 ) -> tuple[dist.ProcessGroup | Membership | None, dist.ProcessGroup | None]:
-    """The group to average over, and that of the other shards or stages of this rank's model, if any.
+    """Chooses the groups from the arguments of an outer loop.
+
+    Returns:
+        (the group to average over, the group of the other shards or stages of this rank's model, or None).
 
     Raises:
-        TypeError: `mesh` is none.
-        ValueError: A mesh beside a group, or one of more than two dimensions.
+        TypeError: `mesh` is not a DeviceMesh.
+        ValueError: Both a mesh and a group were given, or the mesh has more than two dimensions.
     """
     if mesh is None:
         return group, cluster
@@ -37,9 +40,12 @@ def chosen(
 
 
 def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.LowcommBackend]:
-    """A new group of the same ranks, for an outer loop alone: its messages take minutes, and others' must not wait.
+    """Makes a new group of the same ranks for an outer loop alone: its messages take minutes, and other ops must not wait.
 
     Collective over the group.
+
+    Returns:
+        (the new group, its backend).
 
     Raises:
         ValueError: The group is not of backend lowcomm.
@@ -49,7 +55,7 @@ def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.
         dist.get_process_group_ranks(group if group is not None else dist.group.WORLD),
         timeout=options._timeout,
         backend="lowcomm",
-        pg_options=_C.Options(""),  # what the loop sends it encodes itself
+        pg_options=_C.Options(""),  # no policy: the loop encodes its messages itself
         use_local_synchronization=True,
         group_desc=f"lowcomm_outer_{next(_made)}",
     )

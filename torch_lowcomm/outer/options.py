@@ -1,4 +1,4 @@
-"""What an outer loop is told, checked as far as Python can tell."""
+"""Checks the options of an outer loop, as far as Python can."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _NUMBERS = ("outer_lr", "outer_momentum", "energy", "fragment_update_alpha")
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """DiLoCoX's keywords of these names as `_C.DiLoCoX` takes them, which checks ranges and what goes together.
+    """Returns DiLoCoX's keyword arguments as `_C.DiLoCoX` takes them; that class checks ranges and combinations.
 
     Raises:
-        TypeError: Something of another type.
-        ValueError: A codec or number that will not do; the name, expected and actual are named.
+        TypeError: An argument has the wrong type.
+        ValueError: A codec or number is wrong. The message has the name, what was expected, and the value.
     """
     options = {name: value for name, value in given.items() if value is not None or name not in _OPTIONAL}
     for name in _INTEGERS:
@@ -80,5 +80,5 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         if rule is not None and not callable(rule):
             raise TypeError(f"DiLoCoX: {name}: expected a function, got {type(rule).__name__}")
         if rule is not None and not of:
-            raise ValueError(f"DiLoCoX: {name}: expected adaptive compression beside it, got none")
+            raise ValueError(f"DiLoCoX: {name}: expected adaptive compression too, got none")
     return options

@@ -1,4 +1,4 @@
-"""Which tensors an outer loop averages, and under which names."""
+"""Lists the tensors that an outer loop averages, with their names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor: its shard of a DTensor (FSDP2, HSDP), else itself. Shares memory with it."""
+    """Returns this rank's part of a tensor: its shard of a DTensor (FSDP2, HSDP), else the tensor. It shares memory."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> list[tuple[str, torch.Tensor]]:
-    """(name, this rank's part) of what an optimizer trains, in its order.
+    """Returns (name, this rank's part) of the parameters that an optimizer trains, in the optimizer's order.
 
     Args:
-        optimizer: Its param groups say which.
+        optimizer: Its parameter groups list the parameters.
         model: Gives the names; None for "0", "1", ... in the optimizer's order.
 
     Raises:
-        ValueError: A parameter is none of the model's.
+        ValueError: A parameter does not belong to the model.
     """
     names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
     found = []
@@ -37,5 +37,5 @@ def named_parameters(optimizer: torch.optim.Optimizer, model: nn.Module | None) 
 
 
 def named_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """(name, this rank's part) of a model's floating-point buffers: running means, say."""
+    """Returns (name, this rank's part) of a model's floating-point buffers, for example running means."""
     return [(name, local(buffer)) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
