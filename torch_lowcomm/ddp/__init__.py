@@ -1,4 +1,4 @@
-"""DDP's gradients by few bits: coded, or of low rank with coded factors, with error feedback.
+"""Compressed gradients for DDP: coded, or of low rank with coded factors, with error feedback.
 
 model = DistributedDataParallel(module)
 model.register_comm_hook(lc.ddp.State(codec="sym4", error_feedback=True), lc.ddp.hook)
@@ -14,20 +14,20 @@ __all__ = ["State", "hook"]
 
 # DDP compares these annotations with the types themselves: no `from __future__ import annotations` here.
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket of gradients over the state's group: what `register_comm_hook` takes beside a `State`.
+    """Averages a bucket of gradients over the state's group; pass it to `register_comm_hook` with a `State`.
 
-    It returns at once; ops of the next bucket are queued behind this one's.
+    It returns at once; ops of the next bucket are queued behind those of this one.
 
     Args:
-        state: The model's own.
-        bucket: DDP's.
+        state: The state of this model.
+        bucket: The bucket that DDP passes.
 
     Returns:
-        The future of the bucket's buffer, which holds the averages. It fails where the group does.
+        The future of the bucket's buffer, which then holds the averages. It fails where the group does.
 
     Raises:
-        TypeError: `state` is no State.
-        ValueError: A parameter that the state's model has not, or that a loaded state does not fit.
+        TypeError: `state` is not a State.
+        ValueError: A parameter does not belong to the state's model, or does not fit a loaded state.
     """
     if not isinstance(state, State):
         raise TypeError(f"ddp.hook: expected a torch_lowcomm.ddp.State, got {type(state).__name__}")

@@ -1,4 +1,4 @@
-"""A future that comes after several others, in the order of their devices' streams."""
+"""A future that ends after several others, in the order of their devices' streams."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch.futures import Future, collect_all
 
 
 def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch.Tensor) -> Future[torch.Tensor]:
-    """The future of a tensor that is ready once `run` has run, which comes after all of several futures.
+    """Returns the future of a tensor that is ready once `run` has run, after all of several futures have ended.
 
-    torch's own future of several (`collect_all`) has no device: it waits for none of their streams, and who waits for it
-    waits for nothing that was enqueued after them.
+    torch's own future of several (`collect_all`) has no device: it does not wait for their streams, and a wait for it does
+    not cover kernels that were enqueued after them.
 
     Args:
-        futures: What `run` comes after: its kernels, too, wait for what each of them stands for.
-        run: Called once, by the thread that ends the last one. What it raises, the future raises.
-        result: The tensor; on a CUDA device who waits for the future has the current stream wait for `run`'s kernels.
+        futures: `run` is called after all of them; its kernels wait for the streams of each.
+        run: Called once, by the thread that ends the last future. The result raises what it raises.
+        result: The tensor. On a CUDA device a wait for the future makes the current stream wait for the kernels of `run`.
 
     Returns:
         The future. It fails as soon as one of `futures` does.
@@ -33,10 +33,10 @@ def after(futures: Sequence[Future[Any]], run: Callable[[], None], result: torch
     def finish(_: Future[None]) -> torch.Tensor:
         ended[0].value()  # raises what one has failed with
         for future in futures:
-            future.wait()  # the current stream waits, too
+            future.wait()  # makes the current stream wait too
         run()
         return result
 
-    finished = begin.then(finish)  # an error in a callback of then() reaches C++, one that is set on a Future does not
+    finished = begin.then(finish)  # an error in a callback of then() reaches C++; an error set on a Future does not
     collect_all(list(futures)).add_done_callback(all_ended)
     return finished

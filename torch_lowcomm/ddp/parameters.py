@@ -1,4 +1,4 @@
-"""What of a model travels how, and what its compression keeps: keyed by parameter, whatever bucket it is in."""
+"""How each parameter of a model is sent, and the state of its compression, keyed by parameter and not by bucket."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter under its key, with its compression, or None where it travels exact."""
+    """A parameter with its key and its compression, which is None where the gradient is sent exactly."""
 
     key: str
     parameter: torch.Tensor
     compression: _C.Compression | None
-    slot: int  # of the group's draws
-    number: int  # among the model's, by which the ranks share the summing
+    slot: int  # first slot of the group's random draws
+    number: int  # the parameter's place in the model; decides which ranks sum its slices
 
     def tensors(self, group_rank: int) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds of it: the residual is this rank's, the factor the same on all ranks."""
+        """Returns the tensors for a checkpoint: the residual of this rank, and the factor, which is equal on all ranks."""
         if self.compression is None:
             return {}
         kept = {
@@ -41,10 +41,10 @@ class Parameters:
     """The entries of one model.
 
     Args:
-        backend: Whose slots the draws take.
-        rank: Of the factors; None for no factors.
+        backend: Gives the slots for random draws.
+        rank: Rank of the factors; None for no factors.
         feedback: Whether there are residuals.
-        eight_bits: Whether they are kept in 8 bits.
+        eight_bits: Whether residuals are kept in 8 bits.
         model: Names the keys; None for the order in which parameters are first seen.
         exact: Called with (name, parameter); True keeps a parameter exact.
     """
@@ -62,7 +62,7 @@ class Parameters:
         self._backend = backend
         self._rank, self._feedback, self._eight_bits = rank, feedback, eight_bits
         self._entries: dict[int, Entry] = {}  # by id: an entry keeps its parameter alive
-        self._loaded: dict[str, torch.Tensor] | None = None  # of a checkpoint, for parameters that are yet to be seen
+        self._loaded: dict[str, torch.Tensor] | None = None  # from a checkpoint, for parameters that are not known yet
         self._fixed = model is not None
         for name, parameter in model.named_parameters() if model is not None else ():
             if parameter.requires_grad:
@@ -72,13 +72,13 @@ class Parameters:
         return iter(self._entries.values())
 
     def coded(self) -> str:
-        """How many are coded, and a hash of which ones: what ranks compare."""
+        """Returns the text that ranks compare: the number of coded parameters, and a hash of their keys and shapes."""
         coded = [e for e in self if e.compression is not None]
         text = ";".join(f"{e.key} {list(e.parameter.shape)} {e.compression.rank}" for e in coded if e.compression)
         return f"{len(coded)}, hash {zlib.crc32(text.encode()):08x}"
 
     def of(self, parameter: torch.Tensor) -> Entry:
-        """The entry of a parameter, made where it is new.
+        """Returns the entry of a parameter, and makes it if the parameter is new.
 
         Raises:
             ValueError: The state's model has no such parameter, or a loaded state does not fit it.
@@ -89,7 +89,7 @@ class Parameters:
         if self._fixed:
             raise ValueError(
                 f"ddp: expected a parameter of the state's model, got another one, of shape {tuple(parameter.shape)}: "
-                "give each model a State of its own"
+                "give each model a separate State"
             )
         return self._add(str(len(self._entries)), parameter, False)
 
@@ -115,17 +115,17 @@ class Parameters:
         return entry
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every entry's tensors, and of a loaded state what no parameter has taken yet."""
+        """Returns the tensors of every entry, and those of a loaded state that no parameter has taken yet."""
         state = dict(self._loaded or {})
         for entry in self:
             state |= entry.tensors(self._backend.rank())
         return state
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Fill the entries, and those that are yet to come.
+        """Loads the entries' tensors, and keeps the other tensors for parameters that are not known yet.
 
         Raises:
-            ValueError: A tensor is missing, or has another shape or dtype; nothing has changed.
+            ValueError: A tensor is missing, or has another shape or dtype. Nothing has changed.
         """
         for entry in self:
             self._check(entry, tensors)

@@ -1,4 +1,4 @@
-"""State of the DDP hook: options, what compression keeps of each parameter, and its checkpoint."""
+"""The state of the DDP hook: its options, the compression of each parameter, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -24,53 +24,51 @@ _RESIDUALS = ("float32", "int8")
 
 
 class State:
-    """How one DDP model's gradients travel, and what compression has lost of them so far.
+    """How the gradients of one DDP model are sent, and what compression has lost of them so far.
 
         model.register_comm_hook(lc.ddp.State(codec="sym4"), lc.ddp.hook)            # 4 bits an element
         model.register_comm_hook(lc.ddp.State(codec="sym4:bucket=128", rank=4), lc.ddp.hook)
 
-    A bucket's gradients travel in one coded message; norms, biases and every parameter that is not at least 2-D or has
-    under 1024 elements in one exact message beside it, as do those that `exact` names. With `rank` a parameter's matrix
-    [size(0), the rest] is sent as two factors of that rank, coded too (PowerSGD, arXiv 1905.13727; coded factors:
-    DiLoCoX, arXiv 2506.21263), in two messages a bucket of which the second depends on the first: where round trips are
-    long, a large `bucket_cap_mb` makes few of them. A matrix whose factors would not be smaller is coded as it is. All
-    ranks end with the same bits, on any CPU.
+    A bucket sends its gradients in one coded message, and in a second, exact message those of norms, biases, every parameter
+    with less than 2 dimensions or 1024 elements, and the parameters that `exact` names. With `rank` the matrix
+    [size(0), the rest] of a parameter is sent as two factors of that rank, coded too (PowerSGD, arXiv 1905.13727; coded
+    factors: DiLoCoX, arXiv 2506.21263). A bucket then sends two coded messages, and the second depends on the first: where
+    round trips are long, a large `bucket_cap_mb` makes few of them. A matrix whose factors would not be smaller is coded as
+    it is. All ranks end with the same bits, on any CPU.
 
-    Error feedback: what coding and rank lose of a gradient, the second encoding of its sum included, is kept by the
-    rank that lost it and added to its next one, so that over all ranks and steps the gradients' sum is that of what was
-    applied and of the residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing there,
-    and its residual waits. Residuals and factors are keyed by parameter: DDP's rebuilding of its buckets does not touch
-    them, and a parameter's result does not depend on the bucket it is in.
+    Error feedback: a rank keeps what coding and low rank lose of its gradient, including the second encoding of the sum, and
+    adds it to its next gradient. So over all ranks and steps the sum of the gradients is the sum of the applied gradients
+    and of the residuals. A gradient that is 0 everywhere on a rank (an unused parameter) sends nothing from this rank, and
+    its residual stays. Residuals and factors are keyed by parameter: they survive when DDP rebuilds its buckets, and a
+    parameter's result does not depend on its bucket.
 
-    A step is whole or nothing: where a NaN or an infinity is in any gradient of any rank, every rank gets NaN or
-    infinities there (with `rank`, in all of that bucket's gradients that travel as factors), a gradient scaler skips the
-    step everywhere, and no residual or factor changes. So too when an op fails. Accumulation under `no_sync()` counts as
-    one step. Inside `lc.exact()` a step is exact and changes no state.
+    A step changes all of the state or none. Where any gradient of any rank has a NaN or an infinity, every rank gets NaN or
+    infinities there (with `rank`, in all gradients of the bucket that are sent as factors). A gradient scaler then skips the
+    step on all ranks, and no residual or factor changes. The same holds when an op fails. Accumulation under `no_sync()`
+    counts as one step. Inside `lc.exact()` a step is exact and changes no state.
 
-    Where the group has a policy for all_reduce, the hook wins: gradients are coded once, by the state's codec.
-    Collective: ranks compare options here. One State a model.
+    If the group has a policy for all_reduce, the hook takes precedence: gradients are coded once, by the state's codec.
+    Collective: ranks compare their options here. Each model needs a separate State.
 
     Args:
-        process_group: That of the DDP model, of backend lowcomm; None for the default one.
-        codec: Codec text of what is coded: "sym4:bucket=128", "gauss4:gain=1.011", "qsgd8".... Not by channel.
-        rank: Of the factors, 1 or more; None: no factors.
-        projection_codec: Codec text of each matrix's first factor, P, where it is not `codec`. What P's codes lose no
-            residual brings back to P, which then catches less of the gradient: 8 bits are worth their bytes there
-            (benchmarks/results/ddp.md).
+        process_group: The group of the DDP model, of backend lowcomm; None for the default group.
+        codec: Codec text of coded gradients: "sym4:bucket=128", "gauss4:gain=1.011", "qsgd8"…. Not by channel.
+        rank: Rank of the factors, 1 or more; None for no factors.
+        projection_codec: Codec text of each matrix's first factor, P; None for `codec`. No residual returns to P what its
+            codes lose, and P then catches less of the gradient: use 8 bits here.
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
-        warm_up_steps: So many first steps are exact.
-        residual_dtype: "float32", or "int8": 8 bits an element and a scale every 512 (as LoCo, arXiv 2407.04480, keeps
-            them), which takes 2 bytes an element, and 4 more while its bucket is under way; what 8 bits cannot hold of a
-            residual is lost.
-        model: The model, or its DDP wrapper: residuals are then keyed by parameter name. Without it by the order of the
-            first backward's buckets, which the same model and bucket_cap_mb make again.
-        exact: Called with (name, parameter) of `model`'s; True keeps that parameter exact.
-        grad_scaler: The `torch.amp.GradScaler` in use: when its scale changes, residuals follow. Without it, residuals of
-            the old scale are added to gradients of the new one, once a change.
+        warm_up_steps: Number of first steps that are exact.
+        residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480).
+            "int8" takes 2 bytes an element, and 4 more while its bucket is under way; it loses what 8 bits cannot hold.
+        model: The model or its DDP wrapper: residuals are then keyed by parameter name. Without it they are keyed by the order
+            of the first backward's buckets, which the same model and bucket_cap_mb make again.
+        exact: Called with (name, parameter) for the parameters of `model`; True keeps a parameter exact.
+        grad_scaler: The `torch.amp.GradScaler` in use: residuals follow its scale. Without it, each change of the scale adds
+            residuals of the old scale once to gradients of the new one.
 
     Raises:
-        ValueError: A group, codec or number that will not do; `exact` without `model`.
-        TypeError: `exact` is no function.
+        ValueError: A group, codec or number is wrong, or `exact` was given without `model`.
+        TypeError: `exact` is not a function.
         DistBackendError: Ranks have different options (the first is named), or another rank raised.
     """
 
@@ -100,7 +98,7 @@ class State:
             if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
                 raise ValueError(f"ddp.State: rank: expected 1 or more, or None for no factors, got {rank!r}")
             if projection_codec is not None and rank is None:
-                raise ValueError("ddp.State: projection_codec: expected rank= beside it, got none")
+                raise ValueError("ddp.State: projection_codec: expected rank= too, got none")
             if not isinstance(warm_up_steps, int) or warm_up_steps < 0:
                 raise ValueError(f"ddp.State: warm_up_steps: expected 0 or more, got {warm_up_steps!r}")
             if residual_dtype not in _RESIDUALS:
@@ -110,7 +108,7 @@ class State:
                     f"ddp.State: exact: expected a function of (name, parameter), got {type(exact).__name__}"
                 )
             if exact is not None and model is None:
-                raise ValueError("ddp.State: exact: expected model= beside it, whose names it is called with, got none")
+                raise ValueError("ddp.State: exact: expected model= too, whose names it is called with, got none")
             self._warm_up_steps = warm_up_steps
             self._kept = {"rank": rank or 0, "error_feedback": bool(error_feedback), "residual_dtype": residual_dtype}
             self._parameters = Parameters(
@@ -135,7 +133,7 @@ class State:
 
     @property
     def steps(self) -> int:
-        """How many steps have begun."""
+        """Number of steps that have begun."""
         return self._steps
 
     def _options(self) -> dict[str, str]:
@@ -150,10 +148,14 @@ class State:
         return {name: str(value) for name, value in options.items()}
 
     def reduce(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """Start averaging a bucket; `lc.ddp.hook` calls it, for buckets in their order.
+        """Starts to average a bucket. `lc.ddp.hook` calls it for the buckets in their order.
 
         Returns:
-            The future of the bucket's buffer. The last one's ends when all residuals of the step are what they will be.
+            The future of the bucket's buffer. The future of the last bucket ends when the step's residuals have their new
+            values.
+
+        Raises:
+            ValueError: The step's bucket 0 did not come first, or a parameter does not belong to the state's model.
         """
         if bucket.index() == 0:
             self._begin()
@@ -169,13 +171,13 @@ class State:
 
     def _begin(self) -> None:
         if self._step is not None:
-            self._step.roll_back()  # nothing, unless a backward broke off
+            self._step.roll_back()  # does nothing unless a backward pass broke off
         self._follow_scale()
         self._step = Step(self._steps, self._group, self._backend, self._codec, self._projection_codec)
         self._steps += 1
 
     def _follow_scale(self) -> None:
-        """Residuals are in the gradients' unit, which a scaler changes (by powers of two as it comes: exactly)."""
+        """Scales the residuals, which are in the gradients' unit, as the scaler did (exactly, if by powers of two)."""
         scale = float(self._scaler.get_scale()) if self._scaler is not None else 1.0
         if scale != self._scale and self._steps > 0:
             for entry in self._parameters:
@@ -199,16 +201,16 @@ class State:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on bit for bit: this rank's residuals, factors, and how many steps there were.
+        """Returns what a resumed run needs to go on bit for bit: this rank's residuals, the factors, the number of steps.
 
-        A checkpoint holds one a rank: `torch.save` on every rank, or `torch.distributed.checkpoint` with `model=` given.
-        With more than two ranks what travels exact is, as in DDP without a hook, a sum whose order depends on the
-        bucket, and a run's first step has other buckets than later ones: there "bit for bit" is of what is coded.
+        Save one on each rank: by `torch.save`, or by `torch.distributed.checkpoint` if `model=` was given. With more than two
+        ranks the order of an exact sum depends on the bucket, as in DDP without a hook, and a run's first step has other
+        buckets than later steps: there "bit for bit" holds for coded gradients only.
 
         Returns:
-            {"world_size", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype": of this state,
-            "rank<r>.<parameter>.residual": float32 of its shape, or the bytes of 8 bits, "<parameter>.factor": float32
-            [rank, columns]}. Not to be written to.
+            {"world_size", "steps", "grad_scale", "rank", "error_feedback", "residual_dtype",
+            "rank<r>.<parameter>.residual": float32 of the parameter's shape, or the bytes of 8 bits,
+            "<parameter>.factor": float32 [rank, columns]}. The tensors are the state's own: do not write to them.
         """
         return {
             "world_size": self._backend.size(),
@@ -219,19 +221,19 @@ class State:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave on this rank. Between steps.
+        """Loads what `state_dict` returned on this rank. Call it between steps.
 
-        Residuals belong to the ranks of one world size, and are not shared out anew for another.
+        Residuals belong to the ranks of one world size; they are not redistributed for another.
 
         Raises:
-            ValueError: It is that of another world size, rank of the group or kind of state, or does not fit a parameter:
-                expected and actual are named, and nothing has changed. Parameters that are yet to be seen raise it then.
+            ValueError: The state is of another world size, rank of the group or kind, or does not fit a parameter. The message
+                has expected and actual, and nothing has changed. A parameter that is not known yet raises it when it comes.
         """
         for name, value in {"world_size": self._backend.size(), **self._kept}.items():
             if state.get(name, "none") != value:
                 raise ValueError(f"ddp: load_state_dict: {name}: expected {value}, got {state.get(name, 'none')}")
         if self._step is not None:
-            self._step.roll_back()  # nothing, unless a backward broke off
+            self._step.roll_back()  # does nothing unless a backward pass broke off
         tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
         self._parameters.load(tensors)
         self._steps = int(state["steps"])
@@ -239,7 +241,7 @@ class State:
 
 
 def _poisoning(text: str) -> str:
-    """The codec with nonfinite=poison: a NaN that one rank has must reach every rank's gradients, and no error."""
+    """Returns the codec with nonfinite=poison: a NaN of one rank must reach every rank's gradients and raise no error."""
     spec = checked_codec(text).spec
     if spec == "none" or "axis=channel" in spec:
         raise ValueError(f"ddp.State: codec: expected one that rounds, in buckets of a flat tensor, got {spec!r}")

@@ -1,4 +1,4 @@
-"""One backward pass: its buckets' ops, which leave the compressions' state as it was unless all of them succeed."""
+"""The ops of one backward pass. They change the state of compressions only if all of them succeed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch_lowcomm.groups import exact
 
 
 class Step:
-    """Ops of one step, and what is to be settled when the last one has ended.
+    """The ops of one step, and the compressions to commit when the last op has ended.
 
     Args:
-        number: Counted from 0; what the draws of the step's ops depend on.
-        group: Of backend lowcomm.
-        backend: Its backend.
-        codec: Of what is coded, with nonfinite=poison.
-        projection_codec: Of the first factors, likewise.
+        number: Number of the step, counted from 0; the random draws of its ops depend on it.
+        group: The process group, of backend lowcomm.
+        backend: The group's backend.
+        codec: Codec text of coded gradients, with nonfinite=poison.
+        projection_codec: Codec text of the first factors, with nonfinite=poison.
     """
 
     def __init__(
@@ -36,9 +36,15 @@ class Step:
         self._exact: list[torch.Tensor] = []
 
     def reduce(self, bucket: dist.GradBucket, entries: Sequence[Entry] | None) -> Future[torch.Tensor]:
-        """Start averaging a bucket: each gradient as its entry says, all of it exact without entries.
+        """Starts to average a bucket.
 
-        The last bucket's future ends when the step is settled, whatever the order in which ops end.
+        Args:
+            bucket: The bucket that DDP passes.
+            entries: How each gradient is sent; None sends all of them exactly.
+
+        Returns:
+            The future of the bucket's buffer. The future of the last bucket ends when all ops of the step have ended and
+            the compressions are committed or rolled back.
         """
         buffer = bucket.buffer()
         views = [] if entries is None else [_flat(buffer, gradient) for gradient in bucket.gradients()]
@@ -56,7 +62,7 @@ class Step:
         return after(self._futures, self._settle, buffer)
 
     def roll_back(self) -> None:
-        """Of a step that never came to its end: leave its compressions as they were before it."""
+        """Restores the compressions of a step that did not come to its end."""
         for compression in self._lent:
             compression.roll_back()
         self._lent.clear()
@@ -91,15 +97,15 @@ class Step:
         return after(futures, finish, buffer)
 
     def _average(self, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """As DDP without a hook does it, to the bit at two ranks; no policy of the group applies."""
-        tensor.mul_(1.0 / self._backend.size())  # not div_, of which the bits are others
+        """Averages exactly, as DDP without a hook does (bit for bit at two ranks); the group's policy does not apply."""
+        tensor.mul_(1.0 / self._backend.size())  # not div_, whose bits differ
         with exact():
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
         return after([work.get_future()], lambda: None, tensor)
 
     def _settle(self) -> None:
         if self._lent:
-            # Results are the same on all ranks, so what this says is.
+            # Results are equal on all ranks, and so is this decision.
             finite = all(c.done for c in self._lent) and all(bool(t.isfinite().all()) for t in self._exact)
             for compression in self._lent:
                 compression.commit() if finite else compression.roll_back()
@@ -109,5 +115,5 @@ class Step:
 
 
 def _flat(buffer: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient's part of its bucket, in the order of memory: it may be a channels-last view."""
+    """Returns a gradient's part of its bucket in the order of memory, because the gradient may be a channels-last view."""
     return buffer.narrow(0, gradient.storage_offset() - buffer.storage_offset(), gradient.numel())
