@@ -1,4 +1,4 @@
-"""Machines that come and go: who is alive, and groups of those who are.
+"""Machines that come and go: which ones are alive, and groups of these machines.
 
 members = lc.Membership(dist.TCPStore(host, port, is_master=False), "office-a")
 opt = lc.DiLoCoX(inner, sync_every=100, group=members)

@@ -1,4 +1,4 @@
-"""Who of the machines at a store still shows a sign of life."""
+"""Tells which machines at a store still show a sign of life."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ logger = logging.getLogger("torch_lowcomm")
 
 
 class Heartbeat:
-    """Counts up at the store, and watches the others count, on a thread of its own.
+    """Counts up at the store and watches the other machines count, on a separate thread.
 
-    A machine counts as alive while its number has changed within `lost_after_s` by this machine's clock: clocks of
-    different machines are never compared.
+    A machine is alive while its number has changed within `lost_after_s` by this machine's clock. Clocks of different
+    machines are never compared.
 
     Args:
-        store: A client of its own: other threads' calls must not hold it up.
-        machine_id: This machine's.
-        lost_after_s: Seconds of silence after which a machine counts as gone.
+        store: A separate client, so that other threads' calls do not hold it up.
+        machine_id: Id of this machine.
+        lost_after_s: Seconds of silence after which a machine is gone.
 
     Raises:
-        ValueError: A living machine has that id already.
+        ValueError: A living machine already has this id.
+        ConnectionError: The store is lost.
     """
 
     def __init__(self, store: PatientStore, machine_id: str, *, lost_after_s: float) -> None:
         self._store, self._id, self._lost_after_s = store, machine_id, lost_after_s
         self._nonce = secrets.token_hex(4)
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[str, float]] = {}  # by id: its last number, and when that was new
-        self._ids: dict[int, str] = {}  # by `id/<number>`, which does not change
+        self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
+        self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
         self._failed: ConnectionError | None = None
         self._stop = threading.Event()
         self._expect_alone()
@@ -43,7 +44,7 @@ class Heartbeat:
         self._thread.start()
 
     def alive(self) -> set[str]:
-        """Ids of the machines alive, this one among them.
+        """Ids of the machines that are alive, including this one.
 
         Raises:
             ConnectionError: The store is lost.
@@ -55,24 +56,28 @@ class Heartbeat:
             return {self._id} | {m for m, (_, at) in self._seen.items() if now - at < self._lost_after_s}
 
     def gone(self) -> set[str]:
-        """Ids of the machines that were alive, and have been silent for too long."""
+        """Ids of the machines that were alive and have been silent for `lost_after_s`."""
         now = time.monotonic()
         with self._lock:
             return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
 
     def heard(self, machine: str) -> None:
-        """Another sign of life of a machine than its number has come."""
+        """Counts another message of a machine as a sign of life."""
         with self._lock:
             if machine in self._seen:
                 self._seen[machine] = (self._seen[machine][0], time.monotonic())
 
     def in_place(self) -> bool:
-        """Whether no other process has taken this one's place since. ConnectionError: the store is lost."""
+        """Whether no other process has taken this one's place.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
         there = self._store.find(self._key(self._id))
         return there is None or there.startswith(self._nonce)
 
     def stop(self) -> None:
-        """No sign of life from here on. Any number of times. Where the store does not answer, it is given up."""
+        """Ends the signs of life. It may be called any number of times, and returns even if the store does not answer."""
         self._stop.set()
         for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited
             self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
@@ -83,7 +88,7 @@ class Heartbeat:
         return f"beat/{machine}"
 
     def _expect_alone(self) -> None:
-        """One id twice would put two machines in one place. A machine that died leaves a number that stands still."""
+        """Raises if another process counts under this id. The number of a machine that died does not change."""
         before = self._store.find(self._key(self._id))
         if before is None:
             return
@@ -108,10 +113,10 @@ class Heartbeat:
         self._store.set(self._key(self._id), f"{self._nonce}:{count}")
 
     def _watch(self) -> None:
-        """Ids are read once, and what machines have counted in one call: this is sent all the time."""
+        """Reads new ids once each, and all counts in one call, because this is sent all the time."""
         for number in range(1, self._store.add("ids", 0) + 1):
             if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
-                self._ids[number] = found  # else it is between its number and its id
+                self._ids[number] = found  # else the machine has its number and has not set its id yet
         machines = list(dict.fromkeys(self._ids.values()))
         values = self._store.get_all([self._key(machine) for machine in machines])
         for machine, value in zip(machines, values, strict=True):

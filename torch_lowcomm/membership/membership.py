@@ -19,7 +19,7 @@ from torch_lowcomm.membership.rounds import Rounds
 
 logger = logging.getLogger("torch_lowcomm")
 
-_ATTEMPTS = 10  # at a group that connects: each may cost the time-out, where a machine died after entering
+_ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine died after entering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Formed:
     """A group of machines.
 
     Attributes:
-        number: Of the group, counted at the store: each under keys of its own.
-        machines: Ids by rank.
-        rank: This machine's.
-        backend: The group's lowcomm backend. It is no c10d process group: only optimizers of this package talk over it.
+        number: Number of the group, counted at the store; each group has separate keys.
+        machines: Ids of the machines, by rank.
+        rank: Rank of this machine.
+        backend: The group's lowcomm backend. It is not a c10d process group: only optimizers of this package use it.
     """
 
     number: int
@@ -40,29 +40,30 @@ class Formed:
 
 
 class Membership:
-    """The machines at a store, each a launcher of its own: they come, go, and form groups of those who are there.
+    """The machines at a store, each with a separate launcher. They come, go, and form groups of those that are there.
 
         store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
         members = lc.Membership(store, "office-a", least=2)
         opt = lc.DiLoCoX(inner, sync_every=100, group=members)
 
-    Nothing of the machines' own process groups is touched. A group that lost somebody is given up and another is formed,
-    with connections, and an epoch in every frame, of its own: a machine that was stopped and wakes up finds its old group
-    gone, and enters the next one. The store's loss is an error on every machine.
+    The machines' own process groups are not touched. A group that lost a machine is given up, and another group is formed with
+    new connections and a new epoch in every frame. A machine that was stopped and wakes up finds its old group gone, and
+    enters the next one. If the store is lost, every machine raises ConnectionError.
 
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
-        machine_id: This machine's, unlike all others'; it may come back under it.
-        least: The least number of machines that a group has.
-        lost_after_s: A machine that has been silent at the store for so long counts as gone.
-        patience_s: How long machines that are alive but do not come are waited for: after a loss they notice it with
-            their next outer step.
-        timeout: Progress deadline of the groups, of forming one, and of the store's answers.
-        options: Of the groups; its policy is not used.
+        machine_id: Id of this machine, different from all others; the machine may come back under it.
+        least: The least number of machines in a group.
+        lost_after_s: Seconds of silence at the store after which a machine is gone.
+        patience_s: Seconds to wait for machines that are alive and do not come. After a loss they notice it with their next
+            outer step.
+        timeout: Progress deadline of the groups, of forming a group, and of the store's answers.
+        options: Options of the groups; the policy is not used.
 
     Raises:
-        TypeError: Something of another type.
-        ValueError: A number that will not do; a living machine has that id.
+        TypeError: An argument has the wrong type.
+        ValueError: A number is wrong, or a living machine already has this id.
+        ConnectionError: The store is lost.
     """
 
     def __init__(
@@ -97,17 +98,17 @@ class Membership:
         self._beat = Heartbeat(beats, machine_id, lost_after_s=lost_after_s)
         self._rounds = Rounds(self._store, machine_id, self._beat.alive)
         self._formed: Formed | None = None
-        # Threads that come back from the store or a peer when the interpreter is gone would end the process by an abort.
+        # A thread that returns from the store or a peer after the interpreter is gone would abort the process.
         atexit.register(self._end)
 
     @property
     def machine_id(self) -> str:
-        """This machine's."""
+        """Id of this machine."""
         return self._id
 
     @property
     def formed(self) -> Formed | None:
-        """The group that was formed last."""
+        """The group that was formed last, or None."""
         return self._formed
 
     def alive(self) -> set[str]:
@@ -119,16 +120,20 @@ class Membership:
         return self._beat.alive()
 
     def agree(self, what: str, text: str) -> None:
-        """Says how this machine runs something that all must run alike; the first one to say it is right.
+        """Compares a description of what all machines must run equally; the first machine's description counts.
+
+        Args:
+            what: Name of what is compared.
+            text: This machine's description.
 
         Raises:
-            ValueError: Another machine said something else before.
+            ValueError: The first machine's description differs.
             ConnectionError: The store is lost.
         """
         expect_alike(what, self._store.set_first(f"agreed/{what}", text), text)
 
     def waiting(self) -> bool:
-        """Whether somebody waits for the next group: this rank's view, which others need not share yet.
+        """Whether a machine waits for the next group. This is the view of this rank; others may not have it yet.
 
         Raises:
             ConnectionError: The store is lost.
@@ -138,16 +143,19 @@ class Membership:
         return self._rounds.waiting(self._formed.number)
 
     def set_leave_at(self, number: int, step: int) -> None:
-        """Says to all of group `number` after which of their common steps they give it up, for those who wait."""
+        """Tells all machines of group `number` after which of their common steps they leave it, to let others in."""
         self._store.set(f"{number}/leave_at", str(step))
 
     def leave_at(self, number: int) -> int | None:
-        """What was said so, or None."""
+        """Returns the step that `set_leave_at` told for group `number`, or None."""
         step = self._store.find(f"{number}/leave_at")
         return None if step is None else int(step)
 
     def form(self) -> Formed:
-        """Gives the last group up and forms another of the machines that are alive. Returns when it is connected.
+        """Gives the last group up and forms another of the machines that are alive.
+
+        Returns:
+            The new group, connected.
 
         Raises:
             TimeoutError: There were not enough machines in time.
@@ -170,14 +178,17 @@ class Membership:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def leave(self) -> None:
-        """Ends this machine's part: its group ends for the others too, who form another. Any number of times."""
+        """Ends this machine's part. Its group ends for the other machines too, and they form another.
+
+        It may be called any number of times.
+        """
         atexit.unregister(self._end)
         self._beat.stop()
         if self._formed is not None:
             self._formed.backend.shutdown()
 
     def _end(self) -> None:
-        """The process ends, and nobody has said leave()."""
+        """Ends the group at the end of a process that has not called leave()."""
         self._beat.stop()
         if self._formed is not None:
             self._formed.backend.abort()

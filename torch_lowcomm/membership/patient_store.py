@@ -1,4 +1,4 @@
-"""A store that answers in time or is lost: torch's clients wait for as long as the connection looks alive."""
+"""A store client with a deadline for every call; torch's clients wait for as long as the connection looks alive."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SLICES = 10  # of a deadline
 
 
 class PatientStore:
-    """A client whose every call has a deadline. Once one has passed it, the client is lost for good.
+    """A client whose every call has a deadline. Once a call has passed its deadline, the client is lost for good.
 
-    Calls are made on a thread of its own, which a cut link may hold for many minutes (TCP's own patience); callers are
-    not held.
+    Calls run on a separate thread. A cut link may hold this thread for many minutes (TCP's time-out); it does not hold the
+    callers.
 
     Args:
         store: A client that nobody else uses.
-        patience_s: Of a call, in seconds.
+        patience_s: Deadline of a call, in seconds.
 
     Attributes:
-        sent_bytes: Of keys and values, without the store's own framing; not of ask() and later().
+        sent_bytes: Bytes of keys and values, without the store's own framing, except those of ask() and later().
     """
 
     def __init__(self, store: Store, patience_s: float) -> None:
@@ -35,7 +35,11 @@ class PatientStore:
         threading.Thread(target=self._serve, name="lowcomm-store", daemon=True).start()
 
     def add(self, key: str, amount: int) -> int:
-        """As the store's; so are the others. ConnectionError where it is lost or does not answer in time."""
+        """Adds to a number and returns the sum.
+
+        Raises:
+            ConnectionError: The store is lost or does not answer in time; so in the other methods.
+        """
         self.sent_bytes += len(key)
         return self.ask(lambda: self._store.add(key, amount))
 
@@ -45,26 +49,26 @@ class PatientStore:
         self.ask(lambda: self._store.set(key, value))
 
     def find(self, key: str) -> str | None:
-        """The value of a key; None where it is not set."""
+        """Returns the value of a key, or None if it is not set."""
         self.sent_bytes += 2 * len(key)
         return self.ask(lambda: self._store.get(key).decode() if self._store.check([key]) else None)
 
     def get_all(self, keys: list[str]) -> list[str]:
-        """The values of keys that are set, in one call."""
+        """Returns the values of keys, all of them set, in one call."""
         self.sent_bytes += sum(map(len, keys))
         return self.ask(lambda: [value.decode() for value in self._store.multi_get(keys)])
 
     def set_first(self, key: str, value: str) -> str:
-        """Sets a key that is not set yet; returns what it has now."""
+        """Sets a key unless it is set already; returns its value now."""
         self.sent_bytes += len(key) + len(value)
         return self.ask(lambda: self._store.compare_set(key, "", value).decode())
 
     def ask(self, call: Callable[[], Any], *, wait_s: float = 0.0) -> Any:
-        """Makes a call of the caller's own at the store, and returns what it returns.
+        """Makes the caller's own call at the store and returns its result.
 
         Args:
             call: Runs on this client's thread.
-            wait_s: How long the call itself may wait for something, beyond the client's patience.
+            wait_s: Seconds that the call itself may wait for something, in addition to the client's patience.
 
         Raises:
             ConnectionError: The store is lost or does not answer in time.
@@ -83,13 +87,13 @@ class PatientStore:
         raise ConnectionError(f"membership: lost the store: {self._lost}")
 
     def later(self, call: Callable[[], Any]) -> None:
-        """Makes a call after those before it, for which nobody waits. Where it fails, the next call says so."""
+        """Makes a call after those before it and does not wait for it. If it fails, the next call raises."""
         if self._lost is None:
             self._calls.put((call, None))
 
     @staticmethod
     def _answered(answer: queue.SimpleQueue[Any], deadline_s: float) -> Any:
-        """In slices: a process that was stopped and wakes up finds one of them gone, and not its whole patience."""
+        """Waits in slices: a process that was stopped and wakes up has lost one slice and not the whole deadline."""
         for _ in range(_SLICES - 1):
             with contextlib.suppress(queue.Empty):
                 return answer.get(timeout=deadline_s / _SLICES)

@@ -1,4 +1,4 @@
-"""How machines agree on a set of themselves: one round a group, closed by whoever came first and is still there."""
+"""How machines agree on a group: in rounds, each closed by the first machine in it that is still there."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ _POLL_S = 0.05
 
 
 class Rounds:
-    """Rounds at a store. A round is open, machines enter; it is closed once, with the list of those in it.
+    """Rounds at a store. Machines enter an open round; it is closed once, with the list of the machines in it.
 
     Args:
-        store: A client of its own.
-        machine_id: This machine's.
-        alive: Tells the ids of the living.
+        store: A separate client.
+        machine_id: Id of this machine.
+        alive: Returns the ids of the machines that are alive.
     """
 
     def __init__(self, store: PatientStore, machine_id: str, alive: Callable[[], set[str]]) -> None:
         self._store, self._id, self._alive = store, machine_id, alive
 
     def enter(self, *, least: int, patience_s: float, deadline: float) -> tuple[int, list[str]]:
-        """Takes part in the open round, and in later ones until one has this machine in it.
+        """Enters the open round, and later rounds until one has this machine in it.
 
-        The first in a round closes it: as soon as every living machine has entered, or `patience_s` after it came; never
-        with fewer than `least`. Where it dies the next one does.
+        The first machine in a round closes it as soon as every living machine has entered, or `patience_s` after it came;
+        never with fewer than `least` machines. If it dies, the next machine closes the round.
 
         Args:
-            least: Machines.
-            patience_s: How long living machines that do not enter are waited for: those that have not noticed yet.
+            least: Least number of machines.
+            patience_s: Seconds to wait for living machines that do not enter because they have not noticed yet.
             deadline: By time.monotonic().
 
         Returns:
-            The round's number and the ids in it, in the order in which they entered.
+            (the round's number, the ids in it in the order in which they entered).
 
         Raises:
-            TimeoutError: The deadline has passed; says who is there and who is missing.
+            TimeoutError: The deadline has passed; the message has the machines that are there.
+            ConnectionError: The store is lost.
         """
         while True:
             number = self._open()
@@ -47,17 +48,17 @@ class Rounds:
             members = self._closed(number, place, least, time.monotonic() + patience_s, deadline)
             if self._id in members:
                 return number, members
-            # else it was closed while this machine entered
+            # else the round was closed while this machine entered
 
     def _open(self) -> int:
-        """The first round that is not closed. The counter is a hint: who closed a round may have died before counting it."""
+        """Returns the first open round. The counter is only a hint: the closer may have died before it counted."""
         number = self._store.add("round", 0) + 1
         while self._store.find(f"{number}/members") is not None:
             number += 1
         return number
 
     def waiting(self, number: int) -> bool:
-        """Whether somebody has entered the round after `number`."""
+        """Whether a machine has entered the round after `number`."""
         return self._store.add(f"{number + 1}/entered", 0) > 0
 
     def _closed(self, number: int, place: int, least: int, patient_until: float, deadline: float) -> list[str]:
@@ -83,7 +84,7 @@ class Rounds:
     def _entered(self, number: int) -> dict[int, str]:
         places = range(1, self._store.add(f"{number}/entered", 0) + 1)
         found = {self._store.find(f"{number}/place/{place}"): place for place in places}
-        # The last place of each: a machine that gave up waiting, or died, and came again has left others behind.
+        # The last place of each machine counts: a machine that gave up or died and came again has earlier places too.
         return {place: machine for machine, place in found.items() if machine is not None}
 
     @staticmethod
