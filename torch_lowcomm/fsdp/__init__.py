@@ -1,4 +1,4 @@
-"""QSDP on FSDP2: quantized weights on the way out, quantized gradients on the way back."""
+"""QSDP on FSDP2: all-gathers of quantized weights, reduce-scatters of quantized gradients."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ logger = logging.getLogger("torch_lowcomm")
 
 
 def _plans(groups: list[ParameterGroup], chosen: Choices) -> list[Plan]:
-    """Everything of `quantize` that can fail on this rank alone."""
+    """Plans all groups. Everything in `quantize` that can fail on this rank alone is done before this returns."""
     if any(g.uses_custom_comm(_LayoutComm) for g in groups):
         raise ValueError("fsdp.quantize: expected a model that is not quantized yet, got one that is")
     return [Plan.of(g, chosen) for g in groups]
 
 
 def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[Named]]:
-    """What the ranks of each group must have alike."""
-    how = (said, _C.Layout([]))  # a name that differs is a difference too
+    """Returns, for each group's name, what its ranks must have equal."""
+    how = (said, _C.Layout([]))  # ranks compare names too
     asked: dict[str, list[Named]] = {}
     for number, plan in enumerate(plans):
         asked.setdefault(plan.group.group.group_name, [how]).extend(
@@ -51,7 +51,7 @@ def _asked(plans: list[Plan], replicas: Replicas, said: str) -> dict[str, list[N
 
 
 def _names(groups: list[ParameterGroup]) -> list[str]:
-    """Of the groups whose ranks wait for this one, in the order in which they agree."""
+    """Names of the groups whose ranks wait for this one, in the order in which they agree."""
     names = [g.group.group_name for g in groups]
     if not names and dist.is_initialized():
         names = [dist.group.WORLD.group_name]
@@ -71,61 +71,61 @@ def quantize(
     hosts: DeviceMesh | None = None,
     fake: int | None = None,
 ) -> QuantizedComms:
-    """Quantize what FSDP2 moves for a model (QSDP, arXiv 2302.02390).
+    """Quantizes the weights and gradients that FSDP2 communicates for a model (QSDP, arXiv 2302.02390). Collective.
 
-    Weights are encoded once, by the owner of the shard, and decoded by every rank, the owner too: all ranks that share
-    the shards compute with identical weights, the same in forward and backward, while the optimizer keeps the owner's
-    full-precision shard. (Replicas, in HSDP, do so with a codec that draws nothing: one that rounds at random draws for each
-    replica apart; so are levels learned of each replica's gradients, to be saved by it.)
-    Gradients are encoded for the owner of each slice; its own contribution is not quantized. Buckets lie inside a
-    parameter's shard. One message a wrapped module carries all of its parameters. Norms, biases and every parameter
-    that is not at least 2-D or has under 1024 elements travel exact. Collective: all ranks agree on the layouts here.
+    * Weights: the owner of a shard encodes it once, and every rank decodes it, the owner too. So all ranks that share the
+      shards compute with identical weights, the same in forward and backward, while the optimizer keeps the owner's
+      full-precision shard. Replicas (HSDP) have identical weights only with a codec that does not round at random: a random
+      codec draws separately for each replica. Levels too are learned separately from each replica's gradients, and each
+      replica saves its levels.
+    * Gradients: they are encoded for the owner of each slice; its own contribution is not quantized.
+    * Messages: one message carries all parameters of a wrapped module. Buckets lie inside a parameter's shard. Norms, biases
+      and every parameter with less than 2 dimensions or 1024 elements are sent exactly.
 
-    Call it after `fully_shard` and before the first step. With a MixedPrecisionPolicy FSDP2 hands over shards already
-    cast, and those are what is coded. Parameters of several dtypes are coded where all that are coded have one. A flat
-    buffer that the layout does not describe (coded parameters of several dtypes, a tensor subclass that gathers other
-    tensors, a gradient that is missing, parameters frozen or thawed since) travels exact, is logged and counted.
-    `with lc.exact():` holds for a gather or reduction issued inside it: keep a step's forward and backward on the same
-    side of it, and with overlap whole passes of `model`, for gathers are issued ahead.
+    Call it after `fully_shard` and before the first step; all ranks agree on the layouts here. With a MixedPrecisionPolicy
+    FSDP2 passes shards that are already cast, and these are coded. Parameters of several dtypes are coded if all coded ones
+    have the same dtype. A flat buffer that the layout does not describe is sent exactly, logged and counted: coded parameters
+    of several dtypes, a tensor subclass that gathers other tensors, a missing gradient, parameters that were frozen or thawed
+    since. `with lc.exact():` applies to a gather or reduction that is issued inside it. Keep a step's forward and backward on
+    the same side of it; with overlap keep whole passes of `model` on one side, because gathers are issued ahead.
 
     Args:
         model: A module in which `fully_shard` wrapped something.
         weights: Codec of the all-gathers, "none" for exact.
         gradients: Codec of the reduce-scatters, "none" for exact.
-        exact: Called with (fully qualified name, parameter), for a tied parameter once a name; True keeps that parameter
-            out of both.
-        master: What the optimizer steps: "fp32", the owner's full-precision shard, or "quantized", the shard as it was
-            decoded (the paper's Eq. 2), for one more copy of the shard. Then an update under half a step is lost with a
-            nearest codec, and `lattice<b>` is the one to take. The shard is replaced at the first gather after a step.
+        exact: Called with (fully qualified name, parameter), for a tied parameter once for each name; True keeps the
+            parameter exact in both directions.
+        master: The copy that the optimizer updates: "fp32", the owner's full-precision shard, or "quantized", the shard as it
+            was decoded (the paper's Eq. 2), which takes one more copy of the shard. With "quantized" use `lattice<b>`: with
+            a nearest codec an update below half a step is lost. The shard is replaced at the first gather after a step.
         learn_at: Optimizer steps at which `levels<b>` codecs learn their levels (the paper's Algorithm 2), in the first
-            gather and reduction after that many; of tensors of more than 100,000 elements, the others' stay even.
-            Default: the paper's 400, 1900 and 3800, of 4800.
-        overlap: Communicate while modules compute (on CUDA, where no GPU has run this, too): a module's gather is issued
-            when the module before it has its weights, and its reduction ends while the next one's backward runs, so that
-            the memory of one gathered module and one module's gradients is taken beside what is computed with. Results
-            are the same bits. What a reduction raises, a later part of backward() raises. Of HSDP, of gradients that are
-            cast and where hooks wait for gradients, only gathers overlap. Until backward() has ended, `.grad` is not to
-            be read.
+            gather and reduction after them. Tensors of at most 100,000 elements keep even levels. Default: the paper's 400,
+            1900 and 3800, of 4800.
+        overlap: Whether to communicate while modules compute (also on CUDA, where no GPU has run this). A module's gather is
+            issued when the module before it has its weights, and its reduction ends while the next module's backward runs.
+            This takes the memory of one more gathered module and of one module's gradients. Results are the same bits.
+            A later part of backward() raises the error of a reduction. With HSDP, with gradients that are cast, and where
+            hooks wait for gradients, only gathers overlap. Do not read `.grad` before backward() has ended.
         replicate: HSDP: codec of the all_reduce between replicas, "none" for exact; None leaves it to their group's policy.
-            FSDP2 issues it itself, of flat buffers: norms and biases are coded too, buffers under the group's min_bytes
-            not. It becomes the `all_reduce` of that group's policy, so other all_reduces of the group are coded too.
-        hosts: A mesh, hosts x ranks of a host by names, of the ranks that shard (e.g. the one that was flattened for
-            `fully_shard`): messages are exact inside a host and coded between hosts, where one coded copy a host crosses
-            the link. Gradients are summed on their host first; levels are learned of each rank's own, before that sum.
-            What travels exact as a whole goes over the flat group.
-        fake: For studies of speed only: move the first 1/fake of each message, exact, in place of codes. The model learns
-            nothing that is right, and `weights` and `gradients` code nothing.
+            FSDP2 itself issues this all_reduce of flat buffers: norms and biases are coded too, buffers under the group's
+            min_bytes are not. The codec becomes the `all_reduce` of the group's policy and codes its other all_reduces too.
+        hosts: A mesh [hosts, ranks of a host] with named dimensions, of the ranks that shard (e.g. the mesh that was
+            flattened for `fully_shard`). Messages are then exact inside a host and coded between hosts, and one coded copy
+            for each host crosses the link. Gradients are first summed on their host; levels are learned before this sum,
+            from each rank's gradients. Buffers that are sent exactly as a whole go over the flat group.
+        fake: For measurements of speed only: sends the first 1/fake of each message, exactly, in place of codes. The model
+            learns nothing useful, and `weights` and `gradients` have no effect.
 
     Returns:
-        A handle to checkpoint beside model and optimizer: with it, a resumed run draws what the run without a break
-        would have, and has its levels.
+        A handle to save with model and optimizer. With it a resumed run has the same random draws and levels as a run
+        without a break.
 
     Raises:
-        ValueError: No wrapped module, a codec that is wrong, a group that is not lowcomm's, several parameter groups in
-            one module, a model that is quantized already, steps to learn at that are none, a mesh of other ranks,
-            `replicate` without replicas, a `fake` that is no ratio; a quantized master where FSDP2 casts the shards or has
-            replicas (HSDP), or with `fake`. Whatever is raised, the model is as it was.
-        TypeError: `exact` is no function, `hosts` no mesh.
+        ValueError: The model has no wrapped module, is quantized already, or has several parameter groups in one module; a
+            codec, `learn_at`, `hosts` or `fake` is wrong; a group is not of backend lowcomm; `replicate` was given without
+            replicas; or a quantized master was asked for where FSDP2 casts the shards, with replicas (HSDP) or with `fake`.
+            The model is as it was, whatever is raised.
+        TypeError: `exact` is not a function, or `hosts` is not a mesh.
         DistBackendError: Ranks disagree on a layout (the first difference is named), or another rank raised.
     """
     groups: list[ParameterGroup] = []

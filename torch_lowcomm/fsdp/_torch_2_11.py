@@ -1,4 +1,4 @@
-"""All that lowcomm knows of FSDP2's private parts, for torch 2.11 to 2.15; test_fsdp_adapter.py holds it to them."""
+"""All uses of FSDP2's private parts, for torch 2.11 to 2.15; test_fsdp_adapter.py checks that they exist."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardedParameter:
     parameter: nn.Parameter  # the sharded DTensor parameter, of the global shape
     shard_numel: int  # elements a rank contributes, padding included
     gathered_dtype: torch.dtype  # of the shard as it is gathered, which a MixedPrecisionPolicy may cast
-    has_extension: bool  # a tensor subclass that decides itself what is gathered
+    has_extension: bool  # whether it is a tensor subclass that decides itself what is gathered
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ParameterGroup:
         return [p._sharded_param_data for p in self._private.fsdp_params]
 
     def trained(self) -> list[bool]:
-        """Which of the parameters have gradients now: freezing may change it."""
+        """Tells of each parameter whether it has a gradient now; freezing may change it."""
         return [p.sharded_param.requires_grad for p in self._private.fsdp_params]
 
     def uses_custom_comm(self, kind: type) -> bool:
@@ -73,27 +73,31 @@ class ParameterGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where its modules compute."""
+        """The device on which its modules compute."""
         return self._private.device
 
     def prefetch(self) -> bool:
-        """Issue the gather that the module's forward will wait for; False where it holds its weights, or soon will."""
+        """Issues the gather that the module's forward will wait for.
+
+        Returns:
+            False if the module has its weights or its gather is under way.
+        """
         if self._private.is_unsharded or self._private._all_gather_result is not None:
             return False
         self._private._prefetch_unshard(self._private, "forward")
         return True
 
     def drop_prefetched(self) -> None:
-        """Forget a gather that `prefetch` issued and no forward asked for; it is waited for."""
+        """Waits for a gather that `prefetch` issued and no forward asked for, and drops its result."""
         result, self._private._all_gather_result = self._private._all_gather_result, None
         if result is not None and result.all_gather_work is not None:
             result.all_gather_work.wait()
 
     def only_stores_reduced(self, dtype: torch.dtype) -> bool:
-        """Whether all that FSDP2 does with a reduction's output of this dtype in backward is to make `.grad` views of it.
+        """Whether FSDP2 in backward only makes `.grad` views of a reduction's output of this dtype.
 
-        Not where it casts them, reduces them again between replicas (HSDP), offloads them or calls a hook with them.
-        Division comes on top, where the reduction's op is SUM.
+        It does more where it casts them, reduces them again between replicas (HSDP), offloads them or calls a hook with them.
+        After a reduction with the op SUM it also divides, which this does not tell.
         """
         g = self._private
         return (
@@ -105,7 +109,7 @@ class ParameterGroup:
         )
 
     def take_gradients(self) -> list[tuple[nn.Parameter, torch.Tensor | None]]:
-        """Every trained parameter with its gradient so far, which is then None: FSDP2 will not add to it."""
+        """Returns (trained parameter, its gradient so far) and sets these gradients to None, so that FSDP2 does not add."""
         taken = [(p.sharded_param, p.sharded_param.grad) for p in self._private.fsdp_params]
         taken = [(parameter, gradient) for parameter, gradient in taken if parameter.requires_grad]
         for parameter, _ in taken:
@@ -121,7 +125,7 @@ def _groups_of(module: FSDPModule) -> list[Any]:
 
 
 def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
-    """Every parameter group of a model wrapped by `fully_shard`, in the order of `model.modules()`.
+    """Yields every parameter group of a model wrapped by `fully_shard`, in the order of `model.modules()`.
 
     Raises:
         ValueError: A module has several parameter groups (per-parameter meshes), which torch's custom comms exclude, or
@@ -155,7 +159,7 @@ def parameter_groups(model: nn.Module) -> Iterator[ParameterGroup]:
 
 
 def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
-    # The module holds one of the two, by whether it is gathered just now.
+    # The module holds one of the two: the unsharded one while it is gathered.
     registered = names.get(id(p.sharded_param)) or names.get(id(getattr(p, "_unsharded_param", None)))
     if not registered:
         raise ValueError(
@@ -171,7 +175,7 @@ def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
     )
 
 
-# The names that 2.13 gave them; the old ones warn there.
+# torch 2.13 has new names for these; the old names warn there.
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -181,12 +185,12 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-# For hooks of modules that may be compiled: not traced, as FSDP2's own are not, for what they keep changes every pass.
+# For hooks of modules that may be compiled. They are not traced, as FSDP2's are not: their state changes in every pass.
 outside_compile = _disable_dynamo
 
 
 class _AtEnd:
-    """Autograd calls it at the end of a pass, and drops it uncalled where the pass broke off."""
+    """A callback that autograd calls at the end of a pass, and drops uncalled if the pass broke off."""
 
     def __init__(self, callback: Callable[[], None], broken: Callable[[], None]) -> None:
         self._callback, self._broken = callback, broken
@@ -202,15 +206,15 @@ class _AtEnd:
 
 
 def at_end_of_backward(callback: Callable[[], None], broken: Callable[[], None]) -> None:
-    """Call when the backward pass under way has run, after FSDP2's own end of it.
+    """Has a function called when the backward pass under way has run, after FSDP2's own callback.
 
     Args:
-        callback: What it raises, backward() raises.
-        broken: Called in its place where the pass ends by an error, before backward() raises that. Must not raise.
+        callback: The function; backward() raises what it raises.
+        broken: Called in its place if the pass ends by an error, before backward() raises this error. It must not raise.
     """
     Variable._execution_engine.queue_callback(_AtEnd(callback, broken))
 
 
 def new_buffer(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What FSDP2's own comms allocate."""
+    """Allocates a flat buffer as FSDP2's own comms do."""
     return torch.empty(*size, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Ranks find what differs between them before any has changed anything, over all groups that a model's modules use."""
+"""Compares layouts between ranks over all groups that a model's modules use, before any rank has changed anything."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Named = tuple[str, _C.Layout]
 
 
 def agree(asked: Mapping[str, Sequence[Named]]) -> None:
-    """Compare layouts with the other ranks of every group. Collective.
+    """Compares layouts with the other ranks of every group. Collective.
 
-    No group is left out when one differs, for the ranks of the others would wait; and since groups share ranks, those that
-    agreed hear in a second round what the others found, so that nobody goes on alone.
+    1. Every group compares its layouts. If one group differs, the others compare all the same: their ranks would wait.
+    2. Groups that agreed learn in a second round of the others' differences. Groups share ranks, and so no rank goes on alone.
 
     Args:
-        asked: By a group's name, in one order on all ranks; groups that are not lowcomm's are passed over.
+        asked: Layouts by a group's name, in the same order on all ranks. Groups that are not lowcomm's are skipped.
 
     Raises:
-        DistBackendError: The first group's in which something differs or a rank raised.
+        DistBackendError: A layout differs or a rank raised; the error is that of the first such group.
     """
     first: Exception | None = None
     agreed = []
@@ -42,7 +42,7 @@ def agree(asked: Mapping[str, Sequence[Named]]) -> None:
 
 
 def tell(names: Iterable[str], error: Exception) -> None:
-    """A mistake of this rank's: its peers wait to agree, and get it as theirs."""
+    """Tells an error of this rank to its peers, which wait to agree and raise it too."""
     for name in names:
         backend = _C.find_backend(name)
         if backend is not None:

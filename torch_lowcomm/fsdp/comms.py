@@ -1,4 +1,4 @@
-"""FSDP2's two comm objects, carrying one message a layer with a codec a parameter."""
+"""FSDP2's two comm objects. Each sends one message for a wrapped module, with a codec for each parameter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _LayoutComm:
-    """What both directions share: the agreed layout, and when it does not apply."""
+    """The part of both comm objects that they share: the agreed layout, and when it does not apply."""
 
     def __init__(
         self, group: dist.ProcessGroup, levels: Levels, slot: int, carrier: HostComms | FakeComms | None = None
@@ -42,15 +42,15 @@ class _LayoutComm:
         return self.levels.layout
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
+        """Allocates one of FSDP2's flat buffers: `size` elements of `dtype` on `device`."""
         return fsdp2.new_buffer(size, dtype, device)
 
     def _carrier(self, group: dist.ProcessGroup) -> HostComms | FakeComms | _C.LowcommBackend:
-        """What moves messages by layouts."""
+        """Returns the object that sends messages by layouts."""
         return self._other_carrier or backend_of(group)
 
     def _why_exact(self, group: dist.ProcessGroup, tensor: torch.Tensor, elements: int) -> str | None:
-        """Why the layout does not describe this buffer; None when it does."""
+        """Returns why the layout does not describe this buffer, or None if it does."""
         if _C.in_exact():
             return "inside lc.exact()"
         if group.group_name != self._group_name:
@@ -64,7 +64,7 @@ class _LayoutComm:
         return None
 
     def _note_exact(self, group: dist.ProcessGroup, op: str, why: str) -> None:
-        """Said once, and counted in stats()."""
+        """Counts the reason in stats(), and logs it once."""
         backend = _C.find_backend(group.group_name)
         if backend is not None:
             backend.note_exact(op, why)
@@ -74,7 +74,7 @@ class _LayoutComm:
 
 
 class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
-    """Weights: each rank encodes its shard once, all decode the same codes, the owner too (QSDP, section 3.3)."""
+    """Weights: each rank encodes its shard once, and all ranks decode the codes, the owner too (QSDP, section 3.3)."""
 
     def __init__(
         self,
@@ -101,9 +101,10 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> Any:
-        """Gather [n] of every rank into [W·n]; the same codes until the optimizer writes the shard.
+        """Gathers [n] of every rank into [W·n], with the same codes until the optimizer writes the shard.
 
-        With overlap a gather returns its Work unasked: FSDP2 waits for what it got where it needs the weights.
+        Returns:
+            The Work with `async_op` or with overlap, else None. FSDP2 waits for a Work where it needs the weights.
         """
         async_op = async_op or self._overlap
         if self._unit is not None and input_tensor.dtype == torch.uint8:
@@ -122,14 +123,14 @@ class QuantizedAllGather(_LayoutComm, fsdp2.AllGather):
             output_tensor, input_tensor, layout, slot=self._slot, step=version % 2**32
         )
         if self.master and encoded is not None:
-            work.wait()  # the shard is written behind it
+            work.wait()  # `settle` writes the shard
             self.master.settle(version, encoded, output_tensor.view(group.size(), -1)[group.rank()])
             self.weights.overlook()
         return work if async_op else work.wait() and None
 
 
 class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
-    """Gradients: each slice is encoded for its owner, summed in rank order in fp32 (QSDP, section 3.3)."""
+    """Gradients: each slice is encoded for its owner, which sums in rank order in float32 (QSDP, section 3.3)."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         self.calls = 0
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate one of FSDP2's flat buffers, once the one of the reduction before has left: there is one at a time."""
+        """Allocates one of FSDP2's flat buffers, after the reduction before has ended: there is one buffer at a time."""
         if self._deferred is not None:
             self._deferred.wait()
         return super().allocate(size, dtype=dtype, device=device)
@@ -163,7 +164,11 @@ class QuantizedReduceScatter(_LayoutComm, fsdp2.ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> Any:
-        """Reduce [W·n] to this rank's [n]; fresh draws every call, so accumulated micro-batches share none."""
+        """Reduces [W·n] to this rank's [n]. Every call has new draws, so that accumulated micro-batches share none.
+
+        Returns:
+            The Work with `async_op`, or if a later step waits for it (overlap); else None.
+        """
         why = self._why_exact(group, input_tensor, output_tensor.numel())
         if why is None and self._trained() != self._planned:
             why = "other parameters have gradients than when quantize was called"

@@ -1,4 +1,4 @@
-"""Fake compression: a share of each message, for studies of speed alone. What is computed with it is wrong."""
+"""Fake compression: sends a share of each message, for measurements of speed only. Its results are wrong."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from torch_lowcomm.groups import exact
 
 
 def checked_ratio(ratio: int) -> int:
-    """Raises ValueError for what is no whole number from 2 on."""
+    """Returns the ratio; ValueError unless it is a whole number of 2 or more."""
     if isinstance(ratio, bool) or not isinstance(ratio, int) or ratio < 2:
         raise ValueError(f"fsdp.quantize: fake: expected a whole number of 2 or more, got {ratio!r}")
     return ratio
 
 
 class FakeComms:
-    """Stands where a group's backend moves messages by layouts, and moves the first 1/ratio of their elements, exact.
+    """The layout ops of a group's backend, which send only the first 1/ratio of the elements, exactly.
 
-    The rest of a gathered shard is this rank's own, the rest of a reduced slice this rank's own part: finite numbers, so
-    that the arithmetic takes the time that it takes. Ranks compute with different weights.
+    The rest of a gathered shard is taken from this rank's shard, and the rest of a reduced slice from this rank's part. These
+    numbers are finite, so that arithmetic takes its usual time. Ranks compute with different weights.
+
+    Args:
+        group: The ranks.
+        ratio: Elements of a message / elements that are sent.
     """
 
     def __init__(self, group: dist.ProcessGroup, ratio: int) -> None:
@@ -30,13 +34,13 @@ class FakeComms:
         self._ratio = ratio
 
     def reserve_slots(self, count: int) -> int:
-        """None are needed: nothing is drawn."""
+        """Returns 0: no slots are needed, because nothing is drawn."""
         return 0
 
     def all_gather_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
     ) -> Any:
-        """Gather the first elements of [n] of every rank into [W·n]."""
+        """Gathers the first elements of [n] of every rank into [W·n]."""
         part, rows = self._part(input.numel()), output.view(self._group.size(), -1)
         for rank, row in enumerate(rows):
             if rank != self._group.rank():  # its own row may be the input
@@ -48,7 +52,7 @@ class FakeComms:
     def reduce_scatter_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
     ) -> Any:
-        """Reduce the first elements of each slice of [W·n] to this rank's [n]."""
+        """Reduces the first elements of each slice of [W·n] to this rank's [n]."""
         part, rows = self._part(output.numel()), input.view(self._group.size(), -1)
         output[part:].copy_(rows[self._group.rank()][part:])
         with exact():

@@ -1,4 +1,4 @@
-"""FSDP1 (`FullyShardedDataParallel`): gradients by its comm hook, weights by the policy of its group."""
+"""FSDP1 (`FullyShardedDataParallel`): its comm hook codes gradients, the policy of its group codes weights."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _CODED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class State:
-    """What `hook` needs to know of an FSDP1 model: codec, group, and how far its random draws have come.
+    """The state of `hook` for an FSDP1 model: codec, group, and the count of its random draws.
 
         model = FullyShardedDataParallel(module, process_group=group)
         lc.set_policy(group, "all_gather=minmax8:bucket=1024")                              # weights
         model.register_comm_hook(lc.fsdp.State(gradients="qsgd8:bucket=1024", group=group), lc.fsdp.hook)
 
-    FSDP1 hands over flat buffers and says nothing of the parameters in them, so norms and biases are coded with the rest:
-    prefer FSDP2 and `lc.fsdp.quantize`. Give weights a codec that draws nothing (not qsgd, dither, lattice): a policy
-    draws anew for the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD: there a policy on each of
-    the two groups ("all_gather=…; reduce_scatter=…" and "all_reduce=…") codes all of it.
+    FSDP1 passes flat buffers without the parameters in them, so that norms and biases are coded too: prefer FSDP2 and
+    `lc.fsdp.quantize`. Give weights a codec that does not round at random (not qsgd, dither, lattice): a policy draws again
+    for the gather of the backward pass. torch allows no comm hook with HYBRID_SHARD. There use a policy on each of the two
+    groups: "all_gather=…; reduce_scatter=…" on the one that shards, "all_reduce=…" on the one that replicates.
 
-    With NO_SHARD gradients go through `lc.all_reduce`, which draws by the number of the group's op: with a codec that draws,
-    a resumed run is not the unbroken one to the bit. `lc.ddp.hook` on DDP, which is the same training, is.
+    With NO_SHARD gradients go through `lc.all_reduce`, whose draws depend on the number of the group's op. With a random codec
+    a resumed run then does not have the bits of the unbroken run. `lc.ddp.hook` on DDP is the same training, and has them.
 
     Args:
-        gradients: Codec of the reduce-scatters, of NO_SHARD's all_reduces; "none" for exact.
-        group: The model's process group; None for the default one.
+        gradients: Codec of the reduce-scatters, or of NO_SHARD's all_reduces; "none" for exact.
+        group: The model's process group; None for the default group.
 
     Raises:
-        ValueError: A codec that is wrong, or a group that is not lowcomm's.
+        ValueError: The codec is wrong, or the group is not of backend lowcomm.
     """
 
     def __init__(self, *, gradients: str = "qsgd8:bucket=1024", group: dist.ProcessGroup | None = None) -> None:
@@ -46,7 +46,7 @@ class State:
         self.group = group if group is not None else dist.group.WORLD
         self.calls = 0
         self._backend = backend_of(group)
-        self._slot = self._backend.reserve_slots(self._backend.size())  # every slice draws by itself
+        self._slot = self._backend.reserve_slots(self._backend.size())  # every slice has separate draws
         logger.info(
             "fsdp.State: gradients of FSDP1's flat buffers travel as %s, norms and biases too; weights by the policy of "
             "group %s, %r",
@@ -56,11 +56,11 @@ class State:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """{"calls": reductions so far}: with it a resumed run draws what the run without a break would have (not NO_SHARD)."""
+        """Returns {"calls": reductions so far}. With it a resumed run has the unbroken run's draws (except NO_SHARD)."""
         return {"calls": self.calls}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Loads what `state_dict` returned."""
         self.calls = int(state["calls"])
 
     def _reduce_scatter(self, output: torch.Tensor, input: torch.Tensor) -> None:
@@ -72,17 +72,17 @@ class State:
 
 
 def hook(state: State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
-    """Average a flat gradient over the group, for `FullyShardedDataParallel.register_comm_hook`.
+    """Averages a flat gradient over the group, for `FullyShardedDataParallel.register_comm_hook`.
 
-    Each slice is encoded for its owner, decoded and averaged in rank order in fp32; the owner's own is not coded.
+    Each slice is encoded for its owner, which decodes and averages in rank order in float32; its own part is not coded.
 
     Args:
-        state: The model's.
-        gradient: All of it, [W·n]; averaged in place where there is no output (NO_SHARD).
+        state: The state of this model.
+        gradient: The whole gradient, [W·n]; averaged in place if there is no output (NO_SHARD).
         output: This rank's slice, [n].
 
     Raises:
-        ValueError: Elements that the codec refuses (a NaN), on the rank that has them.
+        ValueError: The codec refuses an element (a NaN), on the rank that has it.
         DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
     """
     why = f"its dtype is {gradient.dtype}" if gradient.dtype not in _CODED else None

@@ -19,11 +19,11 @@ from torch_lowcomm.two_level import TwoLevel, _as_op
 
 
 def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceMesh:
-    """A mesh whose rows are the hosts of every group.
+    """Returns the mesh if its rows are the hosts of every group.
 
     Raises:
-        TypeError: Something else than a mesh.
-        ValueError: Not of two named dimensions, or of other ranks or in another order than a group that shards.
+        TypeError: `mesh` is not a DeviceMesh.
+        ValueError: The mesh does not have two named dimensions, or has other ranks or another order than a group that shards.
     """
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"fsdp.quantize: hosts: expected a DeviceMesh (hosts x ranks), got {type(mesh).__name__}")
@@ -45,18 +45,18 @@ def checked_hosts(mesh: DeviceMesh, groups: Iterable[ParameterGroup]) -> DeviceM
 
 
 class HostComms(TwoLevel):
-    """What a group's backend does with layouts, on two levels: the slow link carries one coded copy a host.
+    """The layout ops of a group's backend, on two levels: the slow link carries one coded copy for each host.
 
-    A shard is encoded once, by its owner, for the ranks at its place on the other hosts; hosts pass on what was decoded,
-    so that all ranks, the owner too, have the same bits. Gradients are summed exactly on their host first. One worker runs
+    The owner of a shard encodes it once, for the ranks at its place on the other hosts. Hosts pass the decoded values on, so
+    that all ranks, the owner too, have the same bits. Gradients are first summed exactly on their host. One worker runs
     the ops in the order of issue. Collective.
 
     Args:
-        mesh: Hosts x ranks of a host, by names.
-        timeout: Progress deadline of both levels' groups.
+        mesh: A mesh [hosts, ranks of a host] with named dimensions.
+        timeout: Progress deadline of the groups of both levels.
 
     Raises:
-        DistBackendError: Ranks have different meshes, or one did not come.
+        DistBackendError: Ranks have different meshes, or a rank did not come.
     """
 
     def __init__(self, mesh: DeviceMesh, timeout: timedelta | None) -> None:
@@ -64,13 +64,13 @@ class HostComms(TwoLevel):
         self._connect(hosts_of_mesh(mesh, inside, between), "none", timeout)
 
     def reserve_slots(self, count: int) -> int:
-        """Of the group between hosts, where draws are made; a reduction takes a slot for each of a slice's segments."""
+        """Reserves slots for random draws in the group between hosts; a reduction takes one for each segment of a slice."""
         return backend_of(self.between).reserve_slots(count)
 
     def all_gather_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, *, slot: int, step: int
     ) -> dist.Work:
-        """Gather [n] of every rank into [hosts · ranks · n]; the Work raises as TwoLevel.all_gather does."""
+        """Gathers [n] of every rank into [hosts · ranks · n]; the Work raises as TwoLevel.all_gather does."""
 
         def between(column: torch.Tensor) -> None:
             backend_of(self.between).all_gather_layout(
@@ -82,9 +82,9 @@ class HostComms(TwoLevel):
     def reduce_scatter_layout(
         self, output: torch.Tensor, input: torch.Tensor, layout: _C.Layout, op: Any, *, slot: int, step: int
     ) -> dist.Work:
-        """Reduce [hosts · ranks · n] to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
+        """Reduces [hosts · ranks · n] to this rank's [n]; op is SUM, AVG or PREMUL_SUM."""
         op = _as_op(op)
-        # A factor is applied once, to what goes into the host's sum.
+        # A factor is applied once, to the contributions to the host's sum.
         op_between = op if op == dist.ReduceOp.AVG else dist.ReduceOp(dist.ReduceOp.SUM)
 
         def between(column: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ class HostComms(TwoLevel):
 
 
 class _FutureWork(dist.Work):
-    """A Work, which FSDP2 asks for, of a future."""
+    """A Work, which FSDP2 needs, made from a future."""
 
     def __init__(self, future: Future[torch.Tensor]) -> None:
         super().__init__()

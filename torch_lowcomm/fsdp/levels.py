@@ -1,8 +1,9 @@
-"""Learned levels (QSDP, arXiv 2302.02390, Algorithm 2): which values a `levels<b>` codec rounds to, tensor by tensor.
+"""Learned levels (QSDP, arXiv 2302.02390, Algorithm 2): the values to which a `levels<b>` codec rounds, for each tensor.
 
-Every tensor begins with even levels. At given optimizer steps each rank learns from what it is about to encode, and the
-ranks agree on the mean: one table a tensor and group, the same on every rank, so that a reader's table is the sender's. A
-table is in the layout's text, which every op's description and frame carry as a hash: a rank with another is named.
+Every tensor begins with even levels. At given optimizer steps each rank learns levels from the elements that it is about to
+encode, and the ranks agree on the mean. So a tensor has one table in a group, the same on every rank, and a reader's table
+is the sender's. The table is in the layout's text, and every op's description and frame carry a hash of this text: an error
+names a rank with another table.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class CodedRun:
 
 
 def learning_steps(steps: Sequence[int] | None, codecs: Sequence[str]) -> tuple[int, ...]:
-    """The optimizer steps at which levels are learned: `steps`, by default the paper's where a codec has levels.
+    """Returns the optimizer steps at which levels are learned: `steps`, or by default the paper's if a codec has levels.
 
     Raises:
-        ValueError: Steps that are not whole, negative or not in ascending order, or steps although no codec has levels.
+        ValueError: A step is not an integer or is negative, steps do not ascend, or no codec has levels.
     """
     has_levels = any(codec.startswith("levels") for codec in codecs)
     if steps is None:
@@ -58,7 +59,7 @@ def learning_steps(steps: Sequence[int] | None, codecs: Sequence[str]) -> tuple[
 
 
 class Levels:
-    """The level tables of one flat buffer's runs, and the layout that they are in."""
+    """The level tables of the runs of one flat buffer, and the layout that has them."""
 
     def __init__(self, runs: Sequence[CodedRun], learn_at: Sequence[int]) -> None:
         self._runs = list(runs)
@@ -79,20 +80,20 @@ class Levels:
         )
 
     def at(self, step: int, buffers: Sequence[torch.Tensor], group: dist.ProcessGroup) -> _C.Layout:
-        """The layout at an optimizer step; learns first where that is due. Collective then.
+        """Returns the layout at an optimizer step. Where learning is due it learns first, which is collective.
 
         Args:
-            step: Optimizer steps done.
-            buffers: What is to be encoded: [n] each, the layout's elements, with buckets of their own.
-            group: The ranks that agree.
+            step: Number of optimizer steps done.
+            buffers: The buffers to encode, [elements of the layout] each; buckets do not cross buffers.
+            group: The ranks that agree on the levels.
         """
-        due = max((s for s in self._learn_at if s <= step), default=-1)  # late where what came then travelled exact
+        due = max((s for s in self._learn_at if s <= step), default=-1)  # late if that step's buffer was sent exactly
         if self.learns and due > self._learned_at:
             self._set(self._agreed(self._learn(buffers), group), step)
         return self.layout
 
     def _learn(self, buffers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[learning runs, 2^b + 1] in float64, which holds both exactly: the levels, and from how many elements."""
+        """Returns [learning runs, 2^b + 1]: the levels, then the number of elements seen; float64 holds both exactly."""
         learned = []
         for i in self._learning:
             run = self._runs[i]
@@ -125,11 +126,11 @@ class Levels:
 
     @property
     def learns(self) -> bool:
-        """Whether any tensor's levels are ever learned."""
+        """Whether the levels of any tensor are learned."""
         return bool(self._learning)
 
     def state_dict(self) -> dict[str, Any]:
-        """The learned tables in order, [tensors, 2^b], whose they are, their versions, and the step they are of."""
+        """Returns {"tensors": identities, "levels": [tensors, 2^b], "versions", "learned_at": optimizer step}."""
         tables = [self._tables[i] for i in self._learning]
         return {
             "tensors": [self._identity(i) for i in self._learning],
@@ -139,14 +140,14 @@ class Levels:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the tables of a checkpoint, of a run on any number of ranks; raises as `check`, and nothing changes then."""
+        """Loads the tables of a checkpoint of a run on any number of ranks. It raises as `check`, with nothing changed."""
         self._set(self.check(state), int(state["learned_at"]))
 
     def check(self, state: dict[str, Any]) -> dict[int, _C.LevelTable]:
-        """The tables in a checkpoint's state.
+        """Returns the tables in a checkpoint's state.
 
         Raises:
-            ValueError: They are another model's, or another codec's: the first difference is named.
+            ValueError: They are of another model or codec; the first difference is named.
         """
         mine, theirs = [self._identity(i) for i in self._learning], list(state["tensors"])
         for ours, other in itertools.zip_longest(mine, theirs, fillvalue="no other tensor"):

@@ -8,9 +8,10 @@ import torch
 
 
 def _checksum(flat: torch.Tensor) -> tuple[int, ...]:
-    """Sums of the elements' bits as integers, plain and weighted by row and column: hardly ever the same after a write.
+    """Returns sums of the elements' bits as integers, plain and weighted by row and column.
 
-    The weights tell elements that have changed places. Of CUDA tensors it waits for the device.
+    The sums are hardly ever the same after a write; the weights detect elements that have changed places. For a CUDA tensor
+    it waits for the device.
     """
     bits = flat.view(torch.int16 if flat.element_size() == 2 else torch.int32)
     whole = bits.numel() // 1024 * 1024
@@ -21,36 +22,39 @@ def _checksum(flat: torch.Tensor) -> tuple[int, ...]:
 
 
 class QuantizedMaster:
-    """Puts what a rank's shard was decoded to in the shard's place, so that the optimizer starts from it.
+    """Replaces a rank's shard by its decoded value, so that the optimizer starts from it.
 
-    It does so at the first gather after the shard was written. Later gathers of the same weights must send the same codes,
-    and encoding the decoded shard again would not: a lattice's random shift would move it once more, and even a nearest
-    grid's ends move by their last bits. So what was encoded is kept until the shard is written again, and sent again: one
-    more copy of the shard while the step lasts. A write that no version shows (`p.data`, a local tensor) is found by a
-    checksum, and encoded as it is.
+    It does so at the first gather after the shard was written. Later gathers of the same weights must send the same codes.
+    Encoding the decoded shard again would give other codes: a lattice's random shift would move it once more, and even a
+    nearest grid's ends move by their last bits. So the encoded values are kept until the shard is written again, and are sent
+    again; this takes one more copy of the shard. A checksum detects a write that no version shows (`p.data`, a local
+    tensor), and the shard is then encoded as it is.
+
+    Args:
+        shards: Returns each parameter's flat shard as it is now.
+        runs: (parameter, first element, count) of the coded ones.
     """
 
     def __init__(self, shards: Callable[[], list[torch.Tensor]], runs: Sequence[tuple[int, int, int]]) -> None:
-        """`shards`: each parameter's flat shard as it is now. `runs`: (parameter, first element, count) of coded ones."""
         self._shards = shards
         self._runs = list(runs)
-        self._version: int | None = None  # of the weights whose decoded values the shards are
+        self._version: int | None = None  # version of the weights whose decoded values the shards are
         self._encoded: torch.Tensor | None = None
-        self._decoded_sum: tuple[int, ...] = ()  # of the shards as they were left
+        self._decoded_sum: tuple[int, ...] = ()  # checksum of the shards as `settle` left them
 
     def holds_decoded_only(self, version: int) -> bool:
-        """Whether the shard is decoded and what it was decoded from is gone, as after a checkpoint: it travels exact."""
+        """Whether the shard is decoded and the encoded values are gone, as after a checkpoint; it is then sent exactly."""
         return self.holds_decoded(version) and self._encoded is None
 
     def to_encode(self, version: int, flat: torch.Tensor) -> torch.Tensor:
-        """Put into `flat` [n], the shards one after another, what is to be encoded, and return it as a copy."""
+        """Puts the values to encode into `flat` [n], which has the shards one after another, and returns a copy of them."""
         if self.holds_decoded(version) and self._encoded is not None and _checksum(flat) == self._decoded_sum:
             flat.copy_(self._encoded)
             return self._encoded
         return flat.clone()
 
     def settle(self, version: int, encoded: torch.Tensor, decoded: torch.Tensor) -> None:
-        """`encoded` was sent and every rank has `decoded` [n] of it: the shards become that."""
+        """Sets the shards to `decoded` [n], which every rank has decoded from the values `encoded` [n]."""
         if encoded is self._encoded:
             return
         shards = self._shards()
@@ -59,9 +63,9 @@ class QuantizedMaster:
         self._version, self._encoded, self._decoded_sum = version, encoded, _checksum(decoded)
 
     def holds_decoded(self, version: int) -> bool:
-        """Whether the shard is that version's decoded value."""
+        """Whether the shard is the decoded value of a version."""
         return version == self._version
 
     def load(self, version: int | None) -> None:
-        """A checkpoint's shards are being loaded: decoded ones of that version, or not decoded since they were written."""
+        """Notes that shards are loaded from a checkpoint: decoded ones of a version, or, with None, not decoded ones."""
         self._version, self._encoded = version, None

@@ -10,17 +10,17 @@ from torch_lowcomm.fsdp._torch_2_11 import ShardedParameter
 
 
 def common_unit(parameters: Sequence[tuple[ShardedParameter, bool]]) -> torch.dtype | None:
-    """The dtype by which the bytes of one flat buffer can be coded.
+    """Returns the dtype as which the bytes of one flat buffer can be coded.
 
-    That of all coded parameters, where it is one; the others' bytes travel as `none` elements of it, so each must be whole
-    elements of it.
+    It is the dtype of all coded parameters. The bytes of the others are sent as `none` elements of this dtype, so that each of
+    them must be whole elements of it.
 
     Args:
-        parameters: In the buffer's order, each with whether it is coded.
+        parameters: (parameter, whether it is coded), in the buffer's order.
 
     Returns:
-        The dtype, or None: of one dtype already, nothing coded, coded ones of several dtypes, a parameter that decides
-        itself what is gathered, or an odd number of bytes.
+        The dtype. None if all parameters have one dtype already, none is coded, coded ones have several dtypes, a parameter
+        decides itself what is gathered, or a parameter's bytes are not whole elements.
     """
     if len({p.gathered_dtype for p, _ in parameters}) < 2 or any(p.has_extension for p, _ in parameters):
         return None

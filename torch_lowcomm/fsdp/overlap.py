@@ -1,10 +1,13 @@
 """Communication while a module computes, where FSDP2 would wait for every op at once.
 
-On the CPU it has no streams; on CUDA its own wait for an op of lowcomm's, whose end the host waits for, would come before
-the kernels that could run meanwhile are launched. A gather's Work is handed to FSDP2, which waits for it where it copies
-the weights out; what is left to do is to issue it early (`ForwardPrefetch`; backward FSDP2 prefetches by itself). Of a
-reduction FSDP2 uses the output at once, so that `DeferredReductions` must wait for it, and add to gradients, in its
-place. Neither changes a bit of any result.
+On the CPU FSDP2 has no streams. On CUDA the host waits for an op of lowcomm, and FSDP2 would wait before it launches the
+kernels that could run meanwhile.
+
+* Gathers: FSDP2 gets the Work and waits for it where it copies the weights out. `ForwardPrefetch` issues gathers of the
+  forward pass early; FSDP2 itself prefetches in the backward pass.
+* Reductions: FSDP2 uses the output at once. `DeferredReductions` waits for it, and adds to gradients, in its place.
+
+Neither changes a bit of any result.
 """
 
 from __future__ import annotations
@@ -24,21 +27,21 @@ logger = logging.getLogger("torch_lowcomm")
 
 class _Reduction(NamedTuple):
     work: dist.Work
-    gradients: list[tuple[nn.Parameter, torch.Tensor | None]]  # of its parameters, as they were before it
-    stream: torch.cuda.Stream | None  # that FSDP2 allocated its output on; None on the CPU
+    gradients: list[tuple[nn.Parameter, torch.Tensor | None]]  # (parameter, its gradient before this reduction)
+    stream: torch.cuda.Stream | None  # the stream on which FSDP2 allocated the output; None on the CPU
 
     def end(self) -> None:
-        """Wait, and add to the gradients there were; after a failure they are those again."""
+        """Waits and adds to the earlier gradients; after a failure it restores them."""
         try:
             self.work.wait()
         except Exception:
             for parameter, before in self.gradients:
                 parameter.grad = before
             raise
-        # On the output's own stream, to which its memory returns; what comes after backward waits for that one.
+        # On the output's own stream, to which its memory returns; the current stream then waits for this stream.
         with torch.cuda.stream(self.stream):
             for parameter, before in self.gradients:
-                if before is not None and parameter.grad is not None:  # None: that backward failed, and was given up
+                if before is not None and parameter.grad is not None:  # None: the backward pass failed
                     before._local_tensor += parameter.grad._local_tensor  # as FSDP2 accumulates
                     parameter.grad = before
         if self.stream is not None:
@@ -46,20 +49,20 @@ class _Reduction(NamedTuple):
 
 
 class DeferredReductions:
-    """The reduce-scatter of one module of a model, which goes on while the next one's backward runs."""
+    """The reduce-scatter of one module of a model, which goes on while the next module's backward runs."""
 
     def __init__(self) -> None:
         self._under_way: _Reduction | None = None
 
     def add(self, reduction: _Reduction) -> None:
-        """Wait for it by the end of this backward pass; none may be under way."""
+        """Starts to wait for a reduction, at the latest at the end of this backward pass; no other may be under way."""
         fsdp2.at_end_of_backward(self.wait, self.settle)
         self._under_way = reduction
 
     def settle(self) -> None:
-        """Wait for what is under way in a backward pass that broke off, for gradients to be what they are without overlap.
+        """Waits for the reduction under way in a backward pass that broke off, so that gradients are as without overlap.
 
-        The pass raises its own error; what the reduction raises besides is logged.
+        The pass raises its own error; an error of the reduction is logged.
         """
         try:
             self.wait()
@@ -67,10 +70,10 @@ class DeferredReductions:
             logger.warning("fsdp: a backward pass broke off, and the reduction under way in it failed: %s", error)
 
     def wait(self) -> None:
-        """Wait for what is under way.
+        """Waits for the reduction under way, if any.
 
         Raises:
-            ValueError, DistBackendError: What the reduction raised.
+            ValueError, DistBackendError: The reduction raised it.
         """
         reduction, self._under_way = self._under_way, None
         if reduction is not None:
@@ -78,7 +81,7 @@ class DeferredReductions:
 
 
 class ModuleReductions:
-    """One module's way to its model's `DeferredReductions`."""
+    """Passes one module's reductions to the `DeferredReductions` of its model."""
 
     def __init__(self, deferred: DeferredReductions, group: fsdp2.ParameterGroup) -> None:
         self.wait = deferred.wait
@@ -86,15 +89,15 @@ class ModuleReductions:
         self._group = group
 
     def take(self, work: dist.Work, output: torch.Tensor, op: Any) -> bool:
-        """Wait for a reduction of all the module's gradients later.
+        """Takes a reduction of all the module's gradients, to wait for it later.
 
         Args:
             work: The reduction, just issued, after a `wait()` for the one before.
-            output: Its output, which FSDP2 is about to make `.grad`s of.
+            output: Its output, of which FSDP2 is about to make `.grad`s.
             op: Its reduce op. FSDP2 divides after a SUM.
 
         Returns:
-            False where FSDP2 reads the output at once, so that the caller must wait; nothing has changed then.
+            False if FSDP2 reads the output at once, so that the caller must wait; nothing has changed.
         """
         at_once = op == dist.ReduceOp.SUM or not fsdp2.in_backward()
         if at_once or not self._group.only_stores_reduced(output.dtype):
@@ -105,15 +108,15 @@ class ModuleReductions:
 
 
 class ForwardPrefetch:
-    """Gathers the weights of the module that comes next when a module has its own and begins to compute.
+    """Gathers the weights of the next module when a module has its weights and begins to compute.
 
-    What comes next is what came next in the model's last forward pass, of modules that ran once in it. A gather that was
-    wrong to expect is dropped at the pass's end: weights may change before they are asked for. Calls of modules from
-    outside `model.forward` prefetch nothing.
+    The next module is the one that came next in the model's last forward pass, among modules that ran once in it. A gather
+    that no module used is dropped at the end of the pass, because weights may change before a module asks for them.
+    Modules that are called from outside `model.forward` prefetch nothing.
 
     Args:
-        model: Whose forward is a pass.
-        groups: Its wrapped modules, quantized, each with the version of its weights.
+        model: The model; a call of its forward is a pass.
+        groups: (wrapped and quantized module, version of its weights).
     """
 
     def __init__(self, model: nn.Module, groups: list[tuple[fsdp2.ParameterGroup, WeightVersion]]) -> None:
@@ -121,16 +124,16 @@ class ForwardPrefetch:
         self._next: dict[nn.Module, fsdp2.ParameterGroup] = {}
         self._ran: list[fsdp2.ParameterGroup] | None = None  # None: not in a pass
         self._prefetched: fsdp2.ParameterGroup | None = None
-        self._mark: Any = None  # of its weights' version before
+        self._mark: Any = None  # version of the prefetched module's weights before
         model.register_forward_pre_hook(self._begin)
         for group, _ in groups:
-            # After FSDP2's own hook, which stands first and waits for the module's weights.
+            # It runs after FSDP2's own hook, which comes first and waits for the module's weights.
             group.module.register_forward_pre_hook(lambda *_, group=group: self._enter(group))
         model.register_forward_hook(self._end, always_call=True)
 
     @fsdp2.outside_compile
     def _begin(self, *_: Any) -> None:
-        if not fsdp2.in_backward():  # as a recomputed pass is
+        if not fsdp2.in_backward():  # a recomputed pass runs in backward
             self._ran = []
 
     @fsdp2.outside_compile

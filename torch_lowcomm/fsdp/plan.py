@@ -1,4 +1,4 @@
-"""What of a wrapped module travels how: which parameters are coded, in what layout, by which comm objects."""
+"""Plans a wrapped module: which of its parameters are coded, in which layout, by which comm objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIN_ELEMENTS = 1024
 
 
 def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | None) -> bool:
-    """Not norms, biases and small tensors (not 2-D, or under 1024 elements), nor what the user names by any of its names."""
+    """Whether a parameter is coded: not if it has less than 2 dimensions or 1024 elements, nor if `exact` names it."""
     small = p.parameter.ndim < 2 or p.parameter.numel() < MIN_ELEMENTS
     return not (small or p.has_extension or (exact is not None and any(exact(name, p.parameter) for name in p.names)))
 
@@ -31,7 +31,13 @@ def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | N
 def runs_of(
     parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
 ) -> list[CodedRun]:
-    """Of elements of each parameter's own dtype; with a unit of elements of that, as which the bytes are read."""
+    """Returns the runs of parameters in a flat buffer.
+
+    Args:
+        parameters: (parameter, whether it is coded), in the buffer's order.
+        codec: Codec of the coded ones; the others have "none".
+        unit: The dtype in which elements are counted; None for each parameter's own dtype.
+    """
     runs, first = [], 0
     for p, coded in parameters:
         shape = tuple(p.parameter.shape)
@@ -43,7 +49,7 @@ def runs_of(
 
 @dataclass(frozen=True)
 class Choices:
-    """What the caller of `quantize` chose: canonical codecs, and the rest checked."""
+    """The checked choices of the caller of `quantize`, with canonical codecs."""
 
     weights: str
     gradients: str
@@ -60,7 +66,12 @@ class Choices:
         master: str,
         learn_at: Sequence[int] | None,
     ) -> Choices:
-        """Raises ValueError or TypeError for what will not do."""
+        """Checks the choices.
+
+        Raises:
+            ValueError: A codec, `master` or `learn_at` is wrong.
+            TypeError: `exact` is not a function.
+        """
         if exact is not None and not callable(exact):
             raise TypeError(
                 "fsdp.quantize: exact: expected a function of (name, parameter), for example "
@@ -76,7 +87,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will travel how, for one group of parameters."""
+    """How one group of parameters is sent."""
 
     group: ParameterGroup
     coded: list[bool]  # by parameter
@@ -87,7 +98,11 @@ class Plan:
 
     @classmethod
     def of(cls, g: ParameterGroup, chosen: Choices) -> Plan:
-        """Plan one group; ValueError where its master cannot be quantized."""
+        """Plans one group.
+
+        Raises:
+            ValueError: The group's master cannot be quantized.
+        """
         coded = [is_coded(p, chosen.exact) for p in g.parameters]
         pairs = list(zip(g.parameters, coded, strict=True))
         trained = [pair for pair in pairs if pair[0].parameter.requires_grad]
@@ -104,7 +119,7 @@ class Plan:
     def install(
         self, deferred: DeferredReductions | None, levels: HostComms | None, fake: int | None
     ) -> tuple[QuantizedAllGather, QuantizedReduceScatter]:
-        """Nothing here can fail: ranks have agreed."""
+        """Installs the comm objects in the wrapped module. It cannot fail, because the ranks have agreed."""
         g = self.group
         other = FakeComms(g.group, fake) if fake is not None else levels
         carrier = other or backend_of(g.group)
@@ -121,7 +136,7 @@ class Plan:
         reduction = QuantizedReduceScatter(
             g.group,
             self.reduce,
-            # Of each slice's segments every one draws by itself.
+            # Every segment of every slice has separate draws.
             carrier.reserve_slots(len(self.reduce.layout) * g.group.size()),
             g.trained,
             gather.weights,
@@ -134,7 +149,7 @@ class Plan:
 
 
 def _expect_own_master(g: ParameterGroup) -> None:
-    """The decoded value can only replace what was encoded, and only where no other rank keeps the same shard."""
+    """Raises ValueError unless the shards are gathered as they are and no other rank has the same shard."""
     if g.has_replicas:
         raise ValueError(
             "fsdp.quantize: master='quantized': expected ranks that only shard, got replicas (HSDP), whose random draws, "

@@ -1,4 +1,4 @@
-"""HSDP: the all_reduce between replicas, which FSDP2 issues itself, by the policy of their groups."""
+"""HSDP: FSDP2 itself issues the all_reduce between replicas; the policy of their groups codes it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Replicas:
 
     Args:
         groups: The model's wrapped modules.
-        codec: Of the all_reduces; None leaves the groups' policies alone.
+        codec: Codec of the all_reduces; None leaves the groups' policies alone.
 
     Raises:
-        ValueError: A codec that is wrong, or one where nothing is replicated or a group is not lowcomm's.
+        ValueError: The codec is wrong; or one was given and the model has no replicas or a group is not lowcomm's.
     """
 
     def __init__(self, groups: Iterable[ParameterGroup], codec: str | None) -> None:
@@ -40,16 +40,16 @@ class Replicas:
 
     @property
     def names(self) -> list[str]:
-        """Of the groups, lowcomm's or not."""
+        """Names of the groups, lowcomm's or not."""
         return list(self._groups)
 
     @property
     def said(self) -> str:
-        """What ranks compare; it must hold no '='."""
+        """The text that ranks compare; it must not have a '='."""
         return f"replicas {self._codec or 'by their policy'}".replace("=", " ")
 
     def install(self) -> None:
-        """Put the codec into the groups' policies, beside what these say of other ops. Collective."""
+        """Puts the codec into the groups' policies, which keep their entries for other ops. Collective."""
         if self._codec is None:
             return
         for group in self._groups.values():

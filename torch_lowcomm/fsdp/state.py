@@ -1,4 +1,4 @@
-"""What a quantized FSDP2 model adds to a checkpoint: how far its random draws have come, and what it has learned."""
+"""The part of a quantized FSDP2 model's checkpoint that FSDP2 does not have: counts of random draws, learned levels."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from torch_lowcomm.fsdp.hosts import HostComms
 
 
 class QuantizedComms:
-    """Handle of a model's quantized comms; a `torch.distributed.checkpoint` Stateful.
+    """Handle of a model's quantized communication; a `torch.distributed.checkpoint` Stateful.
 
-    Stochastic codecs draw by the number of the step and of the reduction. A run that resumes with these counters draws
-    what the uninterrupted run would have: save the handle beside model and optimizer and load it with them, in any
-    order, before the next forward pass. Learned levels are saved with it, by the parameters' names, and may be loaded on
-    another number of ranks.
+    Stochastic codecs draw by the numbers of the step and of the reduction. A run that resumes with these counters has the same
+    draws as the uninterrupted run. Save the handle with model and optimizer and load all three, in any order, before the next
+    forward pass. Learned levels are saved with it, by the parameters' names, and may be loaded on another number of ranks.
 
     Attributes:
-        hosts: With `quantize(hosts=…)` the two levels: `lc.stats(handle.hosts.between)` is what this rank put on the slow
-            link. Else None.
+        hosts: With `quantize(hosts=…)` the groups of both levels: `lc.stats(handle.hosts.between)` has what this rank put
+            on the slow link. Else None.
     """
 
     def __init__(
@@ -32,11 +31,12 @@ class QuantizedComms:
         self._reductions = reductions
 
     def state_dict(self) -> dict[str, Any]:
-        """What belongs to a checkpoint, by the number <g> of a wrapped module.
+        """Returns the state for a checkpoint, with keys by the number <g> of a wrapped module.
 
-        {"weights.<g>": version of its weights, "gradients.<g>": reductions so far}, as integers. With levels codecs
-        also their tables, "weights.<g>.levels" and "gradients.<g>.levels"; with a quantized master "master.<g>": whether
-        the shard is what was decoded of that version.
+        Returns:
+            {"weights.<g>": version of the module's weights, "gradients.<g>": reductions so far}, as integers. With levels
+            codecs also their tables, "weights.<g>.levels" and "gradients.<g>.levels". With a quantized master also
+            "master.<g>": whether the shard is the decoded value of that version.
         """
         state: dict[str, Any] = {}
         for i, (gather, reduction) in enumerate(zip(self._gathers, self._reductions, strict=True)):
@@ -47,11 +47,10 @@ class QuantizedComms:
         return state | {key: levels.state_dict() for key, levels in self._levels()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set counters and levels.
+        """Sets counters and levels.
 
         Raises:
-            ValueError: The state is that of a model with other groups, of other codecs or another master. Nothing has
-                changed then.
+            ValueError: The state is of a model with other wrapped modules, codecs or master. Nothing has changed.
         """
         expected = set(self.state_dict())
         if set(state) != expected:

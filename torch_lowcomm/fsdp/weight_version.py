@@ -1,8 +1,7 @@
-"""When weights change: what the random draws of a weight codec are counted by.
+"""Counts the changes of weights; the random draws of a weight codec depend on this count.
 
-The codes of a step's forward, backward, recomputations and accumulated micro-batches must be the same, and those of the
-next step must not share their draws. So the count changes when the parameters were written since the last gather, and
-only then.
+The codes of a step's forward, backward, recomputations and accumulated micro-batches must be the same, and those of the next
+step must not share their draws. So the count changes if, and only if, the parameters were written since the last gather.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ _hooked = False
 
 
 def _writes_nothing(optimizer: Optimizer) -> bool:
-    """A step at learning rate 0: how torch's checkpoint helpers make an optimizer initialise its state."""
+    """Whether an optimizer steps at learning rate 0, as torch's checkpoint helpers do to initialise its state."""
     return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
 
 
 def _before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     if _writes_nothing(optimizer):
         for version in _living:
-            version.settle()  # what was written before is counted, what this step does to the counters is not
+            version.settle()  # counts earlier writes; `overlook` then hides what this step does to the counters
 
 
 def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -40,10 +39,10 @@ def _after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
 
 
 class WeightVersion:
-    """Counts the writes to one group of parameters, those between two gathers as one.
+    """Counts the writes to one group of parameters; all writes between two gathers count as one.
 
-    torch.optim's step is seen by its hook (fused and foreach steps on DTensors leave tensor versions alone); an optimizer
-    that is not torch's is seen by the tensors' own version counters, which its in-place writes raise.
+    A hook sees the steps of torch.optim (fused and foreach steps on DTensors do not change tensor versions). The tensors'
+    version counters show the in-place writes of other optimizers.
     """
 
     def __init__(self, parameters: Callable[[], list[nn.Parameter]]) -> None:
@@ -55,15 +54,15 @@ class WeightVersion:
         self._parameters = parameters
         self._steps = 0
         self._count = 0
-        self._seen: tuple[Any, ...] | None = None  # None: whatever the parameters are now belongs to this count
+        self._seen: tuple[Any, ...] | None = None  # None: the parameters as they are now belong to this count
         _living.add(self)
 
     def note_step(self, stepped: set[int]) -> None:
-        """An optimizer stepped the parameters with these ids."""
+        """Notes that an optimizer stepped the parameters with these ids."""
         self._steps += any(id(p) in stepped for p in self._parameters())
 
     def version(self) -> int:
-        """A number that grows when the parameters were written since it was last asked for, by one."""
+        """Returns the count, which grows by one if the parameters were written since the last call."""
         now = self._now()
         if self._seen is not None and now != self._seen:
             self._count += 1
@@ -71,25 +70,25 @@ class WeightVersion:
         return self._count
 
     def mark(self) -> tuple[int, tuple[Any, ...] | None]:
-        """Where the count stands, for `restore`."""
+        """Returns the count for `restore`."""
         return self._count, self._seen
 
     def restore(self, mark: tuple[int, tuple[Any, ...] | None]) -> None:
-        """As if it had not been asked for since: for a gather that nobody used."""
+        """Restores the count of `mark`, after a gather that was not used."""
         self._count, self._seen = mark
 
     def settle(self) -> None:
-        """Count what was written so far, unless a checkpoint is being loaded."""
+        """Counts earlier writes, unless a checkpoint is being loaded."""
         if self._seen is not None:
             self.version()
 
     def overlook(self) -> None:
-        """What happened since `settle()` wrote nothing."""
+        """Notes that no parameter was written since `settle()`."""
         if self._seen is not None:
             self._seen = self._now()
 
     def set_version(self, version: int) -> None:
-        """Make it `version` for the parameters as they will be when it is asked for: a checkpoint's may still load."""
+        """Sets the count for the parameters as they will be at the next call: a checkpoint's may still be loading."""
         self._count = version
         self._seen = None
 
