@@ -1,4 +1,4 @@
-"""The command line: one module a command, each with `add_arguments(parser)` and `main(arguments) -> exit status`."""
+"""The command line. Each command has a module with `add_arguments(parser)` and `main(arguments) -> exit status`."""
 
 import argparse
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from torch_lowcomm.cli import bench, info, run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a command and return its exit status."""
+    """Runs a command and returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_lowcomm", description="Training over slow links.")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (info, run, bench):

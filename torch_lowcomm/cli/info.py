@@ -15,7 +15,7 @@ from torch_lowcomm import _C, _build_info
 from torch_lowcomm._version import __version__
 
 _DEADLINE_S = 120
-# Run by each of the two ranks: exact and 8-bit all_gather and reduce_scatter against what they must give.
+# Each of the two ranks runs it: it checks the results of an exact and an 8-bit all_gather and reduce_scatter.
 _SELF_TEST = """
 import sys, torch, torch.distributed as dist
 import torch_lowcomm as lc
@@ -40,12 +40,12 @@ dist.destroy_process_group()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--no-self-test", action="store_true", help="only print what there is")
+    parser.add_argument("--no-self-test", action="store_true", help="only print the report, without the self-test")
 
 
 def _self_test() -> str | None:
-    """Run the two ranks; None when all is well, else what went wrong."""
-    # The user's policy, sizes and chunks are no part of the question; which kernels run is.
+    """Runs the two ranks; returns None if all is well, else what went wrong."""
+    # The test ignores the user's policy, sizes and chunks, and keeps the choice of kernels.
     env = {k: v for k, v in os.environ.items() if not k.startswith("LOWCOMM_") or k == "LOWCOMM_KERNELS"}
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
@@ -68,7 +68,7 @@ def _self_test() -> str | None:
 
 
 def _architectures() -> str:
-    """What the CUDA kernels were compiled for, of CMake's words: "sm_80, sm_90, PTX of sm_90"."""
+    """Returns the architectures of the CUDA kernels, made from CMake's words: "sm_80, sm_90, PTX of sm_90"."""
     words = {"real": "sm_{}", "virtual": "PTX of sm_{}", "": "sm_{0}, PTX of sm_{0}"}
     said = []
     for architecture in _build_info.CUDA_ARCHITECTURES.split(";"):
@@ -78,7 +78,7 @@ def _architectures() -> str:
 
 
 def _devices() -> str:
-    """The CUDA that torch was built with, and the GPUs it finds."""
+    """Returns torch's CUDA version and the GPUs that it finds."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -86,7 +86,7 @@ def _devices() -> str:
 
 
 def _coding() -> str:
-    """Where what a policy codes is coded."""
+    """Tells where CUDA tensors are coded: on their GPU or by the host."""
     asked = os.environ.get("LOWCOMM_STAGED", "").strip() == "1"
     if asked and _build_info.CUDA_ARCHITECTURES:
         return "coded on their GPU where its kernels are compiled (LOWCOMM_STAGED=1), else copied and coded by the host"
@@ -95,7 +95,7 @@ def _coding() -> str:
 
 
 def _nccl() -> str:
-    """Whether exact ops on CUDA tensors have a backend."""
+    """Tells whether exact ops on CUDA tensors have a backend."""
     if not dist.is_nccl_available():
         return "this torch has no nccl, exact ops take host tensors only"
     if not torch.cuda.is_available():
@@ -104,7 +104,11 @@ def _nccl() -> str:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Print the report; exit status 1 when the self-test fails, 2 when the environment names kernels that are not here."""
+    """Prints the report.
+
+    Returns:
+        0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not have.
+    """
     try:
         kernels = _C.kernels()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a measurement ran on: every number is printed and stored with it."""
+"""Versions and machine of a measurement; every number is printed and stored with them."""
 
 import os
 import platform
@@ -11,12 +11,12 @@ from torch_lowcomm._version import __version__
 
 
 def versions() -> dict[str, str]:
-    """Of Python, torch and torch_lowcomm."""
+    """Returns the versions of Python, torch and torch_lowcomm."""
     return {"python": platform.python_version(), "torch": str(torch.__version__), "torch_lowcomm": __version__}
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores that this process may use, memory and system."""
+    """Returns the processor, the number of cores that this process may use, memory (GiB) and system."""
     cpu = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
 
 
 def heading(name: str, **options: object) -> str:
-    """The `#` lines above a measurement's rows: versions, machine and options."""
+    """Returns the `#` lines above a measurement's rows: versions, machine and options."""
     about = {**versions(), **machine()}
     return "\n".join(
         (

@@ -1,8 +1,8 @@
-"""Run a script that says "gloo" on lowcomm instead: `torchrun … -m torch_lowcomm run script.py …`.
+"""Run a script that asks for "gloo" on lowcomm instead: `torchrun … -m torch_lowcomm run script.py …`.
 
-The groups keep the name "gloo", so the script's own checks hold; LOWCOMM_POLICY and the other variables say what is
-compressed (nothing, by default). Processes that the script starts inherit LOWCOMM_AS_GLOO=1, which does the same in each
-of them as it imports torch.
+The groups keep the name "gloo", so that the script's own checks hold. LOWCOMM_POLICY and the other variables say what is
+compressed (nothing, by default). Processes that the script starts inherit LOWCOMM_AS_GLOO=1, which puts lowcomm in gloo's
+place in each of them when it imports torch.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show_log() -> None:
-    """Show lowcomm's INFO lines on stderr, until the script configures logging: then they are its own to show."""
+    """Shows lowcomm's INFO lines on stderr until the script configures logging itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
     handler.addFilter(lambda _: logger.handlers == [handler] and not logging.getLogger().handlers)
@@ -33,7 +33,11 @@ def _show_log() -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Put lowcomm in gloo's place and run the script as `python script.py …` would."""
+    """Puts lowcomm in gloo's place and runs the script as `python script.py …` would.
+
+    Returns:
+        0; 2 if there is no such script.
+    """
     script = Path(arguments.script)
     if not script.is_file():
         print(f"torch_lowcomm run: expected a Python script, found none at {script}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Time collectives as nccl-tests does, with bytes, error and correctness; or measure the link itself (`bench link`).
+"""Time collectives as nccl-tests does, with bytes, error and correctness, or measure the link itself (`bench link`).
 
 torchrun … -m torch_lowcomm bench all_reduce -b 1M -e 64M -f 4 --codec sym4:bucket=1024 --peer gloo --rate 100M
-python -m torch_lowcomm bench all_gather --codec minmax8            # two ranks of its own on this machine
+python -m torch_lowcomm bench all_gather --codec minmax8            # starts two ranks on this machine
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch_lowcomm.cli.bench.ops import OPERATIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments: a command of its own for every op, and `link`."""
+    """Declares the command's arguments: a subcommand for every op, and `link`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     ops = parser.add_subparsers(dest="op", required=True, metavar="OP", help=", ".join([*OPERATIONS, "link"]))
     for op in OPERATIONS.values():
@@ -45,10 +45,10 @@ def _add_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Check the arguments, then be a rank, or start some.
+    """Checks the arguments, then runs as a rank, or starts ranks on this machine.
 
     Returns:
-        0; 1 when a result was wrong or a rank failed; 2 for a mistake in the arguments, said in one line.
+        0; 1 if a result was wrong or a rank failed; 2 if an argument is wrong, which one line on stderr names.
     """
     launched = launch.launched()
     try:

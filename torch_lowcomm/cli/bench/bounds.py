@@ -1,4 +1,4 @@
-"""How far a codec may be from what it was given, from what its description states."""
+"""Bounds on a codec's error, from its stated error."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torch_lowcomm._C import Codec
 
-BLOCK = 4096  # elements over which the norm is taken where a codec states nothing of the single one
-_ALLOWANCE = 1.25  # of such a norm: draws, and where buckets begin, are not those of the measured op
-# Unit of rounding to nearest, half the distance of the smallest numbers, the largest number.
+BLOCK = 4096  # elements over which the norm is taken if a codec states no error of an element
+_ALLOWANCE = 1.25  # factor on such a norm: draws and the places of buckets differ from those of the measured op
+# (unit of rounding to nearest, half the distance of the smallest numbers, the largest number).
 _CASTS = {"fp16": (2**-11, 2**-25, 65504.0), "bf16": (2**-8, 2**-134, 3.38e38), "fp8e4m3": (2**-4, 2**-10, 448.0)}
 _SCALARS = {"logbyte": 0.065, "log9": 0.032}  # relative, from 4e-4 to 2.6e3
 
@@ -28,7 +28,7 @@ class Bound:
         return dataclasses.replace(self, values=self.values + other.values)
 
     def outside(self, error: Tensor) -> int:
-        """How many elements are out of bound; all of a block whose norm is. NaN is out."""
+        """Returns how many elements are out of bounds: all of a block whose norm is, and every NaN."""
         if self.block == 1:
             return int((~(error.abs() <= self.values)).sum())
         within = norms(error) <= self.values
@@ -39,15 +39,15 @@ class Bound:
 
 
 def norms(x: Tensor) -> Tensor:
-    """Euclidean norms over blocks of BLOCK elements, the last one short; fp64."""
+    """Returns Euclidean norms over blocks of BLOCK elements in float64; the last block may be short."""
     padded = F.pad(x.double(), (0, -x.numel() % BLOCK))
     return padded.view(-1, BLOCK).norm(dim=1)
 
 
 def states_elements(codec: Codec) -> bool:
-    """Whether a codec states how far a single element may be off.
+    """Whether a codec states the error of a single element.
 
-    Those that rotate, choose (`topk`), or follow a mean (`sign1`, `range=l2`) do not.
+    Codecs that rotate, choose (`topk`), or follow a mean (`sign1`, `range=l2`) do not.
     """
     name, options = _parts(codec)
     return not (
@@ -59,18 +59,19 @@ def states_elements(codec: Codec) -> bool:
 
 
 def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
-    """The bound on a codec's error on one message.
+    """Returns the bound on a codec's error on one message.
 
-    A grid's is that of `lc.codec`: half a step, a step for `qsgd`, `dither` and the largest elements with `sym`; a
-    cast's is its unit of rounding, a scalar's its stated relative error. For codecs that state nothing of an element:
-    the norm, over every BLOCK elements, of what `Codec.roundtrip` of the same numbers errs, with a quarter on top (of
-    a tensor with fewer elements, at least the numbers' own norm).
+    * A grid codec has the bound of `lc.codec`: half a step, or a step for `qsgd`, `dither` and the largest elements with
+      `sym`.
+    * A cast has its unit of rounding, a scalar codec its stated relative error.
+    * A codec that states no error of an element has the norm, over every BLOCK elements, of the error of `Codec.roundtrip`
+      on the same numbers, plus a quarter. For a tensor with fewer elements it is at least the norm of the numbers.
 
     Args:
         codec: The codec of the message.
-        x: Its elements, 1-D.
-        slack: Where the codec was given other numbers, no further than this from x, in buckets that begin anywhere:
-            the second encode of an all_reduce. The bound is then on the error that is added.
+        x: The message's elements, 1-D.
+        slack: How far the encoded numbers may be from x, in buckets that begin anywhere, as in the second encode of an
+            all_reduce. The bound is then on the error that is added.
     """
     x = x.float()
     if not states_elements(codec):
@@ -94,7 +95,7 @@ def stated_error(codec: Codec, x: Tensor, slack: Bound | None = None) -> Bound:
 
 
 def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
-    """Half a step, or a step, of each element's bucket, with what rounding adds; FORMAT.md has the steps."""
+    """Returns half a step, or a step, of each element's bucket, plus rounding; FORMAT.md has the steps."""
     name, options = _parts(codec)
     family = name.rstrip("0123456789")
     short = 2**-7 if options.get("meta") == "bf16" else 0.0  # what bfloat16 may add to a scale, at most
@@ -128,13 +129,13 @@ def _grid(codec: Codec, x: Tensor, slack: Bound | None) -> Tensor:
 
 
 def _extremes(x: Tensor, bucket: int) -> tuple[Tensor, Tensor]:
-    """Minimum and maximum of every bucket."""
+    """Returns minimum and maximum of every bucket."""
     pad = (0, -x.numel() % bucket)
     low = F.pad(x, pad, value=float("inf")).view(-1, bucket).amin(1)
     return low, F.pad(x, pad, value=float("-inf")).view(-1, bucket).amax(1)
 
 
 def _parts(codec: Codec) -> tuple[str, dict[str, str]]:
-    """Name and options: "sym4" and {"bucket": "1024"} of "sym4:bucket=1024"."""
+    """Returns name and options: "sym4" and {"bucket": "1024"} for "sym4:bucket=1024"."""
     name, _, rest = codec.spec.partition(":")
     return name, dict(part.split("=", 1) for part in rest.split(",") if part)

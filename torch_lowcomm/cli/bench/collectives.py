@@ -1,4 +1,4 @@
-"""The bench of one op: its arguments, and what a rank does with them."""
+"""The bench of one op: its arguments, and the run of one rank."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from torch_lowcomm.cli.bench.sizes import bit_rate, byte_size, sweep
 
 COLUMNS = """\
 columns (N/A: torch has no such form of the op, it was not asked for, or it is not counted)
-  size, count     bytes as stated above; elements of one rank's part of it
+  size            bytes, as stated above
+  count           elements of one rank's part of size
   time            median over the iterations, us; one lasts from a barrier to the end of its slowest rank
-  algbw, busbw    size / time; that, times what the busiest rank must send of size: all_reduce 2(W-1)/W, all_gather,
-                  reduce_scatter and all_to_all (W-1)/W, others 1. GB/s (10^9) of exact bytes, coded or not
-  #wrong          elements of all ranks that are not what they must be, and ranks whose bytes differ from rank 0's
-                  where all must end equal. Exact: the same bits for what is only moved, integers, min, max and two
-                  ranks, else within (W-1)u sum|x|. Coded: within the codec's stated error, or, where it states none of
-                  an element (gauss, rotate, topk, sign1, range=l2), within that of a round trip, a quarter on top, by
-                  norm over 4096 elements
-  min, spread     the fastest iteration, us; distance of the quartiles / median
-  wire, ratio     bytes that the busiest rank sent in a call, frame headers included; what it would have sent without a
-                  codec / that. N/A where the inner backend carried it, which does not count
-  rel.err         norm of the difference from the exact result / norm of that
-  encode, decode  us a call of the slowest rank, part of it while the wire is busy; without a codec copies and checksums
-  ideal           share of the ideal time of a link of --rate in the time: payload bytes that the busiest rank must
-                  send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame
+  algbw           size / time, GB/s (10^9) of exact bytes, coded or not
+  busbw           algbw x the share of size that the busiest rank must send: all_reduce 2(W-1)/W, all_gather,
+                  reduce_scatter and all_to_all (W-1)/W, others 1
+  #wrong          wrong elements of all ranks, and ranks whose bytes differ from rank 0's where all must end equal.
+                  Exact results must have the same bits where data are only moved, for integers, min and max, and on two
+                  ranks; else they must be within (W-1)u sum|x|. Coded results must be within the codec's stated error.
+                  If it states no error of an element (gauss, rotate, topk, sign1, range=l2), the norm of the error over
+                  4096 elements may be a quarter above that of a round trip
+  min             the fastest iteration, us
+  spread          distance of the quartiles / median
+  wire            bytes that the busiest rank sent in a call, with frame headers; N/A where the inner backend carried
+                  them, which does not count
+  ratio           bytes that it would have sent without a codec / wire
+  rel.err         norm of the difference from the exact result / norm of the exact result
+  encode, decode  us a call on the slowest rank, partly while the wire is busy; without a codec copies and checksums
+  ideal           share of the ideal time in the time. The ideal time of a link of --rate is: payload bytes that the
+                  busiest rank must send, coded, x 8 / (rate x 1448/1514), TCP's payload of an Ethernet frame
   x peer          the peer's time / this time: above 1 is faster
-min ... x peer are of the first form measured. Exit status 1 when anything is wrong, the peer's results too."""
+min ... x peer are of the first form measured. The exit status is 1 if any result is wrong, the peer's too."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every rank gets: the plan, and where rank 0 writes to."""
+    """The arguments of every rank: the plan, and the files that rank 0 writes."""
 
     plan: Plan
     json: Path | None
@@ -47,7 +51,7 @@ class Job:
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
-    """Declare the arguments of one op: nccl-tests' names first."""
+    """Declares the arguments of one op, nccl-tests' names first."""
     add = parser.add_argument
     add("-b", "--minbytes", default="32M", metavar="SIZE", help="smallest size, bytes or K, M, G of 1024 (32M)")
     add("-e", "--maxbytes", default="32M", metavar="SIZE", help="largest size (32M)")
@@ -60,21 +64,25 @@ def add_arguments(parser: argparse.ArgumentParser, op: Operation) -> None:
     if op.reduces:
         add("-o", "--op", dest="redop", metavar="OP", help=f"reduction: {', '.join(REDOPS)} (sum)")
     if op.rooted:
-        add("-r", "--root", type=int, metavar="RANK", help="that broadcasts (0)")
+        add("-r", "--root", type=int, metavar="RANK", help="the rank that broadcasts (0)")
     add("-c", "--check", type=int, default=1, metavar="N", help="checked calls of every size, 0 for none (1)")
-    add("--codec", metavar="CODEC", help="of this op, such as sym4:bucket=1024; must then be what codes it")
-    add("--policy", metavar="POLICY", help="of the measured group, as in Options (LOWCOMM_POLICY, else exact)")
-    add("--peer", choices=["gloo"], help="backend measured beside it, in turn within every iteration")
-    add("--rate", metavar="RATE", help="of the link where it is known, bit/s or k, M, G of 1000: fills in ideal")
-    add("--json", type=Path, metavar="FILE", help="versions, machine, options and every time")
-    add("--plot", type=Path, metavar="FILE", help="time and bus bandwidth against size; needs matplotlib")
+    add(
+        "--codec",
+        metavar="CODEC",
+        help="codec of this op, such as sym4:bucket=1024; an op that stays exact is an error",
+    )
+    add("--policy", metavar="POLICY", help="policy of the measured group, as in Options (LOWCOMM_POLICY, else exact)")
+    add("--peer", choices=["gloo"], help="backend to compare with, in turn within every iteration")
+    add("--rate", metavar="RATE", help="rate of the link, bit/s or k, M, G of 1000, for the column ideal")
+    add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every time to FILE")
+    add("--plot", type=Path, metavar="FILE", help="draw time and bus bandwidth against size; needs matplotlib")
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """The job that the arguments ask for.
+    """Makes the job from the arguments.
 
     Raises:
-        ValueError: An argument is wrong; it is named, with what was expected.
+        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
     """
     op = OPERATIONS[arguments.op]
     for name, value, among in (("-o", arguments.redop, REDOPS), ("-d", arguments.datatype, DTYPES)):
@@ -99,7 +107,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
     policy = arguments.policy
     if arguments.codec is not None:
         policy = f"{op.key}={Codec(arguments.codec).spec}"
-    Options(policy)  # says what is wrong with a policy before ranks are started
+    Options(policy)  # raises for a wrong policy before ranks are started
     plan = Plan(
         name=op.name,
         sizes=sweep(
@@ -120,7 +128,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
 
 
 def run(job: Job) -> int:
-    """One rank, of which the first prints, writes and draws; the exit status, equal on all."""
+    """Runs one rank; rank 0 prints, writes and draws. Returns the exit status, equal on all ranks."""
     plan = job.plan
     bench = Bench(plan)
     first = dist.get_rank() == 0

@@ -1,4 +1,4 @@
-"""What an op must give: exact results, how far each element may be from them, and what is wrong with a result."""
+"""The expected result of an op: exact values, and how far each element may be from them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The exact elements, 1-D, and the bound on the difference from them; without one the bits must be the same."""
+    """The exact elements, 1-D, and the bound on the difference from them; without a bound the bits must be equal."""
 
     exact: Tensor
     bound: Bound | None = None
 
     def wrong(self, result: Tensor) -> int:
-        """Elements of a result, 1-D, that are wrong; NaN is."""
+        """Returns how many elements of a result, 1-D, are wrong; NaN is wrong where there is a bound."""
         if self.bound is None:
             view = _BITS[result.element_size()]
             return int((result.view(view) != self.exact.to(result.dtype).view(view)).sum())
@@ -30,24 +30,25 @@ class Expected:
 
 
 def moved(x: Tensor, codec: Codec | None) -> Expected:
-    """Elements that travel as one message and are not computed with: the same bits, or within the codec's bound."""
+    """Expects elements that are sent as one message without arithmetic: the same bits, or within the codec's bound."""
     if codec is None:
         return Expected(x)
     return Expected(x, _widened(stated_error(codec, x), _rounding(x)))
 
 
 def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: int | None, again: bool) -> Expected:
-    """Elements that are reduced over the ranks.
+    """Expects elements that are reduced over the ranks.
 
-    Exact: the same bits where the order of operations does not matter (two ranks, integers, min, max), else within
-    (W-1)·u of sum |x|, u the dtype's unit of rounding (of a product: of its magnitude); an average rounds once more.
-    Coded: the sum of the codec's errors on what the ranks contribute, on top of that of an fp32 sum.
+    * Exact: the same bits if the order of operations does not matter (two ranks, integers, min, max). Else the bound is
+      (W-1)·u·sum |x|, where u is the dtype's unit of rounding; for a product its magnitude takes the place of the sum. An
+      average rounds once more.
+    * Coded: the bound is the sum of the codec's errors on the contributions, plus that of a float32 sum.
 
     Args:
-        inputs: What each rank contributes, in rank order, all of one shape and dtype.
+        inputs: The contribution of each rank, in rank order, all of one shape and dtype.
         redop: sum, prod, min, max or avg.
-        codec: Of the contributions; None where they travel exact. Only sums and averages are coded.
-        own: The rank whose contribution is not coded, for it owns the result; None where every one may be.
+        codec: Codec of the contributions; None if they are sent exactly. Only sums and averages are coded.
+        own: The rank whose contribution is not coded because it owns the result; None if every contribution may be coded.
         again: Whether the result is coded once more (all_reduce).
     """
     parts = list(inputs)
@@ -59,7 +60,7 @@ def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: i
     magnitude = exact.abs() if redop == "prod" else wide.abs().sum(0)
     unit = torch.finfo(dtype).eps / 2
     roundings = ranks - 1 + (redop == "avg")
-    # The reference of fp64 is itself as far off.
+    # The float64 reference may itself be off by this much: the factor of 2.
     slack = roundings * unit * magnitude * (2 if dtype == torch.float64 else 1.01) + torch.finfo(dtype).tiny
     share = ranks if redop == "avg" else 1
     exact, slack = exact / share, slack / share
@@ -89,10 +90,10 @@ def _in_dtype(parts: list[Tensor], redop: str) -> Tensor:
 
 
 def _rounding(x: Tensor) -> Tensor:
-    """What storing a decoded value in x's dtype adds."""
+    """Returns the rounding error of storing a decoded value in x's dtype."""
     return x.double().abs() * torch.finfo(x.dtype).eps
 
 
 def _widened(bound: Bound, by: Tensor) -> Bound:
-    """The bound, larger by what every element may be off besides."""
+    """Returns the bound, enlarged by another error of every element."""
     return dataclasses.replace(bound, values=bound.values + (by if bound.block == 1 else norms(by)))

@@ -1,4 +1,4 @@
-"""Ranks: those that a launcher started, or some of our own on this machine, with deadlines."""
+"""Runs this process as a rank of a launcher, or starts ranks on this machine, with deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-GRACE_S = 10.0  # for the others to say what they met, once a rank has failed
+GRACE_S = 10.0  # for the other ranks to report their errors, once a rank has failed
 Rank = Callable[..., int]
 
 
@@ -26,11 +26,11 @@ def launched() -> bool:
 
 
 def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
-    """Be one rank: join, run, leave.
+    """Runs as one rank: joins the group, calls `function(arguments)`, leaves.
 
     Returns:
-        The exit status: `function`'s; 2 after a ValueError, which rank 0 prints, for all ranks meet it; 1 after a
-        failure of a peer or the network, which every rank prints.
+        The exit status of `function`; 2 after a ValueError, which all ranks have and rank 0 prints; 1 after a failure of a
+        peer or the network, which every rank prints.
     """
     from torch_lowcomm._C import Options
 
@@ -51,24 +51,25 @@ def rank(function: Rank, arguments: Any, timeout_s: float) -> int:
 
 
 def say(problem: str) -> None:
-    """One line on stderr."""
+    """Prints one line on stderr."""
     print("torch_lowcomm bench: " + " ".join(problem.split()), file=sys.stderr, flush=True)
 
 
 def local_ranks(function: Rank, arguments: Any, *, ranks: int, timeout_s: float, deadline_s: float) -> int:
-    """Start ranks on this machine and wait for them; none is left behind.
+    """Starts ranks on this machine and waits for them; no process remains.
 
     Args:
-        function: Called as `function(arguments)` in every rank's process; importable, as its argument is picklable.
-        arguments: Passed on.
+        function: Called as `function(arguments)` in every rank's process. It must be importable.
+        arguments: Passed to `function`; they must be picklable.
         ranks: Number of processes.
-        timeout_s: Of the ranks' groups. What is left this long, and GRACE_S, after a rank failed is ended.
-        deadline_s: What is left then is ended, and the run has failed.
+        timeout_s: Progress deadline of the ranks' groups. Ranks that still run this long, and GRACE_S, after a rank failed
+            are ended.
+        deadline_s: Ranks that still run after this time are ended, and the run has failed.
 
     Returns:
         The largest exit status; 1 for a rank that was ended.
     """
-    # The store is the parent's, as with torchrun: no port is chosen before it is bound.
+    # The parent has the store, as with torchrun, so that no port is chosen before it is bound.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     environment = {
@@ -127,7 +128,7 @@ def _end_with_parent() -> None:
 
 
 def leave(status: int) -> None:
-    """End this rank at once: torch's own gloo, where it is measured, may abort as its process is taken down."""
+    """Ends this rank at once: torch's own gloo, if it was measured, may abort when its process ends."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

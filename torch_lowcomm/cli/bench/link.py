@@ -1,17 +1,17 @@
 """Measure the link between every two ranks: round trips, bandwidth each way, alone and both at once, retransmits.
 
-Over plain TCP sockets of the bench's own, whose addresses the ranks gather over the group: what the link and the hosts'
-TCP give, with no backend in between. A pair at a time; the other ranks wait. A rank listens on the address from which it
+The bench uses plain TCP sockets, whose addresses the ranks gather over the group: the figures are those of the link and the
+hosts' TCP, without a backend. One pair measures at a time; the other ranks wait. A rank listens on the address from which it
 reaches MASTER_ADDR, or on that of --interface.
 
 columns
   a, b           the two ranks
   rtt            us from a and back, 64 bytes each way: median, fastest, distance of the quartiles / median
   a->b, b->a     goodput in Mbit/s (10^6) as the receiver sees it, one way at a time: bytes after the first --skip
-                 seconds, so without TCP's start and what a shaper lets through at once, / the time that they took
-  a->b*, b->a*   the same with both ways busy
-Below them, of every rank's host (its network namespace): TCP segments that it sent and retransmitted during the run, by
-/proc/net/snmp (N/A without it); whatever else the host does is counted too.
+                 seconds / the time that they took. This leaves out TCP's start and the burst of a shaper
+  a->b*, b->a*   goodput with both ways busy
+Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
+the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BLOCK_BYTES = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What every rank gets."""
+    """The arguments of every rank."""
 
     seconds: float
     skip: float
@@ -50,18 +50,18 @@ class Job:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("--seconds", type=float, default=3.0, metavar="S", help="that each direction is filled for (3)")
-    add("--skip", type=float, default=0.5, metavar="S", help="of these, not counted at the start (0.5)")
+    add("--seconds", type=float, default=3.0, metavar="S", help="seconds for which each direction is filled (3)")
+    add("--skip", type=float, default=0.5, metavar="S", help="seconds of these that do not count, at the start (0.5)")
     add("--pings", type=int, default=200, metavar="N", help="round trips (200)")
     add("--interface", metavar="NAME", help="network interface whose IPv4 address is used (GLOO_SOCKET_IFNAME's first)")
-    add("--json", type=Path, metavar="FILE", help="versions, machine, options and every round trip")
+    add("--json", type=Path, metavar="FILE", help="write versions, machine, options and every round trip to FILE")
 
 
 def prepare(arguments: argparse.Namespace) -> Job:
-    """The job that the arguments ask for.
+    """Makes the job from the arguments.
 
     Raises:
-        ValueError: An argument is wrong; it is named, with what was expected.
+        ValueError: An argument is wrong; the message has its name, what was expected, and the value.
     """
     if not 0 <= arguments.skip < arguments.seconds:
         raise ValueError(
@@ -75,7 +75,7 @@ def prepare(arguments: argparse.Namespace) -> Job:
 
 
 def run(job: Job) -> int:
-    """One rank, of which the first prints and writes; the exit status."""
+    """Runs one rank; rank 0 prints and writes. Returns the exit status."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks < 2:
         raise ValueError(f"expected at least 2 ranks, got {ranks}")
@@ -103,7 +103,7 @@ def run(job: Job) -> int:
 
 
 def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: list[Any]) -> dict[str, Any]:
-    """The row of two ranks, known to all of them."""
+    """Measures two ranks and returns their row on all ranks."""
     mine: dict[str, Any] = {}
     if rank in (a, b):
         peer = b if rank == a else a
@@ -133,7 +133,7 @@ def _pair(job: Job, rank: int, a: int, b: int, listener: Listener, addresses: li
 
 
 def _measure(job: Job, link: Connection, *, leads: bool) -> dict[str, Any]:
-    """One end of a pair: round trips, then leader to follower, follower to leader, and both."""
+    """Runs one end of a pair: round trips, then leader to follower, follower to leader, and both ways at once."""
     got: dict[str, Any] = {}
     ping = bytes(_PING_BYTES)
     if leads:
@@ -172,7 +172,7 @@ def _measure(job: Job, link: Connection, *, leads: bool) -> dict[str, Any]:
 
 
 def _fill(job: Job, link: Connection) -> None:
-    """Blocks that begin with 1 for the time, then one that begins with 0."""
+    """Sends blocks that begin with 1 for the given time, then one that begins with 0."""
     block = b"\x01" + bytes(_BLOCK_BYTES - 1)
     end = time.perf_counter() + job.seconds
     while time.perf_counter() < end:
@@ -181,7 +181,7 @@ def _fill(job: Job, link: Connection) -> None:
 
 
 def _drain(job: Job, link: Connection) -> float:
-    """Receive such blocks; their goodput in Mbit/s, without those of the first `skip` seconds."""
+    """Receives such blocks; returns their goodput in Mbit/s without those of the first `skip` seconds."""
     start = time.perf_counter()
     since, counted = start, 0
     while True:
@@ -201,7 +201,7 @@ def _drain(job: Job, link: Connection) -> float:
 
 
 def tcp_segments() -> dict[str, int] | None:
-    """TCP segments that this network namespace has sent and retransmitted, or None where Linux does not say."""
+    """Returns the TCP segments that this network namespace has sent and retransmitted; None if Linux does not tell."""
     snmp = Path("/proc/self/net/snmp")
     if not snmp.exists():
         return None

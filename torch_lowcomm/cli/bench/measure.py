@@ -1,4 +1,4 @@
-"""One rank of a bench: makes the groups, takes them in turn within every iteration, checks, and adds the ranks up."""
+"""One rank of a bench: makes the groups, runs them in turn within every iteration, checks, and combines the ranks."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ _PAYLOAD_OF_A_FRAME = 1448 / 1514  # TCP payload of an Ethernet frame with an MT
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured; the same on every rank.
+    """The measurement; the same on every rank.
 
     Attributes:
-        name: The op's, in `OPERATIONS`.
-        sizes: Bytes, as the op counts them.
-        dtype, redop: Names of `DTYPES` and `REDOPS`.
-        root: Of a broadcast.
-        iterations, warm_up, checks: Timed, untimed and checked calls of every size and form.
-        policy: Of the measured group; None for the environment's.
-        peer: Backend measured beside it, or None.
-        rate: Of the link, bits a second, or None.
-        timeout_s: Of every group.
+        name: Name of the op in `OPERATIONS`.
+        sizes: Sizes in bytes, as the op counts them.
+        dtype: Name in `DTYPES`.
+        redop: Name in `REDOPS`.
+        root: Root of a broadcast.
+        iterations: Timed calls of every size and form.
+        warm_up: Untimed calls before them.
+        checks: Checked calls.
+        policy: Policy of the measured group; None for the environment's.
+        peer: Backend to compare with, or None.
+        rate: Rate of the link, bits a second, or None.
+        timeout_s: Progress deadline of every group, seconds.
     """
 
     name: str
@@ -52,15 +55,15 @@ class Plan:
 
     @property
     def op(self) -> Operation:
-        """The op of that name."""
+        """The op with this name."""
         return OPERATIONS[self.name]
 
 
 def count_of(plan: Plan, size: int, ranks: int) -> int:
-    """Elements of a rank's part in `size` bytes, rounded down.
+    """Returns the number of elements of a rank's part of `size` bytes, rounded down.
 
     Raises:
-        ValueError: There is not one.
+        ValueError: The size has less than one element for each part.
     """
     parts = 1 if plan.op.whole else ranks
     item = DTYPES[plan.dtype].itemsize
@@ -84,7 +87,7 @@ class Bench:
         if plan.op.rooted and plan.root >= self.ranks:
             raise ValueError(f"expected -r below {self.ranks}, the number of ranks, got {plan.root}")
         timeout = timedelta(seconds=plan.timeout_s)
-        # Every size is coded, the small ones too: what pays is a question to the bench.
+        # Small sizes are coded too, so that the bench can show from which size coding pays.
         options = Options(plan.policy, min_bytes=0)
         self.groups = {"lowcomm": dist.new_group(backend="lowcomm", pg_options=options, timeout=timeout)}
         if plan.peer:
@@ -94,7 +97,7 @@ class Bench:
         self.codec = Codec(named[plan.op.key]) if plan.op.key in named else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Measure; a row a size, equal on all ranks."""
+        """Measures; yields a row for each size, equal on all ranks."""
         plan = self.plan
         for size in plan.sizes:
             count = count_of(plan, size, self.ranks)
@@ -135,7 +138,7 @@ class Bench:
         return self._summary(case, size, all_gather_json(mine))
 
     def _counters(self) -> dict[str, Any]:
-        """What the measured group counted of the op so far, on this rank."""
+        """Returns the counts of the measured group for the op so far, on this rank."""
         of = backend_of(self.groups["lowcomm"]).stats()
         total: dict[str, Any] = {"calls": 0, "exact": 0, "raw": 0, "wire": 0, "encode": 0.0, "decode": 0.0}
         because: dict[str, int] = {}
@@ -152,7 +155,7 @@ class Bench:
         return total | {"because": because}
 
     def _expect_coded(self, counters: dict[str, Any]) -> None:
-        """A codec that was asked for and did not code is no measurement of it."""
+        """Raises ValueError if a codec was asked for and calls stayed exact."""
         if self.codec is not None and counters["exact"]:
             why = ", ".join(counters["because"]) or "the op is not coded"
             reduction = f" ({self.plan.redop})" if self.plan.op.reduces else ""
@@ -162,7 +165,7 @@ class Bench:
             )
 
     def _check(self, case: Case, name: str) -> dict[str, Any]:
-        """This rank's wrong elements and error, over all checked calls."""
+        """Returns this rank's wrong elements and error over all checked calls."""
         codec = self.codec if name == "lowcomm" else None
         pieces = case.expected(codec) if self.plan.checks else []
         found: dict[str, Any] = {"wrong": 0, "error": 0.0, "norm": 0.0, "digests": []}
@@ -200,7 +203,7 @@ class Bench:
         return result
 
     def _of_group(self, name: str, case: Case, size: int, everyone: list[dict[str, Any]]) -> dict[str, Any]:
-        """An iteration lasts as long as its slowest rank."""
+        """Returns the figures of one group; an iteration lasts as long as its slowest rank."""
         times = [max(took) * 1e6 for took in zip(*(rank["seconds"][name] for rank in everyone), strict=True)]
         median = statistics.median(times)
         quarters = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [median] * 3
@@ -225,7 +228,7 @@ class Bench:
         }
 
     def _needed_bytes(self, case: Case, codec: Codec | None) -> int:
-        """Payload that the busiest rank must send, however the op is done."""
+        """Returns the payload in bytes that the busiest rank must send, however the op is done."""
         pieces = case.op.pieces(self.ranks)
         part = -(-case.count // self.ranks) if case.op.name == "all_reduce" else case.count
         return pieces * (codec.encoded_bytes(part, case.dtype) if codec else part * case.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""The ops that are measured: how each is called, what it moves, and what it must give."""
+"""The ops that are measured: how each is called, how many bytes it sends, and what its result must be."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ REDOPS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
-# The newer names are in torch 2.13 and later only.
+# Only torch 2.13 and later have the newer names.
 _gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What sets one op apart from another."""
+    """The properties of one op."""
 
     name: str
-    about: str  # what the sizes are of
-    key: str  # in a policy
-    sent: tuple[str, ...]  # names under which `stats()` counts what it sends
-    forms: tuple[str, ...]  # that torch has of it
+    about: str  # the tensor whose size is given: "of …"
+    key: str  # the op's name in a policy
+    sent: tuple[str, ...]  # names under which `stats()` counts the bytes that it sends
+    forms: tuple[str, ...]  # forms of the op that torch has
     bus: Callable[[int], float]  # busbw / algbw at W ranks: the part of `size` that the busiest rank must send
     pieces: Callable[[int], int]  # messages of the busiest rank, each as long as one rank's part
     whole: bool = False  # whether a rank's count is all of `size`, else 1/W of it
@@ -97,9 +97,9 @@ class Case:
         rank: This rank.
         ranks: Number of ranks.
         count: Elements of one rank's part (`Operation.whole`: of the tensor).
-        dtype: Of the elements.
-        redop: Name of the reduction; ignored where the op has none.
-        root: Of a broadcast.
+        dtype: Dtype of the elements.
+        redop: Name of the reduction; ignored if the op has none.
+        root: Root of a broadcast.
     """
 
     op: Operation
@@ -127,13 +127,13 @@ class Case:
                 self._input = self.result[own]
 
     def prepare(self) -> None:
-        """Give the tensors the contents that they have before a call; what is to be written holds what no op gives."""
+        """Fills the tensors for a call; the result gets values that no op returns."""
         self.result.fill_(float("nan") if self.dtype.is_floating_point else 77)
         if self.op.name != "broadcast" or self.rank == self.root:
             self._input.copy_(self._own)
 
     def call(self, group: dist.ProcessGroup) -> None:
-        """The op, to its end."""
+        """Runs the op to its end."""
         name = self.op.name
         if name == "all_reduce":
             dist.all_reduce(self._input, op=REDOPS[self.redop], group=group)
@@ -155,10 +155,10 @@ class Case:
                 work.wait()
 
     def expected(self, codec: Codec | None) -> list[tuple[Tensor, Expected]]:
-        """Pieces of this rank's result, 1-D, each with what it must be.
+        """Returns the pieces of this rank's result, 1-D, each with its expected value.
 
         Args:
-            codec: What the op's messages are coded in, None for exact.
+            codec: Codec of the op's messages; None for exact.
         """
         name, count = self.op.name, self.count
         everyone = range(self.ranks)
@@ -183,7 +183,7 @@ class Case:
 
 
 def contribution(rank: int, elements: int, case: Case) -> Tensor:
-    """What a rank puts in, known to every rank: N(0, 1), or integers of -4 to 4 (unsigned: 0 to 4)."""
+    """Returns a rank's input, which every rank can make: N(0, 1), or integers from -4 to 4 (unsigned: 0 to 4)."""
     generator = torch.Generator().manual_seed(rank)
     if case.dtype.is_floating_point:
         return torch.randn(elements, generator=generator).to(case.dtype)

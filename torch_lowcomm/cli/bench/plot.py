@@ -10,13 +10,13 @@ from torch_lowcomm.cli.bench.report import first_form
 
 
 def expect_matplotlib() -> None:
-    """Raise ValueError where there is no matplotlib, before anything is measured."""
+    """Raises ValueError if there is no matplotlib, before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot: expected matplotlib to be installed (pip install matplotlib), found none")
 
 
 def draw(rows: list[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Write an image: the median time, from the fastest call up, and the bus bandwidth, of the group and its peer."""
+    """Draws the median time, with a band down to the fastest call, and the bus bandwidth, of the group and its peer."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""What a bench says: nccl-tests' table with further columns, and JSON."""
+"""The output of a bench: nccl-tests' table with further columns, and JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_lowcomm.cli.machine import heading, machine, versions
 
 __all__ = ["closing", "columns", "first_form", "heading", "line", "write_json", "wrong_of"]
 
-# Names and units of the columns, with their widths; the parser of a table reads names from the line that has "size".
+# (name, unit, width) of each column; a parser of the table reads names from the line that has "size".
 _FIRST = [("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 8), ("root", "", 6)]
 _FORM = [("time", "(us)", 10), ("algbw", "(GB/s)", 8), ("busbw", "(GB/s)", 8), ("#wrong", "", 8)]
 _MORE = [
@@ -27,7 +27,7 @@ _MORE = [
 
 
 def columns() -> str:
-    """The three lines above the rows."""
+    """Returns the three lines above the rows."""
     form = sum(width for _, _, width in _FORM)
     lines = ["#" + " " * (sum(w for _, _, w in _FIRST) - 1) + f"{'out-of-place':>{form}}{'in-place':>{form}}"]
     all_columns = [*_FIRST, *_FORM, *_FORM, *_MORE]
@@ -36,7 +36,7 @@ def columns() -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table; what torch, the op or this run has not is N/A. The last columns are of the first form."""
+    """Returns a row of the table; N/A where there is no value. The last columns are those of the first form."""
     cells = [row["size_bytes"], row["count"], row["type"], row["redop"], row["root"]]
     for form in (row["out_of_place"], row["in_place"]):
         if form is None:
@@ -64,19 +64,19 @@ def line(row: dict[str, Any]) -> str:
 
 
 def first_form(row: dict[str, Any]) -> dict[str, Any]:
-    """The out-of-place measurement, or the in-place one of an op that has no other."""
+    """Returns the out-of-place measurement, or the in-place one if the op has no other."""
     form: dict[str, Any] = row["out_of_place"] or row["in_place"]
     return form
 
 
 def forms_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All measurements of all rows, the peer's too."""
+    """Returns all measurements of all rows, the peer's too."""
     own = [row[form] for row in rows for form in ("out_of_place", "in_place") if row[form]]
     return own + [form["peer"] for form in own if form["peer"]]
 
 
 def closing(rows: list[dict[str, Any]]) -> str:
-    """The `#` lines under the rows, as in nccl-tests."""
+    """Returns the `#` lines under the rows, as in nccl-tests."""
     wrong = wrong_of(rows)
     own = [row[form]["busbw_gb_s"] for row in rows for form in ("out_of_place", "in_place") if row[form]]
     return "\n".join(
@@ -89,13 +89,13 @@ def closing(rows: list[dict[str, Any]]) -> str:
 
 
 def wrong_of(rows: list[dict[str, Any]]) -> int | None:
-    """Wrong elements of all measurements, the peer's too; None where nothing was checked."""
+    """Returns the number of wrong elements in all measurements, the peer's too; None if nothing was checked."""
     found = [form["wrong"] for form in forms_of(rows) if form["wrong"] is not None]
     return sum(found) if found else None
 
 
 def write_json(path: Path, **content: Any) -> None:
-    """Versions, machine and the content."""
+    """Writes versions, machine and the content as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"versions": versions(), "machine": machine(), **content}, indent=1) + "\n")
 

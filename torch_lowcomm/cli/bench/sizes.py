@@ -1,4 +1,4 @@
-"""Numbers as they are written on the command line: sizes in bytes, rates in bits a second, and a sweep of sizes."""
+"""Reads numbers of the command line: sizes in bytes, rates in bits a second, and a sweep of sizes."""
 
 import re
 
@@ -7,10 +7,10 @@ _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def byte_size(text: str) -> int:
-    """Bytes, of a text such as "64M"; K, M and G are powers of 1024, as in nccl-tests.
+    """Returns the bytes of a text such as "64M"; K, M and G are powers of 1024, as in nccl-tests.
 
     Raises:
-        ValueError: The text is no such number above 0.
+        ValueError: The text is not such a number above 0.
     """
     found = re.fullmatch(r"(\d+)\s*([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if not found or int(found[1]) == 0:
@@ -19,10 +19,10 @@ def byte_size(text: str) -> int:
 
 
 def bit_rate(text: str) -> float:
-    """Bits a second, of a text such as "100M" or "100Mbit"; k, M and G are powers of 1000, as rates of links are stated.
+    """Returns the bits a second of a text such as "100M" or "100Mbit"; k, M and G are powers of 1000, as for links.
 
     Raises:
-        ValueError: The text is no such number above 0.
+        ValueError: The text is not such a number above 0.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:bit(?:/s)?)?", text.strip(), re.IGNORECASE)
     if not found or float(found[1]) == 0:
@@ -31,10 +31,10 @@ def bit_rate(text: str) -> float:
 
 
 def sweep(least: int, most: int, step: int, factor: int | None) -> list[int]:
-    """The sizes from `least` to `most`, by multiplication with `factor` where there is one, else by adding `step`.
+    """Returns the sizes (bytes) from `least` to `most`, each `factor` times the last, or, without one, `step` more.
 
     Raises:
-        ValueError: least > most, or a step or factor that does not get on.
+        ValueError: least > most, step < 1, or factor < 2.
     """
     if least > most:
         raise ValueError(f"expected -b no larger than -e, got {least} and {most} bytes")

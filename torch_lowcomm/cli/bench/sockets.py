@@ -1,4 +1,4 @@
-"""Plain TCP connections between ranks, under a deadline on progress."""
+"""Plain TCP connections between ranks, with a deadline on progress."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Connection:
 
     @classmethod
     def to(cls, address: Address, rank: int, peer: int, timeout_s: float) -> Connection:
-        """Connect to a listening rank and say who calls."""
+        """Connects to a listening rank and tells it this rank's number."""
         host, port, token = address
         try:
             made = cls(socket.create_connection((host, port), timeout_s), rank, peer, timeout_s)
@@ -38,12 +38,12 @@ class Connection:
         return made
 
     def patience(self, timeout_s: float) -> None:
-        """Set how long a wait may last without a byte."""
+        """Sets how long a wait may last without a byte, in seconds."""
         self._timeout_s = timeout_s
         self._socket.settimeout(timeout_s)
 
     def send(self, data: bytes) -> None:
-        """Send all of it."""
+        """Sends all of the data."""
         view = memoryview(data)
         while view:
             try:
@@ -54,7 +54,7 @@ class Connection:
             view = view[sent:]
 
     def receive(self, size: int) -> bytes:
-        """Exactly `size` bytes."""
+        """Receives exactly `size` bytes."""
         data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
@@ -97,10 +97,10 @@ class Listener:
         self.address: Address = (host, port, self._token.hex())
 
     def accept(self, peer: int) -> Connection:
-        """The connection that `peer` makes; a stranger's is closed.
+        """Accepts the connection of `peer`; it closes connections of strangers.
 
         Raises:
-            ConnectionError: It did not come in time.
+            ConnectionError: The connection did not come in time.
         """
         expected = self._token + struct.pack("<I", peer)
         end = time.monotonic() + self._timeout_s
@@ -130,7 +130,7 @@ class Listener:
 
 
 def own_ip(interface: str | None) -> str:
-    """The IPv4 address of an interface, else of GLOO_SOCKET_IFNAME's first, else that from which MASTER_ADDR is reached.
+    """Returns the IPv4 address of an interface, or of GLOO_SOCKET_IFNAME's first, or the one that reaches MASTER_ADDR.
 
     Raises:
         OSError: There is no such interface, or it has no IPv4 address.
