@@ -1,4 +1,4 @@
-"""The extension: what C++ offers to the Python face. Users import these names from `torch_lowcomm`."""
+"""The C++ extension. Users import its public names from `torch_lowcomm`."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -51,33 +51,33 @@ class Codec:
     def bucket(self) -> int: ...
 
 class Options(Backend.Options):
-    """What a group is made with (`pg_options`). A field left None is the living default group's, or that of the group
-    that is split; the default group's is filled from its environment variable, then from the default.
-    Frozen.
+    """The options of a group (`pg_options`). Frozen.
+
+    A field that is None has the value of the living default group, or of the group that is split. The default group takes it
+    from the environment variable, then from the default.
 
     Args:
-        policy: "op=codec; op=codec", ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather and p2p
-            (send and recv) (LOWCOMM_POLICY; default "": exact).
-        min_bytes: A rank's raw contribution to an op under this stays exact (LOWCOMM_MIN_BYTES; 65536).
+        policy: "op=codec; op=codec" for the ops all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather and
+            p2p (send and recv) (LOWCOMM_POLICY; default "", which is exact).
+        min_bytes: An op stays exact where a rank's raw contribution has fewer bytes (LOWCOMM_MIN_BYTES; 65536).
         timeout: Progress deadline: no frame for this long is a fault (default: init_process_group's timeout).
-        seed: Of stochastic rounding (LOWCOMM_SEED; 0).
-        chunk_bytes: Payload of a full frame, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144); a message of fewer than
-            32 such frames is cut into as many, of 65,536 bytes or more.
-        connections: To every peer for bulk data, 1 … 64; frames take them in turn. More help where one TCP stream does
-            not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1).
-        ring_from: An all_gather of so many ranks or more goes around a ring: each rank sends to the next one only
-            (LOWCOMM_RING_FROM; 0: never).
-        flight_record: How many of the group's last ops and messages `flight_record()` shows, 0 … 65,536; 0: none. Each
-            rank's own affair (LOWCOMM_FLIGHT_RECORD; 64).
-        staged: Whether CUDA tensors that are coded are coded on their device, so that only codes are copied to the host;
-            where False, or where the build or the device cannot, their values are. Each rank's own affair
-            (LOWCOMM_STAGED; 0).
+        seed: Seed of stochastic rounding (LOWCOMM_SEED; 0).
+        chunk_bytes: Payload of a full frame in bytes, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144). A message of fewer
+            than 32 such frames is cut into 32, of 65,536 bytes or more.
+        connections: Connections to every peer for bulk data, 1 … 64; frames take them in turn. Use more where one TCP stream
+            does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1).
+        ring_from: Number of ranks from which on an all_gather goes around a ring, where each rank sends to the next rank only
+            (LOWCOMM_RING_FROM; 0 for never).
+        flight_record: Number of the group's last ops and messages that `flight_record()` shows, 0 … 65,536. Ranks may differ
+            (LOWCOMM_FLIGHT_RECORD; 64).
+        staged: Whether CUDA tensors are coded on their device, so that only codes are copied to the host. If False, or if the
+            build or the device cannot, values are copied. Ranks may differ (LOWCOMM_STAGED; 0).
         nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
-            group's first CUDA tensor on. False: never, and gloo serves them by host memory: for ranks that share a GPU,
-            or hosts that NCCL does not reach each other by. True: a group is not made without it (LOWCOMM_NCCL; None).
+            group's first CUDA tensor on. False: never; gloo serves them through host memory, for ranks that share a GPU or
+            hosts between which NCCL does not work. True: making a group fails without NCCL (LOWCOMM_NCCL; None).
 
     Raises:
-        ValueError: A field or its environment variable is wrong; the offending part, expected and actual are named.
+        ValueError: A field or its environment variable is wrong. The message has the wrong part, expected and actual.
     """
 
     _name: str

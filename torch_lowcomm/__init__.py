@@ -1,4 +1,4 @@
-"""Training over slow links with PyTorch: a c10d backend that is exact unless asked, and compresses what it is asked to.
+"""Training over slow links with PyTorch: a c10d backend that is exact by default and compresses where you ask for it.
 
 import torch.distributed as dist
 dist.init_process_group("lowcomm")        # exact; no import of this package is needed

@@ -12,14 +12,17 @@ from torch_lowcomm.groups import exact
 
 
 def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Every rank's value, by rank, as JSON gives it back: a tuple is a list then. Collective.
+    """Gathers a value of every rank. Collective.
 
     Args:
-        mine: This rank's: numbers, texts, None, and lists and dictionaries of them.
-        group: Of any backend that gathers bytes of the host; None for the default group.
+        mine: This rank's value: numbers, texts, None, and lists and dictionaries of them.
+        group: A group of any backend that gathers bytes in host memory; None for the default group.
+
+    Returns:
+        The values by rank, as JSON returns them: a tuple becomes a list.
 
     Raises:
-        TypeError: Something that JSON does not have, before anything is sent.
+        TypeError: The value has something that JSON does not have; nothing was sent.
     """
     data = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8)
     size = dist.get_world_size(group)

@@ -1,6 +1,6 @@
-"""One sentence instead of a page of undefined symbols when torch and the extension do not fit.
+"""Raises one sentence, in place of a page of undefined symbols, when torch and the extension do not fit.
 
-Read by the build too (`cmake/find_torch.py`), before there is a package: it imports nothing of this one.
+The build reads this file too (`cmake/find_torch.py`), before there is a package: it must not import from this package.
 """
 
 import importlib.util
@@ -12,12 +12,12 @@ SUPPORTED = f"2.{OLDEST[1]} to 2.{NEWEST[1]}"
 
 
 def minor(version: str) -> tuple[int, ...]:
-    """(2, 13) of "2.13.0+cpu"."""
+    """Returns (2, 13) for "2.13.0+cpu"."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 def shadowed(package: pathlib.Path) -> pathlib.Path | None:
-    """The built package of this name that `package`, first on sys.path, hides; None where there is none."""
+    """Returns the built package of this name that `package`, first on sys.path, hides; None if it hides none."""
     for entry in sys.path:
         other = (pathlib.Path(entry) / package.name).resolve()
         if other != package and (other / "_build_info.py").is_file():
@@ -26,11 +26,11 @@ def shadowed(package: pathlib.Path) -> pathlib.Path | None:
 
 
 def problem(found: str | None, built: str | None) -> str | None:
-    """Say what is wrong with a torch version, or None.
+    """Returns a sentence on what is wrong with a torch version, or None.
 
     Args:
-        found: Version of the torch that would be imported, None when there is none.
-        built: Version that the extension was built for, None when it was not built.
+        found: Version of the torch that would be imported; None if there is no torch.
+        built: Version that the extension was built for; None if it was not built.
     """
     if found is None:
         return f"torch_lowcomm needs PyTorch {SUPPORTED}: found none; install torch first."
@@ -55,7 +55,11 @@ def problem(found: str | None, built: str | None) -> str | None:
 
 
 def check_torch() -> None:
-    """Raise ImportError with one sentence when torch is missing, too old, or not the minor version built for."""
+    """Checks torch's version.
+
+    Raises:
+        ImportError: torch is missing, too old, or of another minor version than the build; the message is one sentence.
+    """
     found = None
     if importlib.util.find_spec("torch") is not None:
         import torch

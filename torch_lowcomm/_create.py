@@ -1,4 +1,4 @@
-"""Makes a backend for c10d: the inner ones it stands on, and what it says when it is up."""
+"""Makes a backend for c10d with its inner backends, and logs what the group compresses."""
 
 import logging
 import os
@@ -15,16 +15,16 @@ logger = logging.getLogger("torch_lowcomm")
 
 
 def make_inner(role: str, store: Store, rank: int, size: int, of: _C.Options, connections: int = 1) -> Any:
-    """Make an inner backend.
+    """Makes an inner backend.
 
     Args:
-        role: "host", a ProcessGroupGloo for what lowcomm does not do itself; "device", a ProcessGroupNCCL or None where
+        role: "host", a ProcessGroupGloo for ops that lowcomm does not serve; "device", a ProcessGroupNCCL, or None where
             this torch or machine has none; "lane", a ProcessGroupGloo whose connections carry lowcomm's frames.
-        store: Rendezvous store of the group; each role uses keys of its own in it.
+        store: Rendezvous store of the group; each role has separate keys in it.
         rank: This process's rank in the group.
         size: Number of ranks.
         of: The group's options: time-out, name and global ranks.
-        connections: Connections of a lane to every peer, each with a thread of its own; a transfer's tag picks one.
+        connections: Connections of a lane to every peer, each with a separate thread; a transfer's tag picks one.
 
     Returns:
         A c10d Backend, or None.
@@ -44,9 +44,12 @@ def make_inner(role: str, store: Store, rank: int, size: int, of: _C.Options, co
 
 
 def _devices(connections: int | None) -> list[Any]:
-    """Gloo's devices, each with connections and a thread of its own: one an interface, or so many over the interfaces.
+    """Makes gloo's devices, each with separate connections and a thread.
 
-    Options made by hand know nothing of GLOO_SOCKET_IFNAME, which torch reads where it makes them itself.
+    torch reads GLOO_SOCKET_IFNAME where it makes gloo's options; options made here must read it too.
+
+    Args:
+        connections: Number of devices, spread over the interfaces; None for one device an interface.
     """
     names = os.environ.get("GLOO_SOCKET_IFNAME")
     interfaces = names.split(",") if names else [None]
@@ -64,23 +67,23 @@ def _make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
 
     options = ProcessGroupNCCL.Options()
     options._timeout = of._timeout
-    # By these its flight recorder and its time-outs name group and ranks.
+    # NCCL's flight recorder and time-outs name the group and its ranks by these.
     options.group_name, options.global_ranks_in_group = of.group_name, of.global_ranks_in_group
     return ProcessGroupNCCL(torch.distributed.PrefixStore("device", store), rank, size, options)
 
 
 def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
-    """Make the backend of one group; what torch.distributed calls for `backend="lowcomm"`.
+    """Makes the backend of one group; torch.distributed calls it for `backend="lowcomm"`.
 
-    What the options leave unset a later group takes from the default one as that is now, its policy above all, where it
-    is of lowcomm too; the default group takes it from the environment, then from the defaults.
+    The default group takes options that are not set from the environment, then from the defaults. A later group takes them
+    from the default group as it is now, its policy included, if that is a group of lowcomm.
 
     Args:
         dist_backend_opts: c10d's DistributedBackendOptions: store, ranks, time-out, name.
         pg_options: An `Options`, or None for one with nothing set.
 
     Raises:
-        TypeError: pg_options is something else.
+        TypeError: pg_options is neither an `Options` nor None.
         ValueError: An option is wrong.
         DistBackendError: Ranks differ in version or options, or one did not show up.
     """
@@ -103,7 +106,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
 
 
 def _announce(backend: Any, rank: int, size: int) -> None:
-    """One INFO line a group: what will be compressed."""
+    """Logs one INFO line for the group: what it compresses."""
     caution_of_policy(backend.policy)
     if backend.policy:
         what = (

@@ -1,4 +1,4 @@
-"""Which ranks share a host: from a mesh, or from what torchrun says."""
+"""Tells which ranks share a host, from a mesh or from torchrun's variables."""
 
 import os
 
@@ -8,7 +8,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def hosts_of_mesh(mesh: DeviceMesh, inside: str, between: str) -> torch.Tensor:
-    """Global ranks [hosts, ranks of a host]."""
+    """Returns the global ranks [hosts, ranks of a host] of a mesh.
+
+    Args:
+        mesh: A mesh of two named dimensions.
+        inside: Name of the dimension along a host's ranks.
+        between: Name of the dimension along hosts.
+
+    Raises:
+        ValueError: The mesh has other dimensions, or this rank is not in it.
+    """
     names = mesh.mesh_dim_names or ()
     if mesh.ndim != 2 or set(names) != {inside, between}:
         raise ValueError(
@@ -21,7 +30,13 @@ def hosts_of_mesh(mesh: DeviceMesh, inside: str, between: str) -> torch.Tensor:
 
 
 def hosts_of_environment() -> torch.Tensor:
-    """Global ranks [hosts, ranks of a host], from torchrun's variables; all ranks see all of them, and judge alike."""
+    """Returns the global ranks [hosts, ranks of a host] from torchrun's variables LOCAL_WORLD_SIZE and LOCAL_RANK.
+
+    Collective: every rank gets the variables of all ranks, so that all raise or none.
+
+    Raises:
+        ValueError: A variable is missing on a rank, hosts have different numbers of ranks, or a rank is not in its place.
+    """
     said = (os.environ.get(name, "") for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
     mine = torch.tensor([int(text) if text.isdigit() else -1 for text in said])
     everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

@@ -1,4 +1,4 @@
-"""A worker thread for ops that are several collectives: in the order of issue, each with a future."""
+"""A worker thread for ops that consist of several collectives. It runs them in the order of issue, each with a future."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _this_thread = threading.local()  # `works` where it is a worker
 
 
 class OpQueue:
-    """Runs ops one after the other on a thread of its own, which ends with this object or the interpreter."""
+    """Runs ops one after the other on a separate thread, which ends with this object or the interpreter."""
 
     def __init__(self, name: str) -> None:
         self._worker = ThreadPoolExecutor(1, name)
@@ -20,16 +20,19 @@ class OpQueue:
     def issue(
         self, run: Callable[[], None], tensors: list[torch.Tensor], async_op: bool
     ) -> Future[torch.Tensor] | None:
-        """Queue an op; wait for it unless `async_op`.
+        """Queues an op, and waits for it unless `async_op`.
 
         Args:
             run: The op.
-            tensors: What it reads and writes, all on one device; the first is its result. On a CUDA device the op comes
-                after what the caller's stream has, on a stream of its own, and who waits for the future waits for that.
-            async_op: Return the future of the result at once.
+            tensors: The tensors that it reads and writes, all on one device; the first is its result. On a CUDA device the op
+                runs on a separate stream after the work of the caller's stream, and a wait for the future waits for both.
+            async_op: Whether to return the future of the result at once.
+
+        Returns:
+            The future with `async_op`, else None. It raises what `run` raised.
 
         Raises:
-            ValueError: A worker, that is a future's callback, would wait.
+            ValueError: A worker thread, which runs a future's callback, would wait.
         """
         if not async_op and getattr(_this_thread, "works", False):
             raise ValueError("expected async_op=True in a callback of a future, which the worker runs; got False")
@@ -48,10 +51,10 @@ class OpQueue:
 
 
 def _run(run: Callable[[], None], result: torch.Tensor, future: Future[torch.Tensor], stream: Any) -> None:
-    """An op, on the worker: whatever comes of it, its future ends."""
+    """Runs an op on the worker; its future ends with the result or the error."""
     _this_thread.works = True
     if stream is not None:
-        torch.cuda.set_device(stream.device)  # for good: a device that is given back gets a context
+        torch.cuda.set_device(stream.device)  # and not set back: setting a device gives it a context
     with torch.cuda.stream(stream), torch.no_grad():
         try:
             run()

@@ -1,4 +1,4 @@
-"""lowcomm in gloo's place: for scripts that say "gloo" and must not be edited.
+"""lowcomm in gloo's place, for scripts that ask for "gloo" and must not be edited.
 
 `python -m torch_lowcomm run script.py` calls `install`. So does `import torch` in every process whose environment says
 LOWCOMM_AS_GLOO=1 (`_torch_lowcomm_autoload`): `run` sets it for the processes that the script starts.
@@ -17,14 +17,14 @@ from torch_lowcomm._create import create_backend
 
 
 class _GlooLike(type):
-    """`isinstance(backend, ProcessGroupGloo)`, which torch asks of what it made, holds for lowcomm's too."""
+    """Makes `isinstance(backend, ProcessGroupGloo)`, which torch asks of a new backend, true for lowcomm's too."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, (ProcessGroupGloo, _C.LowcommBackend))
 
 
 class _GlooStandIn(metaclass=_GlooLike):
-    """What distributed_c10d calls where it would make a ProcessGroupGloo; its other names are the class's own."""
+    """distributed_c10d calls it in place of ProcessGroupGloo; its other names are those of that class."""
 
     _Options = Options = ProcessGroupGloo._Options
     create_device = ProcessGroupGloo.create_device
@@ -36,12 +36,12 @@ class _GlooStandIn(metaclass=_GlooLike):
             store=store, group_rank=rank, group_size=size, timeout=timeout, group_id=name, global_ranks_in_group=ranks
         )
         options = _C.Options()
-        options._name = "gloo"  # the profiler's titles and the backend's own name, as scripts may look for them
+        options._name = "gloo"  # scripts may look for this name in the backend and in the profiler's titles
         return create_backend(opts, options)
 
 
 def _group_being_made() -> tuple[str, list[int]]:
-    """Name and ranks of the group, which torch does not pass to gloo: they stand in its helper's frame."""
+    """Returns name and ranks of the group from the frame of torch's helper, because torch does not pass them to gloo."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "_new_process_group_helper":
@@ -52,8 +52,8 @@ def _group_being_made() -> tuple[str, list[int]]:
 
 
 def install() -> None:
-    """From now on, groups of this process that ask for "gloo" are lowcomm's; their name stays "gloo".
+    """Makes new groups of this process that ask for "gloo" groups of lowcomm; their name stays "gloo".
 
-    Policy and sizes come from the environment (LOWCOMM_POLICY, …). Any number of times.
+    Policy and sizes come from the environment (LOWCOMM_POLICY, …). It may be called any number of times.
     """
     c10d.ProcessGroupGloo = _GlooStandIn

@@ -1,4 +1,4 @@
-"""What a program says to living groups: policy, exact scopes, statistics."""
+"""Functions for living groups: policy, exact scopes, statistics."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch_lowcomm.codec import caution_of_policy
 
 
 def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
-    """The lowcomm backend behind a group.
+    """Returns the lowcomm backend behind a group.
 
     Args:
-        group: A process group; None for the default one.
+        group: A process group; None for the default group.
 
     Raises:
-        TypeError: Something else.
+        TypeError: `group` is neither a process group nor None.
         ValueError: The group has no lowcomm backend, this rank is not in it, or there is no default group.
     """
     if group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -31,7 +31,7 @@ def backend_of(group: dist.ProcessGroup | None = None) -> _C.LowcommBackend:
         if not dist.is_initialized():
             raise ValueError('expected a process group: call init_process_group("lowcomm") first')
         group = dist.group.WORLD
-    # Looked up by name: under TORCH_DISTRIBUTED_DEBUG=DETAIL what the group holds is a wrapper.
+    # Looked up by name: under TORCH_DISTRIBUTED_DEBUG=DETAIL the group holds a wrapper of the backend.
     backend = _C.find_backend(group.group_name)
     if backend is None:
         raise ValueError(
@@ -49,20 +49,20 @@ def set_policy(group: dist.ProcessGroup | None, policy: str) -> None: ...
 
 
 def set_policy(group: Any, policy: str | None = None) -> None:
-    """Change what a living group compresses. Collective: every rank of the group calls it.
+    """Changes what a living group compresses. Collective: every rank of the group calls it.
 
         lc.set_policy("all_gather=minmax8")             # the default group
         lc.set_policy(group, "all_gather=minmax8")
 
-    Ops issued before keep the old policy. Nothing changes when it raises.
+    Ops that were issued before keep the old policy. If it raises, nothing has changed.
 
     Args:
-        group: The group; None, or left out, for the default one.
+        group: The group; None, or left out, for the default group.
         policy: Text as for `Options(policy=…)`, e.g. "all_gather=minmax8; reduce_scatter=qsgd8"; "" is exact.
 
     Raises:
-        TypeError: Other arguments, or in another order.
-        ValueError: This rank's text is wrong; the part is named.
+        TypeError: The arguments have other types or another order.
+        ValueError: This rank's text is wrong; the wrong part is named.
         DistBackendError: Ranks differ (both texts are named), a peer's text was wrong, or a peer failed.
     """
     if isinstance(group, str) and policy is None:
@@ -77,12 +77,12 @@ def set_policy(group: Any, policy: str | None = None) -> None:
 
 @contextmanager
 def exact() -> Iterator[None]:
-    """Keep what this thread issues inside the block from being compressed, in every group.
+    """Inside this block the ops that this thread issues are not compressed, in any group.
 
-    For metrics, synchronised batch norms and the like. All ranks must enter it for the same ops: one that does not is
-    found out by the op's description and named. It is the thread's: what autograd's device threads issue for a CUDA
-    backward is not inside, nor may a coroutine suspend in it. With FSDP2 put a step's forward and backward both inside
-    or both outside, for each gathers the weights anew.
+    It is for metrics, synchronised batch norms and the like. All ranks must enter it for the same ops; the op's description
+    shows a rank that does not, and the error names it. It belongs to the thread: ops that autograd's device threads issue for
+    a CUDA backward are outside, and a coroutine may not suspend inside. With FSDP2 put a step's forward and backward
+    both inside or both outside, because each of them gathers the weights.
     """
     scope = _C.ExactScope()
     scope.enter()
@@ -93,24 +93,33 @@ def exact() -> Iterator[None]:
 
 
 def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """What groups did since they were made, or since `reset_stats`.
+    """Returns counts and times of groups since they were made, or since `reset_stats`.
 
     Args:
         group: One group; None for every lowcomm group of this process.
 
     Returns:
-        {group name: {op: {"calls", "exact_calls" (of these, with nothing coded), "exact_because" (reason: tensors that
-        went exact though a policy or `fsdp.quantize` named their op), "staged_calls" (with CUDA tensors that were coded on
-        their device), "unstaged_because" (reason: coded calls that copied the values of CUDA tensors instead),
-        "device_to_host_bytes" and "host_to_device_bytes" (what own ops copied of CUDA tensors: of staged ones the codes,
-        else values), "raw_bytes" (what this rank would have sent without a codec),
-        "inner_bytes" (the part of raw_bytes that the inner backend carried, uncounted), "wire_bytes" (what it sent itself,
-        frame headers included; None where the inner backend served every call), "ratio" (of raw_bytes less inner_bytes to
-        wire_bytes, or None), "encode_s", "wait_s", "decode_s", "wait_by_peer" (rank in the group: its seconds of wait_s),
-        "straggler" (the rank that was waited for most, or None), "relative_error" (||decoded - x|| / ||x|| over samples
-        of what this rank encoded in host memory: some thousands of elements an op, in another
-        place each time; None where nothing was coded there, or only by codecs that take more than 16,384 elements at
-        once)}}}
+        {group name: {op: figures}}. The figures of an op are:
+
+        * "calls"; "exact_calls", those of them in which nothing was coded.
+        * "exact_because": {reason: tensors that were sent exactly although a policy or `fsdp.quantize` named their op}.
+        * "staged_calls": calls with CUDA tensors that were coded on their device.
+        * "unstaged_because": {reason: coded calls that copied the values of CUDA tensors instead}.
+        * "device_to_host_bytes", "host_to_device_bytes": bytes that lowcomm's ops copied of CUDA tensors, which are codes in
+          staged calls and values in others.
+        * "raw_bytes": bytes that this rank would have sent without a codec.
+        * "inner_bytes": the part of raw_bytes that the inner backend carried.
+        * "wire_bytes": bytes that lowcomm sent, with frame headers; None if the inner backend served every call.
+        * "ratio": (raw_bytes - inner_bytes) / wire_bytes, or None.
+        * "encode_s", "wait_s", "decode_s": seconds.
+        * "wait_by_peer": {rank in the group: its part of wait_s, in seconds}.
+        * "straggler": the rank that was waited for most, or None.
+        * "relative_error": ||decoded - x|| / ||x|| over samples of what this rank encoded in host memory, some thousands of
+          elements an op in another place each time. None if nothing was coded there, or only by codecs that take more
+          than 16,384 elements at once.
+
+    Raises:
+        TypeError, ValueError: As `backend_of`.
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}
@@ -118,26 +127,31 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
 
 
 def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, Any]]:
-    """What groups are doing, and did last: their last ops and messages (`Options(flight_record=…)` of them).
+    """Returns the last ops and messages of groups, those under way included (`Options(flight_record=…)` says how many).
 
-    At a time-out, at a fault and at `abort()` a group writes the same as JSON into a file, which the error names: in the
-    folder LOWCOMM_FLIGHT_DIR, else the system's for temporary files, by the name
-    lowcomm-flight-<group>-rank<global rank>-pid<pid>-epoch<epoch>.json. A file that cannot be written changes no error but
-    for saying so.
+    At a time-out, at a fault and at `abort()` a group writes the same as JSON into a file, which the error names. The file is
+    in the folder LOWCOMM_FLIGHT_DIR, or else in the system's folder for temporary files, and its name is
+    lowcomm-flight-<group>-rank<global rank>-pid<pid>-epoch<epoch>.json. If it cannot be written, the error says so.
 
     Args:
         group: One group; None for every lowcomm group of this process.
 
     Returns:
         {group name: {"format" (1), "group", "size", "epoch", "rank" (in the group), "global_rank", "pid", "unix_time_s"
-        (now), "because" (why it was written; "" here), "ops": [oldest first, {"op", "sequence", "state" ("queued",
-        "under way", "done" or "failed"), "description" (what ranks compare: {"tensors", "dtype", "elements a rank",
-        "codec", …}; {} until the op starts), "missing" (peers of which not all frames have come: [{"rank", "received",
-        "expected"}]; frame 0 of a collective is its description), "wait" (what it waits for, or failed on: {"rank",
-        "frame", "doing", "since_s"}, or None), "sent_bytes", "received_bytes", "queued_s", "started_s", "ended_s"
-        (seconds from now, so negative; None for what has not come), "error" (or None)}]}}
+        (now), "because" (why it was written; "" here), "ops" (a list, oldest first)}}. The fields of an op are:
 
-        Ranks in an op are the group's. An op that the inner backend serves is under way until somebody asks its Work.
+        * "op", "sequence", "state" ("queued", "under way", "done" or "failed"), "sent_bytes", "received_bytes".
+        * "description": what ranks compare, {"tensors", "dtype", "elements a rank", "codec", …}; {} until the op starts.
+        * "missing": peers whose frames have not all come, [{"rank", "received", "expected"}]. Frame 0 of a collective is its
+          description.
+        * "wait": what it waits for or failed on, {"rank", "frame", "doing", "since_s"}, or None.
+        * "queued_s", "started_s", "ended_s": seconds from now, so negative; None if it has not happened.
+        * "error": its text, or None.
+
+        Ranks in an op are ranks of the group. An op that the inner backend serves is under way until its Work is asked.
+
+    Raises:
+        TypeError, ValueError: As `backend_of`.
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}
@@ -145,7 +159,7 @@ def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str,
 
 
 def reset_stats() -> None:
-    """Set the counters of every lowcomm group of this process to zero."""
+    """Sets the counters of every lowcomm group of this process to zero."""
     for name in _C.backend_names():
         backend = _C.find_backend(name)
         if backend is not None:

@@ -1,4 +1,4 @@
-"""all_reduce by a codec that the caller names, with error feedback as a transaction of the caller's."""
+"""all_reduce by a codec that the caller names, with error feedback that changes only when the op succeeds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch_lowcomm.groups import backend_of
 
 
 class Residual:
-    """What the encodings of one tensor have lost so far: error feedback's state, the caller's to keep and to save.
+    """The error feedback of one tensor: what its encodings have lost so far. The caller keeps and saves it.
 
-    `all_reduce` adds it to what it sends and keeps in it what that loses, the second encoding's share included: over all
-    ranks and steps the sum of the tensors is the sum of the residuals and of what was applied (Seide et al., 1-Bit
-    Stochastic Gradient Descent; Interspeech 2014). It changes when an op succeeds; a failed op leaves it as it was.
+    `all_reduce` adds the residual to the tensor that it sends and keeps the loss in it, including this rank's share of the
+    second encoding. Over all ranks and steps the sum of the tensors is the sum of the residuals and of the applied tensors
+    (Seide et al., 1-Bit Stochastic Gradient Descent; Interspeech 2014). A residual changes when an op succeeds; a failed op
+    leaves it as it was.
 
     Args:
-        like: The tensor it is for; its shape is taken. The residual starts as zeros, float32, in host memory.
+        like: A tensor whose shape the residual takes. The residual starts as zeros, float32, in host memory.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
@@ -27,18 +28,18 @@ class Residual:
 
     @property
     def value(self) -> torch.Tensor:
-        """The residual, float32 on the host; while an op is under way, what it was before. Not to be written to."""
+        """The residual, float32 in host memory. While an op is under way it is as before the op. Do not write to it."""
         return self._state.value
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """A copy of the value, for a checkpoint."""
+        """Returns {"value": a copy of the residual} for a checkpoint."""
         return {"value": self.value.clone()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` gave.
+        """Loads what `state_dict` returned.
 
         Raises:
-            ValueError: Another shape, or an op is under way.
+            ValueError: The value has another shape, or an op is under way.
         """
         self._state.set(state["value"])
 
@@ -52,25 +53,26 @@ def all_reduce(
     residual: Residual | None = None,
     async_op: bool = False,
 ) -> Any:
-    """Reduce a tensor in place by codes, whatever the group's policy, its min_bytes and `exact()` say.
+    """Reduces a tensor in place by codes. The group's policy, its min_bytes and `exact()` do not apply. Collective.
 
-    Every rank ends with the same bits: each slice's contributions are decoded and summed in rank order by its owner, whose
-    encoded result all ranks decode, itself included. Collective.
+    Each rank owns a slice of the tensor. The owner decodes the contributions to its slice and sums them in rank order. It
+    encodes the sum, which all ranks decode, the owner too. So every rank ends with the same bits.
 
     Args:
         tensor: float32, float16 or bfloat16, of one shape on all ranks.
-        op: SUM or AVG; without a residual PREMUL_SUM too.
-        group: A group of backend lowcomm; None for the default one.
+        op: SUM or AVG; without a residual also PREMUL_SUM.
+        group: A group of backend lowcomm; None for the default group.
         codec: Codec text, e.g. "sym4:bucket=1024"; the same on all ranks.
-        residual: This tensor's error feedback; lent to the op until it ends.
-        async_op: Return the Work at once.
+        residual: The error feedback of this tensor; the op has it until it ends.
+        async_op: Whether to return the Work at once.
 
     Returns:
         The Work with async_op, else None.
 
     Raises:
-        ValueError: Another op or codec, a residual of another size or in use, or elements that the codec refuses (a NaN).
-        TypeError: Another dtype.
+        ValueError: The op or codec is not supported, the residual has another size or is in use, or the codec refuses an
+            element (a NaN).
+        TypeError: The dtype is not supported.
         DistBackendError: A peer could not send its part, ranks disagree, or a peer or the network failed.
     """
     state = residual._state if residual is not None else None

@@ -19,7 +19,7 @@ from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.reduction import Residual, all_reduce
 
 _CODED = (torch.float32, torch.float16, torch.bfloat16)
-_NOTE_BYTES = 512  # of what ranks of a host tell one another about the link's part of an op
+_NOTE_BYTES = 512  # of the text in which ranks of a host tell one another how an op's part between hosts ended
 
 
 class TwoLevel:
@@ -29,32 +29,33 @@ class TwoLevel:
         two = lc.TwoLevel(mesh, codec="sym4:bucket=1024", inside="ranks", between="hosts")
         two.all_reduce(gradient, dist.ReduceOp.AVG)
 
-    Of n elements each of a host's L ranks takes a slice of ceil(n / L) (the last ones less, or none) over the slow link, so
-    that a host's link carries one coded tensor an op, not one a rank. Both levels have groups of backend lowcomm of their
-    own, `inside` and `between`, made here and ended by `destroy_process_group()`: ops of the program's other groups
-    neither wait for these nor get between them, and no policy of the environment reaches them. `lc.stats(two.between)` is
-    what this rank put on the slow link.
+    Each of a host's L ranks sends a slice of ceil(n / L) of a tensor's n elements over the slow link (the last ranks fewer, or
+    none). So a host's link carries one coded tensor an op, and not one for each rank. The two levels have separate groups of
+    backend lowcomm, `inside` and `between`, which are made here and ended by `destroy_process_group()`. Ops of the program's
+    other groups neither wait for these groups nor come between their ops, and no policy of the environment applies to
+    them. `lc.stats(two.between)` has what this rank put on the slow link.
 
-    One worker thread runs the ops in the order of issue, `async_op` or not. An op is two to four ops of groups, which all
-    ranks must issue in one order: callbacks of futures, the way without a thread, run in any.
+    One worker thread runs the ops in the order of issue, with `async_op` and without. An op consists of two to four ops of
+    groups, which all ranks must issue in one order; callbacks of futures would run in any order.
 
-    An op that fails between hosts on one rank fails on all of them; where the reason was a value (a NaN) the next op works.
-    A fault or a difference (of sizes, ops) inside a host is that of its reduce_scatter on the host's ranks, and comes to the
-    other hosts at once as an op that differs, an all_gather: then the groups are over; make another TwoLevel.
+    An op that fails between hosts on one rank fails on all of them. If the reason was a value (a NaN), the next op works. A
+    fault or a difference (of sizes, ops) inside a host raises an error of its reduce_scatter on the host's ranks. The other
+    hosts learn of it at once, from an all_gather that differs from their op. The groups cannot be used any more: make
+    another TwoLevel.
 
-    CUDA tensors are reduced inside a host by NCCL, on a stream beside the caller's; no GPU has run that.
+    NCCL reduces CUDA tensors inside a host, on another stream than the caller's; no GPU has run this.
 
     Args:
-        mesh: Of two dimensions (a slice of a larger one will do); every rank in it makes the TwoLevel. Collective.
-        codec: Codec text for what travels between hosts. Not by channel: what travels is flat.
+        mesh: A mesh of two dimensions, or such a slice of a larger one; every rank in it makes the TwoLevel. Collective.
+        codec: Codec text for tensors between hosts. Not by channel, because these tensors are flat.
         inside: Name of the mesh's dimension along a host's ranks.
-        between: Name of its dimension along hosts.
-        timeout: Progress deadline of both groups, also of how much later one slice of a tensor may cross the link than
+        between: Name of the mesh's dimension along hosts.
+        timeout: Progress deadline of both groups. It also bounds how much later one slice of a tensor may cross the link than
             another. None for torch's default of a new group, half an hour.
 
     Raises:
-        ValueError: A mesh, a name or a codec that will not do.
-        DistBackendError: Ranks have different codecs or meshes, or one did not come.
+        ValueError: A mesh, a name or a codec is wrong.
+        DistBackendError: Ranks have different codecs or meshes, or a rank did not come.
     """
 
     def __init__(
@@ -64,11 +65,15 @@ class TwoLevel:
 
     @classmethod
     def from_environment(cls, codec: str = "sym4:bucket=1024", *, timeout: timedelta | None = None) -> TwoLevel:
-        """Over all ranks, hosts told apart as torchrun does: LOCAL_WORLD_SIZE ranks in a row are a host. Collective.
+        """Makes a TwoLevel of all ranks, where LOCAL_WORLD_SIZE consecutive ranks are a host, as in torchrun. Collective.
+
+        Args:
+            codec: As for the constructor.
+            timeout: As for the constructor.
 
         Raises:
-            ValueError: On every rank, when a rank has no such variable or another value, or LOCAL_RANK is not its place
-                on the host.
+            ValueError: On every rank, if a rank lacks the variable or has another value, or if LOCAL_RANK is not its place on
+                the host.
             DistBackendError: As for the constructor.
         """
         if not dist.is_initialized():
@@ -78,7 +83,7 @@ class TwoLevel:
         return two
 
     def _connect(self, table: torch.Tensor, codec: str, timeout: timedelta | None) -> None:
-        """Make the groups of this rank's row and column of the table [hosts, ranks of a host] of global ranks."""
+        """Makes the groups of this rank's row and column in the table [hosts, ranks of a host] of global ranks."""
         self._codec = codec
         host, place = (int(i) for i in (table == dist.get_rank()).nonzero()[0])
         self._hosts, self._locals = table.shape
@@ -97,7 +102,7 @@ class TwoLevel:
         self.between = _new_group(ranks, timeout, options)
 
     def _agree(self) -> None:
-        """Ranks of a host are told of a difference; the hosts' groups compare their policies, that is their codecs."""
+        """Compares codec and mesh inside a host; the groups between hosts compare their policies, which have the codec."""
         mine = f"{self._codec} between {self._hosts} hosts of {self._locals} ranks"
         for place, theirs in enumerate(self._notes(mine)):
             if theirs != mine[:_NOTE_BYTES]:
@@ -107,12 +112,12 @@ class TwoLevel:
                 )
 
     def slice_elements(self, numel: int) -> int:
-        """How many of a tensor's `numel` elements this rank takes over the slow link in an all_reduce."""
+        """Returns how many of a tensor's `numel` elements this rank sends over the slow link in an all_reduce."""
         length = -(-numel // self._locals)
         return max(0, min(numel - self._place * length, length))
 
     def residual(self, like: torch.Tensor) -> Residual:
-        """Error feedback for all_reduces of tensors of this size: of this rank's slice, zeros, one-dimensional."""
+        """Makes the error feedback for all_reduces of tensors of this size: zeros [elements of this rank's slice]."""
         return Residual(torch.empty(self.slice_elements(like.numel())))
 
     def all_reduce(
@@ -123,25 +128,32 @@ class TwoLevel:
         residual: Residual | None = None,
         async_op: bool = False,
     ) -> Future[torch.Tensor] | None:
-        """Reduce a tensor in place: exact inside the host to slices, those by codes between hosts, exact back together.
+        """Reduces a tensor in place, exactly inside a host and by codes between hosts. Collective.
 
-        All ranks of all hosts end with the same bits. Of raw n bytes a host sends about 2 n (hosts - 1) / hosts in codes.
-        With one host nothing is coded. Collective.
+        1. A reduce_scatter inside the host gives each rank the host's sum of a slice, exactly.
+        2. The ranks of a slice all_reduce it between hosts by codes.
+        3. An all_gather inside the host puts the slices together, exactly.
+
+        All ranks of all hosts end with the same bits. A host sends about 2 (hosts - 1) / hosts of the tensor's elements, in
+        codes. With one host nothing is coded.
 
         Args:
-            tensor: float32, float16 or bfloat16, of one number of elements on all ranks; not to be touched until the end.
+            tensor: float32, float16 or bfloat16, with the same number of elements on all ranks; do not touch it until the op
+                has ended.
             op: SUM or AVG.
-            residual: What `residual(tensor)` made, and this tensor's alone: over hosts and steps the sum of the hosts'
-                sums (with AVG their means, and `hosts` times what was applied) is that of the residuals and of what was
-                applied. It changes on all ranks when the op has succeeded between the hosts, else on none.
-            async_op: Return a future at once. Its callbacks run on the worker, and must not wait for another op.
+            residual: What `residual(tensor)` made, for this tensor alone. Over hosts and steps the sum of the hosts' sums is the
+                sum of the residuals and of the applied tensors; with AVG that of the hosts' means is the sum of the
+                residuals and of `hosts` times the applied tensors. It changes on all ranks when the op has succeeded
+                between the hosts, else on none.
+            async_op: Whether to return a future at once. Its callbacks run on the worker and must not wait for another op.
 
         Returns:
-            With async_op the future of the tensor, whose wait() raises what the op did; else None.
+            With async_op the future of the tensor, whose wait() raises the op's error; else None.
 
         Raises:
-            ValueError: Another op, a residual of another size or in use; of values (a NaN) on the ranks that sent them.
-            TypeError: Another dtype.
+            ValueError: The op is not supported, or the residual has another size or is in use; on the ranks that sent it, a
+                value that the codec refuses (a NaN).
+            TypeError: The dtype is not supported.
             DistBackendError: Another rank could not send its part, ranks disagree, or a peer or the network failed.
         """
         op = _as_op(op)
@@ -174,33 +186,36 @@ class TwoLevel:
             tensor.copy_(flat.view_as(tensor))
 
     def _reduce_slice(self, mine: torch.Tensor, op: dist.ReduceOp, residual: Residual | None) -> None:
-        if self._hosts > 1 and mine.numel():  # as long on every host
+        if self._hosts > 1 and mine.numel():  # the slice has the same length on every host
             all_reduce(mine, op, self.between, codec=self._codec, residual=residual)
 
     def _slices(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """A view a rank of the host; the last ones may be shorter, or empty."""
+        """Returns a view for each rank of the host; the last views may be shorter, or empty."""
         length = -(-flat.numel() // self._locals)
         return [flat[place * length : (place + 1) * length] for place in range(self._locals)]
 
     def all_gather(
         self, output: torch.Tensor, input: torch.Tensor, *, async_op: bool = False
     ) -> Future[torch.Tensor] | None:
-        """Gather every rank's tensor, in the order of the mesh (host by host): by codes between hosts, then exact inside.
+        """Gathers every rank's tensor in the order of the mesh (host by host). Collective.
 
-        A rank's tensor is coded once and leaves its host once for every other host. All ranks, the owner too, end with its
-        decoded value; with one host nothing is coded. Collective.
+        1. The ranks in the same place of each host gather their tensors between hosts, by codes. Each tensor is coded once
+           and leaves its host once for every other host.
+        2. An all_gather inside the host passes the decoded values on, exactly.
+
+        All ranks, the owner too, end with a tensor's decoded value. With one host nothing is coded.
 
         Args:
-            output: hosts · ranks · n elements, contiguous, of the input's dtype.
-            input: n elements, float32, float16 or bfloat16, as many on every rank.
+            output: [hosts · ranks · n], contiguous, of the input's dtype.
+            input: n elements, float32, float16 or bfloat16; the same n on every rank.
             async_op: As for all_reduce.
 
         Returns:
             With async_op the future of the output, else None.
 
         Raises:
-            ValueError: Sizes that do not fit; of values (a NaN) on the ranks that sent them.
-            TypeError: Another dtype, or two.
+            ValueError: Sizes do not fit; on the ranks that sent it, a value that the codec refuses (a NaN).
+            TypeError: The dtype is not supported, or the two dtypes differ.
             DistBackendError: As for all_reduce.
         """
         self._check("all_gather", input)
@@ -210,8 +225,8 @@ class TwoLevel:
     def _all_gather(
         self, output: torch.Tensor, input: torch.Tensor, between: Callable[[torch.Tensor], Any] | None = None
     ) -> None:
-        """`between` fills the column [hosts, n]; by the group's policy where it is left out."""
-        column = input.new_empty(self._hosts, input.numel())  # the ranks at this place of every host
+        """Gathers; `between` fills the column [hosts, n], by default by the group's policy."""
+        column = input.new_empty(self._hosts, input.numel())  # of the ranks at this place of every host
         gather = between or (lambda column: dist.all_gather(list(column), input.reshape(-1), group=self.between))
         self._between(
             "all_gather",
@@ -227,13 +242,16 @@ class TwoLevel:
     def reduce_scatter(
         self, output: torch.Tensor, input: torch.Tensor, op: Any = dist.ReduceOp.SUM, *, async_op: bool = False
     ) -> Future[torch.Tensor] | None:
-        """Reduce everybody's parts to the rank that each is for: exact inside the host, the sums by codes between hosts.
+        """Reduces the parts of all ranks, each to the rank that it is for. Collective.
 
-        A host's own sum for a rank of its own is not coded; with one host nothing is. Collective.
+        1. A reduce_scatter inside the host sums the parts, exactly.
+        2. The sums go between hosts by codes. A host's sum for one of its own ranks is not coded.
+
+        With one host nothing is coded.
 
         Args:
             output: n elements, for this rank.
-            input: hosts · ranks · n elements, contiguous, in the order of the mesh (host by host), of the output's dtype.
+            input: [hosts · ranks · n], contiguous, in the order of the mesh (host by host), of the output's dtype.
             op: SUM or AVG.
             async_op: As for all_reduce.
 
@@ -241,8 +259,9 @@ class TwoLevel:
             With async_op the future of the output, else None.
 
         Raises:
-            ValueError: Another op, or sizes that do not fit; of values (a NaN) on the ranks that sent them.
-            TypeError: A dtype that is not float32, float16 or bfloat16, or two.
+            ValueError: The op is not supported or sizes do not fit; on the ranks that sent it, a value that the codec refuses
+                (a NaN).
+            TypeError: A dtype is not float32, float16 or bfloat16, or the two dtypes differ.
             DistBackendError: As for all_reduce.
         """
         op = _as_op(op)
@@ -259,7 +278,7 @@ class TwoLevel:
         op: dist.ReduceOp,
         between: Callable[[torch.Tensor], Any] | None = None,
     ) -> None:
-        """`between` reduces the column [hosts, n] of this host's sums to the output; by the policy where left out."""
+        """Reduces; `between` reduces the column [hosts, n] of this host's sums to the output, by default by the policy."""
         by_place = input.view(self._hosts, self._locals, output.numel()).unbind(1)
         column = input.new_empty(self._hosts, output.numel())  # this host's sums for this place of every host
         if self._locals > 1:
@@ -274,7 +293,7 @@ class TwoLevel:
         )
 
     def _check(self, name: str, tensor: torch.Tensor, op: dist.ReduceOp | None = None) -> None:
-        """A caller's mistakes, before anything is sent."""
+        """Checks the caller's arguments before anything is sent."""
         if tensor.dtype not in _CODED:
             raise TypeError(f"TwoLevel: {name}: expected float32, float16 or bfloat16, got {tensor.dtype}")
         if op is not None and op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
@@ -295,14 +314,14 @@ class TwoLevel:
         try:
             dist.reduce_scatter(output, inputs, op, group=self.inside)
         except Exception:
-            # The other hosts are about to wait for this one's sums. An op that is not theirs tells them at once.
+            # The other hosts are about to wait for this host's sums. An op that differs from theirs tells them at once.
             word = torch.zeros(1, dtype=torch.uint8)
             with contextlib.suppress(Exception):
                 dist.all_gather([word.clone() for _ in range(self._hosts)], word, group=self.between, async_op=True)
             raise
 
     def _between(self, name: str, run: Callable[[], Any], alone: Callable[[], Any] | None = None) -> None:
-        """Run an op's part between hosts, then hear how the host's other ranks fared: all fail when one did."""
+        """Runs an op's part between hosts, then learns how it ended on the host's other ranks: all fail if one did."""
         error = None
         try:
             run() if self._hosts > 1 or alone is None else alone()
@@ -319,7 +338,7 @@ class TwoLevel:
                 )
 
     def _notes(self, mine: str) -> list[str]:
-        """What each of the host's ranks says, cut to _NOTE_BYTES."""
+        """Returns the text of each rank of the host, cut to _NOTE_BYTES."""
         said = mine.encode(errors="replace")[:_NOTE_BYTES].ljust(_NOTE_BYTES, b"\0")
         everybodys = [torch.empty(_NOTE_BYTES, dtype=torch.uint8) for _ in range(self._locals)]
         dist.all_gather(everybodys, torch.frombuffer(bytearray(said), dtype=torch.uint8), group=self.inside)
@@ -327,7 +346,7 @@ class TwoLevel:
 
 
 def _rounding(codec: str) -> str:
-    """The text of a codec that a TwoLevel is made for."""
+    """Returns a codec's canonical text; ValueError if a TwoLevel cannot use the codec."""
     spec = checked_codec(codec).spec
     if spec == "none" or "axis=channel" in spec:
         raise ValueError(f"TwoLevel: expected a codec that rounds, in buckets of a flat tensor, got {spec!r}")
