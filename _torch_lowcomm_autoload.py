@@ -1,8 +1,8 @@
-"""What torch calls at the end of `import torch` (entry point group `torch.backends`): makes `backend="lowcomm"` known.
+"""Makes `backend="lowcomm"` known to torch, which calls it at the end of `import torch` (entry point group `torch.backends`).
 
 It also runs in launchers and in programs that never use lowcomm. So it registers a name, imports nothing heavy, starts no
-thread and never breaks `import torch`: what fails here becomes a warning. The package itself is imported when the first
-group is made, or at once where the environment says LOWCOMM_AS_GLOO=1: then lowcomm takes gloo's place in this process.
+thread and never breaks `import torch`: a failure here becomes a warning. The package itself is imported when the first
+group is made. If the environment has LOWCOMM_AS_GLOO=1 it is imported at once, and takes gloo's place in this process.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Do the entry point's work. Any number of times; a failure is a RuntimeWarning of one sentence."""
+    """Does the entry point's work; a failure is a RuntimeWarning of one sentence. It may be called any number of times."""
     doing = "register its backend"
     try:
         register_backend()
@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def register_backend() -> None:
-    """Register the backend's name with torch.distributed; raises what torch does. Any number of times."""
+    """Registers the backend's name with torch.distributed; raises torch's errors. It may be called any number of times."""
     import torch.distributed as dist
 
     if dist.is_available() and not dist.is_backend_available("lowcomm"):

@@ -1,4 +1,6 @@
-"""Error of every codec against its bits an element, on what training sends. Definitions: README.md, "codec_errors".
+"""Error of every codec against its bits an element, on tensors that training sends.
+
+benchmarks/results/codec_errors.md has the definitions.
 
 python benchmarks/codec_errors.py [--json FILE] [--plot FILE]
 

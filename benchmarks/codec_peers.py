@@ -1,4 +1,6 @@
-"""Speed of the codecs beside other quantizers for CPUs, one thread each. Definitions: benchmarks/results/codec_peers.md.
+"""Speed of the codecs and of other quantizers for CPUs, one thread each.
+
+benchmarks/results/codec_peers.md has the definitions.
 
 python benchmarks/codec_peers.py [--mib N] [--piece N] [--repetitions N] [--json FILE]
 

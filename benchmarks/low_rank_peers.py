@@ -1,4 +1,6 @@
-"""The products of low-rank compression in their fixed order, against torch.matmul on one thread. Definitions: README.md.
+"""The products of low-rank compression in their fixed order, against torch.matmul on one thread.
+
+benchmarks/results/low_rank_peers.md has the definitions.
 
 python benchmarks/low_rank_peers.py build-codec/liblow_rank_peers.so [--rows 256] [--columns 1024] [--rank 4] [--json FILE]
 """

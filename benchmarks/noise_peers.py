@@ -1,4 +1,6 @@
-"""Perturbing a tensor from a seed, against what torch needs to draw as many numbers. Definitions: README.md.
+"""Time to perturb a tensor from a seed, against the time in which torch draws as many numbers.
+
+benchmarks/results/noise_peers.md has the definitions.
 
 python benchmarks/noise_peers.py build-codec/libnoise_peers.so [--mib 256] [--repetitions 9] [--json FILE]
 """

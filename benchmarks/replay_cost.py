@@ -1,4 +1,6 @@
-"""What seed replay costs beside its forward passes: time, memory, catching up, fused directions. Definitions: README.md.
+"""The cost of seed replay beyond its forward passes: time, memory, catching up, fused directions.
+
+benchmarks/results/replay_cost.md has the definitions.
 
 python benchmarks/replay_cost.py [--repetitions 9] [--json FILE]
 """

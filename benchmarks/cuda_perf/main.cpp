@@ -1,5 +1,5 @@
-// Speed of the CUDA kernels on one device, each row beside a copy of as many bytes. Definitions: README.md,
-// "cuda_perf".
+// Speed of the CUDA kernels on one device, compared with a copy of as many bytes.
+// Definitions: benchmarks/results/cuda_perf.md.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-"""Rows as text: a line each while they run, and the table of the README."""
+"""Rows as text: a line each while they run, and the table of benchmarks/results/faults.md."""
 
 from __future__ import annotations
 
