@@ -3,8 +3,8 @@
 
 #include "codec/dispatch.h"
 #include "kernels/float_env.h"
-#include "kernels/low_rank.h"
-#include "kernels/orthonormalise.h"
+#include "kernels/low_rank/low_rank.h"
+#include "kernels/low_rank/orthonormalise.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 
@@ -14,7 +14,7 @@ extern "C" {
 EXPORTED void low_rank(int product, float* out, const float* a, float* p, float* r, size_t rows, size_t columns,
                        size_t rank) {
   using namespace lowcomm;
-  const LowRankKernels& loops = lowRankKernels(kernels());
+  const LowRankKernels& loops = *kernels().low_rank;
   FloatEnv env;
   if (product == 0) loops.project(p, a, r, rows, columns, rank);
   if (product == 1) loops.back_project(r, a, p, rows, columns, rank);

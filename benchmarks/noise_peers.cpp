@@ -4,7 +4,7 @@
 #include <span>
 
 #include "codec/dispatch.h"
-#include "kernels/noise.h"
+#include "kernels/noise/noise.h"
 
 extern "C" {
 

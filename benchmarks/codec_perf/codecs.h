@@ -9,7 +9,7 @@
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 #include "timing.h"
 
 namespace lowcomm {

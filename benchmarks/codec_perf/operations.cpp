@@ -7,7 +7,7 @@
 #include "codec/fused.h"
 #include "codec/grid.h"
 #include "kernels/crc32c.h"
-#include "kernels/noise.h"
+#include "kernels/noise/noise.h"
 #include "streams.h"
 
 namespace lowcomm {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 #include "timing.h"
 
 namespace lowcomm {

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/noise.h"
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
+#include "kernels/noise/noise.h"
 #include "rows.h"
 
 namespace lowcomm {

@@ -10,8 +10,8 @@
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
+#include "kernels/isa/table.h"
 #include "kernels/philox.h"
-#include "kernels/table.h"
 
 namespace lowcomm {
 

@@ -8,10 +8,10 @@
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/repair.h"
-#include "kernels/channel.h"
+#include "kernels/channel/channel.h"
 #include "kernels/finite.h"
 #include "kernels/float_env.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 #include "kernels/half.h"
 
 namespace lowcomm {

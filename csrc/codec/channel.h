@@ -10,9 +10,9 @@
 #include "codec/grid_payload.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
+#include "kernels/isa/table.h"
 #include "kernels/philox.h"
-#include "kernels/table.h"
 
 namespace lowcomm {
 

@@ -11,7 +11,7 @@
 
 #include "codec/spec.h"
 #include "kernels/dtype.h"
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 

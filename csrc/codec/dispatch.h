@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 

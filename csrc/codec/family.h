@@ -44,7 +44,7 @@ inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
 enum class Axis : uint8_t { flat = 0, channel = 1 };
 inline constexpr uint8_t kChannelFlag = 1 << 4;  // of a frame
 
-// Whether a codec's elements are rotated before all else (kernels/rotate.h).
+// Whether a codec's elements are rotated before all else (kernels/codebook/rotate.h).
 enum class Rotation : uint8_t { never, option, always };
 inline constexpr uint8_t kRotatedFlag = 1 << 5;  // of a frame
 inline constexpr uint32_t kLeastRotatedBucket = 512;
@@ -60,7 +60,7 @@ struct GridFamily {
   bool centred;  // a grid around 0: a step is sent, no base
   bool l2;       // takes the option range=l2
   Rotation rotation = Rotation::option;
-  bool book = false;  // levels from a codebook (kernels/codebook.h), not evenly spaced
+  bool book = false;  // levels from a codebook (kernels/codebook/codebook.h), not evenly spaced
   uint32_t default_bucket = 1024;
   Meta default_meta = Meta::fp32;
 

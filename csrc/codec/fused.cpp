@@ -10,8 +10,8 @@
 #include "codec/error.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
-#include "kernels/cast.h"
-#include "kernels/cast_rules.h"
+#include "kernels/cast/cast.h"
+#include "kernels/cast/cast_rules.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
 

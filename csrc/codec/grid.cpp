@@ -17,7 +17,7 @@
 #include "codec/repair.h"
 #include "kernels/finite.h"
 #include "kernels/float_env.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 #include "kernels/half.h"
 
 namespace lowcomm {

@@ -11,11 +11,11 @@
 #include "codec/grid_payload.h"
 #include "codec/level_table.h"
 #include "codec/spec.h"
-#include "kernels/codebook.h"
+#include "kernels/codebook/codebook.h"
 #include "kernels/dtype.h"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
+#include "kernels/isa/table.h"
 #include "kernels/philox.h"
-#include "kernels/table.h"
 
 namespace lowcomm {
 

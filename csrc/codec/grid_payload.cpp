@@ -3,9 +3,9 @@
 #include <cstring>
 
 #include "codec/error.h"
-#include "kernels/codebook.h"
+#include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 #include "kernels/half.h"
 
 namespace lowcomm {

@@ -7,7 +7,7 @@
 
 #include "codec/family.h"
 #include "codec/spec.h"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
 
 namespace lowcomm {
 

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/cast_rules.h"
+#include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {

@@ -13,7 +13,7 @@
 #include "kernels/finite.h"
 #include "kernels/float_env.h"
 #include "kernels/half.h"
-#include "kernels/select.h"
+#include "kernels/select/select.h"
 
 namespace lowcomm {
 namespace {

@@ -10,7 +10,7 @@
 #include "codec/grid.h"
 #include "codec/spec.h"
 #include "kernels/dtype.h"
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 

@@ -14,10 +14,10 @@
 #include "collective/segment_place.h"
 #include "collective/slices.h"
 #include "kernels/float_env.h"
-#include "kernels/low_rank.h"
-#include "kernels/orthonormalise.h"
+#include "kernels/low_rank/low_rank.h"
+#include "kernels/low_rank/orthonormalise.h"
+#include "kernels/low_rank/singular_values.h"
 #include "kernels/reduce.h"
-#include "kernels/singular_values.h"
 
 namespace lowcomm {
 namespace {
@@ -215,7 +215,7 @@ bool compressedAllReduce(OpContext& op, const CompressedMessage& message, const 
   if (reduction.premultiplied) {
     throw ValueError(op.op + ", compressed: expected a sum or an average, got premul_sum");
   }
-  const LowRankKernels& kernels = lowRankKernels(lowcomm::kernels());
+  const LowRankKernels& kernels = *lowcomm::kernels().low_rank;
   const int ranks = op.group.size();
   std::deque<Compressing> tensors;
   for (const CompressedTensor& tensor : message.tensors)

@@ -12,7 +12,7 @@
 #include "cuda/line.cuh"
 #include "cuda/plain_run.cuh"
 #include "cuda/tile.cuh"
-#include "kernels/cast_rules.h"
+#include "kernels/cast/cast_rules.h"
 
 namespace lowcomm::cuda {
 namespace {

@@ -6,14 +6,14 @@
 #include <cstring>
 
 #include "cuda/grid.h"
-#include "kernels/codebook.h"
+#include "kernels/codebook/codebook.h"
 #include "kernels/float_env.h"
 
 namespace lowcomm::cuda {
 
-// Up to 256 numbers of a codebook (kernels/codebook.h). They travel among a kernel's arguments, so that a call needs no
-// memory of the caller's and waits for no copy, and are looked up in shared memory: the bank that arguments lie in
-// serves threads that ask for different numbers one after another.
+// Up to 256 numbers of a codebook (kernels/codebook/codebook.h). They travel among a kernel's arguments, so that a call
+// needs no memory of the caller's and waits for no copy, and are looked up in shared memory: the bank that arguments
+// lie in serves threads that ask for different numbers one after another.
 template <bool kUsed>
 struct BookArgs {};  // of a codec without a codebook: nothing
 template <>

@@ -14,8 +14,8 @@
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_form.h"
-#include "kernels/grid_rules.h"
+#include "kernels/grid/grid_form.h"
+#include "kernels/grid/grid_rules.h"
 
 // The encode kernels of grid_encode.cuh on elements that are made as they are loaded, with something to do once their
 // codes are known. A fused operation is an `Op`:

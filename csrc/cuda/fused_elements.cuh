@@ -7,8 +7,8 @@
 
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
-#include "kernels/cast.h"
-#include "kernels/cast_rules.h"
+#include "kernels/cast/cast.h"
+#include "kernels/cast/cast_rules.h"
 #include "kernels/dtype.h"
 
 namespace lowcomm::cuda {

@@ -8,7 +8,7 @@
 #include "cuda/fused.h"
 #include "cuda/grid_args.cuh"
 #include "kernels/dtype.h"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {

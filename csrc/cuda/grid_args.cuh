@@ -14,8 +14,8 @@
 #include "codec/spec.h"
 #include "cuda/grid.h"
 #include "cuda/tile.cuh"
-#include "kernels/grid_form.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_form.h"
+#include "kernels/grid/grid_scale.h"
 
 namespace lowcomm::cuda {
 

@@ -9,7 +9,7 @@
 #include "cuda/pack.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 
 // What a reader refuses (GridCodec::decode), thread by thread.
 

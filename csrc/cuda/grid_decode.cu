@@ -12,7 +12,7 @@
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_rules.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 namespace {

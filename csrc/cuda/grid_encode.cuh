@@ -17,8 +17,8 @@
 #include "cuda/tile.cuh"
 #include "cuda/warp_team.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_form.h"
-#include "kernels/grid_rules.h"
+#include "kernels/grid/grid_form.h"
+#include "kernels/grid/grid_rules.h"
 
 // The encode kernels of one element type. A file a type instantiates them (grid_encode_<type>.cu), so that each
 // compiles by itself and beside the others.

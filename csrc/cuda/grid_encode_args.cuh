@@ -6,7 +6,7 @@
 #include "cuda/codebook.cuh"
 #include "cuda/element.cuh"
 #include "cuda/grid_args.cuh"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {

@@ -7,10 +7,10 @@
 
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
-#include "kernels/cast_rules.h"
+#include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
 #include "kernels/float8.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 
 namespace lowcomm::cuda {
 

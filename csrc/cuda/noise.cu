@@ -8,7 +8,7 @@
 #include "codec/error.h"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
-#include "kernels/noise_rules.h"
+#include "kernels/noise/noise_rules.h"
 
 namespace lowcomm::cuda {
 namespace {

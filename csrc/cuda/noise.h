@@ -6,7 +6,7 @@
 
 #include "cuda/device.h"
 #include "kernels/dtype.h"
-#include "kernels/noise.h"
+#include "kernels/noise/noise.h"
 
 namespace lowcomm::cuda {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/tile.cuh"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 
 namespace lowcomm::cuda {
 

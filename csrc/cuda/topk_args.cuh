@@ -13,8 +13,8 @@
 #include "cuda/element.cuh"
 #include "cuda/topk.h"
 #include "cuda/workspace.cuh"
-#include "kernels/grid_scale.h"
-#include "kernels/select.h"
+#include "kernels/grid/grid_scale.h"
+#include "kernels/select/select.h"
 
 namespace lowcomm::cuda {
 

@@ -13,7 +13,7 @@
 #include "codec/spec.h"
 #include "cuda/uncut.h"
 #include "cuda/workspace.cuh"
-#include "kernels/grid_form.h"
+#include "kernels/grid/grid_form.h"
 
 namespace lowcomm::cuda {
 

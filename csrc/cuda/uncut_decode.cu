@@ -11,7 +11,7 @@
 #include "cuda/uncut_args.cuh"
 #include "cuda/uncut_codes.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_rules.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 namespace {

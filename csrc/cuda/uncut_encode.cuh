@@ -13,7 +13,7 @@
 #include "cuda/uncut_codes.cuh"
 #include "cuda/uncut_spread.cuh"
 #include "cuda/uncut_sum.cuh"
-#include "kernels/grid_rules.h"
+#include "kernels/grid/grid_rules.h"
 
 // The encode of one element type, kernel by kernel. A file a type instantiates it (uncut_encode_<type>.cu).
 

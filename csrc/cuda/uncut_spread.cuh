@@ -9,7 +9,7 @@
 #include "cuda/tile.cuh"
 #include "cuda/uncut_args.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid_scale.h"
+#include "kernels/grid/grid_scale.h"
 
 // The first read of an encode: how far apart a channel's elements are, and what of them no codec takes.
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/noise.h"
+#include "kernels/noise/noise.h"
 
 namespace lowcomm {
 

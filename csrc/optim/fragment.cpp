@@ -12,7 +12,7 @@
 #include "collective/compressed_all_reduce.h"
 #include "kernels/crc32c.h"
 #include "kernels/float_env.h"
-#include "kernels/singular_values.h"
+#include "kernels/low_rank/singular_values.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/noise.h"
+#include "kernels/noise/noise.h"
 
 namespace lowcomm {
 

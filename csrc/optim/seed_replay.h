@@ -29,7 +29,7 @@ struct SeedReplayOptions {
 //
 //   w <- w - lr / sqrt(k) · sum of decoded(estimate)·z(seed(run, machine, iteration, sample)),
 //
-// in the order of machines and samples, with the sum in fp32 (kernels/noise.h). What machines apply is a record;
+// in the order of machines and samples, with the sum in fp32 (kernels/noise/noise.h). What machines apply is a record;
 // records one behind another are the log, from which a machine with the first weights gets to the present ones.
 //
 // No threads of its own and no locks: one caller at a time. Whatever throws has changed nothing.

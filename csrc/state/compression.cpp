@@ -8,7 +8,7 @@
 
 #include "collective/compressed_all_reduce.h"
 #include "kernels/float_env.h"
-#include "kernels/orthonormalise.h"
+#include "kernels/low_rank/orthonormalise.h"
 
 namespace lowcomm {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "grid_cases.h"
-#include "kernels/cast.h"
+#include "kernels/cast/cast.h"
 #include "kernels/float8.h"
 #include "kernels/half.h"
 #include "kernels/philox.h"

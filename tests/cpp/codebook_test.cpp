@@ -1,5 +1,5 @@
 // gauss and levels, under every kernel form: tables, codes, errors.
-#include "kernels/codebook.h"
+#include "kernels/codebook/codebook.h"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 #include "codec/level_table.h"
 #include "grid_cases.h"
-#include "kernels/gauss_levels.h"
+#include "kernels/codebook/gauss_levels.h"
 #include "kernels/half.h"
 #include "wire/frame.h"
 

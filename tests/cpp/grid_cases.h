@@ -13,7 +13,7 @@
 #include "codec/error.h"
 #include "codec/grid.h"
 #include "kernels/half.h"
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm::test {
 

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/table.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 namespace {

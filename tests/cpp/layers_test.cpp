@@ -65,6 +65,35 @@ TEST(Layers, IncludesPointDown) {
   }
 }
 
+// A function of a header that a vector unit calls would be compiled for its instruction set, and the linker might keep
+// that copy for all. What is included here declares types and constants.
+TEST(Layers, VectorLoopsIncludeKernelsAndIntrinsicsOnly) {
+  size_t checked = 0;
+  for (const Include& include : includesOf("kernels")) {
+    if (!include.file.ends_with(".inl")) continue;
+    ++checked;
+    bool fine = include.path.starts_with("kernels/");
+    for (const char* header : {"cstddef", "cstdint", "immintrin.h", "arm_neon.h"})
+      fine |= include.path == header;
+    EXPECT_TRUE(fine) << include.file << " includes " << include.path;
+  }
+  EXPECT_GT(checked, 20u);
+}
+
+// One template makes the units of all instruction sets: none is written by hand beside it.
+TEST(Layers, VectorUnitsComeFromTheTemplate) {
+  const fs::path folder = fs::path(LOWCOMM_SOURCE_DIR) / "csrc" / "kernels";
+  EXPECT_TRUE(fs::exists(folder / "isa" / "form.cpp.in"));
+  size_t loops = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    loops += name.ends_with("_vector.inl") && name != "philox_vector.inl";
+    for (const char* form : {"_avx2.cpp", "_avx512.cpp", "_neon.cpp"})
+      EXPECT_FALSE(name.ends_with(form)) << entry.path();
+  }
+  EXPECT_EQ(loops, 7u);
+}
+
 // Above the engine: what ops borrow knows neither ops nor optimizers, and these know each other only through the
 // engine.
 TEST(Layers, StateBackendAndOptimizersAreApart) {

@@ -1,5 +1,5 @@
 // The rotation and the codecs that take it, under every kernel form.
-#include "kernels/rotate.h"
+#include "kernels/codebook/rotate.h"
 
 #include <gtest/gtest.h>
 
@@ -84,14 +84,14 @@ TEST_P(Rotated, ThereAndBackAndEqualToTheReference) {
     const std::vector<float> x = normal(n, static_cast<uint32_t>(n) + 1);
     std::vector<float> there(all, -1.0f), expected(all, -2.0f), back(n), reference(n), sum = x, in_place = x;
     ASSERT_TRUE(GetParam()->rotation->rotate(there.data(), x.data(), n));
-    ASSERT_TRUE(kScalarRotation.rotate(expected.data(), x.data(), n));
+    ASSERT_TRUE(scalar::kRotation.rotate(expected.data(), x.data(), n));
     ASSERT_EQ(there, expected) << n;
     in_place.resize(all, 7.0f);
     ASSERT_TRUE(GetParam()->rotation->rotate(in_place.data(), in_place.data(), n));
     ASSERT_EQ(in_place, expected) << n;
 
     GetParam()->rotation->unrotate[0](back.data(), there.data(), n);
-    kScalarRotation.unrotate[0](reference.data(), there.data(), n);
+    scalar::kRotation.unrotate[0](reference.data(), there.data(), n);
     ASSERT_EQ(back, reference) << n;
     for (size_t i = 0; i < n; ++i)
       ASSERT_NEAR(back[i], x[i], 1e-6 * 4) << i << " of " << n;  // elements up to 4: 1e-6 of the largest

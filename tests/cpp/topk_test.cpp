@@ -10,7 +10,7 @@
 #include "codec/places.h"
 #include "grid_cases.h"
 #include "kernels/half.h"
-#include "kernels/select.h"
+#include "kernels/select/select.h"
 
 namespace lowcomm {
 namespace {

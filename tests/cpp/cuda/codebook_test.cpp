@@ -1,5 +1,5 @@
 // levels and gauss by the CUDA kernels against the scalar codec: the same bytes, the same values.
-#include "kernels/codebook.h"
+#include "kernels/codebook/codebook.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cast/cast.h"
+#include "kernels/float8.h"
+#include "kernels/half.h"
+#include "kernels/host_device.h"
+
+namespace lowcomm {
+
+// What happens to one element of a cast (FORMAT.md, "Casts"), once for the scalar loops, the codec and the CUDA
+// kernels. Internal linkage and always inlined, as in grid_scale.h.
+#define LOWCOMM_RULE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
+
+// The codes that a poisoned element sends, the types' quiet NaNs; float8.h has the third.
+inline constexpr uint16_t kFloat16Nan = 0x7e00;
+inline constexpr uint16_t kBfloat16Nan = 0x7fc0;
+
+// NaN or infinite.
+LOWCOMM_RULE bool isSpecial(float x) {
+  return (floatBits(x) & 0x7f800000u) == 0x7f800000u;
+}
+
+// x, or the end of -largest...largest that it is beyond. Device: an instruction an end; of NaN, which no cast takes, it
+// makes a number.
+LOWCOMM_RULE float heldTo(float x, float largest) {
+#ifdef __CUDA_ARCH__
+  return fminf(fmaxf(x, -largest), largest);
+#else
+  x = x < -largest ? -largest : x;
+  return largest < x ? largest : x;
+#endif
+}
+
+// The same of a number that is kept, where a NaN is its owner's and stays.
+LOWCOMM_RULE float heldState(float x, float largest) {
+  x = x < -largest ? -largest : x;
+  return x > largest ? largest : x;
+}
+
+// One of the two bfloat16 numbers round x, |x| <= kBfloat16Largest, by 16 random bits.
+LOWCOMM_RULE uint16_t bfloat16ByDraw(float x, uint32_t draw) {
+  return static_cast<uint16_t>((floatBits(x) + draw) >> 16);
+}
+
+// nonfinite=saturate of an element by its bits, those of its type's infinity known: 0 for NaN, the largest finite
+// number with its sign for an infinity, others as they are.
+template <typename Bits>
+LOWCOMM_RULE Bits saturatedBits(Bits bits, Bits infinity) {
+  const Bits magnitude = static_cast<Bits>(bits & static_cast<Bits>(static_cast<Bits>(~Bits{0}) >> 1));
+  if (magnitude < infinity) return bits;
+  return magnitude > infinity ? Bits{0} : static_cast<Bits>((bits ^ magnitude) | (infinity - 1));
+}
+
+#undef LOWCOMM_RULE
+
+}  // namespace lowcomm

@@ -1,0 +1,119 @@
+// The reference of the casts, to be read beside FORMAT.md "Casts"; a machine without a vector form runs it.
+#include "kernels/cast/cast.h"
+
+#include <cstring>
+
+#include "kernels/cast/cast_rules.h"
+#include "kernels/float8.h"
+#include "kernels/half.h"
+#include "kernels/isa/table.h"
+
+namespace lowcomm {
+namespace {
+
+// Codes between memory and numbers.
+uint16_t get(Code16 code) {
+  uint16_t number;
+  std::memcpy(&number, &code, sizeof(code));
+  return number;
+}
+uint8_t get(uint8_t code) {
+  return code;
+}
+void put(Code16& to, uint16_t number) {
+  std::memcpy(&to, &number, sizeof(to));
+}
+void put(uint8_t& to, uint8_t number) {
+  to = number;
+}
+
+template <auto kConvert, typename To, typename From>
+void convertAll(To* y, const From* x, size_t count) {
+  for (size_t i = 0; i < count; ++i)
+    y[i] = kConvert(x[i]);
+}
+
+template <auto kConvert, typename Code>
+bool narrowAll(Code* y, const float* x, size_t count, float largest) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    finite &= !isSpecial(x[i]);
+    put(y[i], kConvert(heldTo(x[i], largest)));
+  }
+  return finite;
+}
+
+bool toFloat16(Code16* y, const float* x, size_t count) {
+  return narrowAll<floatToFloat16>(y, x, count, kFloat16Largest);
+}
+bool toBfloat16(Code16* y, const float* x, size_t count) {
+  return narrowAll<floatToBfloat16>(y, x, count, kBfloat16Largest);
+}
+bool toFloat8(uint8_t* y, const float* x, size_t count) {
+  return narrowAll<floatToFloat8>(y, x, count, kFloat8Largest);
+}
+
+bool toBfloat16ByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
+  bool finite = true;
+  PhiloxWords draws[16] = {};
+  for (size_t i = 0; i < count; ++i) {
+    const size_t lane = i % 16, row = i % 512 / 16, j = row % 8;
+    if (j == 0) draws[lane] = philox(((block + i / 512) * 4 + row / 8) * 16 + lane, key);
+    const uint32_t draw = draws[lane].word[j / 2] >> (16 * (j % 2)) & 0xffffu;
+    finite &= !isSpecial(x[i]);
+    put(y[i], bfloat16ByDraw(heldTo(x[i], kBfloat16Largest), draw));
+  }
+  return finite;
+}
+
+template <auto kConvert, bool kAdd, typename Code>
+bool widenAll(float* y, const Code* x, size_t count) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    const float value = kConvert(get(x[i]));
+    finite &= !isSpecial(value);
+    y[i] = kAdd ? y[i] + value : value;
+  }
+  return finite;
+}
+
+bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
+  bool finite = true;
+  for (size_t i = 0; i < count; ++i) {
+    finite &= (get(x[i]) & infinity) != infinity;
+    y[i] = x[i];
+  }
+  return finite;
+}
+
+}  // namespace
+
+namespace scalar {
+
+void halvesToFloats(float* y, const uint16_t* x, size_t count) {
+  convertAll<float16ToFloat>(y, x, count);
+}
+void floatsToHalves(uint16_t* y, const float* x, size_t count) {
+  convertAll<floatToFloat16>(y, x, count);
+}
+void brainsToFloats(float* y, const uint16_t* x, size_t count) {
+  convertAll<bfloat16ToFloat>(y, x, count);
+}
+void floatsToBrains(uint16_t* y, const float* x, size_t count) {
+  convertAll<floatToBfloat16>(y, x, count);
+}
+
+constexpr CastKernels kCasts = {toFloat16,
+                                toBfloat16,
+                                toFloat8,
+                                toBfloat16ByDraw,
+                                widenAll<float16ToFloat, false>,
+                                widenAll<bfloat16ToFloat, false>,
+                                widenAll<float8ToFloat, false>,
+                                widenAll<float16ToFloat, true>,
+                                widenAll<bfloat16ToFloat, true>,
+                                widenAll<float8ToFloat, true>,
+                                copy};
+
+}  // namespace scalar
+}  // namespace lowcomm

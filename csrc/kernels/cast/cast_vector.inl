@@ -1,0 +1,227 @@
+// The loops of cast_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cast/cast.h"
+#include "kernels/isa/table.h"
+//
+#include "kernels/isa/lanes.inl"
+//
+#include "kernels/isa/philox_vector.inl"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint32_t kMagnitude = 0x7fffffffu;
+constexpr uint32_t kInfinity = 0x7f800000u;
+constexpr size_t kAhead = 8192;  // bytes prefetched ahead
+
+LOWCOMM_INLINE Floats held(Floats x, float largest) {
+  x = x < -largest ? splat(-largest) : x;
+  return largest < x ? splat(largest) : x;
+}
+
+// A narrower type: kLanes of its codes, at any address, between memory and floats. `rounded` takes magnitudes up to
+// `kLargest`; `put` any float, as the hardware's conversions do.
+struct Half {
+  typedef Code16 Code;
+  static constexpr float kLargest = 65504;
+  LOWCOMM_INLINE Floats get(const void* p) { return floatsOfHalves(p); }
+  LOWCOMM_INLINE void rounded(void* p, Floats x) { storeAsHalves(p, x); }
+  LOWCOMM_INLINE void put(void* p, Floats x) { storeAsHalves(p, x); }
+};
+
+struct Brain {
+  typedef Code16 Code;
+  static constexpr float kLargest = 0x1.fep127f;
+  LOWCOMM_INLINE Floats get(const void* p) { return (Floats)(loadHalves(p) << 16); }
+  LOWCOMM_INLINE Words nearest(Words bits) { return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16; }
+  LOWCOMM_INLINE void rounded(void* p, Floats x) { storeHalves(p, nearest((Words)x)); }
+  LOWCOMM_INLINE void put(void* p, Floats x) {
+    const Words bits = (Words)x, quiet = bits >> 16 | 0x40u;
+    storeHalves(p, x != x ? quiet : nearest(bits));
+  }
+};
+
+struct Eight {
+  typedef uint8_t Code;
+  static constexpr float kLargest = 448;
+  LOWCOMM_INLINE Floats get(const void* p) {
+    const Words code = loadBytes(p), magnitude = code & 0x7fu;
+    const Words normal = (magnitude << 20) + (120u << 23);
+    const Words small = (Words)(__builtin_convertvector((Integers)magnitude, Floats) * 0x1p-9f);
+    Words bits = magnitude < 8u ? small : normal;
+    bits = magnitude == 0x7fu ? splatWord(0x7fc00000u) : bits;
+    return (Floats)(bits | (code & 0x80u) << 24);
+  }
+  LOWCOMM_INLINE void rounded(void* p, Floats x) {
+    const Words bits = (Words)x, magnitude = bits & kMagnitude;
+    const Words small = (Words)((Floats)magnitude + 0x1p14f) - 0x46800000u;  // the bits of 2^14
+    const Words normal = (magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20;
+    const Words code = (Integers)magnitude < (Integers)splatWord(0x3c800000u) ? small : normal;
+    storeBytes(p, code | (bits >> 24 & 0x80u));
+  }
+};
+
+// Elements in whole registers, then the rest through a register's worth of memory.
+template <typename To, typename From, typename Step>
+LOWCOMM_INLINE void eachRegister(To* y, const From* x, size_t count, Step&& step) {
+  size_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    for (size_t line = 0; line < 64 * sizeof(From); line += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(x + i) + kAhead + line);
+    for (size_t j = 0; j < 64; j += kLanes)
+      step(y + i + j, x + i + j);
+  }
+  for (; i + kLanes <= count; i += kLanes)
+    step(y + i, x + i);
+  if (i == count) return;
+  From from[kLanes] = {};
+  To to[kLanes] = {};
+  __builtin_memcpy(from, x + i, (count - i) * sizeof(From));
+  __builtin_memcpy(to, y + i, (count - i) * sizeof(To));
+  step(to, from);
+  __builtin_memcpy(y + i, to, (count - i) * sizeof(To));
+}
+
+// What eachRegister's steps saw: the largest magnitude as an integer, above which stand infinity and NaN.
+struct Seen {
+  Integers largest{};
+  LOWCOMM_INLINE Integers larger(Integers a, Integers b) { return a > b ? a : b; }
+  __attribute__((always_inline)) inline void see(Floats x) {
+    largest = larger(largest, (Integers)((Words)x & kMagnitude));
+  }
+  bool finite() const {
+    bool all = true;
+    for (int i = 0; i < kLanes; ++i)
+      all &= largest[i] < static_cast<int32_t>(kInfinity);
+    return all;
+  }
+};
+
+template <class Type>
+bool narrow(typename Type::Code* y, const float* x, size_t count) {
+  Seen seen;
+  eachRegister(y, x, count, [&](typename Type::Code* to, const float* from) {
+    const Floats v = load(from);
+    seen.see(v);
+    Type::rounded(to, held(v, Type::kLargest));
+  });
+  return seen.finite();
+}
+
+template <class Type>
+void convert(uint16_t* y, const float* x, size_t count) {
+  eachRegister(y, x, count, [](uint16_t* to, const float* from) { Type::put(to, load(from)); });
+}
+
+template <class Type>
+void expand(float* y, const uint16_t* x, size_t count) {
+  eachRegister(y, x, count, [](float* to, const uint16_t* from) { store(to, Type::get(from)); });
+}
+
+template <class Type, bool kAdd>
+bool widen(float* y, const typename Type::Code* x, size_t count) {
+  Seen seen;
+  eachRegister(y, x, count, [&](float* to, const typename Type::Code* from) {
+    const Floats v = Type::get(from);
+    seen.see(v);
+    store(to, kAdd ? load(to) + v : v);
+  });
+  return seen.finite();
+}
+
+// One block of 512 elements: a call serves 8 rows of a lane, 16 bits each.
+LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const PhiloxKey& key, Seen& seen) {
+  const PhiloxConstants constants = philoxConstants(block * 64, key);
+  for (size_t quarter = 0; quarter < 4; ++quarter) {
+    for (size_t lane = 0; lane < 16; lane += kLanes) {
+      Words draws[4];
+      philoxOfBlock(draws, constants, (block * 4 + quarter) * 16 + lane);
+#pragma GCC unroll 8
+      for (size_t j = 0; j < 8; ++j) {
+        const size_t at = (quarter * 8 + j) * 16 + lane;
+        const Floats v = load(x + at);
+        seen.see(v);
+        const Words draw = j % 2 ? draws[j / 2] >> 16 : draws[j / 2] & 0xffffu;
+        storeHalves(y + at, ((Words)held(v, Brain::kLargest) + draw) >> 16);
+      }
+    }
+  }
+}
+
+bool narrowByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
+  constexpr size_t kBlock = 512;
+  Seen seen;
+  size_t at = 0;
+  for (; at + kBlock <= count; at += kBlock, ++block) {
+    for (size_t i = 0; i < kBlock; i += 16)
+      __builtin_prefetch(reinterpret_cast<const char*>(x + at + i) + kAhead);
+    drawBlock(y + at, x + at, block, key, seen);
+  }
+  if (at < count) {
+    float from[kBlock] = {};
+    Code16 to[kBlock];
+    __builtin_memcpy(from, x + at, (count - at) * sizeof(float));
+    drawBlock(to, from, block, key, seen);
+    __builtin_memcpy(y + at, to, (count - at) * sizeof(Code16));
+  }
+  return seen.finite();
+}
+
+typedef uint16_t Shorts __attribute__((vector_size(kLanes * 4)));
+typedef Shorts ShortsInMemory __attribute__((aligned(1), may_alias));
+
+bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
+  constexpr size_t kShorts = 2 * kLanes;
+  Shorts special{};  // all ones where there was one
+  size_t i = 0;
+  for (; i + kShorts <= count; i += kShorts) {
+    __builtin_prefetch(reinterpret_cast<const char*>(x + i) + kAhead);
+    const Shorts v = *reinterpret_cast<const ShortsInMemory*>(x + i);
+    special |= (Shorts)((v & infinity) == infinity);
+    *reinterpret_cast<ShortsInMemory*>(y + i) = v;
+  }
+  bool finite = true;
+  for (; i < count; ++i) {
+    uint16_t code;
+    __builtin_memcpy(&code, x + i, sizeof(code));
+    finite &= (code & infinity) != infinity;
+    y[i] = x[i];
+  }
+  for (size_t lane = 0; lane < kShorts; ++lane)
+    finite &= special[lane] == 0;
+  return finite;
+}
+
+}  // namespace
+}  // namespace lowcomm
+
+// What a table points to (kernels/isa/table.h).
+#define LOWCOMM_CAST_FORM(form)                                    \
+  namespace lowcomm::form {                                        \
+  void halvesToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Half>(y, x, count);                                     \
+  }                                                                \
+  void floatsToHalves(uint16_t* y, const float* x, size_t count) { \
+    convert<Half>(y, x, count);                                    \
+  }                                                                \
+  void brainsToFloats(float* y, const uint16_t* x, size_t count) { \
+    expand<Brain>(y, x, count);                                    \
+  }                                                                \
+  void floatsToBrains(uint16_t* y, const float* x, size_t count) { \
+    convert<Brain>(y, x, count);                                   \
+  }                                                                \
+  constexpr CastKernels kCasts = {narrow<Half>,                    \
+                                  narrow<Brain>,                   \
+                                  narrow<Eight>,                   \
+                                  narrowByDraw,                    \
+                                  widen<Half, false>,              \
+                                  widen<Brain, false>,             \
+                                  widen<Eight, false>,             \
+                                  widen<Half, true>,               \
+                                  widen<Brain, true>,              \
+                                  widen<Eight, true>,              \
+                                  copy};                           \
+  }

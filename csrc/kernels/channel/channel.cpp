@@ -1,0 +1,136 @@
+#include "kernels/channel/channel.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "kernels/finite.h"
+#include "kernels/grid/grid_scale.h"
+#include "kernels/isa/table.h"
+
+namespace lowcomm {
+namespace {
+
+size_t periodOf(size_t channels) {
+  return std::lcm(channels, size_t{16});
+}
+
+// One value a channel, repeated over the period.
+std::vector<float> repeated(std::vector<float> of_channels, size_t period) {
+  const size_t channels = of_channels.size();
+  of_channels.resize(period);
+  for (size_t i = channels; i < period; ++i)
+    of_channels[i] = of_channels[i - channels];
+  return of_channels;
+}
+
+// A channel's share of a statistic that was taken over the period.
+template <typename T, typename F>
+void fold(std::vector<T>& of_period, size_t channels, F&& better) {
+  for (size_t i = channels; i < of_period.size(); ++i) {
+    T& to = of_period[i % channels];
+    if (better(of_period[i], to)) to = of_period[i];
+  }
+  of_period.resize(channels);
+}
+
+std::vector<uint32_t> largestOf(const ChannelKernels& kernels, const float* x, size_t count, size_t channels) {
+  std::vector<uint32_t> largest(periodOf(channels), 0);
+  kernels.largest(largest.data(), x, count, largest.size());
+  fold(largest, channels, [](uint32_t a, uint32_t b) { return a > b; });
+  return largest;
+}
+
+// Sum of |y| or of y·y over each channel, in the order that FORMAT.md fixes: its element t into partial sum t mod 64.
+std::vector<float> sumsOf(const ChannelKernels& kernels, const float* x, size_t count,
+                          const std::vector<uint32_t>& largest, bool squares) {
+  const size_t channels = largest.size(), period = periodOf(channels), length = 64 * channels;
+  std::vector<float> down(channels), partial(length, 0.0f);
+  for (size_t c = 0; c < channels; ++c)
+    down[c] = scaleDown(largest[c]);
+  down = repeated(std::move(down), period);
+  kernels.sums(partial.data(), length, x, down.data(), count, period, squares);
+  for (size_t half = 32; half > 0; half /= 2) {
+    for (size_t i = 0; i < half * channels; ++i)
+      partial[i] += partial[i + half * channels];
+  }
+  partial.resize(channels);
+  return partial;
+}
+
+bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
+                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
+  const std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
+  const bool mean = rule == GridRule::sign, summed = mean || form.rms;
+  for (uint32_t bits_of_largest : largest) {
+    if (bits_of_largest >= bitsOf(kFiniteLimit)) return false;
+  }
+  const std::vector<float> sums =
+      summed ? sumsOf(kernels, x, count, largest, !mean) : std::vector<float>(channels, 0.0f);
+  const size_t each = count / channels;
+  std::vector<float> inverse(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    const float s = mean       ? meanOf(sums[c], each, largest[c])
+                    : form.rms ? 2 * rmsOf(sums[c], each, largest[c])
+                               : floatFrom(largest[c]);
+    const CentredScale scale = centredScale(s, form);
+    inverse[c] = scale.inverse;
+    meta = putScale(meta, scale.step, form.bf16);
+  }
+  inverse = repeated(std::move(inverse), periodOf(channels));
+  return kernels.encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
+}
+
+}  // namespace
+
+bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words, const float* x, size_t count,
+                    size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
+  const ChannelKernels& kernels = *table.channels;
+  if (rule == GridRule::centred || rule == GridRule::sign) {
+    return encodeCentred(kernels, meta, words, x, count, channels, form, rule, bits, key);
+  }
+  const size_t period = periodOf(channels);
+  const float levels = static_cast<float>((1u << bits) - 1);
+  std::vector<float> low(period, std::numeric_limits<float>::infinity()), high(period, -low[0]);
+  kernels.range(low.data(), high.data(), x, count, period);
+  fold(low, channels, [](float a, float b) { return a < b; });
+  fold(high, channels, [](float a, float b) { return a > b; });
+
+  std::vector<float> base(channels), inverse(channels), magic;
+  if (rule == GridRule::dithered) magic.resize(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    if (!(low[c] > -kFiniteLimit && high[c] < kFiniteLimit)) return false;
+    const AffineScale scale = affineScale(low[c], high[c], levels, form);
+    if (!scale.fits) return false;
+    base[c] = scale.base;
+    inverse[c] = scale.inverse;
+    float sent = scale.base;
+    if (rule == GridRule::dithered) {
+      const float dither = ditherOf(philox(c, {key.seed, key.stream | kBucketStream, key.step}).word[0]);
+      magic[c] = 256.0f + dither;
+      if (form.shifted) sent = shiftedBase(sent, scale.step, dither);
+    }
+    meta = putScale(putScale(meta, sent, form.bf16), scale.step, form.bf16);
+  }
+  base = repeated(std::move(base), period);
+  inverse = repeated(std::move(inverse), period);
+  if (!magic.empty()) magic = repeated(std::move(magic), period);
+  const ChannelScales scales{base.data(), inverse.data(), magic.empty() ? nullptr : magic.data(), period};
+  return kernels.encode(words, x, count, scales, form, rule, bits, key);
+}
+
+void decodeChannels(const KernelTable& table, float* y, const std::byte* meta, const std::byte* words, size_t count,
+                    size_t channels, const GridForm& form, bool centred, bool add, int bits) {
+  const size_t period = periodOf(channels);
+  std::vector<float> base(channels, form.centre), step(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    step[c] = centred ? scaleAt(meta, c, form.bf16) * form.unit : scaleAt(meta, 2 * c + 1, form.bf16);
+    if (!centred) base[c] = scaleAt(meta, 2 * c, form.bf16);
+  }
+  base = repeated(std::move(base), period);
+  step = repeated(std::move(step), period);
+  table.channels->decode(y, words, count, base.data(), step.data(), period, centred, add, bits);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/grid/grid_form.h"
+#include "kernels/philox.h"
+
+namespace lowcomm {
+
+// The values of a codec that are not evenly spaced: 2^b levels and, halfway between neighbours, 2^b - 1 thresholds.
+// t's code is the number of thresholds strictly below it (FORMAT.md, "Levels and gauss").
+//
+// `cell` is for vector forms of many bits, where comparing with every threshold would take too long: cells of equal
+// width, and what is known of t by its cell.
+struct Codebook {
+  static constexpr uint32_t kCells = 2048;
+  static constexpr float kLevelsMagic = 8192.0f;   // t + this has t's cell in its lowest bits: cells of 2^-10
+  static constexpr float kGaussMagic = 131072.0f;  // cells of 2^-6
+  static constexpr float kGaussLeast = 0x1p-6f;    // magnitudes are held to this, below all thresholds but 0 ...
+  static constexpr float kGaussMost = 7.9375f;     // ... and this, above all of them
+
+  // gauss4's thresholds above 0 are so nearly even that kNearestFactor·|t|, at most 7 and rounded to an integer j, is
+  // the number of the one below t or of the next: threshold j stands at j + kNearestShift (mod 8), -1 for j = 0.
+  static constexpr float kNearestFactor = 3.2f;
+  static constexpr int kNearestShift = 7;
+  alignas(64) float nearest[16];
+
+  int bits;
+  alignas(64) float level[256];      // 2^bits of them, ascending; then the last one again
+  alignas(64) float threshold[256];  // 2^bits - 1 of them, ascending; then infinity
+
+  // Of a levels codebook: the number of thresholds in lower cells, by t's cell; a cell holds at most `most_a_cell`.
+  // Of a gauss codebook, whose cells hold one threshold at most: by |t|'s cell, 2^(bits-1) and the number of thresholds
+  // above 0 in lower cells, in the lowest byte; above it the lower 24 bits of the cell's own threshold, or of what is
+  // not below anything there. Within a cell the difference of two numbers' bits is less than 2^23, so that is enough.
+  alignas(64) uint32_t cell[kCells];
+  int most_a_cell;
+};
+
+// The codebook of 2^bits levels in 0...1 from lowest to highest.
+void makeLevels(Codebook& book, int bits, const float* levels);
+
+// The one of gauss<bits>; made once.
+const Codebook& gaussCodebook(int bits);
+
+// How a bucket's scale and the codebook's levels make a value: base + range·level (levels), level·step·gain (gauss).
+inline constexpr int kCodebookRules = 2;
+enum class CodebookRule : uint8_t { levels, gauss };
+
+// The loops of one instruction set, as those of KernelTable (kernels/isa/table.h): encode[b - 1][rule] and
+// decode[b - 1][rule][add]. form.book is the codebook; gauss takes buckets of 512 elements and more.
+struct CodebookLoops {
+  using Encode = bool (*)(std::byte* meta, std::byte* words, const float* x, size_t count, const GridForm& form,
+                          uint64_t block, const PhiloxKey& key);
+  using Decode = void (*)(float* y, const std::byte* meta, const std::byte* words, size_t count, const GridForm& form);
+
+  Encode encode[8][kCodebookRules];
+  Decode decode[8][kCodebookRules][2];
+};
+
+}  // namespace lowcomm
