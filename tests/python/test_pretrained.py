@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import pretrained
+import pretrained  # noqa: E402
 
 
 def test_verses_of_the_archive_are_lines(tmp_path):
