@@ -6,7 +6,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +78,7 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=c.ranks)
     torch.manual_seed(c.seed)
     gpt = model.GPT(SHAPE)
-    inner = Both(gpt, c.lr) if c.muon else torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
-    trained: nn.Module = gpt
-    optimizer: Any = inner
-    count = reduced_bytes
-    if c.outer:
-        optimizer = lc.DiLoCoX(inner, model=gpt, **c.outer)
-        count = outer_bytes
-    elif c.cocktail:
-        optimizer = CocktailSGD(inner, **c.cocktail)
-    else:
-        trained = DistributedDataParallel(gpt)
+    trained, optimizer, count = trainer(gpt, c)
     corpus = text.load()
     run: dict[str, Any] = {"loss": [], "bytes": [], "seconds": [], "outer": []}
     start = time.monotonic()
@@ -107,13 +97,28 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
         run["bytes"].append(count())
         run["loss"].append(loss.item() if c.only_timed else mean_over_ranks(loss))
         run["seconds"].append(time.monotonic() - start)
-    if optimizer is not inner:
+    if c.outer or c.cocktail:
         optimizer.finish()
     run["bytes"][-1] = count()
     if not c.only_timed:
         run["validation"] = math.log(perplexity(gpt, corpus, SHAPE.context, rank=rank, world=c.ranks))
     dist.destroy_process_group()
     return run
+
+
+def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[[], int]]:
+    """What a configuration makes of a model.
+
+    Returns:
+        The module to call, the optimizer to step (`finish()` ends it with `outer` or `cocktail`), and what counts the bytes
+        that this rank has sent.
+    """
+    inner = Both(gpt, c.lr) if c.muon else torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
+    if c.outer:
+        return gpt, lc.DiLoCoX(inner, model=gpt, **c.outer), outer_bytes
+    if c.cocktail:
+        return gpt, CocktailSGD(inner, **c.cocktail), reduced_bytes
+    return DistributedDataParallel(gpt), inner, reduced_bytes
 
 
 def outer_bytes() -> int:

@@ -39,6 +39,19 @@ def test_what_is_timed_on_links_is_what_ran(monkeypatch):
     assert link.seconds_of([even, [2 * step for step in even]], 3, 2) == 2.0, "the slower host counts"
 
 
+def test_every_row_of_table1_is_timed_as_a_long_run_is(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    throughput, table1 = importlib.import_module("dilocox_throughput"), importlib.import_module("dilocox_table1")
+    turns = {of: {turn.name: turn for turn in throughput.turns(of, quick=False)} for of in throughput.RATES}
+    assert set().union(*turns.values()) == {*table1.ROWS, throughput.ALONE}
+    assert all({name, other} <= set(turns[of]) for name, other, of in throughput.CLAIMS)
+    full = turns["107B"]["Full DiLoCoX"]
+    assert full.untimed == full.timed == 125, "its message has an interval to travel in before the clock starts"
+    assert full.configuration.outer["mode"] == "continue" and "sync_warmup" not in full.configuration.outer
+    assert turns["107B"]["w/o Overlap"].untimed == 0
+    assert turns["107B"]["AllReduce"].paper == 10.4
+
+
 def _cocktail(r, steps, stride, keep):
     sys.path.insert(0, str(ROOT / "benchmarks"))
     cocktail = importlib.import_module("cocktail")
