@@ -34,12 +34,12 @@ POOLS = (16, 64, 256)
 class Configuration:
     """Of `tune`: steps of back-propagation that made the base, then iterations of seed replay along a pool's directions."""
 
-    trained: int = 400
-    steps: int = 300
+    trained: int = 200
+    steps: int = 150
     samples: int = 4
     batch: int = 16
     pool: int = 256
-    lr: float = 1e-4
+    lr: float = 2e-3  # found on seed 100 in float32
     eps: float = 1e-3
 
 

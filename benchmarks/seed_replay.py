@@ -60,7 +60,7 @@ def of_seed(presets: dict[str, Configuration], seed: int) -> list[tuple[str, dic
     configurations = [dataclasses.replace(c, seed=seed) for c in presets.values()]
     machines = configurations[0].machines
     returned = launch.run(
-        seed_replay_rank.train, ranks=machines, deadline_s=60 + 30 * len(presets), configurations=configurations
+        seed_replay_rank.train, ranks=machines, deadline_s=60 + 120 * len(presets), configurations=configurations
     )
     runs = []
     for name, c, *of_machines in zip(presets, configurations, *returned, strict=True):
