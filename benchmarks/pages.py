@@ -57,7 +57,10 @@ def wrong_in_page(page: Path, text: str | None = None) -> Iterator[str]:
 def shown(name: str) -> str:
     """A result's tables and gates as a page has them."""
     result = figures.load(name)
-    parts = ["\n".join([f"{table.title[0].upper()}{table.title[1:]}:", "", *table.markdown()]) for table in tables.of_json(result)]
+    parts = [
+        "\n".join([f"{table.title[0].upper()}{table.title[1:]}:", "", *table.markdown()])
+        for table in tables.of_json(result)
+    ]
     gates = [report.Gate(gate["name"], gate["value"], gate["op"], gate["bound"]).line() for gate in result["gates"]]
     return "\n\n".join([*parts, "\n".join(["```", *gates, "```"])])
 
