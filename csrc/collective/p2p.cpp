@@ -183,7 +183,10 @@ void P2p::receive(P2pMessage& message) {
 }
 
 void P2p::finish(P2pMessage& message) {
-  message.finishing_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    message.finishing_ = true;
+  }
   if (message.sends_) {
     for (size_t i = 0; i < message.transfers_.size(); ++i)
       message.op.wait(*message.transfers_[i], message.peer, "sending a frame", static_cast<uint32_t>(i));
@@ -241,13 +244,25 @@ void P2p::adopt(P2pMessage& message, const FrameHeader& got) {
     }
     const bool counted = stream == streams_.end() ? received.last(message.tag) > 0 : stream->second.counted;
     if (counted) return;  // and is refused, as any other number that is not expected
-    if (!received.take(got.sequence)) {
+    if (!message.taken_down_ && !received.take(got.sequence)) {
       throw WireError("message number: expected one that has not come before, got " + std::to_string(got.sequence) +
                       " again");
     }
     message.op.sequence = got.sequence;
   }
   message.op.note([&](OpProgress::State& state) { state.sequence = got.sequence; });
+}
+
+// With the lock: of a receive that is through though nobody has asked for it, the number in its first frame. Where that
+// stayed out of the common count, all numbers after it would be kept for ever.
+void P2p::takeDown(P2pMessage& message) {
+  try {
+    const FrameHeader got = openFrame(group_.frames.span(message.frames_[0]));
+    if (got.epoch != group_.epoch || (got.sequence & kSharedNumber) == 0) return;
+    message.taken_down_ = received_[message.peer].take(got.sequence);
+  } catch (const WireError&) {
+    // Its holder is told when he finishes it.
+  }
 }
 
 // A stream is in order: what is older than a message that is through is through as well, also where nobody asked.
@@ -260,7 +275,10 @@ void P2p::forget(const P2pMessage& done) {
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
   for (auto through = under_way.begin(); through != std::next(at); ++through) {
-    if (!(*through)->finishing_) (*through)->op.note([](OpProgress::State& state) { state.end(""); });
+    if (!(*through)->finishing_) {
+      (*through)->op.note([](OpProgress::State& state) { state.end(""); });
+      if (!(*through)->sends_) takeDown(**through);
+    }
     dropped.push_back(std::move(*through));
   }
   under_way.erase(under_way.begin(), std::next(at));

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -76,7 +75,8 @@ class P2pMessage {
   std::unique_ptr<Sink> sink_;      // until it is finished; of a receive
   std::vector<BufferPool::Buffer> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
-  std::atomic<bool> finishing_{false};  // by its holder, who notes its end
+  bool finishing_ = false;              // by its holder, who notes its end; under the group's lock
+  bool taken_down_ = false;             // of a receive: its number, where it is of the common count; likewise
   std::exception_ptr own_error_;        // of a send: its ValueError
   std::optional<std::string> refused_;  // of a receive: what the sender's error frame said
 };
@@ -113,6 +113,7 @@ class P2p {
   void receive(P2pMessage& message);
   void decode(P2pMessage& message);
   void adopt(P2pMessage& message, const FrameHeader& got);
+  void takeDown(P2pMessage& message);
   void forget(const P2pMessage& done);
   void close(const Key& key, Stream& stream);
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.tag, message.sends_}; }

@@ -46,3 +46,23 @@ def _tags(r):
 def test_a_tag_leaves_nothing_behind(pair):
     grown = pair(_tags)
     assert max(grown) < BOUND, f"expected less than {BOUND} bytes of {TAGS} tags, got {grown}"
+
+
+def _unasked(r):
+    """Of tags beyond those that a sender counts one by one: a receive that nobody waits for, and many messages after it."""
+    init(r, "sym4:bucket=64", flight_record=0)
+    x, got = torch.arange(64.0), torch.zeros(64)
+    _messages(r, range(FIRST), x, got)
+    dist.barrier()
+    works = [dist.isend(x, 1, tag=FIRST) if r.rank == 0 else dist.irecv(got, 0, tag=FIRST) for _ in range(2)]
+    works[1].wait()  # the first has come with it
+    del works
+    dist.barrier()
+    before = _resident()
+    _messages(r, range(FIRST, FIRST + TAGS), x, got)
+    return _resident() - before
+
+
+def test_a_receive_that_nobody_waits_for_leaves_nothing_behind(pair):
+    grown = pair(_unasked)
+    assert max(grown) < BOUND, f"expected less than {BOUND} bytes of {TAGS} messages, got {grown}"
