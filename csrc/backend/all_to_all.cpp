@@ -60,8 +60,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                     " keeps: expected as many elements out as in, ", inputs[rank_].numel(), ", got ",
                     outputs[rank_].numel());
   expectLiving(kOp);
-  for (const auto& output : outputs)
-    checkOutput(kOp, output);
+  checkOutputs(kOp, outputs);
   auto prepared = std::make_shared<Prepared>();
   DeviceQueue* queue = queueOf(kOp, inputs[0]);
   AllToAllMessage message;

@@ -207,12 +207,14 @@ WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, 
 
 WorkPtr LowcommBackend::exactAllToAllBase(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
+  checkOutputs("all_to_all", {output});
   at::Tensor to = bare(output), from = bare(input);
   return viaInner(c10d::OpType::ALLTOALL_BASE, "all_to_all", {input}, {output},
                   [&](c10d::Backend& inner) { return inner.alltoall_base(to, from, output_sizes, input_sizes, opts); });
 }
 
 WorkPtr LowcommBackend::exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  checkOutputs("all_to_all", outputs);
   Tensors to = bare(outputs), from = bare(inputs);
   return viaInner(c10d::OpType::ALLTOALL, "all_to_all", inputs, outputs,
                   [&](c10d::Backend& inner) { return inner.alltoall(to, from, opts); });

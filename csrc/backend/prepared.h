@@ -77,6 +77,10 @@ struct LowcommBackend::Prepared {
 // anything is sent.
 void checkOutput(const char* op, const at::Tensor& output);
 
+// As checkOutput() of each output that has elements, and ValueError where two of them share memory, as far as dense
+// ones tell.
+void checkOutputs(const char* op, const std::vector<at::Tensor>& outputs);
+
 // Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.
 void checkCoded(const Layout& layout, at::ScalarType type);
 

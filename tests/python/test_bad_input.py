@@ -114,3 +114,38 @@ def _wrong_types(r):
 
 def test_wrong_types_and_sizes_within_a_rank(pair):
     pair(_wrong_types)
+
+
+def _shared_outputs(r, policy):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
+    whole = torch.ones(64 * r.size)
+    parts, shared, twice = list(whole.chunk(r.size)), torch.zeros(1).expand(64), torch.zeros(64)
+    flat = torch.zeros(64 * r.size + 32)
+    overlapping = [flat[48 * k :][:64] for k in range(r.size)]
+    bad = {
+        "a shared element": lambda: dist.all_to_all_single(torch.zeros(1).expand(64 * r.size), whole),
+        "shared elements": lambda: dist.all_to_all([shared] * r.size, parts),
+        "one tensor twice": lambda: dist.all_to_all([twice] * r.size, parts),
+        "parts of one tensor": lambda: dist.all_to_all(overlapping, parts),
+        "all_gather": lambda: dist.all_gather([shared] * r.size, parts[0]),
+        "reduce_scatter": lambda: dist.reduce_scatter(shared, parts),
+        "all_reduce": lambda: dist.all_reduce(shared),
+        "scatter": lambda: dist.scatter(shared, parts if r.rank == 0 else None, 0),
+    }
+    for name, call in bad.items():
+        with pytest.raises(ValueError, match=r"lowcomm: .*expected .*share"):
+            call()
+            pytest.fail(name)
+    outs = [flat[64 * k :][:64] for k in range(r.size)]  # of one tensor, beside each other
+    with lc.exact():
+        dist.all_to_all(outs, parts)
+        assert (flat[: 64 * r.size] == 1).all()
+        check_group(r)
+
+
+@pytest.mark.parametrize("policy", ["", "all_to_all=sym8; all_gather=sym8; reduce_scatter=sym8; all_reduce=sym8"])
+def test_outputs_that_share_memory(pair, quad, policy):
+    pair(_shared_outputs, policy)
+    quad(_shared_outputs, policy)
