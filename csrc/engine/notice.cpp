@@ -22,8 +22,12 @@ void NoticeBoard::watch() {
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
     watches_[peer].buffer = group_.frames.take();
-    watches_[peer].receiving =
-        group_.transport.irecv(Lane::control, peer, kTag, group_.frames.span(watches_[peer].buffer));
+    try {
+      watches_[peer].receiving =
+          group_.transport.irecv(Lane::control, peer, kTag, group_.frames.span(watches_[peer].buffer));
+    } catch (const TransportError&) {
+      // The peer has made its group and left it already: the first op with it says so.
+    }
   }
 }
 

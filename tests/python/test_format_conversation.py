@@ -1,6 +1,8 @@
 """A rank that the page's reader plays, in a group with a rank of the library: both gather the same numbers."""
 
+import gc
 import threading
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -68,3 +70,36 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
         mine = np.concatenate(runs)
     for theirs in result["y"].view(2, n).numpy():
         assert mine.tobytes() == theirs.tobytes()
+
+
+def test_a_group_is_made_though_its_peer_has_left_it():
+    """A rank that made its group first and left it fails the other one's first op, not the making of its group."""
+    store, gone, made = HashStore(), threading.Event(), {}
+    lanes = []
+
+    def slowly(role, *args):
+        backend = no_device(role, *args)
+        if role == "lane":
+            lanes.append(backend)
+            if len(lanes) == 2:
+                gone.wait(30)
+        return backend
+
+    def make():
+        try:
+            made["group"] = _C.create_backend(store, 0, 2, _C.Options(), TIMEOUT, "left early", [0, 1], slowly)
+        except Exception as error:
+            made["error"] = error
+
+    rank0 = threading.Thread(target=make, daemon=True)
+    rank0.start()
+    peer = Peer(store, TIMEOUT)
+    del peer.host, peer.control, peer.bulk
+    gc.collect()
+    time.sleep(0.5)  # connections close
+    gone.set()
+    rank0.join(30)
+    lanes.clear()
+    assert "error" not in made, made
+    with pytest.raises(torch.distributed.DistBackendError, match="all_gather failed between rank 0 .* and rank 1"):
+        made["group"]._allgather_base(torch.empty(2), torch.ones(1)).wait()

@@ -14,7 +14,7 @@ from format_reader.refusal import insist
 LARGEST = 65600  # with chunks of 65,536
 
 
-def lanes(store: Store, timeout: timedelta) -> tuple[ProcessGroupGloo, ProcessGroupGloo]:
+def lanes(store: Store, timeout: timedelta) -> list[ProcessGroupGloo]:
     """Connect as rank 1 of 2: the host's backend first, then the lanes `control` and `bulk`."""
     made = []
     for prefix in ("host", "lowcomm/lane/control/lane", "lowcomm/lane/bulk/lane"):
@@ -22,7 +22,7 @@ def lanes(store: Store, timeout: timedelta) -> tuple[ProcessGroupGloo, ProcessGr
         options._devices = [ProcessGroupGloo.create_default_device()]
         options._timeout = timeout
         made.append(ProcessGroupGloo(PrefixStore(prefix, store), 1, 2, options))
-    return made[0], made[2]
+    return made
 
 
 class Peer:
@@ -33,7 +33,8 @@ class Peer:
         store.set("lowcomm/hello/1", hello)
         self.hello = hello.decode()
         self.epoch = int(store.get("lowcomm/epoch"))
-        self.host, self.bulk = lanes(store, timeout)
+        # A lane that is dropped closes its connection, perhaps before the other rank has made its group.
+        self.host, self.control, self.bulk = lanes(store, timeout)
         self.pending: list[Work] = []
 
     def receive(self) -> tuple[Header, bytes]:
