@@ -6,8 +6,7 @@
 
 namespace lowcomm {
 
-void LowcommBackend::runAndWait(const std::string& op, Engine::Job job) {
-  const uint64_t sequence = ++sequence_;
+void LowcommBackend::runAndWait(const std::string& op, uint64_t sequence, Engine::Job job) {
   auto work =
       c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
                                       EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
@@ -20,7 +19,7 @@ void LowcommBackend::runAndWait(const std::string& op, Engine::Job job) {
 // A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
 void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine) {
   try {
-    if (size_ > 1) runAndWait(op, [hello](OpContext& context) { agree(context, hello); });
+    if (size_ > 1) runAndWait(op, takeNumbers(1), [hello](OpContext& context) { agree(context, hello); });
   } catch (...) {
     if (!mine) throw;
   }

@@ -63,12 +63,10 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   if (residual) {
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
-  stats_.call(kOp, exact);
-  return submit(op, kOp, sequence, tensors, tensors, queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(prepared));
 }
 
-// An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it,
-// which all ranks have then agreed on.
+// An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.
 WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
   std::optional<Reduction> reduction;
   const bool own = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
@@ -80,7 +78,6 @@ WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, 
   if (!own || !reduction || one_sum) {
     const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());
     noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
-    describeInner(kOp, tensors, {{"reduce op", reduceOpName(reduce)}});
     return nullptr;
   }
   if (reduction->kind != ReduceKind::sum) {
@@ -91,33 +88,41 @@ WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, 
 }
 
 WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
-  return own ? own : exactAllReduce(tensors, opts);
+  return inBlock(c10d::OpType::ALLREDUCE, [&]() -> WorkPtr {
+    expectLiving(kOp);
+    WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
+    return own ? own : exactAllReduce(tensors, opts);
+  });
 }
 
 WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp) : nullptr;
-  return own ? own : exactAllReduceCoalesced(tensors, opts);
+  return inBlock(c10d::OpType::ALLREDUCE_COALESCED, [&]() -> WorkPtr {
+    expectLiving(kOp);
+    WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp) : nullptr;
+    return own ? own : exactAllReduceCoalesced(tensors, opts);
+  });
 }
 
 WorkPtr LowcommBackend::allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
                                        std::shared_ptr<Residual> residual) {
-  const at::ScalarType type = tensor.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                   "lowcomm: all_reduce: expected float32, float16 or bfloat16, got ", type);
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "lowcomm: all_reduce: expected a dense tensor, got layout ",
-                    tensor.layout());
-  const auto reduction = ownReduction(op, type);
-  TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !(residual && reduction->premultiplied),
-                    "lowcomm: all_reduce: expected SUM or AVG", residual ? "" : " or PREMUL_SUM", ", got another op");
-  TORCH_CHECK_VALUE(codec.id != CodecId::none, "lowcomm: all_reduce: expected a codec that rounds, got none");
-  const std::string misfit = untaken(codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
-  TORCH_CHECK_VALUE(misfit.empty(), "lowcomm: all_reduce: expected a tensor that ", codec.str(), " takes, got ",
-                    misfit);
-  TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
-                    codec.str());
-  const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
-  return reduceMany(c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
+  return inBlock(c10d::OpType::ALLREDUCE, [&]() -> WorkPtr {
+    const at::ScalarType type = tensor.scalar_type();
+    TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                     "lowcomm: all_reduce: expected float32, float16 or bfloat16, got ", type);
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "lowcomm: all_reduce: expected a dense tensor, got layout ",
+                      tensor.layout());
+    const auto reduction = ownReduction(op, type);
+    TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !(residual && reduction->premultiplied),
+                      "lowcomm: all_reduce: expected SUM or AVG", residual ? "" : " or PREMUL_SUM", ", got another op");
+    TORCH_CHECK_VALUE(codec.id != CodecId::none, "lowcomm: all_reduce: expected a codec that rounds, got none");
+    const std::string misfit = untaken(codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
+    TORCH_CHECK_VALUE(misfit.empty(), "lowcomm: all_reduce: expected a tensor that ", codec.str(), " takes, got ",
+                      misfit);
+    TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
+                      codec.str());
+    const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
+    return reduceMany(c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
+  });
 }
 
 }  // namespace lowcomm

@@ -33,8 +33,7 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
 
 }  // namespace
 
-// Whether all parts go by lowcomm's own exchange; where they do not although the policy names the op, all ranks have
-// agreed on that.
+// Whether all parts go by lowcomm's own exchange.
 bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) {
   if (!named(kOp)) return false;
   bool own = true;
@@ -50,7 +49,6 @@ bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) 
   }
   if (own) return true;
   noteExact(kOp, "layout");
-  describeInner(kOp, inputs, {});
   return false;
 }
 
@@ -94,23 +92,27 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
   const uint64_t sequence = ++sequence_;
   message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
   prepared->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
-  stats_.call(kOp, exact);
-  return submit(op, kOp, sequence, std::move(kept_inputs), std::move(kept_outputs), queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, std::move(kept_inputs), std::move(kept_outputs), queue,
+                std::move(prepared));
 }
 
 WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                       std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
-  if (!ownAllToAll({input}, {output})) return exactAllToAllBase(output, input, output_sizes, input_sizes, opts);
-  return exchangeParts(c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, size_, "output"),
-                       partsOf(input, input_sizes, size_, "input"), {output}, {input});
+  return inBlock(c10d::OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
+    if (!ownAllToAll({input}, {output})) return exactAllToAllBase(output, input, output_sizes, input_sizes, opts);
+    return exchangeParts(c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, size_, "output"),
+                         partsOf(input, input_sizes, size_, "input"), {output}, {input});
+  });
 }
 
 WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == static_cast<size_t>(size_),
-                    "lowcomm: all_to_all: expected ", size_, " inputs and outputs, got ", inputs.size(), " and ",
-                    outputs.size());
-  if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
-  return exchangeParts(c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
+  return inBlock(c10d::OpType::ALLTOALL, [&]() -> WorkPtr {
+    TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == static_cast<size_t>(size_),
+                      "lowcomm: all_to_all: expected ", size_, " inputs and outputs, got ", inputs.size(), " and ",
+                      outputs.size());
+    if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
+    return exchangeParts(c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
+  });
 }
 
 }  // namespace lowcomm

@@ -63,6 +63,7 @@ void LowcommBackend::release() {
       engine_->abort("the group was destroyed with ops under way");
     }
   });
+  leaveBlock("the group was destroyed inside a coalescing block");
   stop();
   blocking([&] {
     callbacks_->stop();
@@ -288,11 +289,12 @@ std::string LowcommBackend::flightRecord() {
   return engine->record().json();
 }
 
-InnerOp LowcommBackend::describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const {
-  auto progress = engine_->record().add(name, static_cast<uint32_t>(sequence));
+InnerOp LowcommBackend::accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
+                                  std::shared_ptr<OpProgress> progress) const {
+  if (!progress) progress = engine_->record().add(name, static_cast<uint32_t>(sequence));
   if (progress) {
     progress->update([&](OpProgress::State& state) {
-      state.description = {{"inner backend", host_->getBackendName() + detail}};
+      state.description.emplace_back("inner backend", host_->getBackendName() + detail);
       state.start();
     });
   }

@@ -197,8 +197,8 @@ class LowcommBackend : public c10d::Backend {
   const std::string& groupName() const { return options_->group_name; }
 
  protected:
-  // Issues an op; inside a coalescing block without raising: what is thrown there is the block's end's to throw, and
-  // a Work stands for the op that throws it too.
+  // Issues an op. Inside a coalescing block nothing is raised: the block's end throws the first error, and so does the
+  // Work that stands for the op.
   WorkPtr inBlock(c10d::OpType op, const std::function<WorkPtr()>& issue);
 
  private:
@@ -208,20 +208,51 @@ class LowcommBackend : public c10d::Backend {
     bool device = false;
     std::function<void()> prepare;  // before anything of the block is issued; may be empty
   };
+  struct Block;
   struct Prepared;
   struct Coded;
   struct Flight;
 
-  c10d::Backend& innerFor(const at::Tensor& tensor);
+  BackendPtr innerFor(const at::Tensor& tensor);
   BackendPtr forDevices();
   BackendPtr madeForDevices() const;
-  WorkPtr viaInner(c10d::OpType op, const char* name, const Tensors& tensors, Tensors outputs,
-                   const std::function<WorkPtr(c10d::Backend&)>& call, bool collective = true,
-                   std::function<void()> finish = {}, const std::string& detail = "");
+  // An op for the inner backend of its first tensor.
+  struct InnerCall {
+    c10d::OpType type;
+    const char* name;
+    Tensors tensors, outputs;
+    std::optional<Hello> description = {};  // what all ranks compare before the inner backend is called
+    std::function<void()> finish = {};      // once it has succeeded; may be empty
+    bool collective = true;
+    std::string detail = {};  // for errors
+    // Of viaInner():
+    BackendPtr inner = {};
+    uint64_t bytes = 0, sequence = 0;
+  };
+  // Hands the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
+  WorkPtr viaInner(InnerCall op, std::function<WorkPtr(c10d::Backend&)> call);
+  WorkPtr callInner(const InnerCall& op, const std::function<WorkPtr(c10d::Backend&)>& call);
+  WorkPtr queueInner(const InnerCall& op, const std::function<WorkPtr(c10d::Backend&)>& call);
+  void runInner(const InnerCall& op, const std::function<WorkPtr(c10d::Backend&)>& call, OpContext& context);
   WorkPtr pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                        std::function<WorkPtr(c10d::Backend&)> call);
+  // Of coalescing blocks: coalescing.cpp. Puts off a message, inside a block.
   WorkPtr postpone(c10d::OpType op, Pending pending, std::function<WorkPtr()> issue);
-  void startPending(GroupWork& group, const std::vector<Pending>& pending);
+  // Puts off a collective of an open block that was checked and has its number: `start` runs at the block's end, or
+  // when somebody waits for the op or for one after it; else `cancel` gets the error that ended the block.
+  WorkPtr putOff(c10d::OpType op, uint64_t sequence, std::function<WorkPtr()> start,
+                 std::function<void(std::exception_ptr)> cancel = {});
+  // Starts what collectives were put off so far.
+  void startPutOff();
+  void startBlock(Block& block);
+  void cancelBlock(Block& block, const std::exception_ptr& error);
+  void leaveBlock(const std::string& why);
+  bool keepsError(const std::weak_ptr<Block>& block, const std::exception_ptr& error);
+  c10::intrusive_ptr<GroupWork> standIn(c10d::OpType op, std::function<WorkPtr()> start);
+  // The first of `count` numbers of ops that run at once, also inside a block: after what was put off in it.
+  uint64_t takeNumbers(uint64_t count);
+  // The group, for what may outlive it: throws DistBackendError where it is gone.
+  std::function<c10::intrusive_ptr<LowcommBackend>()> living(const char* op);
   WorkPtr exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                        std::function<WorkPtr(c10d::Backend&)> call);
   void checkPeer(const char* name, int peer) const;
@@ -230,8 +261,13 @@ class LowcommBackend : public c10d::Backend {
   void prepare(Coded& message);
   WorkPtr post(const std::shared_ptr<Coded>& coded);
   void finish(Flight& flight);
-  WorkPtr premultiplied(Tensors& tensors, const c10d::ReduceOp& op,
-                        const std::function<WorkPtr(const c10d::ReduceOp&)>& call);
+  // A reduction as the inner backend of the tensors has it, after multiply().
+  struct HostReduction {
+    c10d::ReduceOp op;
+    std::optional<double> factor;
+    void multiply(Tensors& tensors) const;
+  };
+  HostReduction hostReduction(const Tensors& tensors, const c10d::ReduceOp& op);
   bool ownOp(const at::Tensor& tensor, const std::string& op);
   bool ownScatter(const at::Tensor& output, const c10d::ReduceOp& op);
   int globalRank() const;
@@ -250,10 +286,10 @@ class LowcommBackend : public c10d::Backend {
   std::vector<CodecSpec> codecsOf(const std::string& op, const Tensors& tensors);
   WorkPtr exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs, Tensors kept_inputs);
   bool ownAllToAll(const Tensors& inputs, const Tensors& outputs);
-  // Compares with all ranks what the op is that the inner backend is to serve (inner_description.cpp), with `more`
-  // fields before the codec. Blocks until that is done; DistBackendError where a rank means another op or codes it.
-  void describeInner(const std::string& op, const Tensors& tensors,
-                     const std::vector<std::pair<std::string, std::string>>& more);
+  // What ranks compare of an op that the policy names and the inner backend is to serve, with `more` fields before the
+  // codec (inner_description.cpp); nothing where the policy does not name it.
+  std::optional<Hello> describeForInner(const std::string& op, const Tensors& tensors,
+                                        const std::vector<std::pair<std::string, std::string>>& more) const;
   WorkPtr exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts);
   WorkPtr exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
@@ -273,10 +309,16 @@ class LowcommBackend : public c10d::Backend {
   // The stage of an op, or null: its tensors are on the host (`queue` is null), or their values are copied there, which
   // is counted and, the first time for its reason, logged (INFO).
   std::shared_ptr<Stage> stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged);
-  WorkPtr submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
-                 DeviceQueue* queue, std::shared_ptr<Prepared> prepared);
-  // Queues a job under the group's next number and blocks until it has ended; throws its error.
-  void runAndWait(const std::string& op, Engine::Job job);
+  struct OwnCall {
+    c10d::OpType type;
+    const char* name;
+    uint64_t sequence;
+    bool exact;
+  };
+  WorkPtr submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
+                 std::shared_ptr<Prepared> prepared);
+  // Queues a job under a number of the group's and blocks until it has ended; throws its error.
+  void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
   void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();
@@ -284,7 +326,9 @@ class LowcommBackend : public c10d::Backend {
   // Null: on the host. ValueError where a CUDA graph is captured.
   DeviceQueue* queueOf(const std::string& op, const at::Tensor& tensor);
   void expectNoCapture(const std::string& op, const at::Tensor& tensor) const;
-  InnerOp describeInner(const std::string& name, uint64_t sequence, const std::string& detail) const;
+  // `progress`: its entry in the flight record, where it has one.
+  InnerOp accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
+                    std::shared_ptr<OpProgress> progress = nullptr) const;
   void expectLiving(const std::string& op);
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   Engine* running(bool stop = false);
@@ -308,9 +352,8 @@ class LowcommBackend : public c10d::Backend {
   std::shared_ptr<Engine> engine_;  // shared with point-to-point Works, which outlive the group as its empty shell
   std::atomic<bool> stopped_{false};
   std::atomic<uint64_t> sequence_{0};
-  std::vector<Pending> pending_;
-  c10::intrusive_ptr<GroupWork> coalesced_;  // not null inside a coalescing block
-  std::exception_ptr mistake_;               // the first that was made in it
+  std::shared_ptr<Block> block_;      // not null inside a coalescing block
+  std::atomic<int> queued_inner_{0};  // ops of the inner backend that wait for their turn on the worker
   std::map<c10::DeviceIndex, DeviceQueue> queues_;
   std::shared_ptr<CallbackThreads> callbacks_ = std::make_shared<CallbackThreads>();
   std::atomic<uint64_t> slots_{0};

@@ -1,10 +1,11 @@
-// Coalescing: inside a block point-to-point ops are put off. At its end what sends need from a device is set under way,
-// then receives are posted before sends (a rank that sends first runs the exchange half-duplex). One implementation
-// serves both devices.
+// Coalescing: inside a block ops are checked and put off. At its end collectives start in the order of their calls;
+// then what sends need from a device is set under way, and receives are posted before sends (a rank that sends first
+// runs the exchange half-duplex). One implementation serves both devices.
 //
 // torch keeps its own list of a block whose body raises for ever, and every later op of the group only joins that list:
-// nothing may be raised inside a block. The first mistake is kept, what follows it is not begun, and the block's end
-// throws it, with no point-to-point op started.
+// nothing may be raised inside a block. The first error is kept, what follows it is not begun, and the block's end
+// throws it, with nothing started but what somebody waited for inside the block. (What the inner backend alone finds
+// wrong, it finds at the start: what came before has started then.)
 #include <algorithm>
 #include <utility>
 
@@ -12,81 +13,169 @@
 
 namespace lowcomm {
 
+struct LowcommBackend::Block {
+  struct Collective {
+    c10::intrusive_ptr<GroupWork> work;
+    uint64_t sequence;
+    std::function<void(std::exception_ptr)> cancel;
+  };
+  c10::intrusive_ptr<GroupWork> group;
+  std::vector<Collective> collectives;
+  std::vector<Pending> messages;
+  std::exception_ptr error = {};  // the first in it
+  uint64_t started = 0;           // the last number of what was started, in the block or before it
+};
+
+std::function<c10::intrusive_ptr<LowcommBackend>()> LowcommBackend::living(const char* op) {
+  auto weak = c10::weak_intrusive_ptr<LowcommBackend>(c10::intrusive_ptr<LowcommBackend>::reclaim_copy(this));
+  return [weak, op] {
+    auto backend = weak.lock();
+    TORCH_CHECK_WITH(DistBackendError, backend, "lowcomm: ", op, ": expected a living group, got one that is gone");
+    return backend;
+  };
+}
+
+// Whether a wait inside the open `block` leaves the error to the block's end. Where the group is over it does not: a
+// block that an exception in its body has left open has no end.
+bool LowcommBackend::keepsError(const std::weak_ptr<Block>& block, const std::exception_ptr& error) {
+  Engine* engine = running();
+  const bool lives = engine && !stopped_ && engine->endedWhy().empty();
+  if (!block_ || block.lock() != block_ || !lives) return false;
+  if (!block_->error) block_->error = error;
+  TORCH_WARN("lowcomm: group ", groupName(),
+             ": an op failed that was waited for inside a coalescing block; the block's end raises its error");
+  return true;
+}
+
+c10::intrusive_ptr<GroupWork> LowcommBackend::standIn(c10d::OpType op, std::function<WorkPtr()> start) {
+  auto work = c10::make_intrusive<GroupWork>(rank_, op);
+  work->standFor(std::move(start),
+                 [backend = living("a coalescing block"), block = std::weak_ptr<Block>(block_)](
+                     std::exception_ptr error) { return !block.expired() && backend()->keepsError(block, error); });
+  return work;
+}
+
 WorkPtr LowcommBackend::postpone(c10d::OpType op, Pending pending, std::function<WorkPtr()> issue) {
-  if (!coalesced_) return issue();
-  pending.work = c10::make_intrusive<GroupWork>(rank_, op);
-  pending.work->standFor(std::move(issue));
-  pending_.push_back(pending);
+  if (!block_) return issue();
+  pending.work = standIn(op, std::move(issue));
+  block_->messages.push_back(pending);
   return pending.work;
 }
 
+WorkPtr LowcommBackend::putOff(c10d::OpType op, uint64_t sequence, std::function<WorkPtr()> start,
+                               std::function<void(std::exception_ptr)> cancel) {
+  // Every rank starts a block's collectives in the order of their calls, whichever it waits for first.
+  const auto inOrder = [block = std::weak_ptr<Block>(block_), sequence, last = sequence_.load(),
+                        start = std::move(start)]() -> WorkPtr {
+    const auto open = block.lock();
+    for (size_t i = 0; open && i < open->collectives.size() && open->collectives[i].sequence < sequence; ++i)
+      open->collectives[i].work->start();
+    WorkPtr work = start();
+    if (open) open->started = last;
+    return work;
+  };
+  block_->collectives.push_back({standIn(op, inOrder), sequence, std::move(cancel)});
+  return block_->collectives.back().work;
+}
+
+void LowcommBackend::startPutOff() {
+  if (block_ && !block_->collectives.empty()) block_->collectives.back().work->start();
+}
+
+uint64_t LowcommBackend::takeNumbers(uint64_t count) {
+  startPutOff();
+  sequence_ += count;
+  if (block_) block_->started = sequence_;
+  return sequence_ - count + 1;
+}
+
 WorkPtr LowcommBackend::inBlock(c10d::OpType op, const std::function<WorkPtr()>& issue) {
-  if (!coalesced_) return issue();
-  if (!mistake_) {
+  if (!block_) return issue();
+  if (!block_->error) {
     try {
       return issue();
     } catch (...) {
-      mistake_ = std::current_exception();
+      block_->error = std::current_exception();
     }
   }
-  return postpone(op, {}, [error = mistake_]() -> WorkPtr { std::rethrow_exception(error); });
+  return postpone(op, {}, [error = block_->error]() -> WorkPtr { std::rethrow_exception(error); });
+}
+
+void LowcommBackend::leaveBlock(const std::string& why) {
+  const auto block = std::exchange(block_, {});
+  if (block) cancelBlock(*block, std::make_exception_ptr(std::runtime_error("lowcomm: " + why)));
 }
 
 void LowcommBackend::startCoalescing() {
-  if (coalesced_) {
-    // torch ends a block only when its body did not raise. What that body put off was never started.
-    const auto left =
-        std::count_if(pending_.begin(), pending_.end(), [](const Pending& p) { return !p.work->issued(); });
+  if (block_) {
+    // torch ends a block only when its body did not raise.
+    const auto waits = [](const auto& op) { return !op.work->issued(); };
+    const auto left = std::count_if(block_->messages.begin(), block_->messages.end(), waits) +
+                      std::count_if(block_->collectives.begin(), block_->collectives.end(), waits);
     TORCH_WARN("lowcomm: group ", groupName(),
                ": a coalescing block was left open, by an exception in its body: ", left,
-               " point-to-point ops of it were not started");
-    coalesced_->issue();
-    pending_.clear();
-    mistake_ = nullptr;
+               " ops of it were not started");
+    leaveBlock("the op was put off to the end of a coalescing block, which was left open by an exception in its body");
   }
-  coalesced_ = c10::make_intrusive<GroupWork>(rank_, c10d::OpType::COALESCED);
+  block_ = std::make_shared<Block>();
+  block_->group = c10::make_intrusive<GroupWork>(rank_, c10d::OpType::COALESCED);
+  block_->started = sequence_;
 }
 
 WorkPtr LowcommBackend::endCoalescing() {
-  TORCH_CHECK(coalesced_, "lowcomm: expected an open coalescing block when one ends");
-  const auto group = std::exchange(coalesced_, {});
-  const auto pending = std::exchange(pending_, {});
-  std::exception_ptr error = std::exchange(mistake_, nullptr);
+  TORCH_CHECK(block_, "lowcomm: expected an open coalescing block when one ends");
+  const auto block = std::exchange(block_, {});
+  std::exception_ptr error = block->error;
   try {
     if (error) std::rethrow_exception(error);
-    for (const Pending& p : pending) {
+    for (const Pending& p : block->messages) {
       if (p.prepare && !p.work->issued()) p.prepare();
     }
-    startPending(*group, pending);
+    startBlock(*block);
   } catch (...) {
     error = std::current_exception();
-    for (const Pending& p : pending)
-      p.work->fail(error);
+    cancelBlock(*block, error);
   }
-  group->issue();
+  block->group->issue();
   if (error) std::rethrow_exception(error);
-  return group;
+  return block->group;
 }
 
-void LowcommBackend::startPending(GroupWork& group, const std::vector<Pending>& pending) {
+// Ends what was not started, and gives its numbers back: they are the last there are.
+void LowcommBackend::cancelBlock(Block& block, const std::exception_ptr& error) {
+  for (const Block::Collective& collective : block.collectives) {
+    if (collective.work->issued()) continue;
+    if (collective.cancel) collective.cancel(error);
+    collective.work->fail(error);
+  }
+  sequence_ = block.started;
+  for (const Pending& p : block.messages)
+    p.work->fail(error);
+  block.group->issue();
+}
+
+void LowcommBackend::startBlock(Block& block) {
+  for (const Block::Collective& collective : block.collectives)
+    block.group->add(collective.work->start());
   // NCCL starts grouped ops together, so their order does not matter to it.
-  const bool devices = std::any_of(pending.begin(), pending.end(), [](const Pending& p) { return p.device; });
+  const bool devices =
+      std::any_of(block.messages.begin(), block.messages.end(), [](const Pending& p) { return p.device; });
   const BackendPtr grouped = devices ? forDevices() : nullptr;
   if (grouped) grouped->startCoalescing();
   std::exception_ptr error;
   try {
     for (bool receives : {true, false}) {
-      for (const Pending& p : pending) {
+      for (const Pending& p : block.messages) {
         if (p.receive != receives) continue;
         WorkPtr work = p.work->start();
-        if (!(grouped && p.device)) group.add(work);
+        if (!(grouped && p.device)) block.group->add(work);
       }
     }
   } catch (...) {
     error = std::current_exception();
   }
   if (grouped) {
-    if (WorkPtr work = grouped->endCoalescing()) group.add(work);
+    if (WorkPtr work = grouped->endCoalescing()) block.group->add(work);
   }
   if (error) std::rethrow_exception(error);
 }

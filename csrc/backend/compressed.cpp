@@ -55,56 +55,58 @@ WorkPtr LowcommBackend::allReduceCompressed(const Tensors& tensors, const c10d::
                                             const CodecSpec& projection, const States& states,
                                             const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners,
                                             uint32_t step) {
-  const Reduction reduction = checked(tensors, states, {codec, projection}, op);
-  TORCH_CHECK_VALUE(slots.size() == tensors.size() && owners.size() == tensors.size(),
-                    "lowcomm: compressed all_reduce: expected a slot and an owner a tensor, got ", slots.size(),
-                    " and ", owners.size(), " for ", tensors.size());
-  expectLiving(kOp);
-  auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(kOp, tensors[0]);
-  prepared->enter(queue, stageFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
-  CompressedMessage message{
-      wireType(tensors[0].scalar_type()), codec, projection, {drawKey(), streamOf(globalRank(), 0), step}, {}};
-  const std::vector<void*> elements = prepared->sourcesAndTargets(tensors, queue);
-  for (size_t i = 0; i < tensors.size(); ++i)
-    message.tensors.push_back({elements[i], static_cast<uint64_t>(tensors[i].numel())});
-  // Lent once nothing but a state's own mistake can fail before the op is queued.
-  bool low_rank = false;
-  for (size_t i = 0; i < states.size(); ++i) {
-    try {
-      const Compression::Lent lent = states[i]->begin(tensors[i].numel());
+  return inBlock(c10d::OpType::ALLREDUCE, [&]() -> WorkPtr {
+    const Reduction reduction = checked(tensors, states, {codec, projection}, op);
+    TORCH_CHECK_VALUE(slots.size() == tensors.size() && owners.size() == tensors.size(),
+                      "lowcomm: compressed all_reduce: expected a slot and an owner a tensor, got ", slots.size(),
+                      " and ", owners.size(), " for ", tensors.size());
+    expectLiving(kOp);
+    auto prepared = std::make_shared<Prepared>();
+    DeviceQueue* queue = queueOf(kOp, tensors[0]);
+    prepared->enter(queue, stageFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
+    CompressedMessage message{
+        wireType(tensors[0].scalar_type()), codec, projection, {drawKey(), streamOf(globalRank(), 0), step}, {}};
+    const std::vector<void*> elements = prepared->sourcesAndTargets(tensors, queue);
+    for (size_t i = 0; i < tensors.size(); ++i)
+      message.tensors.push_back({elements[i], static_cast<uint64_t>(tensors[i].numel())});
+    // Lent once nothing but a state's own mistake can fail before the op is queued.
+    bool low_rank = false;
+    for (size_t i = 0; i < states.size(); ++i) {
+      try {
+        const Compression::Lent lent = states[i]->begin(tensors[i].numel());
+        CompressedTensor& tensor = message.tensors[i];
+        tensor.residual = lent.residual;
+        tensor.kept = lent.kept;
+        tensor.factor = lent.factor;
+      } catch (...) {
+        for (size_t before = 0; before < i; ++before)
+          states[before]->end(false);
+        throw;
+      }
       CompressedTensor& tensor = message.tensors[i];
-      tensor.residual = lent.residual;
-      tensor.kept = lent.kept;
-      tensor.factor = lent.factor;
-    } catch (...) {
-      for (size_t before = 0; before < i; ++before)
-        states[before]->end(false);
-      throw;
+      tensor.rank = static_cast<uint64_t>(states[i]->rank());
+      if (tensor.rank > 0) {
+        tensor.rows = static_cast<uint64_t>(states[i]->rows());
+        tensor.columns = static_cast<uint64_t>(states[i]->columns());
+        low_rank = true;
+      }
+      tensor.seed = states[i]->seed() + step;
+      tensor.slot = slots[i];
+      tensor.first_owner = owners[i];
     }
-    CompressedTensor& tensor = message.tensors[i];
-    tensor.rank = static_cast<uint64_t>(states[i]->rank());
-    if (tensor.rank > 0) {
-      tensor.rows = static_cast<uint64_t>(states[i]->rows());
-      tensor.columns = static_cast<uint64_t>(states[i]->columns());
-      low_rank = true;
-    }
-    tensor.seed = states[i]->seed() + step;
-    tensor.slot = slots[i];
-    tensor.first_owner = owners[i];
-  }
-  const uint64_t sequence = ++sequence_;
-  if (low_rank) ++sequence_;  // the second exchange's
-  auto finite = std::make_shared<std::atomic<bool>>(false);
-  prepared->run = [message = std::move(message), reduction, finite](OpContext& context) {
-    *finite = compressedAllReduce(context, message, reduction);
-  };
-  prepared->ended = [states, finite](std::exception_ptr error) {
-    for (const auto& state : states)
-      state->end(!error && *finite);
-  };
-  stats_.call(kOp, /*exact=*/false);
-  return submit(c10d::OpType::ALLREDUCE, kOp, sequence, tensors, tensors, queue, std::move(prepared));
+    const uint64_t sequence = ++sequence_;
+    if (low_rank) ++sequence_;  // the second exchange's
+    auto finite = std::make_shared<std::atomic<bool>>(false);
+    prepared->run = [message = std::move(message), reduction, finite](OpContext& context) {
+      *finite = compressedAllReduce(context, message, reduction);
+    };
+    prepared->ended = [states, finite](std::exception_ptr error) {
+      for (const auto& state : states)
+        state->end(!error && *finite);
+    };
+    return submit({c10d::OpType::ALLREDUCE, kOp, sequence, /*exact=*/false}, tensors, tensors, queue,
+                  std::move(prepared));
+  });
 }
 
 }  // namespace lowcomm

@@ -126,82 +126,93 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   for (GatherMessage& message : messages)
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
   prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
-  stats_.call(kOp, exact);
-  return submit(op, kOp, sequence, inputs, all, queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, inputs, all, queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1,
-                    "lowcomm: all_gather: expected one input and one output list, got ", inputs.size(), " and ",
-                    outputs.size());
-  if (!ownOp(inputs[0], kOp)) {
-    describeInner(kOp, inputs, {});
-    return viaInner(c10d::OpType::ALLGATHER, kOp, inputs, outputs[0],
-                    [&](c10d::Backend& inner) { return inner.allgather(outputs, inputs, opts); });
-  }
-  TORCH_CHECK_VALUE(outputs[0].size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
-                    " outputs, got ", outputs[0].size());
-  checkPair(outputs[0][rank_], inputs[0], inputs[0].numel());
-  for (auto& output : outputs[0])
-    checkPair(output, inputs[0], output.numel());  // a rank's part may be longer or shorter than this one's
-  return gatherMany(c10d::OpType::ALLGATHER, outputs, inputs, nullptr, {});
+  return inBlock(c10d::OpType::ALLGATHER, [&]() -> WorkPtr {
+    TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1,
+                      "lowcomm: all_gather: expected one input and one output list, got ", inputs.size(), " and ",
+                      outputs.size());
+    if (!ownOp(inputs[0], kOp)) {
+      return viaInner(
+          {c10d::OpType::ALLGATHER, kOp, inputs, outputs[0], describeForInner(kOp, inputs, {})},
+          [outputs, inputs, opts](c10d::Backend& inner) mutable { return inner.allgather(outputs, inputs, opts); });
+    }
+    TORCH_CHECK_VALUE(outputs[0].size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
+                      " outputs, got ", outputs[0].size());
+    checkPair(outputs[0][rank_], inputs[0], inputs[0].numel());
+    for (auto& output : outputs[0])
+      checkPair(output, inputs[0], output.numel());  // a rank's part may be longer or shorter than this one's
+    return gatherMany(c10d::OpType::ALLGATHER, outputs, inputs, nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
-  if (!ownOp(input, kOp)) {
-    describeInner(kOp, {input}, {});
-    return viaInner(c10d::OpType::_ALLGATHER_BASE, kOp, {input}, {output},
-                    [&](c10d::Backend& inner) { return inner._allgather_base(output, input, opts); });
-  }
-  checkPair(output, input, input.numel() * size_);
-  return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, nullptr, {});
+  return inBlock(c10d::OpType::_ALLGATHER_BASE, [&]() -> WorkPtr {
+    if (!ownOp(input, kOp)) {
+      return viaInner(
+          {c10d::OpType::_ALLGATHER_BASE, kOp, {input}, {output}, describeForInner(kOp, {input}, {})},
+          [output, input, opts](c10d::Backend& inner) mutable { return inner._allgather_base(output, input, opts); });
+    }
+    checkPair(output, input, input.numel() * size_);
+    return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                             const c10d::AllgatherOptions& opts) {
-  if (inputs.empty() || !ownOp(inputs[0], kOp)) {
-    describeInner(kOp, inputs, {});
-    return viaInner(c10d::OpType::ALLGATHER_COALESCED, kOp, inputs, {},
-                    [&](c10d::Backend& inner) { return inner.allgather_coalesced(outputs, inputs, opts); });
-  }
-  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
-                    " output lists, got ", outputs.size());
-  std::vector<Tensors> by_input(inputs.size());
-  for (auto& list : outputs) {
-    TORCH_CHECK_VALUE(list.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(),
-                      " outputs a rank, got ", list.size());
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      checkPair(list[i], inputs[i], inputs[i].numel());
-      by_input[i].push_back(list[i]);
+  return inBlock(c10d::OpType::ALLGATHER_COALESCED, [&]() -> WorkPtr {
+    if (inputs.empty() || !ownOp(inputs[0], kOp)) {
+      return viaInner({c10d::OpType::ALLGATHER_COALESCED, kOp, inputs, {}, describeForInner(kOp, inputs, {})},
+                      [outputs, inputs, opts](c10d::Backend& inner) mutable {
+                        return inner.allgather_coalesced(outputs, inputs, opts);
+                      });
     }
-  }
-  return gatherMany(c10d::OpType::ALLGATHER_COALESCED, std::move(by_input), inputs, nullptr, {});
+    TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_), "lowcomm: all_gather: expected ", size_,
+                      " output lists, got ", outputs.size());
+    std::vector<Tensors> by_input(inputs.size());
+    for (auto& list : outputs) {
+      TORCH_CHECK_VALUE(list.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(),
+                        " outputs a rank, got ", list.size());
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        checkPair(list[i], inputs[i], inputs[i].numel());
+        by_input[i].push_back(list[i]);
+      }
+    }
+    return gatherMany(c10d::OpType::ALLGATHER_COALESCED, std::move(by_input), inputs, nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& opts) {
-  if (inputs.empty() || !ownOp(inputs[0], kOp)) {
-    describeInner(kOp, inputs, {});
-    return viaInner(c10d::OpType::COALESCED, kOp, inputs, outputs,
-                    [&](c10d::Backend& inner) { return inner.allgather_into_tensor_coalesced(outputs, inputs, opts); });
-  }
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(), " outputs, got ",
-                    outputs.size());
-  std::vector<Tensors> by_input;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    checkPair(outputs[i], inputs[i], inputs[i].numel() * size_);
-    by_input.push_back({outputs[i]});
-  }
-  return gatherMany(c10d::OpType::COALESCED, std::move(by_input), inputs, nullptr, {});
+  return inBlock(c10d::OpType::COALESCED, [&]() -> WorkPtr {
+    if (inputs.empty() || !ownOp(inputs[0], kOp)) {
+      return viaInner({c10d::OpType::COALESCED, kOp, inputs, outputs, describeForInner(kOp, inputs, {})},
+                      [outputs, inputs, opts](c10d::Backend& inner) mutable {
+                        return inner.allgather_into_tensor_coalesced(outputs, inputs, opts);
+                      });
+    }
+    TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "lowcomm: all_gather: expected ", inputs.size(),
+                      " outputs, got ", outputs.size());
+    std::vector<Tensors> by_input;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      checkPair(outputs[i], inputs[i], inputs[i].numel() * size_);
+      by_input.push_back({outputs[i]});
+    }
+    return gatherMany(c10d::OpType::COALESCED, std::move(by_input), inputs, nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::allGatherLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                                         Counter counter) {
-  checkPair(output, input, input.numel() * size_);
-  TORCH_CHECK_VALUE(static_cast<uint64_t>(input.numel()) == layout.elements(),
-                    "lowcomm: all_gather by layout: expected an input of ", layout.elements(), " elements, got ",
-                    input.numel());
-  return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, &layout, counter);
+  return inBlock(c10d::OpType::_ALLGATHER_BASE, [&]() -> WorkPtr {
+    checkPair(output, input, input.numel() * size_);
+    TORCH_CHECK_VALUE(static_cast<uint64_t>(input.numel()) == layout.elements(),
+                      "lowcomm: all_gather by layout: expected an input of ", layout.elements(), " elements, got ",
+                      input.numel());
+    return gatherMany(c10d::OpType::_ALLGATHER_BASE, {{output}}, {input}, &layout, counter);
+  });
 }
 
 }  // namespace lowcomm

@@ -5,7 +5,6 @@
 #include "backend/backend.h"
 #include "backend/wire_elements.h"
 #include "collective/describe.h"
-#include "collective/exchange.h"
 
 namespace lowcomm {
 namespace {
@@ -20,18 +19,15 @@ Described describedTensor(const at::Tensor& tensor) {
 
 }  // namespace
 
-void LowcommBackend::describeInner(const std::string& op, const Tensors& tensors,
-                                   const std::vector<std::pair<std::string, std::string>>& more) {
-  expectLiving(op);
-  if (!named(op) || size_ == 1) return;
+std::optional<Hello> LowcommBackend::describeForInner(
+    const std::string& op, const Tensors& tensors, const std::vector<std::pair<std::string, std::string>>& more) const {
+  if (!named(op) || size_ == 1) return std::nullopt;
   std::vector<Described> described;
   for (const auto& tensor : tensors)
     described.push_back(describedTensor(tensor));
-  Exchange exchange;
-  exchange.description = describe(op, described);
-  auto& fields = exchange.description.fields;
-  fields.insert(std::prev(fields.end()), more.begin(), more.end());
-  runAndWait(op, [exchange](OpContext& context) { runExchange(context, exchange); });
+  Hello description = describe(op, described);
+  description.fields.insert(std::prev(description.fields.end()), more.begin(), more.end());
+  return description;
 }
 
 }  // namespace lowcomm

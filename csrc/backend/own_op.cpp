@@ -29,57 +29,61 @@ void LowcommBackend::expectNoCapture(const std::string& op, const at::Tensor& te
       "'s current one, which captures a CUDA graph: an op that the host takes part in cannot be captured");
 }
 
-WorkPtr LowcommBackend::submit(c10d::OpType type, const char* name, uint64_t sequence, Tensors inputs, Tensors outputs,
-                               DeviceQueue* queue, std::shared_ptr<Prepared> prepared) {
-  auto work = c10::make_intrusive<EngineWork>(rank_, type, profilerTitle(options_->name, name),
-                                              EngineWork::Name{name, groupName(), sequence}, std::move(inputs),
+WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
+                               std::shared_ptr<Prepared> prepared) {
+  const std::string name = op.name;
+  auto work = c10::make_intrusive<EngineWork>(rank_, op.type, profilerTitle(options_->name, name),
+                                              EngineWork::Name{name, groupName(), op.sequence}, std::move(inputs),
                                               std::move(outputs), callbacks_, queue);
   const bool copies = queue || !prepared->copies_in.empty() || !prepared->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
-  const std::string op = name;
-  const auto ranges = ProfilerRanges::ofCaller(op);
-  engine().submit(
-      op,
-      [prepared, queue, state, copies, ranges](OpContext& context) {
-        if (ranges) ranges->follow(context);
-        if (queue) DeviceQueue::occupy(queue->device());
-        {
-          std::optional<at::ThreadLocalStateGuard> restored;
-          if (copies) restored.emplace(*state);
-          prepared->start(queue);
-        }
-        prepared->run(context);
-        context.whole = true;
-        if (copies) {
-          at::ThreadLocalStateGuard restored(*state);
-          prepared->finish(queue);
-        }
-        prepared->count(context.counters);
-        prepared->stage.reset();
-      },
-      [this, work, prepared, op, ranges](std::exception_ptr error, const OpCounters& counters) {
-        if (ranges) ranges->report();
-        OpCounters moved = counters;
-        if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
-        stats_.moved(op, moved);
-        if (prepared->ended) prepared->ended(error);
-        prepared->run = {};
-        prepared->stage.reset();
-        prepared->kept.clear();
-        prepared->copies_in.clear();
-        prepared->copies_out.clear();
-        prepared->packs.clear();
-        work->complete(asTorchError(error));
-      },
-      static_cast<uint32_t>(sequence));
-  if (coalesced_) coalesced_->add(work);
-  return work;
+  const auto ranges = ProfilerRanges::ofCaller(name);
+  Engine::Job job = [prepared, queue, state, copies, ranges](OpContext& context) {
+    if (ranges) ranges->follow(context);
+    if (queue) DeviceQueue::occupy(queue->device());
+    {
+      std::optional<at::ThreadLocalStateGuard> restored;
+      if (copies) restored.emplace(*state);
+      prepared->start(queue);
+    }
+    prepared->run(context);
+    context.whole = true;
+    if (copies) {
+      at::ThreadLocalStateGuard restored(*state);
+      prepared->finish(queue);
+    }
+    prepared->count(context.counters);
+    prepared->stage.reset();
+  };
+  Engine::Done done = [this, work, prepared, name, ranges](std::exception_ptr error, const OpCounters& counters) {
+    if (ranges) ranges->report();
+    OpCounters moved = counters;
+    if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
+    stats_.moved(name, moved);
+    if (prepared->ended) prepared->ended(error);
+    prepared->run = {};
+    prepared->stage.reset();
+    prepared->kept.clear();
+    prepared->copies_in.clear();
+    prepared->copies_out.clear();
+    prepared->packs.clear();
+    work->complete(asTorchError(error));
+  };
+  const auto start = [op, name, work, job, done](LowcommBackend& backend) -> WorkPtr {
+    backend.stats_.call(name, op.exact);
+    backend.engine().submit(name, job, done, static_cast<uint32_t>(op.sequence));
+    return work;
+  };
+  if (!block_) return start(*this);
+  return putOff(
+      op.type, op.sequence, [backend = living(op.name), start] { return start(*backend()); },
+      [done](std::exception_ptr error) { done(error, {}); });
 }
 
 void LowcommBackend::queueOwn(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) {
   expectLiving(op);
-  const uint64_t last = sequence_ += sequences;
+  const uint64_t first = takeNumbers(sequences);
   engine().submit(
       op, std::move(job),
       [this, op, done = std::move(done)](std::exception_ptr error, const OpCounters& counters) {
@@ -91,7 +95,7 @@ void LowcommBackend::queueOwn(const std::string& op, uint32_t sequences, Engine:
         }
         done(error, counters);
       },
-      static_cast<uint32_t>(last - sequences + 1));
+      static_cast<uint32_t>(first));
 }
 
 }  // namespace lowcomm

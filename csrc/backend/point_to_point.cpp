@@ -243,25 +243,19 @@ WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, in
 WorkPtr LowcommBackend::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
                                      std::function<WorkPtr(c10d::Backend&)> call) {
   const bool receive = op != c10d::OpType::SEND;
-  // The op may be started by its Work, which may outlive the group.
-  auto weak = c10::weak_intrusive_ptr<LowcommBackend>(c10::intrusive_ptr<LowcommBackend>::reclaim_copy(this));
-  const auto living = [weak, receive] {
-    auto backend = weak.lock();
-    TORCH_CHECK_WITH(DistBackendError, backend, "lowcomm: ", receive ? "recv" : "send",
-                     ": expected a living group, got one that is gone");
-    return backend;
-  };
+  const char* name = receive ? "recv" : "send";
+  const auto backend = living(name);
   if (auto message = coded(op, tensors, peer, tag)) {
-    return postpone(op, {nullptr, receive, /*device=*/false, [living, message] { living()->prepare(*message); }},
-                    [living, message] { return living()->post(message); });
+    return postpone(op, {nullptr, receive, /*device=*/false, [backend, message] { backend()->prepare(*message); }},
+                    [backend, message] { return backend()->post(message); });
   }
   checkExact(op, tensors, peer, tag);
   const bool device = !tensors[0].device().is_cpu();
-  return postpone(op, {nullptr, receive, device, {}}, [living, op, tensors, receive, peer, call = std::move(call)] {
-    return living()->viaInner(op, receive ? "recv" : "send", tensors, receive ? tensors : Tensors{}, call,
-                              /*collective=*/false, {},
-                              ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer)));
-  });
+  InnerCall inner{op, name, tensors, receive ? tensors : Tensors{}};
+  inner.collective = false;
+  inner.detail = ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer));
+  return postpone(op, {nullptr, receive, device, {}},
+                  [backend, inner, call = std::move(call)] { return backend()->viaInner(inner, call); });
 }
 
 WorkPtr LowcommBackend::send(Tensors& tensors, int to, int tag) {

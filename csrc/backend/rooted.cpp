@@ -19,80 +19,80 @@ int checkedRoot(const char* op, int64_t root, int size) {
 }  // namespace
 
 WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  constexpr const char* kOp = "broadcast";
-  if (!named(kOp)) return exactBroadcast(tensors, opts);
-  const int root = checkedRoot(kOp, opts.rootRank, size_);
-  // Several tensors in one call are one tensor to c10d, to be written to all of them.
-  if (tensors.size() != 1 || !ownOp(tensors[0], kOp)) {
-    noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
-    describeInner(kOp, tensors, {{"root", std::to_string(root)}});
-    return exactBroadcast(tensors, opts);
-  }
-  expectLiving(kOp);
-  checkOutput(kOp, tensors[0]);
-  const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
-  const bool exact = codecs[0].id == CodecId::none;
-  auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(kOp, tensors[0]);
-  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, {tensors, codecs}));
-  const WireElements elements(tensors[0]);
-  BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
-  message.stage = prepared->stage.get();
-  message.type_name = elements.type_name;
-  message.type_elements = elements.type_elements;
-  const uint64_t sequence = ++sequence_;
-  message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-  prepared->run = [message = std::move(message), root](OpContext& context) {
-    lowcomm::broadcast(context, {message}, root);
-  };
-  stats_.call(kOp, exact);
-  return submit(c10d::OpType::BROADCAST, kOp, sequence, tensors, tensors, queue, std::move(prepared));
+  return inBlock(c10d::OpType::BROADCAST, [&]() -> WorkPtr {
+    constexpr const char* kOp = "broadcast";
+    if (!named(kOp)) return exactBroadcast(tensors, opts);
+    const int root = checkedRoot(kOp, opts.rootRank, size_);
+    // Several tensors in one call are one tensor to c10d, to be written to all of them.
+    if (tensors.size() != 1 || !ownOp(tensors[0], kOp)) {
+      noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
+      return exactBroadcast(tensors, opts);
+    }
+    expectLiving(kOp);
+    checkOutput(kOp, tensors[0]);
+    const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
+    const bool exact = codecs[0].id == CodecId::none;
+    auto prepared = std::make_shared<Prepared>();
+    DeviceQueue* queue = queueOf(kOp, tensors[0]);
+    prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, {tensors, codecs}));
+    const WireElements elements(tensors[0]);
+    BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
+    message.stage = prepared->stage.get();
+    message.type_name = elements.type_name;
+    message.type_elements = elements.type_elements;
+    const uint64_t sequence = ++sequence_;
+    message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
+    prepared->run = [message = std::move(message), root](OpContext& context) {
+      lowcomm::broadcast(context, {message}, root);
+    };
+    return submit({c10d::OpType::BROADCAST, kOp, sequence, exact}, tensors, tensors, queue, std::move(prepared));
+  });
 }
 
 WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  constexpr const char* kOp = "gather";
-  if (!named(kOp)) return exactGather(outputs, inputs, opts);
-  const int root = checkedRoot(kOp, opts.rootRank, size_);
-  if (inputs.size() != 1 || !ownOp(inputs[0], kOp)) {
-    noteExact(kOp, "layout");
-    describeInner(kOp, inputs, {{"root", std::to_string(root)}});
-    return exactGather(outputs, inputs, opts);
-  }
-  expectLiving(kOp);
-  const Tensors none;
-  const Tensors& to = outputs.empty() ? none : outputs[0];
-  const size_t expected = root == rank_ ? static_cast<size_t>(size_) : 0;
-  TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ", rank_, ", got ",
-                    to.size());
-  for (const auto& output : to) {
-    TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
-                      "lowcomm: gather: expected outputs of ", inputs[0].numel(), " elements on ", inputs[0].device(),
-                      ", got ", output.numel(), " on ", output.device());
-    TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
-                     inputs[0].scalar_type(), ", got ", output.scalar_type());
-    checkOutput(kOp, output);
-  }
-  const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
-  const bool exact = codecs[0].id == CodecId::none;
-  auto prepared = std::make_shared<Prepared>();
-  DeviceQueue* queue = queueOf(kOp, inputs[0]);
-  Staged staged{to, codecs};
-  staged.tensors.push_back(inputs[0]);
-  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
-  const WireElements elements(inputs[0]);
-  RootGatherMessage message{elements.count, codecs[0], elements.dtype, prepared->source(inputs[0], queue)};
-  message.stage = prepared->stage.get();
-  message.type_name = elements.type_name;
-  message.type_elements = elements.type_elements;
-  for (const auto& output : to)
-    message.outputs.push_back(prepared->target(output));
-  const uint64_t sequence = ++sequence_;
-  message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-  prepared->run = [message = std::move(message), root](OpContext& context) {
-    lowcomm::gather(context, {message}, root);
-  };
-  stats_.call(kOp, exact);
-  return submit(c10d::OpType::GATHER, kOp, sequence, inputs, to, queue, std::move(prepared));
+  return inBlock(c10d::OpType::GATHER, [&]() -> WorkPtr {
+    constexpr const char* kOp = "gather";
+    if (!named(kOp)) return exactGather(outputs, inputs, opts);
+    const int root = checkedRoot(kOp, opts.rootRank, size_);
+    if (inputs.size() != 1 || !ownOp(inputs[0], kOp)) {
+      noteExact(kOp, "layout");
+      return exactGather(outputs, inputs, opts);
+    }
+    expectLiving(kOp);
+    const Tensors none;
+    const Tensors& to = outputs.empty() ? none : outputs[0];
+    const size_t expected = root == rank_ ? static_cast<size_t>(size_) : 0;
+    TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ", rank_,
+                      ", got ", to.size());
+    for (const auto& output : to) {
+      TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
+                        "lowcomm: gather: expected outputs of ", inputs[0].numel(), " elements on ", inputs[0].device(),
+                        ", got ", output.numel(), " on ", output.device());
+      TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
+                       inputs[0].scalar_type(), ", got ", output.scalar_type());
+      checkOutput(kOp, output);
+    }
+    const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
+    const bool exact = codecs[0].id == CodecId::none;
+    auto prepared = std::make_shared<Prepared>();
+    DeviceQueue* queue = queueOf(kOp, inputs[0]);
+    Staged staged{to, codecs};
+    staged.tensors.push_back(inputs[0]);
+    prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
+    const WireElements elements(inputs[0]);
+    RootGatherMessage message{elements.count, codecs[0], elements.dtype, prepared->source(inputs[0], queue)};
+    message.stage = prepared->stage.get();
+    message.type_name = elements.type_name;
+    message.type_elements = elements.type_elements;
+    for (const auto& output : to)
+      message.outputs.push_back(prepared->target(output));
+    const uint64_t sequence = ++sequence_;
+    message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
+    prepared->run = [message = std::move(message), root](OpContext& context) {
+      lowcomm::gather(context, {message}, root);
+    };
+    return submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(prepared));
+  });
 }
 
 }  // namespace lowcomm

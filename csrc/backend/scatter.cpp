@@ -79,26 +79,29 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
     stage ? reduceScatterStaged(context, *stage, messages, reduction) : reduceScatter(context, messages, reduction);
   };
-  stats_.call(kOp, exact);
-  return submit(op, kOp, sequence, flat, outputs, queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(prepared));
 }
 
 WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                        const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == 1 && inputs.size() == 1,
-                    "lowcomm: reduce_scatter: expected one output and one input list, got ", outputs.size(), " and ",
-                    inputs.size());
-  TORCH_CHECK_VALUE(inputs[0].size() == static_cast<size_t>(size_), "lowcomm: reduce_scatter: expected ", size_,
-                    " inputs, got ", inputs[0].size());
-  if (!ownScatter(outputs[0], opts.reduceOp)) {
-    describeInner(kOp, inputs[0], {{"reduce op", reduceOpName(opts.reduceOp)}});
-    return viaInner(c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
-                    [&](c10d::Backend& inner) { return inner.reduce_scatter(outputs, inputs, opts); });
-  }
-  checkSlice(outputs[0], inputs[0][rank_], outputs[0].numel());
-  for (auto& input : inputs[0])
-    checkSlice(outputs[0], input, input.numel());  // a rank's slice may be longer or shorter than this one's
-  return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
+  return inBlock(c10d::OpType::REDUCE_SCATTER, [&]() -> WorkPtr {
+    TORCH_CHECK_VALUE(outputs.size() == 1 && inputs.size() == 1,
+                      "lowcomm: reduce_scatter: expected one output and one input list, got ", outputs.size(), " and ",
+                      inputs.size());
+    TORCH_CHECK_VALUE(inputs[0].size() == static_cast<size_t>(size_), "lowcomm: reduce_scatter: expected ", size_,
+                      " inputs, got ", inputs[0].size());
+    if (!ownScatter(outputs[0], opts.reduceOp)) {
+      return viaInner({c10d::OpType::REDUCE_SCATTER, kOp, inputs[0], outputs,
+                       describeForInner(kOp, inputs[0], {{"reduce op", reduceOpName(opts.reduceOp)}})},
+                      [outputs, inputs, opts](c10d::Backend& inner) mutable {
+                        return inner.reduce_scatter(outputs, inputs, opts);
+                      });
+    }
+    checkSlice(outputs[0], inputs[0][rank_], outputs[0].numel());
+    for (auto& input : inputs[0])
+      checkSlice(outputs[0], input, input.numel());  // a rank's slice may be longer or shorter than this one's
+    return scatterMany(c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
+  });
 }
 
 // Whether lowcomm reduces it itself; where it does not and a policy named the op, that is said.
@@ -110,49 +113,62 @@ bool LowcommBackend::ownScatter(const at::Tensor& output, const c10d::ReduceOp& 
 
 WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                              const c10d::ReduceScatterOptions& opts) {
-  if (!ownScatter(output, opts.reduceOp)) {
-    describeInner(kOp, {input}, {{"reduce op", reduceOpName(opts.reduceOp)}});
-    return viaInner(c10d::OpType::_REDUCE_SCATTER_BASE, kOp, {input}, {output},
-                    [&](c10d::Backend& inner) { return inner._reduce_scatter_base(output, input, opts); });
-  }
-  checkSlice(output, input, output.numel() * size_);
-  return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, opts.reduceOp, nullptr, {});
+  return inBlock(c10d::OpType::_REDUCE_SCATTER_BASE, [&]() -> WorkPtr {
+    if (!ownScatter(output, opts.reduceOp)) {
+      return viaInner({c10d::OpType::_REDUCE_SCATTER_BASE,
+                       kOp,
+                       {input},
+                       {output},
+                       describeForInner(kOp, {input}, {{"reduce op", reduceOpName(opts.reduceOp)}})},
+                      [output, input, opts](c10d::Backend& inner) mutable {
+                        return inner._reduce_scatter_base(output, input, opts);
+                      });
+    }
+    checkSlice(output, input, output.numel() * size_);
+    return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, opts.reduceOp, nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::ReduceScatterOptions& opts) {
-  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !outputs.empty(),
-                    "lowcomm: reduce_scatter: expected as many inputs as outputs, got ", inputs.size(), " and ",
-                    outputs.size());
-  bool own = true;
-  for (auto& output : outputs)
-    own = own && ownScatter(output, opts.reduceOp);
-  if (!own) {
-    describeInner(kOp, inputs, {{"reduce op", reduceOpName(opts.reduceOp)}});
-    return viaInner(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs,
-                    [&](c10d::Backend& inner) { return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts); });
-  }
-  std::vector<Tensors> slices;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    checkSlice(outputs[i], inputs[i], outputs[i].numel() * size_);
-    slices.push_back({inputs[i]});
-  }
-  return scatterMany(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr,
-                     {});
+  return inBlock(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, [&]() -> WorkPtr {
+    TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !outputs.empty(),
+                      "lowcomm: reduce_scatter: expected as many inputs as outputs, got ", inputs.size(), " and ",
+                      outputs.size());
+    bool own = true;
+    for (auto& output : outputs)
+      own = own && ownScatter(output, opts.reduceOp);
+    if (!own) {
+      return viaInner({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs,
+                       describeForInner(kOp, inputs, {{"reduce op", reduceOpName(opts.reduceOp)}})},
+                      [outputs, inputs, opts](c10d::Backend& inner) mutable {
+                        return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+                      });
+    }
+    std::vector<Tensors> slices;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      checkSlice(outputs[i], inputs[i], outputs[i].numel() * size_);
+      slices.push_back({inputs[i]});
+    }
+    return scatterMany(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp,
+                       nullptr, {});
+  });
 }
 
 WorkPtr LowcommBackend::reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                                             const c10d::ReduceOp& op, Counter counter) {
-  checkSlice(output, input, output.numel() * size_);
-  TORCH_CHECK_VALUE(static_cast<uint64_t>(output.numel()) == layout.elements(),
-                    "lowcomm: reduce_scatter by layout: expected an output of ", layout.elements(), " elements, got ",
-                    output.numel());
-  const auto reduction = ownReduction(op, output.scalar_type());
-  TORCH_CHECK_VALUE(
-      reduction && reduction->kind == ReduceKind::sum,
-      "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
-      output.scalar_type());
-  return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, op, &layout, counter);
+  return inBlock(c10d::OpType::_REDUCE_SCATTER_BASE, [&]() -> WorkPtr {
+    checkSlice(output, input, output.numel() * size_);
+    TORCH_CHECK_VALUE(static_cast<uint64_t>(output.numel()) == layout.elements(),
+                      "lowcomm: reduce_scatter by layout: expected an output of ", layout.elements(), " elements, got ",
+                      output.numel());
+    const auto reduction = ownReduction(op, output.scalar_type());
+    TORCH_CHECK_VALUE(
+        reduction && reduction->kind == ReduceKind::sum,
+        "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
+        output.scalar_type());
+    return scatterMany(c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, op, &layout, counter);
+  });
 }
 
 }  // namespace lowcomm

@@ -341,6 +341,15 @@ void GroupWork::synchronize() {
 }
 
 bool GroupWork::wait(std::chrono::milliseconds timeout) {
+  try {
+    return waitForParts(timeout);
+  } catch (...) {
+    if (timeout != kNoTimeout || !keeps_ || !keeps_(std::current_exception())) throw;
+  }
+  return true;
+}
+
+bool GroupWork::waitForParts(std::chrono::milliseconds timeout) {
   start();
   TORCH_CHECK(issued_, "lowcomm: expected the coalescing block to have ended before its Work is waited for");
   std::exception_ptr first;
@@ -363,7 +372,13 @@ void GroupWork::abort() {
 
 // The current stream is made to wait for each part, in whose order the callback that is called by the last one is not.
 FuturePtr GroupWork::getFuture() {
-  start();
+  try {
+    start();
+  } catch (...) {
+    auto failed = tensorListFuture();
+    failed->setError(std::current_exception());
+    return failed;
+  }
   c10::List<FuturePtr> futures(c10::FutureType::create(tensorList()));
   std::vector<c10::Device> devices;
   for (auto& part : parts_) {

@@ -143,8 +143,12 @@ class GroupWork : public c10d::Work {
   void issue() { issued_ = true; }
   bool issued() const { return issued_; }
 
-  // A stand-in: `start` issues its op, once.
-  void standFor(std::function<WorkPtr()> start) { start_ = std::move(start); }
+  // A stand-in: `start` issues its op, once. `keeps` says whether somebody else raises an error that a wait without a
+  // time-out meets; such a wait returns.
+  void standFor(std::function<WorkPtr()> start, std::function<bool(std::exception_ptr)> keeps) {
+    start_ = std::move(start);
+    keeps_ = std::move(keeps);
+  }
   // Issues it, if nobody has, and returns its Work. What it throws is this Work's error from then on.
   WorkPtr start();
   // Ends one that was not issued with an error, in place of its start.
@@ -164,7 +168,10 @@ class GroupWork : public c10d::Work {
 
  private:
   std::vector<WorkPtr> parts_;
+  bool waitForParts(std::chrono::milliseconds timeout);
+
   std::function<WorkPtr()> start_;
+  std::function<bool(std::exception_ptr)> keeps_;
   std::exception_ptr error_;  // of the start
   bool issued_ = false;
 };

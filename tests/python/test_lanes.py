@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import time
 
 import pytest
 import torch
@@ -144,6 +145,43 @@ def _only_gloo_serves(r):
 
 def test_what_only_gloo_can_serve(pair):
     pair(_only_gloo_serves, timeout=60)
+
+
+def _only_gloo_serves_later(r):
+    """Asynchronous calls of such ops return at once, keep their order with gloo's others, and their Works have the errors."""
+    _init(r)
+    late = r.rank == r.size - 1
+    sparse, dense, counts = torch.eye(4).to_sparse(), torch.ones(3), torch.full((2,), r.rank + 1.0)
+    if late:
+        time.sleep(2)
+    start = time.monotonic()
+    works = [
+        dist.all_reduce(sparse, async_op=True),
+        dist.reduce(dense, 0, async_op=True),
+        dist.all_reduce(torch.ones(N), async_op=True),
+        dist.all_reduce(torch.eye(4).to_sparse() if late else torch.ones(N), async_op=True),
+        dist.reduce(counts, 0, async_op=True),
+    ]
+    assert time.monotonic() - start < 1, "expected calls that return at once"
+    for k, work in enumerate(works):
+        if k == 3:
+            with pytest.raises(dist.DistBackendError, match="dtype differs: .*'float32 Sparse'"):
+                work.wait()
+        else:
+            work.wait()
+    assert torch.equal(sparse.to_dense(), r.size * torch.eye(4))
+    if r.rank == 0:
+        assert torch.equal(dense, torch.full((3,), float(r.size)))
+        assert torch.equal(counts, torch.full((2,), r.size * (r.size + 1) / 2))
+    dist.barrier()
+    with pytest.raises((RuntimeError, ValueError), match="lowcomm: all_reduce failed .*inner backend gloo"):
+        dist.all_reduce(torch.eye(4, dtype=torch.bfloat16).to_sparse(), op=dist.ReduceOp.MAX)  # which gloo refuses
+    check_group(r)
+
+
+def test_what_only_gloo_can_serve_keeps_no_caller_waiting(pair, quad):
+    pair(_only_gloo_serves_later, timeout=60)
+    quad(_only_gloo_serves_later, timeout=60)
 
 
 def _exact_forms(r):
