@@ -40,7 +40,8 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     if (settings_.nccl == true && !forDevices()) {
       throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
     }
-    options_->of_group = true;
+    static std::atomic<uint64_t> groups{0};
+    options_->of_group = std::to_string(++groups);
   } catch (const ValueError& error) {
     refuseHands(*store_, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
@@ -217,6 +218,8 @@ c10::intrusive_ptr<Options> LowcommBackend::childOptions(
     const c10::intrusive_ptr<c10d::Backend::Options>& given) const {
   auto options = c10::make_intrusive<Options>(*options_);
   if (auto* own = dynamic_cast<Options*>(given.get())) options = c10::make_intrusive<Options>(*own);
+  // c10d hands a copy of this group's own options to a split without any; its policy may have changed since.
+  if (options->of_group == options_->of_group) options->policy.reset();
   options->inherit(settings());
   if (given) {
     options->timeout = given->timeout;

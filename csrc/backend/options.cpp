@@ -110,7 +110,7 @@ void Options::inherit(const Settings& parent) {
   const auto fill = [](std::optional<int64_t>& field, uint64_t value) {
     if (!field) field = static_cast<int64_t>(value);
   };
-  if (!policy || of_group) policy = parent.policy.str();
+  if (!policy) policy = parent.policy.str();
   fill(min_bytes, parent.min_bytes);
   fill(seed, parent.seed);
   fill(chunk_bytes, parent.chunk_bytes);

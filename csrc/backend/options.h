@@ -47,9 +47,8 @@ struct Options : c10d::Backend::Options {
   std::optional<bool> staged;
   std::optional<bool> nccl;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
-  // Whether a group has them and filled them in: its policy may have changed since, and other groups ask it (inherit).
-  bool of_group = false;
-  bool timeout_set = false;  // whether the user gave `timeout`; otherwise it is init_process_group's
+  std::string of_group = {};     // the group that has them and filled them in; empty: a caller's
+  bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's
 
   // What torch 2.15 copies options by where it made a child group (virtual there).
   c10::intrusive_ptr<c10d::Backend::Options> clone() const { return c10::make_intrusive<Options>(*this); }
@@ -60,7 +59,7 @@ struct Options : c10d::Backend::Options {
   // Everything filled in. Throws ValueError as check(), of any timeout, or naming the environment variable.
   Settings resolve() const;
 
-  // Fills what is unset from the settings of a living group; the policy's place is taken where `of_group` is set, too.
+  // Fills what is unset from the settings of a living group.
   void inherit(const Settings& parent);
 
   std::string repr() const;

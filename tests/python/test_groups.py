@@ -139,6 +139,9 @@ def _children(r):
     assert settings(dist.new_group(pg_options=lc.Options(policy=own))) == (own, 1)
     assert settings(dist.new_group(pg_options=lc.Options(policy="", min_bytes=7))) == ("", 7)
     assert settings(dist.new_group(pg_options=lc.Options(min_bytes=7))) == (then, 7)
+    child = dist.new_group(pg_options=lc.Options(policy=own, min_bytes=9))
+    given = child._get_backend(CPU).options
+    assert settings(dist.new_group(pg_options=given)) == (own, 9), "options are taken as they are"
     children = [
         world.split_group([0, 1], group_name="living"),
         world.split_group([0, 1], group_name="own", opts=lc.Options(policy=own)),
