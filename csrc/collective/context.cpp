@@ -1,6 +1,9 @@
 #include "collective/context.h"
 
+#include <sys/mman.h>
+
 #include <cstdio>
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -9,28 +12,41 @@
 
 namespace lowcomm {
 namespace {
-constexpr std::align_val_t kAlignment{64};
+
+// Pages of their own, which go back to the system wherever they lie; a heap keeps what lies under something in use.
+std::byte* newPages(size_t bytes) {
+  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(pages);
 }
+
+}  // namespace
 
 BufferPool::~BufferPool() {
   for (std::byte* buffer : all_)
-    ::operator delete[](buffer, kAlignment);
+    ::munmap(buffer, capacity_);
 }
 
 BufferPool::Buffer BufferPool::take() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (idle_.empty()) {
-    all_.push_back(static_cast<std::byte*>(::operator new[](capacity_, kAlignment)));
-    idle_.push_back(all_.back());
-  }
-  std::byte* buffer = idle_.back();
-  idle_.pop_back();
+  if (idle_.empty() && risky_.empty()) idle_.push_back(*all_.insert(newPages(capacity_)).first);
+  std::vector<std::byte*>& from = idle_.empty() ? risky_ : idle_;
+  std::byte* buffer = from.back();
+  from.pop_back();
   return Buffer(buffer, Return{this});
 }
 
 void BufferPool::give(std::byte* buffer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  idle_.push_back(buffer);
+  (std::uncaught_exceptions() > 0 ? risky_ : idle_).push_back(buffer);
+}
+
+void BufferPool::trim() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (; idle_.size() * capacity_ > kKeptBytes; idle_.pop_back()) {
+    all_.erase(idle_.back());
+    ::munmap(idle_.back(), capacity_);
+  }
 }
 
 GroupContext::GroupContext(Transport& transport, GroupConfig config)

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "codec/error.h"
@@ -19,8 +20,8 @@
 namespace lowcomm {
 
 // Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
-// when its handle is dropped but is never freed before the pool, so a transfer that outlives a failed op writes into
-// memory that is still there.
+// when its handle is dropped; trim() frees it then, but one that went back by an exception is never freed before the
+// pool, so a transfer that outlives a failed op writes into memory that is still there.
 class BufferPool {
  public:
   explicit BufferPool(size_t capacity) : capacity_(capacity) {}
@@ -38,12 +39,17 @@ class BufferPool {
   Buffer take();
   std::span<std::byte> span(const Buffer& buffer) const { return {buffer.get(), capacity_}; }
 
+  // Frees what lies idle beyond kKeptBytes: a message between two ranks takes as many buffers as it has frames.
+  void trim();
+  static constexpr size_t kKeptBytes = 8 << 20;
+
  private:
   void give(std::byte* buffer);
 
   const size_t capacity_;
   std::mutex mutex_;
-  std::vector<std::byte*> all_, idle_;
+  std::unordered_set<std::byte*> all_;
+  std::vector<std::byte*> idle_, risky_;  // risky_: went back by an exception
 };
 
 // What a group is made with. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.

@@ -201,6 +201,7 @@ void P2p::finish(P2pMessage& message) {
     if (!message.refused_) state.end("");  // of a send that failed the first end counts
   });
   forget(message);
+  group_.frames.trim();
   if (message.own_error_) std::rethrow_exception(message.own_error_);
   if (message.refused_) message.op.refused(message.peer, *message.refused_);
 }

@@ -67,3 +67,24 @@ def _peaks(r):
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_an_op_takes_little_memory_beside_its_tensors(size):
     run_ranks(_peaks, size, timeout=180)
+
+
+def _kept(r):
+    """What a large message leaves in its process, exact or coded: buffers for the next ones, not for the whole of it."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy=f"p2p={CODEC}", min_bytes=0))
+    x, y = torch.randn(N, generator=torch.Generator().manual_seed(r.rank)), torch.ones(N)
+    with lc.exact():
+        _exchange(dist.group.WORLD, x[: 1 << 16], y[: 1 << 16])
+        dist.barrier()
+        before = _resident("VmRSS")
+        for _ in range(2):
+            _exchange(dist.group.WORLD, x, y)
+        grown = _resident("VmRSS") - before
+    assert torch.equal(y, torch.randn(N, generator=torch.Generator().manual_seed(1 - r.rank)))
+    assert grown < x.nbytes / 4, f"expected less than a quarter of {x.nbytes} bytes to stay, got {grown}"
+
+
+def test_a_large_message_leaves_little_memory_behind():
+    run_ranks(_kept, 2, timeout=180)
