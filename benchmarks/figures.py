@@ -30,7 +30,6 @@ NO_JSON = {"noise_peers"}  # of which only the table was kept
 # PowerSGD, whose steps differ; a largest share.
 NOT_KEPT = {
     "qsdp": 15,
-    "qsdp_variants": 47,
     "ddp": 5,
     "outer": 1,
 }
