@@ -39,7 +39,7 @@ SeedReplay::SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOption
     throw ValueError(
         "seed replay: base '" + options_.base +
         "': expected noise rademacher, got gaussian: every use of a weight makes all directions of the pool "
-        "again, sixteen at a time with rademacher, one at a time and many times slower with gaussian");
+        "again, and a Gaussian one takes some twenty times as long");
   }
   for (const auto& p : weights_.parameters())
     bases_.emplace_back(p.tensor, options_.base);
