@@ -1,8 +1,8 @@
 // What low_rank_peers.py times: the products of low-rank compression on raw memory, in a library without torch.
 #include <cstddef>
 
+#include "base/float_env.h"
 #include "codec/dispatch.h"
-#include "kernels/float_env.h"
 #include "kernels/low_rank/low_rank.h"
 #include "kernels/low_rank/orthonormalise.h"
 

@@ -239,7 +239,7 @@ class LowcommBackend(Backend):
     def all_reduce_coded(
         self, tensor: torch.Tensor, op: ReduceOp, codec: str, residual: Residual | None = None
     ) -> Work: ...
-    def all_reduce_compressed(
+    def all_reduce_low_rank(
         self,
         tensors: Sequence[torch.Tensor],
         op: ReduceOp,

@@ -7,9 +7,9 @@
 #include <memory>
 #include <random>
 
+#include "base/half.h"
 #include "codec/codec.h"
 #include "codec/level_table.h"
-#include "kernels/half.h"
 #include "streams.h"
 
 namespace lowcomm {

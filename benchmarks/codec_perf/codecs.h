@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 #include "kernels/isa/table.h"
 #include "timing.h"
 

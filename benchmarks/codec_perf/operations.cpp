@@ -4,9 +4,9 @@
 #include <random>
 #include <span>
 
+#include "base/crc32c.h"
 #include "codec/fused.h"
 #include "codec/grid.h"
-#include "kernels/crc32c.h"
 #include "kernels/noise/noise.h"
 #include "streams.h"
 

@@ -7,10 +7,10 @@
 #include <random>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/half.h"
 #include "codec/family.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "device.h"
-#include "kernels/dtype.h"
 #include "kernels/noise/noise.h"
 
 namespace lowcomm {

@@ -2,7 +2,7 @@
 #include "collective/agree.h"
 
 #include "backend/backend.h"
-#include "backend/errors.h"
+#include "tensor/errors.h"
 
 namespace lowcomm {
 
@@ -17,7 +17,7 @@ void LowcommBackend::runAndWait(const std::string& op, uint64_t sequence, Engine
 }
 
 // A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
-void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine) {
+void LowcommBackend::agreeOn(const std::string& op, const KeyValues& hello, std::exception_ptr mine) {
   try {
     if (size_ > 1) runAndWait(op, takeNumbers(1), [hello](OpContext& context) { agree(context, hello); });
   } catch (...) {
@@ -28,7 +28,7 @@ void LowcommBackend::agreeOn(const std::string& op, const Hello& hello, std::exc
 
 void LowcommBackend::setPolicy(const std::string& text) {
   Policy policy;
-  Hello hello;
+  KeyValues hello;
   std::exception_ptr mine;
   try {
     policy = Policy::parse(text);
@@ -47,7 +47,7 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
   // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
   // text as there is room for says where to look.
   constexpr size_t kRoom = 30000;
-  Hello hello;
+  KeyValues hello;
   hello.fields = {{"layouts", std::to_string(layouts.size())}};
   uint64_t all = 0;
   size_t room = kRoom;
@@ -64,7 +64,7 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
 
 void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                                   const std::string& error) {
-  Hello hello;
+  KeyValues hello;
   hello.fields = std::move(fields);
   if (error.empty()) return agreeOn(what, hello, nullptr);
   hello.fields = {{"error", error.substr(0, 1000)}};

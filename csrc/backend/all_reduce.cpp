@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
+#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
-#include "backend/prepared.h"
 #include "collective/staged_all_reduce.h"
+#include "tensor/errors.h"
 
 namespace lowcomm {
 namespace {
@@ -34,7 +34,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   expectLiving(kOp);
   for (const auto& tensor : tensors)
     checkOutput(kOp, tensor);
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
@@ -42,12 +42,12 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   const bool exact = std::all_of(codecs.begin(), codecs.end(), travelsExact);
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
   if (std::any_of(codecs.begin(), codecs.end(), travelsExact)) because = "coalesced with a tensor that travels exact";
-  const Staged staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
-  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
+  const StagingRequest staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
+  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
     data.push_back(prepared->sourceAndTarget(tensor, queue));
-  // Lent once nothing can fail before the op is queued.
+  // StateView once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
   uint64_t slot = 0;

@@ -5,8 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/prepared.h"
-#include "backend/wire_elements.h"
+#include "backend/op_buffers.h"
+#include "tensor/wire_elements.h"
 
 namespace lowcomm {
 namespace {
@@ -59,13 +59,13 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                     outputs[rank_].numel());
   expectLiving(kOp);
   checkOutputs(kOp, outputs);
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, inputs[0]);
   AllToAllMessage message;
   message.dtype = WireElements(inputs[0]).dtype;
   message.type_name = WireElements(inputs[0]).type_name;
   bool exact = true, coded = false;  // what is sent, and anything
-  Staged staged{inputs, {}, /*keeps_own=*/true};
+  StagingRequest staged{inputs, {}, /*keeps_own=*/true};
   const std::string because = exactBecauseOf(inputs[0].scalar_type());
   if (!because.empty()) noteExact(kOp, because);  // once, not for each part
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {
@@ -83,7 +83,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
     message.got.push_back(layoutOf(outputs[rank], false));
   }
   staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
-  prepared->enter(queue, coded ? stageFor(kOp, queue, staged) : nullptr);
+  prepared->enter(queue, coded ? deviceCodecFor(kOp, queue, staged) : nullptr);
   message.stage = prepared->stage.get();
   for (int rank = 0; rank < size_; ++rank) {
     message.inputs.push_back(prepared->source(inputs[rank], queue));

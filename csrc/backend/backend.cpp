@@ -10,18 +10,18 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "backend/c10d_transport.h"
-#include "backend/errors.h"
 #include "backend/exact_scope.h"
 #include "backend/handshake.h"
-#include "backend/python_state.h"
-#include "wire/fnv1a.h"
+#include "base/fnv1a.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
 
-Hello greeting(const Settings& settings) {
-  Hello hello;
+KeyValues greeting(const Settings& settings) {
+  KeyValues hello;
   hello.fields = {
       {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
@@ -46,7 +46,7 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     refuseHands(*store_, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
-  translated([&] { epoch_ = shakeHands(*store_, rank, size, greeting(settings_), options_->timeout); });
+  translated([&] { epoch_ = handshake(*store_, rank, size, greeting(settings_), options_->timeout); });
   NoPythonObjects guard;
   host_ = make_(Role::host, store_, rank, size, options_, 1);
   connect();

@@ -6,17 +6,17 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "backend/callback_threads.h"
-#include "backend/device_queue.h"
 #include "backend/options.h"
 #include "backend/stats.h"
 #include "backend/work.h"
 #include "collective/all_gather.h"
+#include "collective/device_codec.h"
 #include "collective/reduce_scatter.h"
-#include "collective/stage.h"
 #include "engine/engine.h"
-#include "state/compression.h"
-#include "state/residual.h"
-#include "wire/hello.h"
+#include "tensor/compression.h"
+#include "tensor/device_queue.h"
+#include "tensor/residual.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 
@@ -144,9 +144,9 @@ class LowcommBackend : public c10d::Backend {
   // with. `projection` is P's codec. When the Work ends each state's done() tells whether the result is finite, and the
   // caller commits or rolls back. ValueError or TypeError before anything is sent: tensors, op, codecs (they have
   // nonfinite=poison) or states that will not do.
-  WorkPtr allReduceCompressed(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
-                              const CodecSpec& projection, const std::vector<std::shared_ptr<Compression>>& states,
-                              const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
+  WorkPtr allReduceLowRank(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,
+                           const CodecSpec& projection, const std::vector<std::shared_ptr<Compression>>& states,
+                           const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
 
   // Changes the policy of a living group. Collective; throws ValueError (this rank's text is wrong) or DistBackendError
   // (ranks differ), and then nothing has changed. Ops issued before keep the old policy.
@@ -209,9 +209,9 @@ class LowcommBackend : public c10d::Backend {
     std::function<void()> prepare;  // before anything of the block is issued; may be empty
   };
   struct Block;
-  struct Prepared;
-  struct Coded;
-  struct Flight;
+  struct OpBuffers;
+  struct P2pRequest;
+  struct P2pInFlight;
 
   BackendPtr innerFor(const at::Tensor& tensor);
   BackendPtr forDevices();
@@ -221,8 +221,8 @@ class LowcommBackend : public c10d::Backend {
     c10d::OpType type;
     const char* name;
     Tensors tensors, outputs;
-    std::optional<Hello> description = {};  // what all ranks compare before the inner backend is called
-    std::function<void()> finish = {};      // once it has succeeded; may be empty
+    std::optional<KeyValues> description = {};  // what all ranks compare before the inner backend is called
+    std::function<void()> finish = {};          // once it has succeeded; may be empty
     bool collective = true;
     std::string detail = {};  // for errors
     // Of viaInner():
@@ -257,10 +257,10 @@ class LowcommBackend : public c10d::Backend {
                        std::function<WorkPtr(c10d::Backend&)> call);
   void checkPeer(const char* name, int peer) const;
   void checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const;
-  std::shared_ptr<Coded> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
-  void prepare(Coded& message);
-  WorkPtr post(const std::shared_ptr<Coded>& coded);
-  void finish(Flight& flight);
+  std::shared_ptr<P2pRequest> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
+  void prepare(P2pRequest& message);
+  WorkPtr post(const std::shared_ptr<P2pRequest>& coded);
+  void finish(P2pInFlight& flight);
   // A reduction as the inner backend of the tensors has it, after multiply().
   struct HostReduction {
     c10d::ReduceOp op;
@@ -288,8 +288,8 @@ class LowcommBackend : public c10d::Backend {
   bool ownAllToAll(const Tensors& inputs, const Tensors& outputs);
   // What ranks compare of an op that the policy names and the inner backend is to serve, with `more` fields before the
   // codec (inner_description.cpp); nothing where the policy does not name it.
-  std::optional<Hello> describeForInner(const std::string& op, const Tensors& tensors,
-                                        const std::vector<std::pair<std::string, std::string>>& more) const;
+  std::optional<KeyValues> describeForInner(const std::string& op, const Tensors& tensors,
+                                            const std::vector<std::pair<std::string, std::string>>& more) const;
   WorkPtr exactBroadcast(Tensors& tensors, const c10d::BroadcastOptions& opts);
   WorkPtr exactAllReduce(Tensors& tensors, const c10d::AllreduceOptions& opts);
   WorkPtr exactAllReduceCoalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
@@ -298,7 +298,7 @@ class LowcommBackend : public c10d::Backend {
                             std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
   WorkPtr exactAllToAll(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
   // What of an op asks whether its elements can stay on their device (staging.cpp).
-  struct Staged {
+  struct StagingRequest {
     Tensors tensors;                // inputs and outputs
     std::vector<CodecSpec> codecs;  // of all of them
     bool keeps_own = false;         // whether something is not encoded that obeys the codec's nonfinite= all the same
@@ -308,7 +308,7 @@ class LowcommBackend : public c10d::Backend {
   };
   // The stage of an op, or null: its tensors are on the host (`queue` is null), or their values are copied there, which
   // is counted and, the first time for its reason, logged (INFO).
-  std::shared_ptr<Stage> stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged);
+  std::shared_ptr<DeviceCodec> deviceCodecFor(const std::string& op, DeviceQueue* queue, const StagingRequest& staged);
   struct OwnCall {
     c10d::OpType type;
     const char* name;
@@ -316,10 +316,10 @@ class LowcommBackend : public c10d::Backend {
     bool exact;
   };
   WorkPtr submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
-                 std::shared_ptr<Prepared> prepared);
+                 std::shared_ptr<OpBuffers> prepared);
   // Queues a job under a number of the group's and blocks until it has ended; throws its error.
   void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
-  void agreeOn(const std::string& op, const Hello& hello, std::exception_ptr mine);
+  void agreeOn(const std::string& op, const KeyValues& hello, std::exception_ptr mine);
   void connect();
   Engine& engine();
   DeviceQueue& queueOf(c10::Device device);

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "backend/python_state.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {

@@ -6,12 +6,12 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
+#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
 #include "backend/premultiply.h"
-#include "backend/prepared.h"
-#include "backend/python_state.h"
 #include "collective/exchange.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {
@@ -80,7 +80,7 @@ class Contiguous {
   std::vector<std::pair<at::Tensor, at::Tensor>> back_;  // (to, from)
 };
 
-Exchange exchangeOf(const Hello& description) {
+Exchange exchangeOf(const KeyValues& description) {
   Exchange exchange;
   exchange.description = description;
   return exchange;

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
-#include "backend/prepared.h"
+#include "backend/op_buffers.h"
 #include "backend/profiler_ranges.h"
-#include "backend/python_state.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {
@@ -68,7 +68,7 @@ std::vector<CodecSpec> LowcommBackend::codecsOfParts(const std::string& op, cons
 WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                                    Counter counter) {
   expectLiving(kOp);
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, inputs[0]);
   // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
@@ -82,7 +82,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   Tensors all;
-  Staged staged{inputs, {}};
+  StagingRequest staged{inputs, {}};
   std::vector<std::vector<CodecSpec>> codecs;  // by tensor, then by part
   bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -93,7 +93,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
   }
   if (layout) staged.add(*layout);
-  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
+  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& in = inputs[i];

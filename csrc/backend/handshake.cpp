@@ -2,7 +2,7 @@
 
 #include <chrono>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {
@@ -37,7 +37,7 @@ uint32_t drawEpoch() {
 
 }  // namespace
 
-uint32_t shakeHands(c10d::Store& store, int rank, int size, const Hello& mine, std::chrono::milliseconds timeout) {
+uint32_t handshake(c10d::Store& store, int rank, int size, const KeyValues& mine, std::chrono::milliseconds timeout) {
   uint32_t epoch = drawEpoch();
   if (size == 1) return epoch;
   if (rank == 0) store.set(kEpochKey, bytes(std::to_string(epoch)));
@@ -45,7 +45,7 @@ uint32_t shakeHands(c10d::Store& store, int rank, int size, const Hello& mine, s
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     try {
-      expectSameHello(mine, rank, Hello::parse(fetch(store, keyOf(peer), peer, timeout)), peer);
+      expectSameHello(mine, rank, KeyValues::parse(fetch(store, keyOf(peer), peer, timeout)), peer);
     } catch (const WireError& error) {
       throw PeerError(std::string("lowcomm: making a group: ") + error.what(), peer);
     }
@@ -55,7 +55,7 @@ uint32_t shakeHands(c10d::Store& store, int rank, int size, const Hello& mine, s
 }
 
 void refuseHands(c10d::Store& store, int rank, const std::string& why) {
-  Hello hello;
+  KeyValues hello;
   hello.fields = {{"error", why}};
   store.set(keyOf(rank), bytes(hello.text()));
 }

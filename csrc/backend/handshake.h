@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "wire/hello.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 
@@ -11,7 +11,7 @@ namespace lowcomm {
 //
 // Throws PeerError on every rank when two differ (the first field, both values, both ranks), when a rank could not join
 // (a field "error"), or when one does not show up within `timeout`.
-uint32_t shakeHands(c10d::Store& store, int rank, int size, const Hello& mine, std::chrono::milliseconds timeout);
+uint32_t handshake(c10d::Store& store, int rank, int size, const KeyValues& mine, std::chrono::milliseconds timeout);
 
 // Leaves word that this rank cannot join and why, so that its peers need not wait for it.
 void refuseHands(c10d::Store& store, int rank, const std::string& why);

@@ -3,13 +3,13 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/wire_elements.h"
-#include "collective/describe.h"
+#include "collective/message_summary.h"
+#include "tensor/wire_elements.h"
 
 namespace lowcomm {
 namespace {
 
-Described describedTensor(const at::Tensor& tensor) {
+MessageSummary describedTensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return {"undefined", "0"};
   const DType dtype = wireType(tensor.scalar_type());
   std::string type = dtype == DType::opaque ? c10::toString(tensor.scalar_type()) : dtypeName(dtype);
@@ -19,13 +19,13 @@ Described describedTensor(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::optional<Hello> LowcommBackend::describeForInner(
+std::optional<KeyValues> LowcommBackend::describeForInner(
     const std::string& op, const Tensors& tensors, const std::vector<std::pair<std::string, std::string>>& more) const {
   if (!named(op) || size_ == 1) return std::nullopt;
-  std::vector<Described> described;
+  std::vector<MessageSummary> described;
   for (const auto& tensor : tensors)
     described.push_back(describedTensor(tensor));
-  Hello description = describe(op, described);
+  KeyValues description = describe(op, described);
   description.fields.insert(std::prev(description.fields.end()), more.begin(), more.end());
   return description;
 }

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/plan.h"
 
 namespace lowcomm {

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
-#include "backend/prepared.h"
+#include "backend/op_buffers.h"
 #include "backend/profiler_ranges.h"
-#include "backend/python_state.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 
@@ -30,7 +30,7 @@ void LowcommBackend::expectNoCapture(const std::string& op, const at::Tensor& te
 }
 
 WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
-                               std::shared_ptr<Prepared> prepared) {
+                               std::shared_ptr<OpBuffers> prepared) {
   const std::string name = op.name;
   auto work = c10::make_intrusive<EngineWork>(rank_, op.type, profilerTitle(options_->name, name),
                                               EngineWork::Name{name, groupName(), op.sequence}, std::move(inputs),

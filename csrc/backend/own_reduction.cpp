@@ -2,7 +2,7 @@
 
 #include "backend/premultiply.h"
 #include "kernels/reduce.h"
-#include "state/wire_type.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 

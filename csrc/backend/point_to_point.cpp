@@ -6,12 +6,12 @@
 #include <atomic>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
-#include "backend/prepared.h"
+#include "backend/op_buffers.h"
 #include "backend/profiler_ranges.h"
-#include "backend/python_state.h"
-#include "backend/wire_elements.h"
 #include "collective/p2p.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
+#include "tensor/wire_elements.h"
 
 namespace lowcomm {
 namespace {
@@ -82,7 +82,7 @@ class P2pWork : public EngineWork {
 }  // namespace
 
 // A message of lowcomm's own from the call to its Work. The engine first: frames go back to its pool.
-struct LowcommBackend::Coded {
+struct LowcommBackend::P2pRequest {
   std::shared_ptr<Engine> engine;
   const c10d::OpType type;
   const at::Tensor tensor;
@@ -90,7 +90,7 @@ struct LowcommBackend::Coded {
   const int peer;
   const uint32_t tag;
   // Of a send, between prepare() and post().
-  std::shared_ptr<Prepared> prepared = {};
+  std::shared_ptr<OpBuffers> prepared = {};
   const void* input = nullptr;
   Draws draws = {};
 
@@ -105,10 +105,10 @@ struct LowcommBackend::Coded {
 
 // A message between its issue and its end. Destroyed from the last to the first: the engine goes after the
 // frames.
-struct LowcommBackend::Flight {
-  std::shared_ptr<Coded> coded;
+struct LowcommBackend::P2pInFlight {
+  std::shared_ptr<P2pRequest> coded;
   std::shared_ptr<P2pMessage> message;
-  std::shared_ptr<Prepared> prepared;
+  std::shared_ptr<OpBuffers> prepared;
   std::shared_ptr<DeviceQueue> queue;
   std::shared_ptr<ProfilerRanges> ranges;  // null where no profiler runs
   at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
@@ -137,8 +137,8 @@ void LowcommBackend::checkExact(c10d::OpType op, const Tensors& tensors, int pee
 }
 
 // The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
-std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
-                                                             int tag) {
+std::shared_ptr<LowcommBackend::P2pRequest> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
+                                                                  int tag) {
   if (!named(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
   expectLiving(name);
@@ -153,27 +153,27 @@ std::shared_ptr<LowcommBackend::Coded> LowcommBackend::coded(c10d::OpType type, 
                     " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
   if (type == c10d::OpType::RECV) checkOutput(name, tensors[0]);
   const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
-  return std::shared_ptr<Coded>(
-      new Coded{engine_, type, tensors[0], codec.value_or(CodecSpec{}), peer, static_cast<uint32_t>(tag)});
+  return std::shared_ptr<P2pRequest>(
+      new P2pRequest{engine_, type, tensors[0], codec.value_or(CodecSpec{}), peer, static_cast<uint32_t>(tag)});
 }
 
 // What of a send can be under way before anything is posted: copies of values from a device.
-void LowcommBackend::prepare(Coded& message) {
+void LowcommBackend::prepare(P2pRequest& message) {
   if (!message.sends() || message.prepared) return;
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(message.name(), message.tensor);
-  prepared->enter(queue,
-                  message.exact() ? nullptr : stageFor(message.name(), queue, {{message.tensor}, {message.codec}}));
+  prepared->enter(
+      queue, message.exact() ? nullptr : deviceCodecFor(message.name(), queue, {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
   if (!prepared->stage) prepared->load(queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
   message.prepared = std::move(prepared);  // last: what failed before is tried again
 }
 
-WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
+WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
   expectLiving(coded->name());
   prepare(*coded);
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   std::shared_ptr<DeviceQueue> queue;
   Engine& engine = *coded->engine;
   std::shared_ptr<P2pMessage> message;
@@ -185,13 +185,14 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   } else {
     if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
-    prepared->enter(queue.get(),
-                    coded->exact() ? nullptr : stageFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
+    prepared->enter(queue.get(), coded->exact()
+                                     ? nullptr
+                                     : deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
                                            coded->tag, prepared->stage.get());
   }
   if (ranges) ranges->follow(message->op);
-  if (auto error = engine.beside(message->op, [&] { engine.messages().post(message); })) {
+  if (auto error = engine.runInline(message->op, [&] { engine.messages().post(message); })) {
     std::rethrow_exception(asTorchError(error));
   }
   if (coded->prepared) coded->prepared->count(message->op.counters);
@@ -200,11 +201,12 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
   stats_.moved(coded->name(), message->op.counters);
 
   NoPythonObjects guard;
-  const std::shared_ptr<Flight> flight(new Flight{coded, message, prepared, queue, ranges, at::ThreadLocalState()});
-  // `this` is used in beside() alone: the group's end waits for what runs there, and nothing does afterwards.
+  const std::shared_ptr<P2pInFlight> flight(
+      new P2pInFlight{coded, message, prepared, queue, ranges, at::ThreadLocalState()});
+  // `this` is used in runInline() alone: the group's end waits for what runs there, and nothing does afterwards.
   const auto finish = [this, flight](P2pWork& work) {
     Engine& engine = *flight->coded->engine;
-    const auto error = engine.beside(flight->message->op, [&] { this->finish(*flight); });
+    const auto error = engine.runInline(flight->message->op, [&] { this->finish(*flight); });
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
@@ -213,10 +215,10 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<Coded>& coded) {
                                       Tensors{coded->tensor}, coded->peer, callbacks_, queue, finish);
 }
 
-void LowcommBackend::finish(Flight& flight) {
+void LowcommBackend::finish(P2pInFlight& flight) {
   struct Count {
     LowcommBackend& backend;
-    const Flight& flight;
+    const P2pInFlight& flight;
     ~Count() {
       OpCounters later;  // the rest was counted when it was posted
       later.wait = flight.message->op.counters.wait;

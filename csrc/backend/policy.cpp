@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

@@ -17,14 +17,15 @@ using Clock = OpContext::Clock;
 // While it lives the calling thread reports to the profiler that `profiled` holds. Not by
 // enableProfilerInChildThread(): that replaces the callback that the profiler will remove from its own thread when it
 // stops, and the one that is left there shows everything twice to all profilers after it.
-class Joined {
+class ProfilerScope {
  public:
-  explicit Joined(std::shared_ptr<c10::ThreadLocalDebugInfo> profiled) : own_(c10::ThreadLocalDebugInfo::current()) {
+  explicit ProfilerScope(std::shared_ptr<c10::ThreadLocalDebugInfo> profiled)
+      : own_(c10::ThreadLocalDebugInfo::current()) {
     c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(profiled));
   }
-  ~Joined() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(own_)); }
-  Joined(const Joined&) = delete;
-  Joined& operator=(const Joined&) = delete;
+  ~ProfilerScope() { c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(own_)); }
+  ProfilerScope(const ProfilerScope&) = delete;
+  ProfilerScope& operator=(const ProfilerScope&) = delete;
 
  private:
   std::shared_ptr<c10::ThreadLocalDebugInfo> own_;
@@ -58,7 +59,7 @@ bool ProfilerHere::running() const {
     static bool runs(const ProfilerStateBase& state) { return state.*(&Profiler::handle_) != 0; }
   };
   if (!held_) return false;
-  const Joined joined(held_);
+  const ProfilerScope joined(held_);
   const auto* state = torch::profiler::impl::ProfilerStateBase::get(/*global=*/false);
   return state && Profiler::runs(*state);
 }
@@ -70,7 +71,7 @@ std::shared_ptr<ProfilerRanges> ProfilerRanges::ofCaller(const std::string& op) 
 
 void ProfilerRanges::report() const {
   if (timeline_.empty()) return;  // it never ran
-  const Joined joined(profiler_.held());
+  const ProfilerScope joined(profiler_.held());
   const ProfilerTime time;
   const auto tell = [&](const std::string& name, Clock::time_point start, Clock::time_point end) {
     if (!profiler_.running()) return;

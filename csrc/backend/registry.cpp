@@ -2,7 +2,7 @@
 #include <mutex>
 
 #include "backend/backend.h"
-#include "backend/python_state.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {

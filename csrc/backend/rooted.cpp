@@ -4,8 +4,8 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/prepared.h"
-#include "backend/wire_elements.h"
+#include "backend/op_buffers.h"
+#include "tensor/wire_elements.h"
 
 namespace lowcomm {
 namespace {
@@ -32,9 +32,9 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     checkOutput(kOp, tensors[0]);
     const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
     const bool exact = codecs[0].id == CodecId::none;
-    auto prepared = std::make_shared<Prepared>();
+    auto prepared = std::make_shared<OpBuffers>();
     DeviceQueue* queue = queueOf(kOp, tensors[0]);
-    prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, {tensors, codecs}));
+    prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, {tensors, codecs}));
     const WireElements elements(tensors[0]);
     BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
     message.stage = prepared->stage.get();
@@ -74,11 +74,11 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     }
     const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
     const bool exact = codecs[0].id == CodecId::none;
-    auto prepared = std::make_shared<Prepared>();
+    auto prepared = std::make_shared<OpBuffers>();
     DeviceQueue* queue = queueOf(kOp, inputs[0]);
-    Staged staged{to, codecs};
+    StagingRequest staged{to, codecs};
     staged.tensors.push_back(inputs[0]);
-    prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
+    prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
     const WireElements elements(inputs[0]);
     RootGatherMessage message{elements.count, codecs[0], elements.dtype, prepared->source(inputs[0], queue)};
     message.stage = prepared->stage.get();

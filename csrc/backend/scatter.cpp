@@ -2,8 +2,8 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
+#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
-#include "backend/prepared.h"
 #include "collective/staged_reduce_scatter.h"
 
 namespace lowcomm {
@@ -25,7 +25,7 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
 WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
                                     const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
   expectLiving(kOp);
-  auto prepared = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<OpBuffers>();
   const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = reduction.kind == ReduceKind::sum;
   DeviceQueue* queue = queueOf(kOp, outputs[0]);
@@ -39,7 +39,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const uint64_t key = drawKey();
   const int drawer = globalRank();
   Tensors flat;
-  Staged staged{outputs, {}, /*keeps_own=*/true, reduction.premultiplied ? "PREMUL_SUM" : ""};
+  StagingRequest staged{outputs, {}, /*keeps_own=*/true, reduction.premultiplied ? "PREMUL_SUM" : ""};
   std::vector<std::vector<CodecSpec>> codecs;  // by tensor, then by slice
   bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -51,7 +51,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     staged.tensors.insert(staged.tensors.end(), inputs[i].begin(), inputs[i].end());
   }
   if (layout) staged.add(*layout);
-  prepared->enter(queue, exact ? nullptr : stageFor(kOp, queue, staged));
+  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   uint64_t slot = counter.slot;
   std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/device_stage.h"
-#include "state/wire_type.h"
+#include "tensor/device_codec_queue.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {
@@ -17,15 +17,16 @@ bool dense(const at::Tensor& tensor, const c10::Device& device) {
 
 }  // namespace
 
-void LowcommBackend::Staged::add(const Layout& layout) {
+void LowcommBackend::StagingRequest::add(const Layout& layout) {
   for (const Segment& segment : layout.segments())
     codecs.push_back(segment.codec);
 }
 
-std::shared_ptr<Stage> LowcommBackend::stageFor(const std::string& op, DeviceQueue* queue, const Staged& staged) {
+std::shared_ptr<DeviceCodec> LowcommBackend::deviceCodecFor(const std::string& op, DeviceQueue* queue,
+                                                            const StagingRequest& staged) {
   if (!queue) return nullptr;
   std::string because;
-  std::unique_ptr<StageKernels> kernels;
+  std::unique_ptr<CodecKernels> kernels;
   const auto saturates = [](const CodecSpec& codec) { return codec.nonfinite == Nonfinite::saturate; };
   if (!settings().staged) {
     because = "staged=False";
@@ -57,8 +58,8 @@ std::shared_ptr<Stage> LowcommBackend::stageFor(const std::string& op, DeviceQue
     return nullptr;
   }
   stats_.staged(op);
-  return std::make_shared<Stage>(std::make_unique<DeviceStageQueue>(*queue), std::move(kernels),
-                                 engine().group().chunk_bytes);
+  return std::make_shared<DeviceCodec>(std::make_unique<DeviceCodecQueue>(*queue), std::move(kernels),
+                                       engine().group().chunk_bytes);
 }
 
 }  // namespace lowcomm

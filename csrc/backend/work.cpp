@@ -7,8 +7,8 @@
 #include <set>
 #include <utility>
 
-#include "backend/errors.h"
-#include "backend/python_state.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {

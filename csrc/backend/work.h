@@ -7,9 +7,9 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "backend/callback_threads.h"
-#include "backend/device_queue.h"
 #include "backend/profiler_ranges.h"
 #include "engine/engine.h"
+#include "tensor/device_queue.h"
 
 namespace lowcomm {
 

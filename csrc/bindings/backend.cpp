@@ -4,13 +4,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/backend.h"
-#include "backend/errors.h"
 #include "backend/exact_scope.h"
-#include "backend/python_state.h"
 #include "bindings/bindings.h"
 #include "codec/dispatch.h"
-#include "collective/compressed_all_reduce.h"
-#include "state/compression.h"
+#include "collective/low_rank_all_reduce.h"
+#include "tensor/compression.h"
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
 #include "wire/frame.h"
 
 namespace py = pybind11;
@@ -256,14 +256,14 @@ void bindBackend(py::module_& m) {
           py::arg("tensor"), py::arg("op"), py::arg("codec"), py::arg("residual") = nullptr,
           py::call_guard<py::gil_scoped_release>())
       .def(
-          "all_reduce_compressed",
+          "all_reduce_low_rank",
           [](LowcommBackend& b, const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op,
              const std::string& codec, const std::string& projection,
              const std::vector<std::shared_ptr<Compression>>& states, const std::vector<uint64_t>& slots,
              const std::vector<uint32_t>& owners, uint32_t step) {
             return translated([&] {
-              return b.allReduceCompressed(tensors, op, CodecSpec::parse(codec), CodecSpec::parse(projection), states,
-                                           slots, owners, step);
+              return b.allReduceLowRank(tensors, op, CodecSpec::parse(codec), CodecSpec::parse(projection), states,
+                                        slots, owners, step);
             });
           },
           py::arg("tensors"), py::arg("op"), py::arg("codec"), py::arg("projection"), py::arg("states"), py::kw_only(),

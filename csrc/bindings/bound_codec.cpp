@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/level_table.h"
-#include "state/warm_memory.h"
-#include "state/wire_type.h"
+#include "tensor/warm_memory.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {

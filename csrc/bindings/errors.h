@@ -2,7 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 

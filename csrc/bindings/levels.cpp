@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
-#include "codec/error.h"
 #include "codec/level_learning.h"
 #include "codec/level_table.h"
 

@@ -3,19 +3,19 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/backend_queue.h"
-#include "backend/errors.h"
 #include "bindings/bindings.h"
 #include "optim/diloco.h"
+#include "tensor/errors.h"
 
 namespace py = pybind11;
 
 namespace lowcomm {
 namespace {
 
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
 using Backend = c10::intrusive_ptr<LowcommBackend>;
 
-std::vector<OuterParameter> parametersOf(const Named& named) {
+std::vector<OuterParameter> parametersOf(const NamedParameters& named) {
   std::vector<OuterParameter> parameters;
   for (const auto& [name, tensor] : named)
     parameters.push_back({name, tensor});
@@ -79,8 +79,8 @@ py::dict reportOf(const OuterReport& report) {
 void bindOptim(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
-      .def(py::init([](const Named& parameters, const std::optional<Backend>& group,
-                       const std::optional<Backend>& cluster, const Named& buffers, const py::dict& options) {
+      .def(py::init([](const NamedParameters& parameters, const std::optional<Backend>& group,
+                       const std::optional<Backend>& cluster, const NamedParameters& buffers, const py::dict& options) {
              return translated([&] {
                OuterOptions parsed = optionsOf(options);
                py::gil_scoped_release released;

@@ -1,17 +1,18 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "backend/errors.h"
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
 #include "optim/seed_replay.h"
+#include "tensor/errors.h"
 
 namespace py = pybind11;
 
 namespace lowcomm {
 namespace {
 
-using Named = std::vector<std::tuple<std::string, at::Tensor, bool, uint64_t>>;  // name, tensor, decayed, first element
+using NamedParameters =
+    std::vector<std::tuple<std::string, at::Tensor, bool, uint64_t>>;  // name, tensor, decayed, first element
 
 std::span<const std::byte> spanOf(std::string_view bytes) {
   return std::as_bytes(std::span(bytes.data(), bytes.size()));
@@ -41,7 +42,7 @@ SeedReplayOptions optionsOf(const py::dict& given) {
   return options;
 }
 
-std::unique_ptr<SeedReplay> make(const Named& parameters, const py::dict& given) {
+std::unique_ptr<SeedReplay> make(const NamedParameters& parameters, const py::dict& given) {
   return asPythonErrors([&] {
     SeedReplayOptions options = optionsOf(given);
     std::vector<ReplayParameter> list;

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <memory>
 
+#include "base/float8.h"
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/element.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
@@ -11,9 +14,6 @@
 #include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
-#include "kernels/float8.h"
-#include "kernels/float_env.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"
 

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <memory>
 
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
@@ -10,9 +12,7 @@
 #include "codec/repair.h"
 #include "kernels/channel/channel.h"
 #include "kernels/finite.h"
-#include "kernels/float_env.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/grid_payload.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"

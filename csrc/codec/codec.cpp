@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "codec/cast.h"
 #include "codec/channel.h"
 #include "codec/dispatch.h"
-#include "codec/error.h"
 #include "codec/grid.h"
 #include "codec/none.h"
 #include "codec/pieces.h"
@@ -38,7 +38,7 @@ void Codec::encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t
                        const Draws& draws) const {
   std::vector<std::byte> payload;
   for (Pieces piece(*this, count); piece.more(); piece.next()) {
-    const Made made = make(piece.at(), piece.size());
+    const Piece made = make(piece.at(), piece.size());
     const std::span<std::byte> own = piece.room(dst, payload);
     encode(own, made.x, DType::float32, first + piece.at(), piece.size(), draws);
     piece.put(dst, own);

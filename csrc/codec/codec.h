@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {
@@ -47,11 +47,11 @@ constexpr uint32_t streamOf(int rank, uint32_t slot) {
 // Elements that are made as they are encoded, so that no tensor ever holds them: given the number of a piece's first
 // element in the run and their count, the elements, valid until the next call, and what the pieces after it will be
 // made of: an address that GridForm::soon takes.
-struct Made {
+struct Piece {
   const float* x;
   const void* soon;
 };
-using MakePiece = std::function<Made(uint64_t at, uint64_t count)>;
+using MakePiece = std::function<Piece(uint64_t at, uint64_t count)>;
 
 // Turns a contiguous run of a flattened tensor into payload bytes and back. Stateless, thread-safe, deterministic.
 //

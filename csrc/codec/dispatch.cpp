@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-#include "kernels/dtype.h"
-#include "kernels/half.h"
+#include "base/dtype.h"
+#include "base/half.h"
 
 namespace lowcomm {
 

@@ -5,15 +5,15 @@
 #include <string>
 #include <utility>
 
+#include "base/error.h"
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/dispatch.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
-#include "kernels/float_env.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {
@@ -103,7 +103,7 @@ void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint
   const auto difference = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
     kernels().difference(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
-    return Made{work, elementsAt(x, at + n)};
+    return Piece{work, elementsAt(x, at + n)};
   };
   codec_->encodeMade(dst, difference, first, count, draws);
   const bool finite = staysFinite(codec_->spec());
@@ -127,7 +127,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
   const auto sum = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
     kernels().sum(work, widened(g, at, n, work_), widened({e.data, e.dtype}, at, n, other_), n);
-    return Made{work, elementsAt(g, at + n)};
+    return Piece{work, elementsAt(g, at + n)};
   };
   codec_->encodeMade(dst, sum, first, count, draws);
   const bool finite = staysFinite(codec_->spec());

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 

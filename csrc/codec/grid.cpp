@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/repair.h"
 #include "kernels/finite.h"
-#include "kernels/float_env.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 
@@ -189,7 +189,7 @@ bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64
   if (dtype == DType::float32) {
     const auto* x = static_cast<const float*>(src);
     if (isRotated(spec())) {
-      return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) { return Made{x + at, x + at + n}; });
+      return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) { return Piece{x + at, x + at + n}; });
     }
     return encode_(dst, dst + up64(metaBytes(count)), x, count, formOf(count), first / kBlock, key);
   }
@@ -198,7 +198,7 @@ bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64
   const auto scratch = std::make_unique_for_overwrite<float[]>(pieceOf(bucketOf(count), codes(count)));
   return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) {
     convert(scratch.get(), x + at, n);
-    return Made{scratch.get(), x + at + n};
+    return Piece{scratch.get(), x + at + n};
   });
 }
 
@@ -247,7 +247,7 @@ bool GridCodec::encodePieces(std::byte* dst, uint64_t first, uint64_t count, con
   if (isRotated(spec())) rotated = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at), block = (first + at) / kBlock;
-    const Made made = make(at, n);
+    const Piece made = make(at, n);
     form.soon = made.soon;
     std::byte *to_meta = dst + metaBytes(at), *to_words = words + wordBytes(at);
     if (rotated) {

@@ -7,12 +7,12 @@
 #include <span>
 #include <string>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/grid_payload.h"
 #include "codec/level_table.h"
 #include "codec/spec.h"
 #include "kernels/codebook/codebook.h"
-#include "kernels/dtype.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"

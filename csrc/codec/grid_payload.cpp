@@ -2,11 +2,11 @@
 
 #include <cstring>
 
-#include "codec/error.h"
+#include "base/error.h"
+#include "base/half.h"
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
+#include "base/float_env.h"
 #include "codec/spec.h"
 #include "kernels/finite.h"
-#include "kernels/float_env.h"
 
 namespace lowcomm {
 namespace {

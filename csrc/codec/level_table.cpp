@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

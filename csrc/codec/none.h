@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 

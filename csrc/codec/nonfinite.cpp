@@ -1,7 +1,7 @@
 #include "codec/nonfinite.h"
 
+#include "base/error.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 

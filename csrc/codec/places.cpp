@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/dtype.h"
+#include "base/dtype.h"
 
 namespace lowcomm {
 

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <iterator>
 
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/element.h"
 #include "codec/payload.h"
-#include "kernels/float_env.h"
-#include "kernels/half.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

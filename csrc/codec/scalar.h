@@ -6,10 +6,10 @@
 #include <span>
 #include <string>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/scalar_rules.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 

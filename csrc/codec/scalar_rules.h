@@ -4,9 +4,9 @@
 #include <limits>
 #include <span>
 
+#include "base/half.h"
+#include "base/host_device.h"
 #include "codec/scalar_tables.h"
-#include "kernels/half.h"
-#include "kernels/host_device.h"
 
 namespace lowcomm {
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/spec_limits.h"
 #include "kernels/finite.h"
 

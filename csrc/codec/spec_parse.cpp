@@ -6,8 +6,8 @@
 #include <set>
 #include <system_error>
 
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
 #include "codec/spec.h"
 #include "codec/spec_limits.h"
 

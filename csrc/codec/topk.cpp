@@ -6,13 +6,13 @@
 #include <cstring>
 #include <memory>
 
+#include "base/float_env.h"
+#include "base/half.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
 #include "codec/places.h"
 #include "codec/repair.h"
 #include "kernels/finite.h"
-#include "kernels/float_env.h"
-#include "kernels/half.h"
 #include "kernels/select/select.h"
 
 namespace lowcomm {

@@ -25,7 +25,7 @@ struct Conversation {
 
 }  // namespace
 
-void agree(OpContext& op, const Hello& mine) {
+void agree(OpContext& op, const KeyValues& mine) {
   GroupContext& group = op.group;
   const int rank = group.rank(), size = group.size();
   const std::string text = mine.text();
@@ -60,15 +60,15 @@ void agree(OpContext& op, const Hello& mine) {
   for (Conversation& c : peers) {
     op.wait(*c.receiving, c.peer, "waiting for what it agrees to");
     op.wait(*c.sending, c.peer, "sending what to agree on");
-    Hello theirs;
-    op.blame(c.peer, [&] {
+    KeyValues theirs;
+    op.attribute(c.peer, [&] {
       auto bytes = group.frames.span(c.in);
       FrameHeader got = openFrame(bytes);
       FrameHeader want = header;
       want.payload_bytes = got.payload_bytes;
       expectFrame(got, want);
       auto payload = framePayload(bytes, got);
-      theirs = Hello::parse({reinterpret_cast<const char*>(payload.data()), payload.size()});
+      theirs = KeyValues::parse({reinterpret_cast<const char*>(payload.data()), payload.size()});
       op.counters.received_bytes += kFrameHeaderBytes + payload.size();
     });
     try {

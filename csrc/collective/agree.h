@@ -1,7 +1,7 @@
 #pragma once
 
 #include "collective/context.h"
-#include "wire/hello.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 
@@ -9,6 +9,6 @@ namespace lowcomm {
 // Collective. Throws PeerRefused naming the first field that differs, both values and both ranks, on every rank (each
 // compares with each); the group goes on. A rank that has a field "error" is named with it. PeerError as in
 // runExchange.
-void agree(OpContext& op, const Hello& mine);
+void agree(OpContext& op, const KeyValues& mine);
 
 }  // namespace lowcomm

@@ -6,8 +6,8 @@
 #include <memory>
 #include <span>
 
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_plans.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -29,7 +29,7 @@ class Gathering {
     }
   }
 
-  Described described() const { return plans_.described().as(message_.type_name, message_.type_elements); }
+  MessageSummary described() const { return plans_.described().as(message_.type_name, message_.type_elements); }
 
   // Its own part to every other; around a ring all parts but the next rank's.
   uint64_t rawBytes(bool ring) const {
@@ -93,14 +93,14 @@ class Gathering {
     return phase;
   }
 
-  void settle() {
+  void wait() {
     for (const auto& sink : sinks_)
-      sink->settle();
+      sink->wait();
   }
 
  private:
   void start(size_t k) {
-    if (k < plans_.of(op_.group.rank()).chunks.size()) source_->start(k);
+    if (k < plans_.of(op_.group.rank()).frames.size()) source_->start(k);
   }
 
   // Frame k of what `owner` contributed, as `sender` sent it. Of staged elements the source has decoded its own.
@@ -120,7 +120,7 @@ class Gathering {
 
 void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   std::deque<Gathering> tensors;
-  std::vector<Described> described;
+  std::vector<MessageSummary> described;
   Exchange exchange;
   const int size = op.group.size();
   const bool ring = op.group.ring_from > 0 && size > 2 && size >= op.group.ring_from;
@@ -135,7 +135,7 @@ void allGather(OpContext& op, const std::vector<GatherMessage>& messages) {
   exchange.description = describe(op.op, described);
   runExchange(op, exchange);
   for (Gathering& tensor : tensors)
-    tensor.settle();
+    tensor.wait();
 }
 
 }  // namespace lowcomm

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "collective/context.h"
-#include "collective/stage.h"
-#include "kernels/dtype.h"
+#include "collective/device_codec.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
@@ -24,7 +24,7 @@ struct GatherMessage {
   std::string type_name = {};
   std::string type_elements = {};
   // Where `input` and `outputs` are, with float32, float16 or bfloat16 elements; null: in host memory.
-  Stage* stage = nullptr;
+  DeviceCodec* stage = nullptr;
 };
 
 // all_gather. Every rank's (encoded) message reaches every other, (W−1)·n elements out and in; the owner decodes its

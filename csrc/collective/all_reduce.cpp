@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <span>
 
-#include "codec/error.h"
-#include "collective/describe.h"
+#include "base/error.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_order_sum.h"
 #include "collective/reduce_tensors.h"
 #include "collective/reduced_slices.h"
@@ -30,7 +30,7 @@ class Reducing {
     }
   }
 
-  Described described() const { return slices_.described(); }
+  MessageSummary described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
   void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
@@ -93,8 +93,8 @@ class Reducing {
       for (int rank = 0; rank < ranks; ++rank) {  // whose it is
         std::vector<float> decoded(rank == own ? 0 : run.count);
         if (rank == own) continue;
-        op_.blame(rank,
-                  [&] { run.codec->decode(decoded.data(), DType::float32, payloads[rank], run.offset, run.count); });
+        op_.attribute(
+            rank, [&] { run.codec->decode(decoded.data(), DType::float32, payloads[rank], run.offset, run.count); });
       }
       throw;
     }
@@ -102,8 +102,8 @@ class Reducing {
 
   // Frame k of the slice that `rank` has reduced.
   void take(int rank, size_t k, std::span<const std::byte> payload) {
-    op_.blame(rank, [&] {
-      slices_.plans().of(rank).chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+    op_.attribute(rank, [&] {
+      slices_.plans().of(rank).frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
         const auto whole = incoming_.take(run, rank, part);
         if (!run.last()) return;
         run.codec->decode(slices_.elements(rank, run), message_.dtype, whole, run.offset, run.count);
@@ -146,7 +146,7 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   for (const AllReduceMessage& message : messages) {
     if (message.places.empty()) reduceAlone(message, reduction);
     for (const auto& slice : message.places) {
-      for (const SegmentPlace& place : slice)
+      for (const ScatterEntry& place : slice)
         reduceAlone({place.count, message.codec, message.dtype, place.data, message.draws, place.residual}, reduction);
     }
   }

@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "collective/context.h"
 #include "collective/contributions.h"
-#include "collective/segment_place.h"
-#include "kernels/dtype.h"
+#include "collective/scatter_entry.h"
 
 namespace lowcomm {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
-#include "collective/describe.h"
+#include "base/error.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_plans.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -60,7 +60,7 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   std::optional<StagedCheck> check;
   if (message.stage) check.emplace(*message.stage, sent.of(own), message.inputs[own], kKept);
   Exchange exchange;
-  Described described = Described(sent.of(own)).as(message.type_name, "by pair");
+  MessageSummary described = MessageSummary(sent.of(own)).as(message.type_name, "by pair");
   described.codec = "by pair";
   exchange.description = describe(op.op, {described});
   exchange.describe_pair = [&](int peer) {
@@ -73,7 +73,7 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
     phase.start = [&](size_t k) {
       check->start(k);
       for (int rank = 0; rank < op.group.size(); ++rank) {
-        if (rank != own && k < sent.of(rank).chunks.size()) sources[rank]->start(k);
+        if (rank != own && k < sent.of(rank).frames.size()) sources[rank]->start(k);
       }
     };
   }
@@ -90,7 +90,7 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   exchange.phases.push_back(std::move(phase));
   runExchange(op, exchange);
   for (const auto& sink : sinks) {
-    if (sink) sink->settle();
+    if (sink) sink->wait();
   }
 
   if (!codec) return;

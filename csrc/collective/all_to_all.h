@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "collective/context.h"
-#include "collective/stage.h"
-#include "kernels/dtype.h"
+#include "collective/device_codec.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
@@ -21,7 +21,7 @@ struct AllToAllMessage {
   Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
   // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
   // to be repaired on a device.
-  Stage* stage = nullptr;
+  DeviceCodec* stage = nullptr;
   std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
 };
 

@@ -7,7 +7,7 @@
 #include <new>
 #include <utility>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/plan.h"
 
 namespace lowcomm {

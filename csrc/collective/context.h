@@ -11,7 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/progress.h"
 #include "collective/send_window.h"
 #include "transport/transport.h"
@@ -165,7 +165,7 @@ class OpContext {
 
   // Runs a check of what `peer` sent: a WireError becomes a PeerError that names it.
   template <class F>
-  void blame(int peer, F&& check) const {
+  void attribute(int peer, F&& check) const {
     try {
       check();
     } catch (const WireError& error) {

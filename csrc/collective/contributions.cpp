@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {
@@ -20,8 +20,9 @@ const char* Reduction::name() const {
   return premultiplied ? "premul_sum" : reduceName(kind);
 }
 
-Hello describeReduction(const std::string& op, const std::vector<Described>& messages, const Reduction& reduction) {
-  Hello hello = describe(op, messages);
+KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
+                            const Reduction& reduction) {
+  KeyValues hello = describe(op, messages);
   hello.fields.insert(std::prev(hello.fields.end()), {"reduce op", reduction.name()});
   return hello;
 }
@@ -52,9 +53,9 @@ Contributions::Contributions(OpContext& op, const RankPlans& slices, DType dtype
 }
 
 void Contributions::checkOwn(size_t k) {
-  const auto& chunks = slices_.of(op_.group.rank()).chunks;
-  if (k >= chunks.size()) return;
-  for (const Run& run : chunks[k].runs) {
+  const auto& frames = slices_.of(op_.group.rank()).frames;
+  if (k >= frames.size()) return;
+  for (const Run& run : frames[k].runs) {
     if (run.part == 0) checkOwn(run);
   }
 }
@@ -67,7 +68,7 @@ void Contributions::checkOwn(const Run& run) {
 void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
   const MessagePlan& slice = slices_.of(peer);
   const std::string of = sliceFor(peer);
-  slice.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+  slice.frames[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
     const Draws draws = drawsOf(run, peer);
     outgoing_.write(part, run, peer, [&](std::span<std::byte> whole) {
       const void* x = contribution(run, peer);
@@ -75,9 +76,9 @@ void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
       float* residual = residualOf(run, peer);
       if (!residual) {
         run.encode(whole, x, dtype_, draws, of);
-        return sample(loss, k, slice.chunks.size(), run, x, dtype_, draws);
+        return sample(loss, k, slice.frames.size(), run, x, dtype_, draws);
       }
-      const auto window = windowOf(loss, k, slice.chunks.size(), run, draws.step);
+      const auto window = windowOf(loss, k, slice.frames.size(), run, draws.step);
       if (window) withFeedback(x, residual, *window);
       run.countInMessage(of, [&] {
         fused(run).encodeFeedback(whole, {x, dtype_}, {residual, DType::float32}, run.offset, run.count, draws);

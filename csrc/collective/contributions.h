@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/fused.h"
 #include "collective/context.h"
@@ -14,8 +15,7 @@
 #include "collective/parts.h"
 #include "collective/plan.h"
 #include "collective/rank_plans.h"
-#include "collective/segment_place.h"
-#include "kernels/dtype.h"
+#include "collective/scatter_entry.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {
@@ -31,7 +31,8 @@ struct Reduction {
 };
 
 // describe(), with the reduce op before the codec, which follows from it.
-Hello describeReduction(const std::string& op, const std::vector<Described>& messages, const Reduction& reduction);
+KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
+                            const Reduction& reduction);
 
 // Room for `bytes` in memory that is kept from op to op.
 std::byte* scratch(std::vector<std::byte>& memory, size_t bytes);
@@ -60,10 +61,10 @@ class Contributions {
   // is empty.
   template <class F>
   void whole(size_t k, const std::vector<std::span<const std::byte>>& payloads, F&& sum) {
-    const auto& chunks = slices_.of(op_.group.rank()).chunks;
-    if (k >= chunks.size()) return;  // other slices are longer
+    const auto& frames = slices_.of(op_.group.rank()).frames;
+    if (k >= frames.size()) return;  // other slices are longer
     size_t at = 0;
-    for (const Run& run : chunks[k].runs) {
+    for (const Run& run : frames[k].runs) {
       std::vector<std::span<const std::byte>> parts(payloads.size());
       for (size_t rank = 0; rank < payloads.size(); ++rank) {
         if (payloads[rank].empty()) continue;

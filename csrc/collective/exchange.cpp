@@ -118,7 +118,7 @@ class Runner {
   // The message whose frame travels to or from `peer` in a round; null where none does.
   static const MessagePlan* carried(const std::vector<const MessagePlan*>& messages, int peer, const Round& round) {
     const MessagePlan* message = messages[peer];
-    return message && round.k < message->chunks.size() ? message : nullptr;
+    return message && round.k < message->frames.size() ? message : nullptr;
   }
   const MessagePlan* outgoing(int peer, const Round& round) const {
     return peers_[peer].differs ? nullptr : carried(phase(round).out, peer, round);
@@ -176,8 +176,8 @@ class Runner {
   }
 
   // What is said to `peer` about the op, and is to be heard from it.
-  Hello descriptionFor(int peer) const {
-    Hello hello = exchange_.description;
+  KeyValues descriptionFor(int peer) const {
+    KeyValues hello = exchange_.description;
     if (exchange_.describe_pair) hello.fields.push_back(exchange_.describe_pair(peer));
     return hello;
   }
@@ -231,7 +231,7 @@ class Runner {
   }
 
   FrameHeader dataHeader(const MessagePlan& message, const Round& round) const {
-    FrameHeader header = message.header(message.chunks[round.k]);
+    FrameHeader header = message.header(message.frames[round.k]);
     header.sequence = op_.sequence;
     header.epoch = group_.epoch;
     return header;
@@ -252,7 +252,7 @@ class Runner {
     const Phase& now = phase(round);
     const auto encode = [&](Outgoing& frame, int peer, const MessagePlan& message) {
       std::byte* payload = memoryOf(frame).get() + kFrameHeaderBytes;
-      now.encode(round.k, peer, {payload, message.chunks[round.k].payload_bytes});
+      now.encode(round.k, peer, {payload, message.frames[round.k].payload_bytes});
     };
     try {
       startRounds(r);
@@ -291,15 +291,15 @@ class Runner {
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
       take(*peers_[peer].describing, peer, "waiting for its description of the op");
-      Hello theirs;
-      op_.blame(peer, [&] {
+      KeyValues theirs;
+      op_.attribute(peer, [&] {
         auto bytes = group_.frames.span(peers_[peer].description_in);
         FrameHeader got = openFrame(bytes);
         FrameHeader want = op_.header(FrameKind::control);
         want.payload_bytes = got.payload_bytes;
         expectFrame(got, want);
         auto text = framePayload(bytes, got);
-        theirs = Hello::parse({reinterpret_cast<const char*>(text.data()), text.size()});
+        theirs = KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
       });
       try {
@@ -350,7 +350,7 @@ class Runner {
       if (!message) continue;
       take(*peers_[peer].receiving[r % ahead_], peer, "waiting for a frame");
       Stopwatch watch(op_, Doing::decode);
-      op_.blame(peer, [&] {
+      op_.attribute(peer, [&] {
         auto bytes = group_.frames.span(peers_[peer].in[r % ahead_]);
         FrameHeader got = openFrame(bytes);
         op_.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
@@ -369,7 +369,7 @@ class Runner {
       Stopwatch watch(op_, Doing::decode);
       if (const MessagePlan* message = sameToAll(round)) {
         const std::byte* payload = outgoing_[r % ahead_][0].buffer.get() + kFrameHeaderBytes;
-        payloads[rank_] = {payload, message->chunks[round.k].payload_bytes};
+        payloads[rank_] = {payload, message->frames[round.k].payload_bytes};
       }
       try {
         phase(round).absorb(round.k, payloads);

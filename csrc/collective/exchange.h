@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/context.h"
 #include "collective/plan.h"
-#include "wire/hello.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 
@@ -45,7 +45,7 @@ struct Phase {
   std::function<void(size_t k, int peer, std::span<std::byte> payload)> encode;
 
   // Takes round k's payloads by rank, empty where there is none; this rank's own is what it sent when same_to_all.
-  // Bytes that do not decode are to be blamed on their sender (OpContext::blame).
+  // Bytes that do not decode are to be attributed on their sender (OpContext::attribute).
   std::function<void(size_t k, const std::vector<std::span<const std::byte>>& payloads)> absorb;
 
   // Rounds it takes: the frames of the longest message.
@@ -62,7 +62,7 @@ struct Phase {
 // every posted receive still completes, every rank it still talks to gets the error, and the group goes on.
 struct Exchange {
   // What ranks must agree on: op, dtype, sizes, codec, reduce op.
-  Hello description;
+  KeyValues description;
 
   // One more field for each peer, which the two of them say alike; may be empty.
   std::function<std::pair<std::string, std::string>(int peer)> describe_pair;

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
-#include "wire/hello.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 namespace {
@@ -23,7 +23,7 @@ struct Conversation {
   std::unique_ptr<Transfer> sending, receiving;
 };
 
-uint32_t numberOf(const Hello& hello, const std::string& name) {
+uint32_t numberOf(const KeyValues& hello, const std::string& name) {
   for (const auto& [key, value] : hello.fields) {
     uint32_t number = 0;
     const char* end = value.data() + value.size();
@@ -43,7 +43,7 @@ std::map<int, FrameCounts> exchangeFrameCounts(OpContext& op, const std::map<int
       c.receiving = group.transport.irecv(Lane::control, peer, kTag, group.frames.span(c.in));
     }
     for (Conversation& c : peers) {
-      Hello hello;
+      KeyValues hello;
       hello.fields = {{"frames sent", std::to_string(mine.at(c.peer).sent)},
                       {"frames expected", std::to_string(mine.at(c.peer).expected)}};
       const size_t bytes = sealText(c.out.get(), op.header(FrameKind::control), hello.text());
@@ -57,14 +57,14 @@ std::map<int, FrameCounts> exchangeFrameCounts(OpContext& op, const std::map<int
   for (Conversation& c : peers) {
     op.wait(*c.receiving, c.peer, "waiting for its frame counts");
     op.wait(*c.sending, c.peer, "sending frame counts");
-    op.blame(c.peer, [&] {
+    op.attribute(c.peer, [&] {
       const auto bytes = group.frames.span(c.in);
       const FrameHeader got = openFrame(bytes);
       FrameHeader want = op.header(FrameKind::control);
       want.payload_bytes = got.payload_bytes;
       expectFrame(got, want);
       const auto text = framePayload(bytes, got);
-      const Hello hello = Hello::parse({reinterpret_cast<const char*>(text.data()), text.size()});
+      const KeyValues hello = KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
       theirs[c.peer] = {numberOf(hello, "frames sent"), numberOf(hello, "frames expected")};
       op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
     });

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "codec/error.h"
-#include "collective/describe.h"
+#include "base/error.h"
+#include "collective/message_summary.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
@@ -43,12 +43,12 @@ void expectMessage(const FrameHeader& got, const FrameHeader& want) {
 
 MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes) {
   MessagePlan plan = planMessage(Layout::single(elements, codec), dtype, chunk_bytes);
-  if (plan.chunks.empty()) plan.chunks.emplace_back();
+  if (plan.frames.empty()) plan.frames.emplace_back();
   return plan;
 }
 
 P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer,
-                       uint32_t tag, Stage* stage)
+                       uint32_t tag, DeviceCodec* stage)
     : op(group, "send with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
@@ -58,7 +58,7 @@ P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input,
   op.counters.raw_bytes = plan_.rawBytes();
 }
 
-P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, Stage* stage)
+P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, DeviceCodec* stage)
     : op(group, "recv with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
@@ -66,8 +66,8 @@ P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int 
       sends_(false),
       sink_(makeSink(op, stage, {plan_, output})) {}
 
-FrameHeader P2pMessage::header(const Chunk& chunk) const {
-  FrameHeader header = plan_.header(chunk);
+FrameHeader P2pMessage::header(const Frame& frame) const {
+  FrameHeader header = plan_.header(frame);
   header.sequence = op.sequence;
   header.epoch = op.group.epoch;
   header.key_hash = plan_.layout.elements();
@@ -76,7 +76,7 @@ FrameHeader P2pMessage::header(const Chunk& chunk) const {
 
 // To the flight record: what both sides must mean, and what will come.
 void P2pMessage::describe(OpProgress::State& state) const {
-  const Described described(plan_);
+  const MessageSummary described(plan_);
   state.sequence = op.sequence;
   state.description = {{"peer", std::to_string(peer)},
                        {"tag", std::to_string(tag)},
@@ -84,7 +84,7 @@ void P2pMessage::describe(OpProgress::State& state) const {
                        {"elements", described.elements},
                        {"codec", described.codec}};
   state.frames.resize(op.group.size());
-  if (!sends_) state.frames[peer].expected = static_cast<uint32_t>(plan_.chunks.size());
+  if (!sends_) state.frames[peer].expected = static_cast<uint32_t>(plan_.frames.size());
   state.start();
 }
 
@@ -138,7 +138,7 @@ void P2p::post(const std::shared_ptr<P2pMessage>& message) {
 void P2p::send(P2pMessage& message) {
   OpContext& op = message.op;
   const auto source = std::move(message.source_);  // a message may outlive its elements, and their stage
-  const size_t frames = message.plan_.chunks.size();
+  const size_t frames = message.plan_.frames.size();
   std::string reason;
   size_t started = 0;
   for (size_t k = 0; k < frames; ++k) {
@@ -147,7 +147,7 @@ void P2p::send(P2pMessage& message) {
     size_t bytes = 0;
     {
       Stopwatch watch(op, Doing::encode);
-      const FrameHeader header = message.header(message.plan_.chunks[k]);
+      const FrameHeader header = message.header(message.plan_.frames[k]);
       try {
         // A device makes the next frame while the host waits for this one.
         for (; !message.own_error_ && started < std::min(frames, k + 2); ++started)
@@ -175,7 +175,7 @@ void P2p::send(P2pMessage& message) {
 // Into buffers that any frame fits in: a peer's tensor may be longer, and gloo ends the process over a message that
 // does not fit.
 void P2p::receive(P2pMessage& message) {
-  for (size_t i = 0; i < message.plan_.chunks.size(); ++i) {
+  for (size_t i = 0; i < message.plan_.frames.size(); ++i) {
     message.frames_.push_back(group_.frames.take());
     message.transfers_.push_back(group_.transport.irecv(Lane::bulk, message.peer, kFirstP2pTag + message.tag,
                                                         group_.frames.span(message.frames_[i])));
@@ -210,11 +210,11 @@ void P2p::decode(P2pMessage& message) {
   OpContext& op = message.op;
   const auto sink = std::move(message.sink_);
   for (size_t i = 0; i < message.transfers_.size(); ++i) {
-    const Chunk& chunk = message.plan_.chunks[i];
+    const Frame& frame = message.plan_.frames[i];
     op.wait(*message.transfers_[i], message.peer, "waiting for a frame", static_cast<uint32_t>(i));
     op.note([&](OpProgress::State& state) { state.frames[message.peer].received = static_cast<uint32_t>(i + 1); });
     Stopwatch watch(op, Doing::decode);
-    op.blame(message.peer, [&] {
+    op.attribute(message.peer, [&] {
       const std::span<const std::byte> bytes = group_.frames.span(message.frames_[i]);
       const FrameHeader got = openFrame(bytes);
       op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
@@ -225,12 +225,12 @@ void P2p::decode(P2pMessage& message) {
         if (!message.refused_) message.refused_ = why;
         return;
       }
-      expectMessage(got, message.header(chunk));
+      expectMessage(got, message.header(frame));
       sink->take(i, payload, message.peer);
     });
     message.frames_[i].reset();  // the next message's; peak memory falls while this one is decoded
   }
-  sink->settle();
+  sink->wait();
 }
 
 // A receive learns from its first frame how its sender counts the tag.

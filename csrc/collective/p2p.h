@@ -15,11 +15,11 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/device_codec.h"
 #include "collective/message_numbers.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
-#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -53,9 +53,9 @@ class P2pMessage {
  public:
   // To send: post() reads `input`, plan.layout.elements() elements of plan.dtype; nobody does afterwards.
   P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag,
-             Stage* stage = nullptr);
+             DeviceCodec* stage = nullptr);
   // To receive: finish() writes `output`, plan.layout.elements() elements of plan.dtype.
-  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, Stage* stage = nullptr);
+  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, DeviceCodec* stage = nullptr);
   // Both: where the elements are, for as long as post() or finish() is at them; null is host memory.
 
   // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted: of a receive the
@@ -66,7 +66,7 @@ class P2pMessage {
 
  private:
   friend class P2p;
-  FrameHeader header(const Chunk& chunk) const;
+  FrameHeader header(const Frame& frame) const;
   void describe(OpProgress::State& state) const;
 
   const MessagePlan plan_;

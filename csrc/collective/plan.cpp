@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {
@@ -59,11 +59,11 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   MessagePlan plan{layout, dtype, {}};
   const size_t full = fullPayload(layout, dtype, chunk_bytes);
   const size_t most = frameCapacity(full) - kFrameHeaderBytes;
-  Chunk chunk;
+  Frame frame;
   auto close = [&](uint64_t next) {
-    if (!chunk.runs.empty()) plan.chunks.push_back(std::move(chunk));
-    chunk = Chunk{};
-    chunk.first = next;
+    if (!frame.runs.empty()) plan.frames.push_back(std::move(frame));
+    frame = Frame{};
+    frame.first = next;
   };
   for (uint32_t number = 0; number < layout.segments().size(); ++number) {
     const Segment& segment = layout.segments()[number];
@@ -75,15 +75,15 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
     if (codec->granularity() == Codec::kUncut) {
       const size_t whole = codec->encodedBytes(segment.count, dtype);
       for (size_t part = 0; part < whole;) {
-        const size_t bytes = partFitting(whole - part, full, chunk.payload_bytes);
+        const size_t bytes = partFitting(whole - part, full, frame.payload_bytes);
         if (bytes == 0) {
           close(segment.first);
           continue;
         }
         const Run run{codec, segment.first, 0, segment.count, bytes, number, part, whole};
-        chunk.runs.push_back(run);
-        if (run.last()) chunk.elements += segment.count;
-        chunk.payload_bytes += static_cast<uint32_t>(bytes);
+        frame.runs.push_back(run);
+        if (run.last()) frame.elements += segment.count;
+        frame.payload_bytes += static_cast<uint32_t>(bytes);
         part += bytes;
       }
       continue;
@@ -91,7 +91,7 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
     for (uint64_t offset = 0; offset < segment.count;) {
       const uint64_t at = segment.first + offset;
       const uint64_t left = segment.count - offset;
-      const size_t used = chunk.payload_bytes;
+      const size_t used = frame.payload_bytes;
       uint64_t count = used < full ? fitting(*codec, dtype, left, full - used) : 0;
       if (count == 0 && used == 0) count = fitting(*codec, dtype, left, most);
       if (count == 0) {
@@ -99,9 +99,9 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
         continue;
       }
       const size_t bytes = codec->encodedBytes(count, dtype);
-      chunk.runs.push_back({codec, at, offset, count, bytes, number, 0, bytes});
-      chunk.elements += count;
-      chunk.payload_bytes += static_cast<uint32_t>(bytes);
+      frame.runs.push_back({codec, at, offset, count, bytes, number, 0, bytes});
+      frame.elements += count;
+      frame.payload_bytes += static_cast<uint32_t>(bytes);
       offset += count;
     }
   }
@@ -109,13 +109,13 @@ MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes) {
   return plan;
 }
 
-size_t MessagePlan::wholeWith(size_t chunk) const {
-  while (!chunks[chunk].runs.back().last())
-    ++chunk;
-  return chunk;
+size_t MessagePlan::wholeWith(size_t frame) const {
+  while (!frames[frame].runs.back().last())
+    ++frame;
+  return frame;
 }
 
-FrameHeader MessagePlan::header(const Chunk& chunk) const {
+FrameHeader MessagePlan::header(const Frame& frame) const {
   FrameHeader header;
   const std::vector<Segment>& segments = layout.segments();
   if (segments.size() == 1) {
@@ -130,9 +130,9 @@ FrameHeader MessagePlan::header(const Chunk& chunk) const {
   }
   header.state_version = layout.stateVersion();
   header.dtype = dtype;
-  header.elements = chunk.elements;
-  header.first = chunk.first;
-  header.payload_bytes = chunk.payload_bytes;
+  header.elements = frame.elements;
+  header.first = frame.first;
+  header.payload_bytes = frame.payload_bytes;
   return header;
 }
 

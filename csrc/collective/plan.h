@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
-#include "kernels/dtype.h"
 #include "wire/frame.h"
 #include "wire/layout.h"
 
@@ -49,7 +49,7 @@ struct Run {
 };
 
 // One frame of a message.
-struct Chunk {
+struct Frame {
   uint64_t first = 0;
   uint64_t elements = 0;
   uint32_t payload_bytes = 0;
@@ -70,13 +70,13 @@ struct Chunk {
 struct MessagePlan {
   Layout layout;
   DType dtype;
-  std::vector<Chunk> chunks;
+  std::vector<Frame> frames;
 
   // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
-  FrameHeader header(const Chunk& chunk) const;
+  FrameHeader header(const Frame& frame) const;
 
-  // A frame with which all runs of frame `chunk` are whole: that one, but for codecs that cannot be cut.
-  size_t wholeWith(size_t chunk) const;
+  // A frame with which all runs of frame `frame` are whole: that one, but for codecs that cannot be cut.
+  size_t wholeWith(size_t frame) const;
 
   uint64_t rawBytes() const { return layout.elements() * itemBytes(dtype); }
 };
@@ -84,7 +84,7 @@ struct MessagePlan {
 inline constexpr size_t kMinChunkBytes = 64 << 10;
 inline constexpr size_t kMaxChunkBytes = 1 << 20;
 
-// Bytes that any frame of the group fits in, header included: a cut needs one granule even where a chunk is smaller.
+// Bytes that any frame of the group fits in, header included: a cut needs one granule even where a frame is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
 // Frames that a message is cut into at least, where that makes none smaller than kMinChunkBytes: before the first one

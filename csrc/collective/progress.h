@@ -16,7 +16,7 @@ class OpProgress {
  public:
   using Clock = std::chrono::steady_clock;
 
-  enum class Stage { queued, under_way, done, failed };
+  enum class Status { queued, under_way, done, failed };
 
   // Frames of one peer. In a collective frame 0 is the description of the op.
   struct Frames {
@@ -34,7 +34,7 @@ class OpProgress {
   struct State {
     std::string op;
     uint32_t sequence = 0;
-    Stage stage = Stage::queued;
+    Status status = Status::queued;
     std::vector<std::pair<std::string, std::string>> description;  // what ranks compare; empty until the op starts
     std::vector<Frames> frames;                                    // by rank; empty where none are to come
     std::optional<Wait> wait;
@@ -43,18 +43,18 @@ class OpProgress {
     std::optional<Clock::time_point> started, ended;
     std::string error;  // of one that failed
 
-    bool over() const { return stage == Stage::done || stage == Stage::failed; }
+    bool over() const { return status == Status::done || status == Status::failed; }
 
     void start() {
-      if (stage != Stage::queued) return;
-      stage = Stage::under_way;
+      if (status != Status::queued) return;
+      status = Status::under_way;
       started = Clock::now();
     }
 
     // With an empty `why` it is done. The first end counts.
     void end(const std::string& why) {
       if (over()) return;
-      stage = why.empty() ? Stage::done : Stage::failed;
+      status = why.empty() ? Status::done : Status::failed;
       ended = Clock::now();
       error = why;
       if (why.empty()) wait.reset();
@@ -84,7 +84,7 @@ class OpProgress {
 
   bool queued() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return state_.stage == Stage::queued;
+    return state_.status == Status::queued;
   }
 
  private:

@@ -38,7 +38,7 @@ void sumInRankOrder(OpContext& op, Contributions& contributions, const Run& run,
     if (rank == op.group.rank()) {
       add(sum, own, dtype, reduction.kind, run.count, rank == 0);
     } else {
-      op.blame(rank, [&] { addReceived(sum, run, payloads[rank], dtype, reduction.kind, rank == 0); });
+      op.attribute(rank, [&] { addReceived(sum, run, payloads[rank], dtype, reduction.kind, rank == 0); });
     }
   }
   reduceFinish(out, sum, dtype, run.count, reduction.average ? op.group.size() : 0);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 
@@ -32,10 +32,10 @@ uint64_t RankPlans::rawBytesToPeers(int rank) const {
   return bytes;
 }
 
-Described RankPlans::described() const {
-  Described described(plans_.front());
+MessageSummary RankPlans::described() const {
+  MessageSummary described(plans_.front());
   for (size_t rank = 1; rank < plans_.size(); ++rank) {
-    const Described other(plans_[rank]);
+    const MessageSummary other(plans_[rank]);
     described.elements += "/" + other.elements;
     if (described.codec == "none") described.codec = other.codec;  // of parts without elements
   }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 #include "collective/plan.h"
 
 namespace lowcomm {
@@ -25,7 +25,7 @@ class RankPlans {
   uint64_t rawBytesToPeers(int rank) const;
 
   // Elements of a rank's part, or the parts' joined by "/" where they differ.
-  Described described() const;
+  MessageSummary described() const;
 
  private:
   int ranks_;

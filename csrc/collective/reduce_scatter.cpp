@@ -5,8 +5,8 @@
 #include <iterator>
 #include <span>
 
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_order_sum.h"
 #include "collective/rank_plans.h"
 #include "collective/reduce_tensors.h"
@@ -24,7 +24,7 @@ class Scattering {
         slices_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()),
         contributions_(op, slices_, message.dtype, message.inputs, reduction, message.draws) {}
 
-  Described described() const { return slices_.described(); }
+  MessageSummary described() const { return slices_.described(); }
 
   uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
 

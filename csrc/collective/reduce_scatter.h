@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/contributions.h"
-#include "kernels/dtype.h"
 #include "wire/layout.h"
 
 namespace lowcomm {

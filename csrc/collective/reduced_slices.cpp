@@ -18,7 +18,7 @@ std::vector<Layout> layoutsOf(const SegmentPlaces& places, const CodecSpec& code
   for (const auto& slice : places) {
     std::vector<Segment> segments;
     uint64_t first = 0;
-    for (const SegmentPlace& place : slice) {
+    for (const ScatterEntry& place : slice) {
       segments.push_back({first, place.count, codec});
       first += place.count;
     }
@@ -37,15 +37,15 @@ ReducedSlices::ReducedSlices(const OpContext& op, const AllReduceMessage& messag
       plans_(message.places.empty() ? layoutsOf(slices_, message.codec) : layoutsOf(message.places, message.codec),
              message.dtype, op.group.chunk_bytes, ranks_) {
   size_t bytes = 0;
-  for (const Chunk& chunk : own().chunks) {
+  for (const Frame& frame : own().frames) {
     starts_.push_back(bytes);
-    bytes += chunk.payload_bytes;
+    bytes += frame.payload_bytes;
   }
   codes_.resize(bytes);
 }
 
-Described ReducedSlices::described() const {
-  Described described = plans_.described();
+MessageSummary ReducedSlices::described() const {
+  MessageSummary described = plans_.described();
   described.elements = std::to_string(message_.elements);
   return described;
 }
@@ -75,7 +75,7 @@ std::vector<const void*> ReducedSlices::inputs() const {
 
 std::span<std::byte> ReducedSlices::codes(size_t k, const Run& run) {
   size_t at = starts_[k];
-  for (const Run& before : own().chunks[k].runs) {
+  for (const Run& before : own().frames[k].runs) {
     if (&before == &run) break;
     at += before.bytes;
   }
@@ -94,7 +94,7 @@ Phase ReducedSlices::gather() {
   phase.out.assign(ranks_, &own());
   phase.in = plans_.all();
   phase.same_to_all = true;
-  phase.ready = [this](size_t k) { return k < own().chunks.size() ? own().wholeWith(k) : k; };
+  phase.ready = [this](size_t k) { return k < own().frames.size() ? own().wholeWith(k) : k; };
   phase.encode = [this](size_t k, int, std::span<std::byte> payload) {
     std::memcpy(payload.data(), codes_.data() + starts_[k], payload.size());
   };

@@ -8,8 +8,8 @@
 
 #include "collective/all_reduce.h"
 #include "collective/context.h"
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_plans.h"
 #include "collective/slices.h"
 
@@ -28,7 +28,7 @@ class ReducedSlices {
   int ranks() const { return ranks_; }
 
   // By the tensor's elements, not the slices'.
-  Described described() const;
+  MessageSummary described() const;
 
   // Fp32, fp16 or bf16 bytes that would have crossed: everybody's slices, then its own to everybody.
   uint64_t rawBytes() const;

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "codec/error.h"
-#include "collective/describe.h"
+#include "base/error.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -19,14 +19,14 @@ namespace lowcomm {
 namespace {
 
 // One tensor, and who is at which end.
-struct Coded {
+struct RootedTensor {
   const MessagePlan plan;
   std::unique_ptr<Source> source;            // null where this rank sends nothing
   std::vector<std::unique_ptr<Sink>> sinks;  // by rank that sends something
 
-  void settle() {
+  void wait() {
     for (const auto& sink : sinks) {
-      if (sink) sink->settle();
+      if (sink) sink->wait();
     }
   }
 };
@@ -43,8 +43,8 @@ void expectRoot(const OpContext& op, int root) {
 }
 
 // describe(), with the root before the codec.
-Hello describeRooted(const std::string& op, const std::vector<Described>& messages, int root) {
-  Hello hello = describe(op, messages);
+KeyValues describeRooted(const std::string& op, const std::vector<MessageSummary>& messages, int root) {
+  KeyValues hello = describe(op, messages);
   hello.fields.insert(std::prev(hello.fields.end()), {"root", std::to_string(root)});
   return hello;
 }
@@ -53,14 +53,14 @@ Hello describeRooted(const std::string& op, const std::vector<Described>& messag
 
 void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
   expectRoot(op, root);
-  std::deque<Coded> tensors;
-  std::vector<Described> described;
+  std::deque<RootedTensor> tensors;
+  std::vector<MessageSummary> described;
   Exchange exchange;
   const int size = op.group.size();
   const bool sends = op.group.rank() == root;
   for (const BroadcastMessage& message : messages) {
-    Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
-    described.push_back(Described(tensor.plan).as(message.type_name, message.type_elements));
+    RootedTensor& tensor = tensors.emplace_back(RootedTensor{planOf(op, message), nullptr, {}});
+    described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
     if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
     if (sends) {
       tensor.source = makeSource(op, message.stage, {tensor.plan, message.data, message.draws, {}, message.data});
@@ -82,20 +82,20 @@ void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int
   }
   exchange.description = describeRooted(op.op, described, root);
   runExchange(op, exchange);
-  for (Coded& tensor : tensors)
-    tensor.settle();
+  for (RootedTensor& tensor : tensors)
+    tensor.wait();
 }
 
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
   expectRoot(op, root);
-  std::deque<Coded> tensors;
-  std::vector<Described> described;
+  std::deque<RootedTensor> tensors;
+  std::vector<MessageSummary> described;
   Exchange exchange;
   const int size = op.group.size();
   const bool takes = op.group.rank() == root;
   for (const RootGatherMessage& message : messages) {
-    Coded& tensor = tensors.emplace_back(Coded{planOf(op, message), nullptr, {}});
-    described.push_back(Described(tensor.plan).as(message.type_name, message.type_elements));
+    RootedTensor& tensor = tensors.emplace_back(RootedTensor{planOf(op, message), nullptr, {}});
+    described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
     if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
     tensor.source = makeSource(
         op, message.stage, {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});
@@ -118,8 +118,8 @@ void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int r
   }
   exchange.description = describeRooted(op.op, described, root);
   runExchange(op, exchange);
-  for (Coded& tensor : tensors)
-    tensor.settle();
+  for (RootedTensor& tensor : tensors)
+    tensor.wait();
 }
 
 }  // namespace lowcomm

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
 #include "collective/context.h"
-#include "collective/stage.h"
-#include "kernels/dtype.h"
+#include "collective/device_codec.h"
 
 namespace lowcomm {
 
@@ -19,7 +19,7 @@ struct BroadcastMessage {
   DType dtype = DType::float32;
   void* data = nullptr;  // the root's are sent, everybody's are overwritten by what they decode to
   Draws draws;
-  Stage* stage = nullptr;  // where `data` is; null: in host memory
+  DeviceCodec* stage = nullptr;  // where `data` is; null: in host memory
   // The caller's element type and number of elements, which ranks compare. Set them where dtype is opaque.
   std::string type_name = {}, type_elements = {};
 };
@@ -36,7 +36,7 @@ struct RootGatherMessage {
   const void* input = nullptr;
   std::vector<void*> outputs;  // on the root, by rank; its own may be where `input` is
   Draws draws;
-  Stage* stage = nullptr;                          // where `input` and `outputs` are; null: in host memory
+  DeviceCodec* stage = nullptr;                    // where `input` and `outputs` are; null: in host memory
   std::string type_name = {}, type_elements = {};  // as of a broadcast
 };
 

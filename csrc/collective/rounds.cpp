@@ -12,19 +12,19 @@ constexpr size_t kFewestAhead = 4;
 using Messages = std::vector<const MessagePlan*> Phase::*;
 
 size_t aheadOf(const Exchange& exchange, Messages direction, int peer) {
-  size_t all = 0, longest = 0, frame = 1;
+  size_t all = 0, longest = 0, largest = 1;
   for (const Phase& phase : exchange.phases) {
     const MessagePlan* plan = (phase.*direction)[peer];
     if (!plan) continue;
     size_t message = 0;
-    for (const Chunk& chunk : plan->chunks) {
-      message += chunk.payload_bytes;
-      frame = std::max<size_t>(frame, chunk.payload_bytes);
+    for (const Frame& frame : plan->frames) {
+      message += frame.payload_bytes;
+      largest = std::max<size_t>(largest, frame.payload_bytes);
     }
     all += message;
     longest = std::max(longest, message);
   }
-  return std::max(longest, all / 2) / (2 * frame);
+  return std::max(longest, all / 2) / (2 * largest);
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ size_t Phase::rounds() const {
   size_t most = 0;
   for (const auto* messages : {&out, &in}) {
     for (const MessagePlan* message : *messages)
-      most = std::max(most, message ? message->chunks.size() : 0);
+      most = std::max(most, message ? message->frames.size() : 0);
   }
   return most;
 }

@@ -12,8 +12,8 @@ class HostSink final : public Sink {
 
   void take(size_t k, std::span<const std::byte> payload, int sender) override {
     const MessagePlan& plan = elements_.plan;
-    op_.blame(sender, [&] {
-      plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+    op_.attribute(sender, [&] {
+      plan.frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
         const size_t at = run.at * itemBytes(plan.dtype);
         std::byte* y = static_cast<std::byte*>(elements_.data) + at;
         const bool there = elements_.sent && run.codec->spec().id == CodecId::none &&
@@ -32,7 +32,7 @@ class HostSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> makeSink(OpContext& op, Stage* stage, SinkElements elements) {
+std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* stage, SinkElements elements) {
   if (stage) return std::make_unique<StagedSink>(op, *stage, elements);
   return std::make_unique<HostSink>(op, elements);
 }

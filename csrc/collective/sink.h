@@ -5,8 +5,8 @@
 #include <span>
 
 #include "collective/context.h"
+#include "collective/device_codec.h"
 #include "collective/plan.h"
-#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -22,15 +22,15 @@ class Sink {
  public:
   virtual ~Sink() = default;
 
-  // Frame k, which `sender` has sent; in order. What does not decode is blamed on it (OpContext::blame): by this call,
-  // a later one or `settle`.
+  // Frame k, which `sender` has sent; in order. What does not decode is attributed on it (OpContext::attribute): by
+  // this call, a later one or `wait`.
   virtual void take(size_t k, std::span<const std::byte> payload, int sender) = 0;
 
-  // After the last frame: nothing more is to be blamed on anybody. Elements in host memory are there.
-  virtual void settle() {}
+  // After the last frame: nothing more is to be attributed on anybody. Elements in host memory are there.
+  virtual void wait() {}
 };
 
 // To host memory, or to where `stage` is.
-std::unique_ptr<Sink> makeSink(OpContext& op, Stage* stage, SinkElements elements);
+std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* stage, SinkElements elements);
 
 }  // namespace lowcomm

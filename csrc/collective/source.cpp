@@ -16,12 +16,12 @@ class HostSource final : public Source {
   void encode(size_t k, std::span<std::byte> payload) override {
     const MessagePlan& plan = elements_.plan;
     const auto* data = static_cast<const std::byte*>(elements_.data);
-    plan.chunks[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
+    plan.frames[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
       parts_.write(part, run, 0, [&](std::span<std::byte> whole) {
         const std::byte* x = data + run.at * itemBytes(plan.dtype);
         const Draws draws = elements_.draws.slot(run.segment);
         run.encode(whole, x, plan.dtype, draws, elements_.of);
-        sample(op_.counters.loss, k, plan.chunks.size(), run, x, plan.dtype, draws);
+        sample(op_.counters.loss, k, plan.frames.size(), run, x, plan.dtype, draws);
       });
     });
   }
@@ -34,7 +34,7 @@ class HostSource final : public Source {
 
 }  // namespace
 
-std::unique_ptr<Source> makeSource(OpContext& op, Stage* stage, SourceElements elements) {
+std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* stage, SourceElements elements) {
   if (stage) return std::make_unique<StagedSource>(*stage, std::move(elements));
   return std::make_unique<HostSource>(op, std::move(elements));
 }

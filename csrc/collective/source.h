@@ -7,8 +7,8 @@
 
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/device_codec.h"
 #include "collective/plan.h"
-#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -36,6 +36,6 @@ class Source {
 
 // Of elements in host memory, or where `stage` is. What encoding loses is sampled of the former alone: a sample would
 // be elements that cross to the host.
-std::unique_ptr<Source> makeSource(OpContext& op, Stage* stage, SourceElements elements);
+std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* stage, SourceElements elements);
 
 }  // namespace lowcomm

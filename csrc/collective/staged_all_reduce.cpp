@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "codec/fused.h"
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/reduce_tensors.h"
 #include "collective/reduced_slices.h"
 #include "collective/staged_contributions.h"
@@ -23,7 +23,7 @@ namespace {
 // which the host's codec would have to tell what, stand as they were.
 class StagedReducing {
  public:
-  StagedReducing(OpContext& op, Stage& stage, const AllReduceMessage& message, const Reduction& reduction)
+  StagedReducing(OpContext& op, DeviceCodec& stage, const AllReduceMessage& message, const Reduction& reduction)
       : stage_(stage),
         message_(message),
         average_over_(reduction.average ? op.group.size() : 0),
@@ -34,22 +34,22 @@ class StagedReducing {
           op, stage, SinkElements{slices_.plans().of(rank), slices_.elements(rank), nullptr}));
   }
 
-  Described described() const { return slices_.described(); }
+  MessageSummary described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
   void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
 
-  void settle() {
+  void wait() {
     for (const auto& sink : sinks_)
-      sink->settle();
+      sink->wait();
   }
 
  private:
   // Sums of the runs that were whole with frame k, and their codes.
   struct Sum {
     size_t k;
-    StagedContributions::Loaded from;
-    Stage::SlotPtr codes;
+    StagedContributions::FrameTerms from;
+    DeviceCodec::SlotPtr codes;
   };
 
   Phase scatter() {
@@ -67,7 +67,7 @@ class StagedReducing {
     Phase phase = slices_.gather();
     phase.encode = [this, copy = std::move(phase.encode)](size_t k, int peer, std::span<std::byte> payload) {
       while (!sums_.empty() && sums_.front().k <= slices_.own().wholeWith(k))
-        settleFirst();
+        waitForFirst();
       copy(k, peer, payload);
     };
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
@@ -84,7 +84,7 @@ class StagedReducing {
 
   void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     while (sums_.size() >= kStagedFrames)
-      settleFirst();
+      waitForFirst();
     auto loaded = contributions_.load(k, payloads);
     if (!loaded.slot) return;
     size_t bytes = 0;
@@ -102,7 +102,7 @@ class StagedReducing {
     sums_.push_back(std::move(sum));
   }
 
-  void settleFirst() {
+  void waitForFirst() {
     const Sum sum = std::move(sums_.front());
     sums_.pop_front();
     if (stage_.refused(*sum.codes)) reduceOnHost(sum);
@@ -128,7 +128,7 @@ class StagedReducing {
       for (size_t rank = 0; rank < all.size(); ++rank)
         all[rank].payload = whole.payloads[rank];
       all[slices_.rank()].own = own.data();
-      contributions_.blame(whole);
+      contributions_.attribute(whole);
       try {
         run.countInMessage("of the sum", [&] {
           FusedCodec(run.codec).encodeSum({payload, run.whole}, out.data(), message_.dtype, all, average_over_,
@@ -143,7 +143,7 @@ class StagedReducing {
     stage_.load(*sum.codes);
   }
 
-  Stage& stage_;
+  DeviceCodec& stage_;
   const AllReduceMessage& message_;
   const int average_over_;
   ReducedSlices slices_;
@@ -154,7 +154,7 @@ class StagedReducing {
 
 }  // namespace
 
-void allReduceStaged(OpContext& op, Stage& stage, const std::vector<AllReduceMessage>& messages,
+void allReduceStaged(OpContext& op, DeviceCodec& stage, const std::vector<AllReduceMessage>& messages,
                      const Reduction& reduction) {
   reduceTensors<StagedReducing>(op, messages, reduction, stage);
 }

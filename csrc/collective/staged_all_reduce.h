@@ -4,7 +4,7 @@
 
 #include "collective/all_reduce.h"
 #include "collective/context.h"
-#include "collective/stage.h"
+#include "collective/device_codec.h"
 
 namespace lowcomm {
 
@@ -12,7 +12,7 @@ namespace lowcomm {
 // that do not may take part in one op. Slices are encoded, summed, and the sums encoded and decoded, on the device. In
 // a group of two ranks and more; without residuals, for codecs that the stage takes and that do not saturate, and sums
 // that are not premultiplied.
-void allReduceStaged(OpContext& op, Stage& stage, const std::vector<AllReduceMessage>& messages,
+void allReduceStaged(OpContext& op, DeviceCodec& stage, const std::vector<AllReduceMessage>& messages,
                      const Reduction& reduction);
 
 }  // namespace lowcomm

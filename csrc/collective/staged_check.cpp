@@ -14,10 +14,10 @@ bool refusesSome(const CodecSpec& codec) {
 }  // namespace
 
 void StagedCheck::start(size_t k) {
-  if (k >= plan_.chunks.size()) return;
-  Begun begun{{nullptr, {nullptr}}, {}};
+  if (k >= plan_.frames.size()) return;
+  FrameInFlight begun{{nullptr, {nullptr}}, {}};
   size_t bytes = 0;
-  for (const Run& run : plan_.chunks[k].runs) {
+  for (const Run& run : plan_.frames[k].runs) {
     if (run.part > 0 || run.count == 0 || !refusesSome(run.codec->spec())) continue;
     begun.runs.push_back(&run);
     bytes = std::max(bytes, run.whole);
@@ -35,8 +35,8 @@ void StagedCheck::start(size_t k) {
 }
 
 void StagedCheck::finish(size_t k) {
-  if (k >= plan_.chunks.size()) return;
-  const Begun begun = std::move(begun_.front());
+  if (k >= plan_.frames.size()) return;
+  const FrameInFlight begun = std::move(begun_.front());
   begun_.pop_front();
   if (!begun.slot || !stage_.refused(*begun.slot)) return;
   // Also told of a range beyond delta, which only what is encoded may not have: the codec knows.

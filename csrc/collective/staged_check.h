@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/stage.h"
+#include "collective/device_codec.h"
 
 namespace lowcomm {
 
@@ -15,7 +15,7 @@ namespace lowcomm {
 class StagedCheck {
  public:
   // Of the plan's frames from `data` on, which both outlive this. `of` ends a NonFiniteError.
-  StagedCheck(Stage& stage, const MessagePlan& plan, const void* data, std::string of)
+  StagedCheck(DeviceCodec& stage, const MessagePlan& plan, const void* data, std::string of)
       : stage_(stage), plan_(plan), data_(static_cast<const std::byte*>(data)), of_(std::move(of)) {}
 
   // Begins to look at frame k, and throws the NonFiniteError of one that was begun; each in order, at most two frames
@@ -24,16 +24,16 @@ class StagedCheck {
   void finish(size_t k);
 
  private:
-  struct Begun {
-    Stage::SlotPtr slot;
+  struct FrameInFlight {
+    DeviceCodec::SlotPtr slot;
     std::vector<const Run*> runs;
   };
 
-  Stage& stage_;
+  DeviceCodec& stage_;
   const MessagePlan& plan_;
   const std::byte* const data_;
   const std::string of_;
-  std::deque<Begun> begun_;
+  std::deque<FrameInFlight> begun_;
 };
 
 }  // namespace lowcomm

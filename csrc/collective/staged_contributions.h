@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "codec/codec.h"
 #include "collective/context.h"
+#include "collective/device_codec.h"
 #include "collective/parts.h"
 #include "collective/rank_plans.h"
-#include "collective/stage.h"
 #include "collective/staged_source.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 
@@ -25,7 +25,7 @@ std::string sliceFor(int rank);
 class StagedContributions {
  public:
   // As Contributions; `inputs` are on the device.
-  StagedContributions(OpContext& op, Stage& stage, const RankPlans& slices, DType dtype,
+  StagedContributions(OpContext& op, DeviceCodec& stage, const RankPlans& slices, DType dtype,
                       std::vector<const void*> inputs, const Draws& draws);
 
   // What of Phase is theirs. Nobody looks at this rank's own elements.
@@ -33,28 +33,28 @@ class StagedContributions {
   void encode(size_t k, int peer, std::span<std::byte> payload) { sources_[peer]->encode(k, payload); }
 
   // A run of this rank's slice with everybody's part of its sum, in order of ranks.
-  struct Whole {
+  struct RunTerms {
     const Run* run;
     std::vector<StagedTerm> terms;
     std::vector<std::span<const std::byte>> payloads;  // on the host; this rank's own is empty
   };
-  struct Loaded {
-    Stage::SlotPtr slot{nullptr, {nullptr}};
-    std::vector<Whole> runs;
+  struct FrameTerms {
+    DeviceCodec::SlotPtr slot{nullptr, {nullptr}};
+    std::vector<RunTerms> runs;
   };
 
   // The runs that are whole with frame k, their payloads on the way to the device. No slot where there are none.
-  Loaded load(size_t k, const std::vector<std::span<const std::byte>>& payloads);
+  FrameTerms load(size_t k, const std::vector<std::span<const std::byte>>& payloads);
 
   // This rank's elements of a run of its own slice.
   const void* own(const Run& run) const;
 
   // Decodes the payloads on the host: blames the rank whose does not.
-  void blame(const Whole& whole) const;
+  void attribute(const RunTerms& whole) const;
 
  private:
   OpContext& op_;
-  Stage& stage_;
+  DeviceCodec& stage_;
   const RankPlans& slices_;
   const DType dtype_;
   const std::vector<const void*> inputs_;

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <utility>
 
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective/rank_plans.h"
 #include "collective/reduce_tensors.h"
 #include "collective/staged_check.h"
@@ -20,7 +20,7 @@ namespace {
 // One tensor: as Scattering of reduce_scatter.cpp, the sums being the device's.
 class StagedScattering {
  public:
-  StagedScattering(OpContext& op, Stage& stage, const ScatterMessage& message, const Reduction& reduction)
+  StagedScattering(OpContext& op, DeviceCodec& stage, const ScatterMessage& message, const Reduction& reduction)
       : op_(op),
         stage_(stage),
         message_(message),
@@ -29,7 +29,7 @@ class StagedScattering {
         contributions_(op, stage, slices_, message.dtype, message.inputs, message.draws),
         own_(stage, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {}
 
-  Described described() const { return slices_.described(); }
+  MessageSummary described() const { return slices_.described(); }
 
   uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
 
@@ -48,16 +48,16 @@ class StagedScattering {
     phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
   }
 
-  void settle() {
+  void wait() {
     Stopwatch watch(op_, Doing::decode);
     while (!summed_.empty())
-      settleFirst();
+      waitForFirst();
   }
 
  private:
   void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
     while (summed_.size() >= kStagedFrames)
-      settleFirst();
+      waitForFirst();
     auto loaded = contributions_.load(k, payloads);
     if (!loaded.slot) return;
     const DType dtype = message_.dtype;
@@ -71,29 +71,29 @@ class StagedScattering {
     summed_.push_back(std::move(loaded));
   }
 
-  void settleFirst() {
+  void waitForFirst() {
     const auto loaded = std::move(summed_.front());
     summed_.pop_front();
     if (!stage_.refused(*loaded.slot)) return;
     for (const auto& whole : loaded.runs)
-      contributions_.blame(whole);
+      contributions_.attribute(whole);
     throw std::logic_error(op_.op +
                            ": a sum was refused on the device, but every contribution to it decodes on the host");
   }
 
   OpContext& op_;
-  Stage& stage_;
+  DeviceCodec& stage_;
   const ScatterMessage& message_;
   const int average_over_;
   const RankPlans slices_;
   StagedContributions contributions_;
   StagedCheck own_;
-  std::deque<StagedContributions::Loaded> summed_;  // by kernels that may still be at it
+  std::deque<StagedContributions::FrameTerms> summed_;  // by kernels that may still be at it
 };
 
 }  // namespace
 
-void reduceScatterStaged(OpContext& op, Stage& stage, const std::vector<ScatterMessage>& messages,
+void reduceScatterStaged(OpContext& op, DeviceCodec& stage, const std::vector<ScatterMessage>& messages,
                          const Reduction& reduction) {
   reduceTensors<StagedScattering>(op, messages, reduction, stage);
 }

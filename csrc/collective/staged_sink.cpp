@@ -17,20 +17,20 @@ std::byte* StagedSink::elementsOf(const Run& run) const {
 
 void StagedSink::take(size_t k, std::span<const std::byte> payload, int sender) {
   const DType dtype = elements_.plan.dtype;
-  const Chunk& chunk = elements_.plan.chunks[k];
-  Taken taken{sender, {nullptr, {nullptr}}, {}};
+  const Frame& frame = elements_.plan.frames[k];
+  FrameInFlight taken{sender, {nullptr, {nullptr}}, {}};
   size_t bytes = 0;
-  for (const Run& run : chunk.runs) {
+  for (const Run& run : frame.runs) {
     if (!run.last() || run.count == 0) continue;
     taken.runs.push_back(&run);
     bytes += run.whole;
   }
   while (taken_.size() >= kStagedFrames)
-    settleFirst();
+    waitForFirst();
   if (bytes > 0) taken.slot = stage_.take(bytes);
   size_t at = 0;
-  op_.blame(sender, [&] {
-    chunk.eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+  op_.attribute(sender, [&] {
+    frame.eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
       const auto whole = parts_.take(run, sender, part);
       if (!run.last() || run.count == 0) return;
       expectPadded(run, dtype, whole);
@@ -49,10 +49,10 @@ void StagedSink::take(size_t k, std::span<const std::byte> payload, int sender) 
   taken_.push_back(std::move(taken));
 }
 
-void StagedSink::decodeOnHost(const Taken& taken) {
+void StagedSink::decodeOnHost(const FrameInFlight& taken) {
   const DType dtype = elements_.plan.dtype;
   const std::byte* payload = taken.slot->host();
-  op_.blame(taken.sender, [&] {
+  op_.attribute(taken.sender, [&] {
     for (const Run* run : taken.runs) {
       std::vector<std::byte> y(run->count * itemBytes(dtype));
       run->codec->decode(y.data(), dtype, {payload, run->whole}, run->offset, run->count);
@@ -62,16 +62,16 @@ void StagedSink::decodeOnHost(const Taken& taken) {
   });
 }
 
-void StagedSink::settleFirst() {
-  const Taken taken = std::move(taken_.front());
+void StagedSink::waitForFirst() {
+  const FrameInFlight taken = std::move(taken_.front());
   taken_.pop_front();
   if (stage_.refused(*taken.slot)) decodeOnHost(taken);
 }
 
-void StagedSink::settle() {
+void StagedSink::wait() {
   Stopwatch watch(op_, Doing::decode);
   while (!taken_.empty())
-    settleFirst();
+    waitForFirst();
 }
 
 }  // namespace lowcomm

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "collective/device_codec.h"
 #include "collective/parts.h"
 #include "collective/sink.h"
-#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -19,26 +19,26 @@ inline constexpr size_t kStagedFrames = 2;
 // refused is found when the frame after next comes, or at the end.
 class StagedSink final : public Sink {
  public:
-  StagedSink(OpContext& op, Stage& stage, SinkElements elements) : op_(op), stage_(stage), elements_(elements) {}
+  StagedSink(OpContext& op, DeviceCodec& stage, SinkElements elements) : op_(op), stage_(stage), elements_(elements) {}
 
   void take(size_t k, std::span<const std::byte> payload, int sender) override;
-  void settle() override;
+  void wait() override;
 
  private:
-  struct Taken {
+  struct FrameInFlight {
     int sender;
-    Stage::SlotPtr slot;
+    DeviceCodec::SlotPtr slot;
     std::vector<const Run*> runs;
   };
   std::byte* elementsOf(const Run& run) const;
-  void settleFirst();
-  void decodeOnHost(const Taken& taken);
+  void waitForFirst();
+  void decodeOnHost(const FrameInFlight& taken);
 
   OpContext& op_;
-  Stage& stage_;
+  DeviceCodec& stage_;
   const SinkElements elements_;
   IncomingParts parts_;
-  std::deque<Taken> taken_;
+  std::deque<FrameInFlight> taken_;
 };
 
 // Exact payloads have no kernel that looks at them: their padding is checked here. Throws WireError.

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "collective/device_codec.h"
 #include "collective/source.h"
-#include "collective/stage.h"
 
 namespace lowcomm {
 
@@ -15,26 +15,26 @@ namespace lowcomm {
 // `encode` waits for it. A codec that cannot be cut makes its payload with the frame that has the first part.
 class StagedSource final : public Source {
  public:
-  StagedSource(Stage& stage, SourceElements elements) : stage_(stage), elements_(std::move(elements)) {}
+  StagedSource(DeviceCodec& stage, SourceElements elements) : stage_(stage), elements_(std::move(elements)) {}
 
   void start(size_t k) override;
   void encode(size_t k, std::span<std::byte> payload) override;  // starts the frame where nobody has
 
  private:
   // Payloads that begin in one frame, end to end.
-  struct Made {
+  struct FrameInFlight {
     size_t k = 0;
-    Stage::SlotPtr slot;
+    DeviceCodec::SlotPtr slot;
     std::vector<const Run*> runs;
   };
   const void* elementsOf(const Run& run) const;
-  void settle(Made& made);
-  void encodeOnHost(Made& made);
+  void settle(FrameInFlight& frame);
+  void encodeOnHost(FrameInFlight& frame);
 
-  Stage& stage_;
+  DeviceCodec& stage_;
   const SourceElements elements_;
-  std::deque<Made> started_;
-  Stage::SlotPtr open_{nullptr, {nullptr}};  // of a payload that goes on in later frames, where it ends the slot
+  std::deque<FrameInFlight> started_;
+  DeviceCodec::SlotPtr open_{nullptr, {nullptr}};  // of a payload that goes on in later frames, where it ends the slot
 };
 
 }  // namespace lowcomm

@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/error.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "cuda/device.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm::cuda {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/float_env.h"
 #include "cuda/grid.h"
 #include "kernels/codebook/codebook.h"
-#include "kernels/float_env.h"
 
 namespace lowcomm::cuda {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "base/half.h"
 #include "kernels/finite.h"
-#include "kernels/half.h"
 
 namespace lowcomm::cuda {
 

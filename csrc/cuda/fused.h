@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include "base/dtype.h"
 #include "cuda/device.h"
 #include "cuda/grid.h"
-#include "kernels/dtype.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/error.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "cuda/fused.cuh"
 #include "cuda/fused.h"
 #include "cuda/fused_elements.cuh"

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm::cuda {
 

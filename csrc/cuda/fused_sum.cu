@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/family.h"
 #include "cuda/fused.h"
 #include "cuda/fused_grid.cuh"

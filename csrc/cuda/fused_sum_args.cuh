@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "cuda/fused.h"
 #include "cuda/grid_args.cuh"
-#include "kernels/dtype.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 

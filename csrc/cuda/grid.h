@@ -3,10 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "codec/level_table.h"
 #include "codec/spec.h"
 #include "cuda/device.h"
-#include "kernels/dtype.h"
 #include "kernels/philox.h"
 
 namespace lowcomm::cuda {

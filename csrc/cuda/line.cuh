@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/float8.h"
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
-#include "kernels/float8.h"
 #include "kernels/grid/grid_scale.h"
 
 namespace lowcomm::cuda {

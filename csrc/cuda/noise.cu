@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/noise/noise_rules.h"

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/dtype.h"
 #include "cuda/device.h"
-#include "kernels/dtype.h"
 #include "kernels/noise/noise.h"
 
 namespace lowcomm::cuda {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/error.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "codec/payload.h"
 #include "cuda/plain_run.h"
 

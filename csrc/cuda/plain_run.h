@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "collective/stage.h"
+#include "collective/device_codec.h"
 #include "cuda/device.h"
 
 namespace lowcomm::cuda {
@@ -15,7 +15,7 @@ namespace lowcomm::cuda {
 //
 // Throws CudaError where the runtime refuses a call; what is said of errors in cuda/grid.h holds. Executed by the
 // tests' simulator only so far.
-class RunKernels final : public StageKernels {
+class RunKernels final : public CodecKernels {
  public:
   // `place` stays the stage's for as long as this lives.
   explicit RunKernels(const Place& place) : place_(place) {}

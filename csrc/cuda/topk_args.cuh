@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/error.h"
 #include "codec/element.h"
-#include "codec/error.h"
 #include "codec/spec.h"
 #include "codec/topk.h"
 #include "cuda/element.cuh"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/payload.h"
 
 namespace lowcomm::cuda {

@@ -1,6 +1,6 @@
 #include "engine/engine.h"
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/exchange.h"
 
 namespace lowcomm {
@@ -64,18 +64,18 @@ uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32
   return sequence;
 }
 
-std::exception_ptr Engine::beside(OpContext& op, const std::function<void()>& part) {
+std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>& part) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopping_) return ended(op.op);
-    ++beside_;
+    ++running_inline_;
   }
   if (!op.progress) op.progress = record_.add(op.op, op.sequence);
   std::exception_ptr error = attempt(op, part);
   {
     // Told under the lock: whoever shuts the group down may destroy it as soon as the count is 0.
     std::lock_guard<std::mutex> lock(mutex_);
-    --beside_;
+    --running_inline_;
     changed_.notify_all();
   }
   return error;
@@ -127,7 +127,7 @@ void Engine::shutdown() {
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return beside_ == 0; });
+  changed_.wait(lock, [&] { return running_inline_ == 0; });
 }
 
 void Engine::loop() {

@@ -43,9 +43,9 @@ class Engine {
   // Runs `part` of an op on the calling thread, beside the worker and any number of other such threads: posting or
   // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
   // After abort(), a fault or shutdown() the part does not run.
-  std::exception_ptr beside(OpContext& op, const std::function<void()>& part);
+  std::exception_ptr runInline(OpContext& op, const std::function<void()>& part);
 
-  // The group's point-to-point messages; post() and finish() are called in beside() only.
+  // The group's point-to-point messages; post() and finish() are called in runInline() only.
   P2p& messages() { return messages_; }
 
   // Returns when everything submitted before has ended.
@@ -56,7 +56,7 @@ class Engine {
   void abort(const std::string& why);
 
   // Ends the worker after what is queued, then both lanes, and with them what runs beside the worker; returns when that
-  // has ended too. Any number of times, not from beside().
+  // has ended too. Any number of times, not from runInline().
   void shutdown();
 
   // As drain(), for at most `patience`; whether everything has ended.
@@ -107,8 +107,8 @@ class Engine {
   std::condition_variable changed_;
   std::deque<Entry> queue_;
   bool busy_ = false, stopping_ = false;
-  size_t beside_ = 0;      // threads in beside()
-  std::string ended_why_;  // the first cause; empty while the group lives
+  size_t running_inline_ = 0;  // threads in runInline()
+  std::string ended_why_;      // the first cause; empty while the group lives
   uint32_t sequence_ = 0;
   std::mutex joining_;
   std::thread worker_;

@@ -15,7 +15,7 @@ namespace lowcomm {
 namespace {
 
 using Clock = OpProgress::Clock;
-using Stage = OpProgress::Stage;
+using Status = OpProgress::Status;
 
 constexpr size_t kMostNameCharacters = 80;  // of a group in a file's name
 
@@ -69,15 +69,15 @@ std::string since(const std::optional<Clock::time_point>& time, Clock::time_poin
   return time ? number(std::chrono::duration<double>(*time - now).count()) : "null";
 }
 
-const char* nameOf(Stage stage) {
-  switch (stage) {
-    case Stage::queued:
+const char* nameOf(Status status) {
+  switch (status) {
+    case Status::queued:
       return "queued";
-    case Stage::under_way:
+    case Status::under_way:
       return "under way";
-    case Stage::done:
+    case Status::done:
       return "done";
-    case Stage::failed:
+    case Status::failed:
       break;
   }
   return "failed";
@@ -95,7 +95,7 @@ std::string listOf(size_t count, F&& item) {
 }
 
 std::string missing(const OpProgress::State& op) {
-  if (op.stage == Stage::done) return "";
+  if (op.status == Status::done) return "";
   return listOf(op.frames.size(), [&](size_t rank) -> std::string {
     const OpProgress::Frames& frames = op.frames[rank];
     if (frames.received >= frames.expected) return "";
@@ -116,7 +116,7 @@ std::string entry(const OpProgress::State& op, Clock::time_point now) {
     return quoted(op.description[i].first) + ": " + quoted(op.description[i].second);
   });
   return "    {\"op\": " + quoted(op.op) + ", \"sequence\": " + std::to_string(op.sequence) + ", \"state\": \"" +
-         nameOf(op.stage) + "\",\n     \"description\": {" + description + "},\n     \"missing\": [" + missing(op) +
+         nameOf(op.status) + "\",\n     \"description\": {" + description + "},\n     \"missing\": [" + missing(op) +
          "], \"wait\": " + waitOf(op, now) + ",\n     \"sent_bytes\": " + std::to_string(op.sent_bytes) +
          ", \"received_bytes\": " + std::to_string(op.received_bytes) + ", \"queued_s\": " + since(op.queued, now) +
          ", \"started_s\": " + since(op.started, now) + ", \"ended_s\": " + since(op.ended, now) +

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 namespace lowcomm {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 namespace lowcomm {
 namespace {

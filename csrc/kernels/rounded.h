@@ -1,6 +1,6 @@
 #pragma once
 
-#include "kernels/host_device.h"
+#include "base/host_device.h"
 
 namespace lowcomm {
 

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <string>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 

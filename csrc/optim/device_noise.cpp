@@ -1,6 +1,6 @@
 #include "optim/device_noise.h"
 
-#include "codec/error.h"
+#include "base/error.h"
 
 #if LOWCOMM_CUDA_KERNELS
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -10,8 +10,8 @@
 
 #include "cuda/accumulate.h"
 #include "cuda/noise.h"
-#include "state/stream_handle.h"
-#include "state/wire_type.h"
+#include "tensor/stream_handle.h"
+#include "tensor/wire_type.h"
 #endif
 
 namespace lowcomm {

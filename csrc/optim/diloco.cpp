@@ -5,9 +5,9 @@
 
 #include <c10/core/GradMode.h>
 
-#include "codec/error.h"
+#include "base/error.h"
+#include "base/fnv1a.h"
 #include "collective/agree.h"
-#include "wire/fnv1a.h"
 
 namespace lowcomm {
 namespace {
@@ -112,14 +112,14 @@ std::string DiLoCoX::agreed() const {
 
 uint32_t DiLoCoX::checksum() const {
   uint32_t sum = 0;
-  for (const Scheduled& s : fragments_)
+  for (const FragmentSchedule& s : fragments_)
     sum = sum * 31 + s.fragment.checksum();
   return sum;
 }
 
 // Where this rank has an `error`, it returns when all others have been told.
 void DiLoCoX::agree(const std::string& error, bool values) {
-  Hello hello;
+  KeyValues hello;
   if (!error.empty()) {
     hello.fields = {{"error", error.substr(0, 1000)}};
   } else {
@@ -140,7 +140,7 @@ bool DiLoCoX::step() {
   const double waited_before = waited_s_;
   bool any = false;
   try {
-    for (Scheduled& s : fragments_) {
+    for (FragmentSchedule& s : fragments_) {
       if (s.apply_at == steps_) {
         arrive(s, Move::by_mode);
         any = true;
@@ -159,11 +159,11 @@ bool DiLoCoX::step() {
   return any;
 }
 
-void DiLoCoX::outerStep(Scheduled& s) {
+void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
   if (s.fragment.phase() != Fragment::Phase::idle) {  // the message before, all the interval long under way
     landed(s);
-    s.fragment.turn(*group_, number);
+    s.fragment.applyAndSend(*group_, number);
     if (!s.buffers) startCheck();
   } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
     s.fragment.send(*group_, number, /*marks=*/false);
@@ -185,7 +185,7 @@ void DiLoCoX::outerStep(Scheduled& s) {
   report_.rank = rank_;
 }
 
-void DiLoCoX::arrive(Scheduled& s, Move move) {
+void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
   landed(s);
   s.fragment.apply(move);
   s.apply_at = -1;
@@ -193,9 +193,9 @@ void DiLoCoX::arrive(Scheduled& s, Move move) {
 }
 
 // Waits for the average, and adapts to it.
-void DiLoCoX::landed(Scheduled& s) {
+void DiLoCoX::landed(FragmentSchedule& s) {
   if (s.buffers) {
-    s.fragment.settle();
+    s.fragment.wait();
     return;
   }
   const bool adapts = options_.adapt_rank || options_.adapt_sync_every;
@@ -203,7 +203,7 @@ void DiLoCoX::landed(Scheduled& s) {
   const double rank_before = rank_;
   bool told = false;
   try {
-    s.fragment.settle();
+    s.fragment.wait();
     if (adapts) {
       // Vectors alone have none, and say nothing of the matrices'.
       if (s.fragment.effectiveRank() > 0) adaptation_.add(s.fragment.effectiveRank());
@@ -236,14 +236,14 @@ void DiLoCoX::startCheck() {
   ++applied_;
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   if (check_.pending()) check_.wait();
-  Hello hello;
+  KeyValues hello;
   hello.fields = {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(checksum())}};
   check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { lowcomm::agree(op, hello); });
 }
 
 // What is under way is dropped; what was trained since stays in the parameters, and counts from θ̄ again.
 void DiLoCoX::giveUp() {
-  for (Scheduled& s : fragments_) {
+  for (FragmentSchedule& s : fragments_) {
     s.fragment.drop();
     s.apply_at = -1;
     if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
@@ -253,7 +253,7 @@ void DiLoCoX::giveUp() {
 
 void DiLoCoX::applyAll(Move move) {
   try {
-    for (Scheduled& s : fragments_) {
+    for (FragmentSchedule& s : fragments_) {
       if (s.fragment.phase() != Fragment::Phase::idle) {
         arrive(s, move);
       } else if (options_.mode != OuterMode::sync) {
@@ -269,30 +269,30 @@ void DiLoCoX::applyAll(Move move) {
 
 void DiLoCoX::quiesce() {
   applyAll(Move::keeping);
-  part();
+  leaveGroup();
 }
 
 // A rank that closed its connections now would take from the others what they have not read yet.
-void DiLoCoX::part() {
-  Hello hello;
+void DiLoCoX::leaveGroup() {
+  KeyValues hello;
   hello.fields = {{"outer step", std::to_string(applied_)}};
   Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
 }
 
 void DiLoCoX::finish() {
   applyAll(Move::whole);
-  part();
+  leaveGroup();
   restore();
 }
 
 void DiLoCoX::restore() {
   const c10::NoGradGuard no_grad;
-  for (Scheduled& s : fragments_)
+  for (FragmentSchedule& s : fragments_)
     s.fragment.restore();
 }
 
 void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
-  for (Scheduled& s : fragments_)
+  for (FragmentSchedule& s : fragments_)
     s.fragment.each(call);
 }
 

@@ -104,7 +104,7 @@ class DiLoCoX {
   void load(const TensorMap& state);
 
  private:
-  struct Scheduled {
+  struct FragmentSchedule {
     Fragment fragment;
     bool buffers;                    // averaged exactly, beside the first fragment
     int64_t send_at, apply_at = -1;  // inner steps
@@ -112,17 +112,17 @@ class DiLoCoX {
   };
   void agree(const std::string& error, bool values);
   void applyAll(Move move);
-  void part();
+  void leaveGroup();
   void takeFrom(int root, bool behind, bool tensors);
-  void outerStep(Scheduled& scheduled);
-  void arrive(Scheduled& scheduled, Move move);
-  void landed(Scheduled& scheduled);
+  void outerStep(FragmentSchedule& scheduled);
+  void arrive(FragmentSchedule& scheduled, Move move);
+  void landed(FragmentSchedule& scheduled);
   void adapt();
   bool agreesInCluster() const;
   double rankInCluster();
   void tellCluster(const std::exception_ptr& error);
   void agreeOnState(std::string error);
-  void agreeWithout(const Scheduled& scheduled);
+  void agreeWithout(const FragmentSchedule& scheduled);
   void startCheck();
   void giveUp();
   TensorMap counters() const;
@@ -131,7 +131,7 @@ class DiLoCoX {
   const OuterOptions options_;
   std::shared_ptr<OpQueue> group_, cluster_;
   OuterOptions buffer_options_;  // of buffers: an exact mean
-  std::deque<Scheduled> fragments_;
+  std::deque<FragmentSchedule> fragments_;
   size_t of_parameters_ = 0;  // fragments; one of buffers may follow
   std::string shapes_;
   Adaptation adaptation_;

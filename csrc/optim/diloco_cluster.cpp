@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/agree.h"
 #include "collective/context.h"
 #include "optim/diloco.h"
@@ -39,7 +39,7 @@ bool isLost(const std::exception_ptr& error) {
 
 // Compares a field, or tells an error in its place. Throws PeerRefused where any rank has an error, this one too.
 void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
-  Hello hello;
+  KeyValues hello;
   hello.fields = {error.empty() ? std::pair<std::string, std::string>("inner step", std::to_string(step))
                                 : std::pair<std::string, std::string>("error", error.substr(0, kMaxErrorText))};
   Ticket(queue, op, 1, [&](OpContext& context) { agree(context, hello); }).wait();
@@ -88,7 +88,7 @@ double DiLoCoX::rankInCluster() {
 
 // An outer step that no average came with: the others of the model may have one, as after an error of this stage alone,
 // and wait for its word. So every outer step has one.
-void DiLoCoX::agreeWithout(const Scheduled& s) {
+void DiLoCoX::agreeWithout(const FragmentSchedule& s) {
   if (agreesInCluster() && !s.buffers) adapt();
 }
 
@@ -124,8 +124,8 @@ void DiLoCoX::stateFailed(const std::string& error) {
 
 TensorMap DiLoCoX::state() {
   try {
-    for (Scheduled& s : fragments_)
-      s.fragment.settle();
+    for (FragmentSchedule& s : fragments_)
+      s.fragment.wait();
   } catch (...) {
     giveUp();
     agreeOnState(textOf(std::current_exception()));
@@ -133,7 +133,7 @@ TensorMap DiLoCoX::state() {
   }
   agreeOnState("");
   TensorMap state = counters();
-  for (const Scheduled& s : fragments_)
+  for (const FragmentSchedule& s : fragments_)
     state.merge(s.fragment.state());
   return state;
 }

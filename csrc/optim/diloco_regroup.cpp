@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/rooted.h"
 #include "optim/diloco.h"
 #include "optim/gathered.h"
@@ -43,7 +43,7 @@ void DiLoCoX::takeFrom(int root, bool behind, bool tensors) {
   effective.resize(static_cast<size_t>(gathered(known, *group_, "compare effective ranks")[root]));
   std::vector<double> counters = {static_cast<double>(applied_), static_cast<double>(sync_every_), rank_,
                                   static_cast<double>(report_.outer_steps)};
-  for (const Scheduled& s : fragments_)
+  for (const FragmentSchedule& s : fragments_)
     counters.push_back(static_cast<double>(s.sent));
   effective.insert(effective.begin(), counters.begin(), counters.end());
   std::vector<BroadcastMessage> messages = {{effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};
@@ -59,7 +59,7 @@ void DiLoCoX::takeFrom(int root, bool behind, bool tensors) {
   for (size_t f = 0; f < fragments_.size(); ++f)
     fragments_[f].sent = static_cast<int64_t>(effective[4 + f]);
   adaptation_.set({effective.begin() + static_cast<std::ptrdiff_t>(counters.size()), effective.end()});
-  for (Scheduled& s : fragments_) {
+  for (FragmentSchedule& s : fragments_) {
     s.fragment.setRank(std::llround(rank_));
     if (!tensors) continue;
     for (at::Tensor& tensor : s.fragment.shared())
@@ -68,7 +68,7 @@ void DiLoCoX::takeFrom(int root, bool behind, bool tensors) {
   }
   if (tensors) {
     copy();
-    for (Scheduled& s : fragments_)
+    for (FragmentSchedule& s : fragments_)
       s.fragment.share(behind);
   }
   applied_ = static_cast<int64_t>(effective[0]);

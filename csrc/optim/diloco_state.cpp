@@ -1,7 +1,7 @@
 // What a checkpoint holds beside the fragments: counters and the schedule.
 #include <cmath>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "optim/diloco.h"
 
 namespace lowcomm {
@@ -19,7 +19,7 @@ TensorMap DiLoCoX::counters() const {
                   {"outer_steps", number(report_.outer_steps)}};
   state["effective_ranks"] = at::tensor(adaptation_.effectiveRanks(), at::kDouble);
   for (size_t f = 0; f < fragments_.size(); ++f) {
-    const Scheduled& s = fragments_[f];
+    const FragmentSchedule& s = fragments_[f];
     const std::string name = "fragment" + std::to_string(f);
     state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.fragment.phase())}, at::kLong);
     state[name + ".effective_rank"] = at::scalar_tensor(s.fragment.effectiveRank(), at::kDouble);
@@ -52,15 +52,15 @@ void DiLoCoX::load(const TensorMap& state) {
     throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", group_->size(), " ranks, got one of ",
                               number("ranks")));
   }
-  for (const Scheduled& s : fragments_)
+  for (const FragmentSchedule& s : fragments_)
     s.fragment.check(state);
-  for (Scheduled& s : fragments_)
+  for (FragmentSchedule& s : fragments_)
     s.fragment.drop();
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const std::string name = "fragment" + std::to_string(f);
     const at::Tensor kept = state.at(name).contiguous();
     const int64_t* at = kept.const_data_ptr<int64_t>();
-    Scheduled& s = fragments_[f];
+    FragmentSchedule& s = fragments_[f];
     s.fragment.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
                     state.at(name + ".effective_rank").item<double>());
     s.send_at = at[0];

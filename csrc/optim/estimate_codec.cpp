@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "codec/error.h"
-#include "kernels/half.h"
+#include "base/error.h"
+#include "base/half.h"
 
 namespace lowcomm {
 

@@ -7,11 +7,11 @@
 
 #include <c10/core/GradMode.h>
 
-#include "codec/error.h"
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/float_env.h"
 #include "collective/all_reduce.h"
-#include "collective/compressed_all_reduce.h"
-#include "kernels/crc32c.h"
-#include "kernels/float_env.h"
+#include "collective/low_rank_all_reduce.h"
 #include "kernels/low_rank/singular_values.h"
 #include "optim/host_parameters.h"
 
@@ -48,11 +48,11 @@ CodecSpec poisoning(const CodecSpec& spec) {
 }  // namespace
 
 // A message under way: shared with its job, which may outlive the fragment.
-struct Fragment::Flight {
+struct Fragment::OuterMessage {
   std::vector<at::Tensor> messages;
   std::vector<std::shared_ptr<Compression>> compressions;
   std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
-  CompressedMessage coded;
+  LowRankMessage coded;
   std::vector<AllReduceMessage> exact;
   bool finite = false;  // coded; written on the worker, read after the ticket's wait
 
@@ -60,7 +60,7 @@ struct Fragment::Flight {
     if (!exact.empty()) {
       allReduce(op, exact, kAverage);
     } else {
-      finite = compressedAllReduce(op, coded, kAverage);
+      finite = lowRankAllReduce(op, coded, kAverage);
     }
   }
 };
@@ -81,7 +81,7 @@ Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> para
   for (size_t i = 0; i < parameters.size(); ++i) {
     OuterParameter& parameter = parameters[i];
     const at::Tensor& tensor = parameter.tensor;
-    Kept kept;
+    ParameterState kept;
     kept.number = number++;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
     kept.outer = hosts.wide(i).clone();
@@ -105,7 +105,7 @@ Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> para
 
 int64_t Fragment::elements() const {
   int64_t elements = 0;
-  for (const Kept& kept : kept_)
+  for (const ParameterState& kept : kept_)
     elements += kept.outer.numel();
   return elements;
 }
@@ -121,11 +121,11 @@ void Fragment::pass(F&& f) {
   const c10::NoGradGuard no_grad;
   const FloatEnv env;
   std::vector<at::Tensor> parameters;
-  for (const Kept& kept : kept_)
+  for (const ParameterState& kept : kept_)
     parameters.push_back(kept.parameter.tensor);
   HostParameters hosts(std::move(parameters));
   for (size_t i = 0; i < kept_.size(); ++i) {
-    Kept& kept = kept_[i];
+    ParameterState& kept = kept_[i];
     const at::Tensor host = hosts.wide(i);
     const auto at = [](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
@@ -158,7 +158,7 @@ void Fragment::send(OpQueue& queue, uint32_t step, bool marks) {
 void Fragment::queue(OpQueue& queue, uint32_t step) {
   const bool exact = options_.codec.id == CodecId::none;
   const CodecSpec codec = poisoning(options_.codec);
-  auto flight = std::make_shared<Flight>();
+  auto flight = std::make_shared<OuterMessage>();
   flight->energies.resize(kept_.size());
   flight->coded = {DType::float32,
                    codec,
@@ -167,7 +167,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
                    {options_.seed, streamOf(queue.rank(), 0), step},
                    {}};
   for (size_t i = 0; i < kept_.size(); ++i) {
-    Kept& kept = kept_[i];
+    ParameterState& kept = kept_[i];
     const auto elements = static_cast<uint64_t>(kept.message.numel());
     flight->messages.push_back(kept.message);
     if (exact) {
@@ -177,8 +177,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
     Compression& compression = *kept.compression;
     if (kept.first_rank > 0) compression.setRank(std::min(next_rank_, kept.first_rank));
     flight->compressions.push_back(kept.compression);
-    CompressedTensor tensor{kept.message.mutable_data_ptr<float>(), elements};
-    const Compression::Lent lent = compression.begin(kept.message.numel());
+    LowRankTensor tensor{kept.message.mutable_data_ptr<float>(), elements};
+    const Compression::StateView lent = compression.begin(kept.message.numel());
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;
     tensor.factor = lent.factor;
@@ -202,7 +202,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
   ticket_ = Ticket(queue, kOp, /*sequences=*/2, [flight](OpContext& op) { flight->run(op); });
 }
 
-void Fragment::settle() {
+void Fragment::wait() {
   if (phase_ != Phase::flying) return;
   waited_s_ = 0;
   const auto ended = [this](bool well) {
@@ -249,7 +249,7 @@ void Fragment::apply(Move move) {
     stepOuter(s, rule);
     moveParameter(s, rule, move);
   });
-  for (Kept& kept : kept_) {
+  for (ParameterState& kept : kept_) {
     if (kept.compression && kept.compression->done()) kept.compression->commit();
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
   }
@@ -257,13 +257,13 @@ void Fragment::apply(Move move) {
   phase_ = Phase::idle;
 }
 
-void Fragment::turn(OpQueue& queue, uint32_t step) {
+void Fragment::applyAndSend(OpQueue& queue, uint32_t step) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   ranks_ = queue.size();
   finite_ = true;
   const OuterRule rule = this->rule();
-  pass([&](const OuterSpan& s) { finite_ &= lowcomm::turn(s, rule); });
-  for (const Kept& kept : kept_) {
+  pass([&](const OuterSpan& s) { finite_ &= stepAndRestart(s, rule); });
+  for (const ParameterState& kept : kept_) {
     if (kept.compression && kept.compression->done()) kept.compression->commit();
   }
   this->queue(queue, step);
@@ -271,12 +271,12 @@ void Fragment::turn(OpQueue& queue, uint32_t step) {
 
 void Fragment::drop() {
   try {
-    settle();
+    wait();
   } catch (...) {
     // Its state has rolled back already.
   }
   if (phase_ == Phase::landed) {
-    for (const Kept& kept : kept_) {
+    for (const ParameterState& kept : kept_) {
       if (kept.compression && kept.compression->done()) kept.compression->rollBack();
     }
     forget();
@@ -286,7 +286,7 @@ void Fragment::drop() {
 void Fragment::forget() {
   flight_.reset();
   phase_ = Phase::idle;
-  for (Kept& kept : kept_) {
+  for (ParameterState& kept : kept_) {
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
   }
 }
@@ -303,13 +303,13 @@ void Fragment::restore() {
 
 uint32_t Fragment::checksum() const {
   uint32_t sum = 0;
-  for (const Kept& kept : kept_)
+  for (const ParameterState& kept : kept_)
     sum = crc32c(kept.outer.const_data_ptr(), kept.outer.nbytes(), sum);
   return sum;
 }
 
 void Fragment::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
-  for (const Kept& kept : kept_)
+  for (const ParameterState& kept : kept_)
     call(kept.parameter, kept.outer);
 }
 

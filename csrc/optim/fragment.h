@@ -12,7 +12,7 @@
 #include "engine/op_queue.h"
 #include "optim/outer_options.h"
 #include "optim/outer_step.h"
-#include "state/compression.h"
+#include "tensor/compression.h"
 
 namespace lowcomm {
 
@@ -49,13 +49,13 @@ class Fragment {
 
   // flying -> landed: waits. Throws what the op threw, ValueError where the average is not finite; then it is idle, and
   // nothing else has changed.
-  void settle();
+  void wait();
 
   // landed -> idle: the outer step, and the parameters move.
   void apply(Move move);
 
   // landed -> flying: apply and send in one pass over memory, for a delay of the whole interval.
-  void turn(OpQueue& queue, uint32_t step);
+  void applyAndSend(OpQueue& queue, uint32_t step);
 
   // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
   void drop();
@@ -66,7 +66,7 @@ class Fragment {
   // r of the matrices from the next message on, at most each one's first. landed or idle.
   void setRank(int64_t rank) { next_rank_ = rank; }
 
-  // Of the last message: what moved, and the seconds that settle() waited.
+  // Of the last message: what moved, and the seconds that wait() waited.
   const OpCounters& moved() const { return moved_; }
   double waited() const { return waited_s_; }
 
@@ -84,7 +84,7 @@ class Fragment {
   std::vector<at::Tensor> shared();
   void share(bool behind);
 
-  // What a checkpoint holds, under "<name>.…"; of this rank alone under "own.<name>.…". settle() first.
+  // What a checkpoint holds, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.
   TensorMap state() const;
 
   // Throws ValueError naming the tensor that is missing or of another shape or dtype.
@@ -94,14 +94,14 @@ class Fragment {
   void load(const TensorMap& state, Phase phase, double effective_rank);
 
  private:
-  struct Kept {
+  struct ParameterState {
     OuterParameter parameter;
     at::Tensor outer, momentum, message, mark, rounding, own_message, own_momentum;
     std::shared_ptr<Compression> compression;  // null: exact
     int64_t first_rank = 0;
     uint32_t number = 0;
   };
-  struct Flight;
+  struct OuterMessage;
   template <class F>
   void pass(F&& f);
   template <class K, class F>
@@ -114,10 +114,10 @@ class Fragment {
   OuterRule rule() const;
 
   const OuterOptions& options_;
-  std::vector<Kept> kept_;
+  std::vector<ParameterState> kept_;
   Phase phase_ = Phase::idle;
   Ticket ticket_;
-  std::shared_ptr<Flight> flight_;
+  std::shared_ptr<OuterMessage> flight_;
   std::vector<at::Tensor> factors_;  // between shared() and share(); by tensor
   int ranks_ = 1;
   int64_t next_rank_;

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "optim/fragment.h"
 
 namespace lowcomm {
@@ -19,7 +19,7 @@ std::vector<at::Tensor> Fragment::shared() {
   std::vector<at::Tensor> all;
   factors_.assign(kept_.size(), at::Tensor());
   for (size_t i = 0; i < kept_.size(); ++i) {
-    Kept& kept = kept_[i];
+    ParameterState& kept = kept_[i];
     all.push_back(kept.outer);
     if (kept.momentum.defined()) all.push_back(kept.momentum);
     if (kept.first_rank == 0) continue;
@@ -32,7 +32,7 @@ std::vector<at::Tensor> Fragment::shared() {
 void Fragment::share(bool behind) {
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < kept_.size(); ++i) {
-    Kept& kept = kept_[i];
+    ParameterState& kept = kept_[i];
     if (factors_[i].defined()) {
       const at::Tensor residual = kept.compression->residual();
       kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
@@ -59,7 +59,7 @@ void Fragment::eachTensor(K& kept, F&& f) {
 TensorMap Fragment::state() const {
   TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
   TensorMap state;
-  for (const Kept& kept : kept_) {
+  for (const ParameterState& kept : kept_) {
     // The ranks that write a checkpoint have all come so far: the message will not be taken back.
     if (kept.compression && kept.compression->done()) kept.compression->commit();
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
@@ -84,7 +84,7 @@ void Fragment::check(const TensorMap& state) const {
                                 ", got ", given.toString(), " of shape ", given.sizes()));
     }
   };
-  for (const Kept& kept : kept_) {
+  for (const ParameterState& kept : kept_) {
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) expect(key, tensor);
     });
@@ -101,7 +101,7 @@ void Fragment::load(const TensorMap& state, Phase phase, double effective_rank) 
   const auto find = [&](const std::string& key, bool wanted) {
     return wanted ? std::optional(state.at(key)) : std::nullopt;
   };
-  for (Kept& kept : kept_) {
+  for (ParameterState& kept : kept_) {
     eachTensor(kept, [&](const std::string& key, at::Tensor& tensor) {
       if (tensor.defined()) tensor.copy_(state.at(key));
     });

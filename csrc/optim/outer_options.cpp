@@ -3,7 +3,7 @@
 #include <array>
 #include <cmath>
 
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

@@ -62,7 +62,7 @@ void moveParameter(const OuterSpan& s, const OuterRule& rule, Move move) {
   }
 }
 
-bool turn(const OuterSpan& s, const OuterRule& rule) {
+bool stepAndRestart(const OuterSpan& s, const OuterRule& rule) {
   float own[kBlock];
   bool finite = true;
   for (size_t at = 0; at < s.n; at += kBlock) {

@@ -44,7 +44,7 @@ void moveParameter(const OuterSpan& s, const OuterRule& rule, Move move);
 
 // An average has come when the next pseudo-gradient is due: δ' = mark − θ, then stepOuter and moveParameter, then
 // message = δ', mark = θ. Returns whether δ' is finite.
-bool turn(const OuterSpan& s, const OuterRule& rule);
+bool stepAndRestart(const OuterSpan& s, const OuterRule& rule);
 
 // Mode eager in place of that: `own` is δ', and where `arrived` the message holds Δ; g = δ'/D (+ Δ − own_message/D),
 // own_momentum = μ·own_momentum + g, θ = start − γ·(g + μ·own_momentum), own_message = δ'. `start` is where δ' began.

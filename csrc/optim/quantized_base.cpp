@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "codec/error.h"
-#include "kernels/crc32c.h"
+#include "base/crc32c.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

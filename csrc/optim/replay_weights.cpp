@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/crc32c.h"
+#include "base/error.h"
+#include "base/float_env.h"
 #include "codec/dispatch.h"
-#include "codec/error.h"
-#include "kernels/crc32c.h"
-#include "kernels/float_env.h"
 #include "optim/device_noise.h"
-#include "state/wire_type.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <numeric>
 
-#include "codec/error.h"
-#include "kernels/crc32c.h"
+#include "base/crc32c.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <string>
 
+#include "base/crc32c.h"
+#include "base/cursor.h"
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
-#include "kernels/crc32c.h"
-#include "wire/cursor.h"
 
 namespace lowcomm {
 

@@ -5,8 +5,8 @@
 #include <span>
 #include <string>
 
+#include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/dtype.h"
 
 namespace lowcomm {
 

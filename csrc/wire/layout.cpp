@@ -6,8 +6,8 @@
 #include <system_error>
 #include <utility>
 
-#include "codec/error.h"
-#include "wire/fnv1a.h"
+#include "base/error.h"
+#include "base/fnv1a.h"
 
 namespace lowcomm {
 

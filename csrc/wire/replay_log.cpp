@@ -3,9 +3,9 @@
 #include <cstring>
 #include <string>
 
-#include "codec/error.h"
-#include "kernels/crc32c.h"
-#include "wire/cursor.h"
+#include "base/crc32c.h"
+#include "base/cursor.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

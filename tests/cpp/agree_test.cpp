@@ -17,7 +17,7 @@ using test::Ranks;
 TEST(Agree, PassesWhereAllSayTheSame) {
   for (int size = 1; size <= 12; ++size) {
     Ranks ranks(size);
-    const Hello hello{{{"policy", "all_gather=qsgd8:bucket=1024"}, {"text", "two\nlines \\"}, {"empty", ""}}};
+    const KeyValues hello{{{"policy", "all_gather=qsgd8:bucket=1024"}, {"text", "two\nlines \\"}, {"empty", ""}}};
     for (int repeat = 0; repeat < 3; ++repeat) {
       for (const OpCounters& c : ranks.expectRun("agree", [&](int, OpContext& op) { agree(op, hello); })) {
         EXPECT_EQ(c.wire_bytes, (kFrameHeaderBytes + hello.text().size()) * (size - 1));
@@ -60,12 +60,12 @@ TEST(Agree, OneRankInManyIsFoundByAll) {
 TEST(Agree, MissingFieldsAndReasons) {
   Ranks ranks(3);
   auto outcomes = ranks.run("agree", [](int rank, OpContext& op) {
-    agree(op, rank == 1 ? Hello{{{"a", "1"}}} : Hello{{{"a", "1"}, {"b", "2"}}});
+    agree(op, rank == 1 ? KeyValues{{{"a", "1"}}} : KeyValues{{{"a", "1"}, {"b", "2"}}});
   });
   for (const auto& outcome : outcomes)
     EXPECT_TRUE(holds(outcome.what(), {"b differs", "rank 1 has none", "'2'"}));
   outcomes = ranks.run("agree", [](int rank, OpContext& op) {
-    agree(op, rank == 2 ? Hello{{{"error", "no such codec"}}} : Hello{{{"a", "1"}}});
+    agree(op, rank == 2 ? KeyValues{{{"error", "no such codec"}}} : KeyValues{{{"a", "1"}}});
   });
   for (const auto& outcome : outcomes) {
     EXPECT_TRUE(outcome.is<PeerRefused>());

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 
@@ -122,7 +122,7 @@ TEST(AllGather, NoneCarriesEveryType) {
     expectGathers(3, tensors, in_place);
 }
 
-// More chunks than the window has rounds, the last one short.
+// More frames than the window has rounds, the last one short.
 TEST(AllGather, ManyChunks) {
   for (int size : {2, 3}) {
     for (bool in_place : {false, true}) {
@@ -167,7 +167,7 @@ TEST(AllGather, CountsItsBytes) {
       for (const char* codec : {"none", "minmax8"}) {
         const MessagePlan plan = planMessage(single(n, codec), DType::float32, kMinChunkBytes);
         uint64_t frames = kFrameHeaderBytes + describe("all_gather", {plan}).text().size();
-        for (const Chunk& chunk : plan.chunks)
+        for (const Frame& chunk : plan.frames)
           frames += kFrameHeaderBytes + chunk.payload_bytes;
         for (const OpCounters& counters : expectGathers(size, {{plan.layout, plan.dtype}}, false)) {
           EXPECT_EQ(counters.raw_bytes, n * 4 * (size - 1));

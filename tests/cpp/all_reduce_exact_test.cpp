@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/all_reduce.h"
 #include "collective_cases.h"
 #include "kernels/reduce.h"

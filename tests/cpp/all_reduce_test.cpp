@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "codec/fused.h"
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 #include "collective/slices.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"

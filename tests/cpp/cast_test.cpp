@@ -5,10 +5,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/float8.h"
+#include "base/half.h"
 #include "grid_cases.h"
 #include "kernels/cast/cast.h"
-#include "kernels/float8.h"
-#include "kernels/half.h"
 #include "kernels/philox.h"
 
 namespace lowcomm {

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/half.h"
 #include "codec/payload.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -11,10 +11,10 @@
 #include <random>
 #include <sstream>
 
+#include "base/half.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
 #include "kernels/codebook/gauss_levels.h"
-#include "kernels/half.h"
 #include "wire/frame.h"
 
 namespace lowcomm {

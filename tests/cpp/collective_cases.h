@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
+#include "base/half.h"
 #include "codec/codec.h"
 #include "grid_cases.h"
-#include "kernels/dtype.h"
-#include "kernels/half.h"
 #include "wire/layout.h"
 
 namespace lowcomm::test {

@@ -1,4 +1,4 @@
-#include "collective/compressed_all_reduce.h"
+#include "collective/low_rank_all_reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -45,11 +45,11 @@ struct Side {
 
   void run(OpContext& op, const std::string& codec, const Reduction& reduction, bool feedback, uint32_t step,
            std::vector<size_t> which = {}) {
-    CompressedMessage message{dtype,
-                              CodecSpec::parse(codec),
-                              CodecSpec::parse(projection.empty() ? codec : projection),
-                              {5, streamOf(op.group.rank(), 0), step},
-                              {}};
+    LowRankMessage message{dtype,
+                           CodecSpec::parse(codec),
+                           CodecSpec::parse(projection.empty() ? codec : projection),
+                           {5, streamOf(op.group.rank(), 0), step},
+                           {}};
     if (which.empty()) {
       which.resize(shapes.size());
       std::iota(which.begin(), which.end(), 0);
@@ -63,7 +63,7 @@ struct Side {
                                  elsewhere ? before[t].data() : nullptr, rows, columns, rank, factors[t].data(), 77 + t,
                                  static_cast<uint32_t>(t * 2 * op.group.size()), static_cast<uint32_t>(t)});
     }
-    finite = compressedAllReduce(op, message, reduction);
+    finite = lowRankAllReduce(op, message, reduction);
   }
 };
 

@@ -1,9 +1,9 @@
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 
 #include <gtest/gtest.h>
 
+#include "base/fnv1a.h"
 #include "collective_cases.h"
-#include "wire/fnv1a.h"
 
 namespace lowcomm {
 namespace {
@@ -45,7 +45,7 @@ TEST(Describe, TablesByTheirVersion) {
 }
 
 TEST(Describe, TheCallersTypeStandsForOpaqueBytes) {
-  Described carried = planOf(single(8, "none"), DType::opaque);
+  MessageSummary carried = planOf(single(8, "none"), DType::opaque);
   EXPECT_EQ(describe("all_gather", {carried}).text(),
             "op=all_gather\ntensors=1\ndtype=opaque\nelements a rank=8\ncodec=none\n");
   carried.dtype = "uint16";
@@ -56,7 +56,7 @@ TEST(Describe, TheCallersTypeStandsForOpaqueBytes) {
 
 TEST(Describe, LongListsAreCutAndClosedWithTheirHash) {
   for (uint64_t tensors : {uint64_t{400}, uint64_t{401}}) {
-    std::vector<Described> plans;
+    std::vector<MessageSummary> plans;
     std::string list;
     for (uint64_t i = 0; i < tensors; ++i) {
       const uint64_t n = i == 400 ? 1 : 1000 + i;  // 400 of them make 1,999 characters, one more 2,001

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "collective/all_gather.h"
-#include "collective/describe.h"
 #include "collective/exchange.h"
+#include "collective/message_summary.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

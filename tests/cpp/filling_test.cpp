@@ -70,19 +70,19 @@ uint64_t largest(const Segment& segment, uint64_t itemsize, uint64_t left, uint6
   return n;
 }
 
-struct Frame {
+struct ExpectedFrame {
   uint64_t first = 0, elements = 0, bytes = 0;
   std::vector<std::pair<size_t, uint64_t>> runs;  // segment, elements
 };
 
-std::vector<Frame> filled(const Layout& layout, uint64_t itemsize, uint64_t chunk_bytes) {
+std::vector<ExpectedFrame> filled(const Layout& layout, uint64_t itemsize, uint64_t chunk_bytes) {
   uint64_t t = 0;
   for (const Segment& segment : layout.segments())
     t += bytesOf(segment, itemsize, segment.count);
   const uint64_t c = std::min<uint64_t>(chunk_bytes, std::max<uint64_t>(65536, t / 2048 * 64));
   const uint64_t m = std::max<uint64_t>(c, 65600);
-  std::vector<Frame> frames;
-  Frame open;
+  std::vector<ExpectedFrame> frames;
+  ExpectedFrame open;
   const auto close = [&] {
     frames.push_back(open);
     open = {open.first + open.elements, 0, 0, {}};
@@ -124,16 +124,16 @@ void expectSameFrames(const Layout& layout, DType dtype, size_t chunk_bytes) {
   SCOPED_TRACE(std::string(dtypeName(dtype)) + " in frames of " + std::to_string(chunk_bytes) + ": " +
                layout.text().substr(0, 300));
   const MessagePlan plan = planMessage(layout, dtype, chunk_bytes);
-  const std::vector<Frame> frames = filled(layout, itemBytes(dtype), chunk_bytes);
-  ASSERT_EQ(plan.chunks.size(), frames.size());
-  for (size_t i = 0; i < frames.size(); ++i) {
-    const Chunk& chunk = plan.chunks[i];
-    ASSERT_EQ(chunk.first, frames[i].first) << "frame " << i;
-    ASSERT_EQ(chunk.elements, frames[i].elements) << "frame " << i;
-    ASSERT_EQ(chunk.payload_bytes, frames[i].bytes) << "frame " << i;
-    ASSERT_EQ(chunk.runs.size(), frames[i].runs.size()) << "frame " << i;
-    for (size_t r = 0; r < chunk.runs.size(); ++r)
-      ASSERT_EQ(std::pair(size_t{chunk.runs[r].segment}, chunk.runs[r].count), frames[i].runs[r]) << "frame " << i;
+  const std::vector<ExpectedFrame> expected = filled(layout, itemBytes(dtype), chunk_bytes);
+  ASSERT_EQ(plan.frames.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Frame& frame = plan.frames[i];
+    ASSERT_EQ(frame.first, expected[i].first) << "frame " << i;
+    ASSERT_EQ(frame.elements, expected[i].elements) << "frame " << i;
+    ASSERT_EQ(frame.payload_bytes, expected[i].bytes) << "frame " << i;
+    ASSERT_EQ(frame.runs.size(), expected[i].runs.size()) << "frame " << i;
+    for (size_t r = 0; r < frame.runs.size(); ++r)
+      ASSERT_EQ(std::pair(size_t{frame.runs[r].segment}, frame.runs[r].count), expected[i].runs[r]) << "frame " << i;
   }
 }
 

@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 using test::holds;
 using test::Outcome;
 using test::Ranks;
-using Stage = OpProgress::Stage;
+using Status = OpProgress::Status;
 
 // A folder of the test's own.
 class Folder {
@@ -110,19 +110,19 @@ TEST(Flight, WhatIsUnderWayStays) {
   const auto transport = hub.transport(0);
   const GroupContext group(*transport, {});
   FlightRecord record(group, 3, "");
-  const auto add = [&](const char* op, Stage stage) {
+  const auto add = [&](const char* op, Status status) {
     auto progress = record.add(op, 1);
     progress->update([&](OpProgress::State& state) {
-      if (stage != Stage::queued) state.start();
-      if (stage == Stage::done) state.end("");
+      if (status != Status::queued) state.start();
+      if (status == Status::done) state.end("");
     });
   };
-  add("stuck", Stage::under_way);
-  add("over", Stage::done);
-  add("queued1", Stage::queued);
-  add("queued2", Stage::queued);  // "over" leaves
+  add("stuck", Status::under_way);
+  add("over", Status::done);
+  add("queued1", Status::queued);
+  add("queued2", Status::queued);  // "over" leaves
   EXPECT_EQ(record.json().find("\"over\""), std::string::npos);
-  add("queued3", Stage::queued);  // the oldest that is queued does
+  add("queued3", Status::queued);  // the oldest that is queued does
   EXPECT_EQ(record.json().find("\"queued1\""), std::string::npos);
   EXPECT_TRUE(holds(record.json(), {"\"stuck\"", "\"queued2\"", "\"queued3\"", "\"description\": {}",
                                     "\"started_s\": null, \"ended_s\": null"}));

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "codec/codec.h"
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 #include "collective/plan.h"
 #include "wire/frame.h"
 
@@ -51,7 +51,7 @@ std::vector<std::vector<uint64_t>> table(const std::string& titles, size_t colum
 TEST(Format, TheExampleOfFilledFrames) {
   const MessagePlan plan = planMessage(Layout::parse(fenced("layout")), DType::float32, 65536);
   std::vector<std::vector<uint64_t>> frames;
-  for (const Chunk& chunk : plan.chunks)
+  for (const Frame& chunk : plan.frames)
     frames.push_back({chunk.first, chunk.elements, chunk.payload_bytes});
   EXPECT_EQ(table("| first | elements | payload_bytes |", 3), frames);
 }

@@ -8,11 +8,11 @@
 #include <random>
 #include <vector>
 
+#include "base/crc32c.h"
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
-#include "kernels/crc32c.h"
 
 namespace lowcomm {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/half.h"
 #include "codec/fused.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm::test {
 

@@ -5,8 +5,8 @@
 
 #include <cstring>
 
+#include "base/float_env.h"
 #include "fused_cases.h"
-#include "kernels/float_env.h"
 
 namespace lowcomm {
 namespace {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/float_env.h"
 #include "fused_cases.h"
-#include "kernels/float_env.h"
 
 namespace lowcomm {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
+#include "base/half.h"
 #include "codec/grid.h"
-#include "kernels/half.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm::test {

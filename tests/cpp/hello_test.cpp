@@ -1,16 +1,16 @@
-#include "wire/hello.h"
+#include "wire/key_values.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
 namespace {
 
-std::string refusal(const Hello& mine, const Hello& theirs) {
+std::string refusal(const KeyValues& mine, const KeyValues& theirs) {
   try {
     expectSameHello(mine, 0, theirs, 1);
   } catch (const WireError& error) {
@@ -19,37 +19,37 @@ std::string refusal(const Hello& mine, const Hello& theirs) {
   return "";
 }
 
-TEST(Hello, RoundTrip) {
-  const Hello hello{{{"wire_version", "1"}, {"policy", "a=b; c"}, {"note", "two\nlines \\n"}, {"empty", ""}}};
+TEST(KeyValues, RoundTrip) {
+  const KeyValues hello{{{"wire_version", "1"}, {"policy", "a=b; c"}, {"note", "two\nlines \\n"}, {"empty", ""}}};
   EXPECT_EQ(hello.text(), "wire_version=1\npolicy=a=b; c\nnote=two\\nlines \\\\n\nempty=\n");
-  EXPECT_EQ(Hello::parse(hello.text()).fields, hello.fields);
-  EXPECT_TRUE(Hello::parse("").fields.empty());
+  EXPECT_EQ(KeyValues::parse(hello.text()).fields, hello.fields);
+  EXPECT_TRUE(KeyValues::parse("").fields.empty());
 }
 
-TEST(Hello, RefusesWhatIsNone) {
+TEST(KeyValues, RefusesWhatIsNone) {
   for (const char* text : {"a", "a=1", "\n", "=1\n", "a=1\nb\n", "a=\\\n", "a=\\x\n", "a\\=1\n", "a=1\na=2\n"}) {
-    EXPECT_THROW(Hello::parse(text), WireError) << text;
+    EXPECT_THROW(KeyValues::parse(text), WireError) << text;
   }
   for (const char* key : {"", "a=b", "a\nb", "a\\b"})
-    EXPECT_THROW((Hello{{{key, "1"}}}.text()), ValueError);
+    EXPECT_THROW((KeyValues{{{key, "1"}}}.text()), ValueError);
 }
 
-TEST(Hello, FuzzedTextIsRefusedOrRoundTrips) {
+TEST(KeyValues, FuzzedTextIsRefusedOrRoundTrips) {
   std::mt19937 generator(1);
   for (int round = 0; round < 20000; ++round) {
     std::string text(generator() % 20, ' ');
     for (char& c : text)
       c = "ab=\n\\n "[generator() % 7];
     try {
-      EXPECT_EQ(Hello::parse(text).text(), text);
+      EXPECT_EQ(KeyValues::parse(text).text(), text);
     } catch (const WireError&) {
     }
   }
 }
 
-TEST(Hello, DifferencesAreNamed) {
-  const Hello a{{{"version", "1"}, {"policy", "all_gather=minmax8:bucket=1024"}, {"min_bytes", "5"}}};
-  Hello b = a;
+TEST(KeyValues, DifferencesAreNamed) {
+  const KeyValues a{{{"version", "1"}, {"policy", "all_gather=minmax8:bucket=1024"}, {"min_bytes", "5"}}};
+  KeyValues b = a;
   EXPECT_EQ(refusal(a, b), "");
   b.fields[1].second = "";
   b.fields[2].second = "6";
@@ -58,12 +58,12 @@ TEST(Hello, DifferencesAreNamed) {
   b.fields.pop_back();
   EXPECT_EQ(refusal(a, b), "min_bytes differs: rank 0 has '5', rank 1 has none");
   EXPECT_EQ(refusal(b, a), "min_bytes differs: rank 0 has none, rank 1 has '5'");
-  EXPECT_EQ(refusal(a, Hello{{{"error", "no such device"}}}), "rank 1: no such device");
-  EXPECT_EQ(refusal(Hello{{{"error", "no such device"}}}, a), "rank 0: no such device");
+  EXPECT_EQ(refusal(a, KeyValues{{{"error", "no such device"}}}), "rank 1: no such device");
+  EXPECT_EQ(refusal(KeyValues{{{"error", "no such device"}}}, a), "rank 0: no such device");
 }
 
 // The texts of large layouts: what is shown is the first segment that differs, whole, and little else.
-TEST(Hello, LongValuesAreShownWhereTheyDiffer) {
+TEST(KeyValues, LongValuesAreShownWhereTheyDiffer) {
   std::vector<Segment> segments;
   for (uint64_t i = 0; i < 1000; ++i)
     segments.push_back({i * 4096, 4096, CodecSpec::parse("qsgd8")});
@@ -90,11 +90,11 @@ TEST(Hello, LongValuesAreShownWhereTheyDiffer) {
   EXPECT_EQ(refusal({{{"a", whole}}}, {{{"a", "y"}}}), "a differs: rank 0 has '" + whole + "', rank 1 has 'y'");
 }
 
-TEST(Hello, TextThatIsNoneIsNotRepeatedWhole) {
+TEST(KeyValues, TextThatIsNoneIsNotRepeatedWhole) {
   const std::string junk(60000, 'x');
   for (const std::string& text : {junk, junk + "\n", "a=\\" + junk + "\n"}) {
     try {
-      Hello::parse(text);
+      KeyValues::parse(text);
       ADD_FAILURE();
     } catch (const WireError& error) {
       EXPECT_LT(std::string(error.what()).size(), 300u);

@@ -11,7 +11,7 @@
 
 #include "codec/fused.h"
 #include "codec/none.h"
-#include "collective/stage.h"
+#include "collective/device_codec.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm::test {
@@ -40,7 +40,7 @@ class LateDevice {
   size_t enqueued() const { return work_.size(); }
 
   // Kept until the device goes: work that comes late may still use it.
-  StageQueue::Memory memory(size_t bytes) {
+  CodecQueue::Memory memory(size_t bytes) {
     auto whole = std::make_shared<std::vector<std::byte>>(bytes + 64, kNever);
     memory_.push_back(whole);
     const size_t over = reinterpret_cast<uintptr_t>(whole->data()) % 64;
@@ -57,7 +57,7 @@ class LateDevice {
   std::vector<std::shared_ptr<std::vector<std::byte>>> memory_;
 };
 
-class LateQueue final : public StageQueue {
+class LateQueue final : public CodecQueue {
  public:
   explicit LateQueue(std::shared_ptr<LateDevice> device) : device_(std::move(device)) {}
   Memory deviceMemory(size_t bytes) override { return device_->memory(bytes); }
@@ -70,7 +70,7 @@ class LateQueue final : public StageQueue {
   const std::shared_ptr<LateDevice> device_;
 };
 
-class LateKernels final : public StageKernels {
+class LateKernels final : public CodecKernels {
  public:
   explicit LateKernels(std::shared_ptr<LateDevice> device) : device_(std::move(device)) {}
 
@@ -146,10 +146,10 @@ class LateKernels final : public StageKernels {
 };
 
 // A stage on a late device of its own, or one that the caller keeps to look at.
-inline std::unique_ptr<Stage> lateStage(size_t slot_bytes,
-                                        std::shared_ptr<LateDevice> device = std::make_shared<LateDevice>()) {
-  return std::make_unique<Stage>(std::make_unique<LateQueue>(device), std::make_unique<LateKernels>(device),
-                                 slot_bytes);
+inline std::unique_ptr<DeviceCodec> lateStage(size_t slot_bytes,
+                                              std::shared_ptr<LateDevice> device = std::make_shared<LateDevice>()) {
+  return std::make_unique<DeviceCodec>(std::make_unique<LateQueue>(device), std::make_unique<LateKernels>(device),
+                                       slot_bytes);
 }
 
 }  // namespace lowcomm::test

@@ -11,7 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kLayers = {"kernels", "codec", "wire", "transport", "collective", "engine", "cuda"};
+const std::vector<std::string> kLayers = {"base",      "kernels",    "codec",  "wire",
+                                          "transport", "collective", "engine", "cuda"};
 
 struct Include {
   std::string file, path;
@@ -98,7 +99,7 @@ TEST(Layers, VectorUnitsComeFromTheTemplate) {
 // engine.
 TEST(Layers, StateBackendAndOptimizersAreApart) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> apart = {
-      {"state", {"backend", "optim", "bindings"}},
+      {"tensor", {"backend", "optim", "bindings"}},
       {"backend", {"optim", "bindings"}},
       {"optim", {"backend", "bindings"}}};
   for (const auto& [layer, others] : apart) {

@@ -4,8 +4,8 @@
 
 #include <random>
 
-#include "codec/error.h"
-#include "wire/fnv1a.h"
+#include "base/error.h"
+#include "base/fnv1a.h"
 
 namespace lowcomm {
 namespace {

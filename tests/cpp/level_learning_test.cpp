@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
 #include "codec/spec.h"
 #include "kernels/finite.h"
 

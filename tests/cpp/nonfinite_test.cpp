@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/half.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

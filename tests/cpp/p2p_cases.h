@@ -40,7 +40,7 @@ struct Tensor {
 };
 
 inline Outcome post(Engine& engine, const MessagePtr& message) {
-  return Outcome(engine.beside(message->op, [&] { engine.messages().post(message); }), message->op.counters);
+  return Outcome(engine.runInline(message->op, [&] { engine.messages().post(message); }), message->op.counters);
 }
 
 inline MessagePtr toSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
@@ -62,7 +62,7 @@ inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag
 }
 
 inline Outcome finish(Engine& engine, const MessagePtr& message) {
-  return Outcome(engine.beside(message->op, [&] { engine.messages().finish(*message); }), message->op.counters);
+  return Outcome(engine.runInline(message->op, [&] { engine.messages().finish(*message); }), message->op.counters);
 }
 
 inline void expectFinish(Engine& engine, const MessagePtr& message) {

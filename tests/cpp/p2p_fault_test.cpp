@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {
@@ -109,7 +109,7 @@ struct ByHand {
   void say(const Tensor& tensor, uint32_t sequence, const std::vector<size_t>& which) {
     const MessagePlan plan = tensor.plan(engine);
     for (size_t i : which) {
-      const Chunk& chunk = plan.chunks[i];
+      const Frame& chunk = plan.frames[i];
       FrameHeader header = plan.header(chunk);
       header.sequence = sequence;
       header.key_hash = tensor.elements;
@@ -174,7 +174,7 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
   };
   for (const Case& c : cases) {
     ByHand by_hand;
-    ASSERT_EQ(tensor.plan(by_hand.engine).chunks.size(), 4u);
+    ASSERT_EQ(tensor.plan(by_hand.engine).frames.size(), 4u);
     by_hand.say(tensor, c.first, c.first_frames);
     by_hand.say(tensor, c.second, c.second_frames);
     const auto outcomes = by_hand.receive(tensor);
@@ -188,7 +188,7 @@ TEST(P2pFault, TensorsThatDifferAreToldWithBothValues) {
   Engine* any = nullptr;
   Ranks sizes(1);
   any = &sizes.engine(0);
-  const uint64_t frame = Tensor::random(kElements, 1).plan(*any).chunks[0].elements;
+  const uint64_t frame = Tensor::random(kElements, 1).plan(*any).frames[0].elements;
   struct Case {
     Tensor sent, expected;
     const char* part;

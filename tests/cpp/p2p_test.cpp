@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/all_gather.h"
 #include "p2p_cases.h"
 
@@ -49,7 +49,7 @@ TEST(P2p, CountsWhatIsSent) {
     counters[rank] = message->op.counters;
   });
   uint64_t bytes = 0;
-  for (const Chunk& chunk : sent.plan(ranks.engine(0)).chunks)
+  for (const Frame& chunk : sent.plan(ranks.engine(0)).frames)
     bytes += kFrameHeaderBytes + chunk.payload_bytes;
   EXPECT_EQ(counters[0].raw_bytes, 400'000u);
   EXPECT_EQ(counters[0].wire_bytes, bytes);
@@ -160,7 +160,7 @@ TEST(P2p, RunsBesideACollective) {
 TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
   Ranks ranks(2);
   const Tensor whole = Tensor::random(400'000, 1);
-  const size_t frames = whole.plan(ranks.engine(0)).chunks.size();
+  const size_t frames = whole.plan(ranks.engine(0)).frames.size();
   ASSERT_GT(frames, 3u);
   const auto refused = [&](const Tensor& spoilt, const std::string& why) {
     Tensor got = spoilt.empty(), beside = whole.empty();
@@ -201,7 +201,7 @@ TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
 TEST(P2p, SendsWhileItEncodes) {
   Ranks ranks(2);
   const Tensor sent = Tensor::random(4'000'000, 1);
-  const size_t frames = sent.plan(ranks.engine(0)).chunks.size();
+  const size_t frames = sent.plan(ranks.engine(0)).frames.size();
   Tensor spoilt = sent;  // its last element would be found first by who looks at all of them before sending any
   const float nan = NAN;
   std::memcpy(spoilt.data.data() + 4 * (sent.elements - 1), &nan, 4);
@@ -240,7 +240,7 @@ TEST(P2p, DroppedMessagesArrive) {
 TEST(P2p, BuffersAreUsedAgain) {
   Ranks ranks(2);
   const Tensor sent = Tensor::random(500'000, 1);
-  const size_t frames = sent.plan(ranks.engine(0)).chunks.size();
+  const size_t frames = sent.plan(ranks.engine(0)).frames.size();
   ASSERT_GT(frames, 3u);
   const auto idle = [&](int rank) {
     std::set<const std::byte*> addresses;

@@ -13,15 +13,15 @@ namespace {
 using test::mixedLayout;
 using test::single;
 
-// The laws of a cut, whatever the layout: chunks and runs cover the message once and in order, cuts fall at multiples
+// The laws of a cut, whatever the layout: frames and runs cover the message once and in order, cuts fall at multiples
 // of the codec's granularity, sizes are the codec's, a frame fits the group's buffers, and no frame is left half empty.
 void expectLaws(const MessagePlan& plan, size_t chunk_bytes) {
   const size_t full = fullPayload(plan.layout, plan.dtype, chunk_bytes);
   ASSERT_LE(full, chunk_bytes);
   uint64_t at = 0;
   size_t done = 0;  // of a payload in parts
-  for (size_t c = 0; c < plan.chunks.size(); ++c) {
-    const Chunk& chunk = plan.chunks[c];
+  for (size_t c = 0; c < plan.frames.size(); ++c) {
+    const Frame& chunk = plan.frames[c];
     ASSERT_EQ(chunk.first, at);
     ASSERT_FALSE(chunk.runs.empty());
     size_t bytes = 0;
@@ -51,8 +51,8 @@ void expectLaws(const MessagePlan& plan, size_t chunk_bytes) {
     ASSERT_EQ(chunk.payload_bytes, bytes);
     ASSERT_LE(kFrameHeaderBytes + bytes, frameCapacity(chunk_bytes));
     if (chunk.runs.size() > 1) ASSERT_LE(bytes, full);
-    if (c + 1 < plan.chunks.size()) {
-      const Run& next = plan.chunks[c + 1].runs[0];
+    if (c + 1 < plan.frames.size()) {
+      const Run& next = plan.frames[c + 1].runs[0];
       if (next.codec->granularity() == Codec::kUncut) {
         ASSERT_LT(full - bytes, 64u);
         continue;
@@ -77,7 +77,7 @@ TEST(Plan, NoneCoversEveryType) {
         const MessagePlan plan = planMessage(single(n, "none"), dtype, chunk_bytes);
         expectLaws(plan, chunk_bytes);
         if (fullPayload(plan.layout, dtype, chunk_bytes) == chunk_bytes) {
-          EXPECT_EQ(plan.chunks.size(), (n + full - 1) / full);
+          EXPECT_EQ(plan.frames.size(), (n + full - 1) / full);
         }
         EXPECT_EQ(plan.rawBytes(), n * itemBytes(dtype));
       }
@@ -88,7 +88,7 @@ TEST(Plan, NoneCoversEveryType) {
 // A link is idle while a first frame is made and a last one is read: of a short message these are short.
 TEST(Plan, MessagesHaveManyFrames) {
   const auto frames = [](uint64_t mib, size_t chunk_bytes) {
-    return planMessage(single(mib << 18, "none"), DType::float32, chunk_bytes).chunks.size();
+    return planMessage(single(mib << 18, "none"), DType::float32, chunk_bytes).frames.size();
   };
   EXPECT_EQ(frames(1, 256 << 10), 16u);  // none is shorter than 64 KiB
   EXPECT_EQ(frames(2, 256 << 10), 32u);
@@ -107,7 +107,7 @@ TEST(Plan, GridCodecsAreCutAtBuckets) {
       for (size_t chunk_bytes : kChunkSizes) {
         for (uint64_t n : {uint64_t{0}, uint64_t{1}, uint64_t{511}, uint64_t{512}, uint64_t{513}, bucket - 1, bucket,
                            bucket + 1, 3 * bucket + 777, uint64_t{3000001}}) {
-          SCOPED_TRACE(codec + " " + std::to_string(n) + " in chunks of " + std::to_string(chunk_bytes));
+          SCOPED_TRACE(codec + " " + std::to_string(n) + " in frames of " + std::to_string(chunk_bytes));
           for (DType dtype : test::kFloats)
             expectLaws(planMessage(single(n, codec), dtype, chunk_bytes), chunk_bytes);
         }
@@ -120,17 +120,17 @@ TEST(Plan, PayloadsThatCannotBeCutTravelInParts) {
   for (const char* codec : {"minmax8:bucket=tensor", "topk", "topk:keep=0.001", "sym4:axis=channel,C=256"}) {
     for (size_t chunk_bytes : kChunkSizes) {
       for (uint64_t n : {uint64_t{0}, uint64_t{256}, uint64_t{65536}, uint64_t{3000064}}) {
-        SCOPED_TRACE(std::string(codec) + " " + std::to_string(n) + " in chunks of " + std::to_string(chunk_bytes));
+        SCOPED_TRACE(std::string(codec) + " " + std::to_string(n) + " in frames of " + std::to_string(chunk_bytes));
         const MessagePlan plan = planMessage(single(n, codec), DType::bfloat16, chunk_bytes);
         expectLaws(plan, chunk_bytes);
         const size_t whole = makeCodec(CodecSpec::parse(codec))->encodedBytes(n, DType::bfloat16);
         const size_t full = fullPayload(plan.layout, DType::bfloat16, chunk_bytes);
-        ASSERT_EQ(plan.chunks.size(), (whole + full - 1) / full);
-        for (size_t c = 0; c + 1 < plan.chunks.size(); ++c)
-          EXPECT_EQ(plan.chunks[c].elements, 0u);
+        ASSERT_EQ(plan.frames.size(), (whole + full - 1) / full);
+        for (size_t c = 0; c + 1 < plan.frames.size(); ++c)
+          EXPECT_EQ(plan.frames[c].elements, 0u);
         if (n > 0) {
-          EXPECT_EQ(plan.chunks.back().elements, n);
-          EXPECT_EQ(plan.chunks.back().first, 0u);
+          EXPECT_EQ(plan.frames.back().elements, n);
+          EXPECT_EQ(plan.frames.back().first, 0u);
         }
       }
     }
@@ -141,17 +141,17 @@ TEST(Plan, PayloadsThatCannotBeCutTravelInParts) {
 TEST(Plan, LargestBucketFitsTheLeastChunk) {
   const MessagePlan plan = planMessage(single(3 * 65536 + 5, "minmax8:bucket=65536"), DType::float32, kMinChunkBytes);
   expectLaws(plan, kMinChunkBytes);
-  ASSERT_EQ(plan.chunks.size(), 4u);
-  EXPECT_EQ(plan.chunks[0].payload_bytes, 65536u + 64);
-  EXPECT_EQ(kFrameHeaderBytes + plan.chunks[0].payload_bytes, frameCapacity(kMinChunkBytes));
-  EXPECT_EQ(plan.chunks[3].elements, 5u);
+  ASSERT_EQ(plan.frames.size(), 4u);
+  EXPECT_EQ(plan.frames[0].payload_bytes, 65536u + 64);
+  EXPECT_EQ(kFrameHeaderBytes + plan.frames[0].payload_bytes, frameCapacity(kMinChunkBytes));
+  EXPECT_EQ(plan.frames[3].elements, 5u);
 }
 
 TEST(Plan, LayoutsOfManySegments) {
   for (uint32_t seed = 0; seed < 30; ++seed) {
     const Layout layout = mixedLayout(1 + seed * 10, seed, seed % 3 ? 3000 : 200000);
     for (size_t chunk_bytes : kChunkSizes) {
-      SCOPED_TRACE("seed " + std::to_string(seed) + " in chunks of " + std::to_string(chunk_bytes));
+      SCOPED_TRACE("seed " + std::to_string(seed) + " in frames of " + std::to_string(chunk_bytes));
       for (DType dtype : test::kFloats)
         expectLaws(planMessage(layout, dtype, chunk_bytes), chunk_bytes);
     }
@@ -163,12 +163,12 @@ TEST(Plan, EqualOnAllRanks) {
   const Layout layout = mixedLayout(100, 7, 50000);
   const MessagePlan mine = planMessage(layout, DType::bfloat16, kMinChunkBytes);
   const MessagePlan theirs = planMessage(Layout::parse(layout.text()), DType::bfloat16, kMinChunkBytes);
-  ASSERT_EQ(mine.chunks.size(), theirs.chunks.size());
-  for (size_t c = 0; c < mine.chunks.size(); ++c) {
-    EXPECT_EQ(mine.header(mine.chunks[c]), theirs.header(theirs.chunks[c]));
-    ASSERT_EQ(mine.chunks[c].runs.size(), theirs.chunks[c].runs.size());
-    for (size_t r = 0; r < mine.chunks[c].runs.size(); ++r) {
-      const auto &a = mine.chunks[c].runs[r], &b = theirs.chunks[c].runs[r];
+  ASSERT_EQ(mine.frames.size(), theirs.frames.size());
+  for (size_t c = 0; c < mine.frames.size(); ++c) {
+    EXPECT_EQ(mine.header(mine.frames[c]), theirs.header(theirs.frames[c]));
+    ASSERT_EQ(mine.frames[c].runs.size(), theirs.frames[c].runs.size());
+    for (size_t r = 0; r < mine.frames[c].runs.size(); ++r) {
+      const auto &a = mine.frames[c].runs[r], &b = theirs.frames[c].runs[r];
       EXPECT_EQ(std::tie(a.at, a.offset, a.count, a.bytes, a.segment),
                 std::tie(b.at, b.offset, b.count, b.bytes, b.segment));
     }
@@ -177,20 +177,20 @@ TEST(Plan, EqualOnAllRanks) {
 
 TEST(Plan, HeaderNamesTheCodecOrTheLayout) {
   const MessagePlan one = planMessage(single(200000, "qsgd4:bucket=512"), DType::float16, kMinChunkBytes);
-  ASSERT_EQ(one.chunks.size(), 2u);
+  ASSERT_EQ(one.frames.size(), 2u);
   FrameHeader want;
   want.codec = CodecId::qsgd;
   want.bits = 4;
   want.flags = 1;
   want.bucket = 512;
   want.dtype = DType::float16;
-  want.elements = one.chunks[0].elements;
-  want.payload_bytes = one.chunks[0].payload_bytes;
-  EXPECT_EQ(one.header(one.chunks[0]), want);
-  want.first = one.chunks[0].elements;
+  want.elements = one.frames[0].elements;
+  want.payload_bytes = one.frames[0].payload_bytes;
+  EXPECT_EQ(one.header(one.frames[0]), want);
+  want.first = one.frames[0].elements;
   want.elements = 200000 - want.first;
-  want.payload_bytes = one.chunks[1].payload_bytes;
-  EXPECT_EQ(one.header(one.chunks[1]), want);
+  want.payload_bytes = one.frames[1].payload_bytes;
+  EXPECT_EQ(one.header(one.frames[1]), want);
 
   const Layout layout = mixedLayout(10, 3);
   const MessagePlan many = planMessage(layout, DType::float32, kMaxChunkBytes);
@@ -199,8 +199,8 @@ TEST(Plan, HeaderNamesTheCodecOrTheLayout) {
   mixed.key_hash = layout.hash();
   mixed.dtype = DType::float32;
   mixed.elements = layout.elements();
-  mixed.payload_bytes = many.chunks[0].payload_bytes;
-  EXPECT_EQ(many.header(many.chunks[0]), mixed);
+  mixed.payload_bytes = many.frames[0].payload_bytes;
+  EXPECT_EQ(many.header(many.frames[0]), mixed);
 }
 
 TEST(Plan, RefusesTypesACodecDoesNotTake) {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "collective/describe.h"
+#include "collective/message_summary.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 
@@ -238,7 +238,7 @@ TEST(ReduceScatter, CountsItsBytes) {
         const MessagePlan plan = planMessage(single(n, codec), DType::float32, kMinChunkBytes);
         uint64_t frames = kFrameHeaderBytes + describe("reduce_scatter", {plan}).text().size() +
                           std::string("reduce op=sum\n").size();
-        for (const Chunk& chunk : plan.chunks)
+        for (const Frame& chunk : plan.frames)
           frames += kFrameHeaderBytes + chunk.payload_bytes;
         for (const OpCounters& counters : expectScatters(size, {{plan.layout, plan.dtype}}, kSum, false)) {
           EXPECT_EQ(counters.raw_bytes, n * 4 * (size - 1));

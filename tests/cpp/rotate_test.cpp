@@ -8,9 +8,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/half.h"
 #include "grid_cases.h"
 #include "kernels/finite.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <span>
 
+#include "base/half.h"
 #include "codec/scalar_rules.h"
 #include "codec/scalar_tables.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

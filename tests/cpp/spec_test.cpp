@@ -4,8 +4,8 @@
 
 #include <vector>
 
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
 #include "wire/frame.h"
 
 namespace lowcomm {

@@ -20,7 +20,7 @@ using Staging = unsigned;
 inline constexpr Staging kNobody = 0, kAll = ~0u, kEven = 0x55555555u;
 
 // One op on one rank, with the stage that its elements are on, or null.
-using Op = std::function<void(int rank, OpContext& op, Stage* stage)>;
+using Op = std::function<void(int rank, OpContext& op, DeviceCodec* stage)>;
 
 inline Ranks::Job on(Staging staging, Op op) {
   return [=](int rank, OpContext& context) {
@@ -29,19 +29,19 @@ inline Ranks::Job on(Staging staging, Op op) {
   };
 }
 
-inline void reduce(OpContext& op, Stage* stage, const std::vector<AllReduceMessage>& messages,
+inline void reduce(OpContext& op, DeviceCodec* stage, const std::vector<AllReduceMessage>& messages,
                    const Reduction& reduction) {
   stage ? allReduceStaged(op, *stage, messages, reduction) : allReduce(op, messages, reduction);
 }
 
-inline void scatter(OpContext& op, Stage* stage, const std::vector<ScatterMessage>& messages,
+inline void scatter(OpContext& op, DeviceCodec* stage, const std::vector<ScatterMessage>& messages,
                     const Reduction& reduction) {
   stage ? reduceScatterStaged(op, *stage, messages, reduction) : reduceScatter(op, messages, reduction);
 }
 
 // Of x, to as many parts of y as it has room for.
 inline GatherMessage gatherOf(const std::vector<float>& x, std::vector<float>& y, const CodecSpec& codec,
-                              Stage* stage) {
+                              DeviceCodec* stage) {
   GatherMessage message;
   message.layouts = {Layout::single(x.size(), codec)};
   message.dtype = DType::float32;

@@ -40,7 +40,7 @@ std::vector<std::string> told(int size, const std::string& name, Staging staging
   for (const auto& outcome : ranks.run(name, on(staging, op)))
     texts.push_back(outcome.what());
   // The group goes on.
-  ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, Stage* stage) {
+  ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, DeviceCodec* stage) {
                     auto& fine = memory.of(1000, 1);
                     reduce(context, stage,
                            {{1000, CodecSpec::parse("sym4"), DType::float32, fine.data(), drawsOf(rank)}}, kSum);
@@ -57,19 +57,19 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
     for (uint64_t at : {uint64_t{3}, n / 2 + 1, n - 1}) {
       std::vector<std::vector<std::string>> texts;
       for (Staging staging : {kNobody, kAll, kEven, ~kEven}) {
-        texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, Stage* stage) {
+        texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
           auto& x = memory.of(n, 1);
           if (rank == 1) x[at] = NAN;
           reduce(op, stage, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
         }));
-        texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, Stage* stage) {
+        texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
           auto &x = memory.of(n, 1), &y = memory.of(n * size);
           if (rank == 1) x[at] = NAN;
           GatherMessage message = test::gatherOf(x, y, spec, stage);
           message.draws = drawsOf(rank);
           allGather(op, {message});
         }));
-        texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, Stage* stage) {
+        texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
           auto &x = memory.of(n * size, 1), &y = memory.of(n);
           if (rank == 1) x[(at < n / 2 ? 0 : at < n - 1 ? 1 : 2) * n + at] = NAN;
           ScatterMessage message;
@@ -95,7 +95,7 @@ TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
     for (uint64_t at : {uint64_t{5}, n - 1}) {
       std::vector<std::vector<std::string>> texts;
       for (Staging staging : {kNobody, kAll, kEven}) {
-        texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, Stage* stage) {
+        texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
           auto& x = memory.of(n, 1);
           x[at] = value;
           reduce(op, stage, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
@@ -109,7 +109,7 @@ TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
 }
 
 // A frame whose checksum is right and whose payload is none: rank 1 sends it to rank 0 as number `frame`.
-std::string blamed(Staging staging, int frame, const std::string& name, const Op& op) {
+std::string attributed(Staging staging, int frame, const std::string& name, const Op& op) {
   Ranks ranks(2);
   std::atomic<int> seen{0};
   ranks.hub().tamper([&](int from, int to, Lane lane, std::span<std::byte> bytes) {
@@ -129,17 +129,17 @@ std::string blamed(Staging staging, int frame, const std::string& name, const Op
 TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   const uint64_t n = 6 * 57344 + 13;
   const CodecSpec codec = CodecSpec::parse("minmax8:bucket=64");
-  const Op all_reduce = [&](int rank, OpContext& op, Stage* stage) {
+  const Op all_reduce = [&](int rank, OpContext& op, DeviceCodec* stage) {
     auto& x = memory.of(n, 1);
     reduce(op, stage, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
   };
-  const Op all_gather = [&](int rank, OpContext& op, Stage* stage) {
+  const Op all_gather = [&](int rank, OpContext& op, DeviceCodec* stage) {
     auto &x = memory.of(n, 1), &y = memory.of(2 * n);
     GatherMessage message = test::gatherOf(x, y, codec, stage);
     message.draws = drawsOf(rank);
     allGather(op, {message});
   };
-  const Op reduce_scatter = [&](int rank, OpContext& op, Stage* stage) {
+  const Op reduce_scatter = [&](int rank, OpContext& op, DeviceCodec* stage) {
     auto &x = memory.of(2 * n, 1), &y = memory.of(n);
     ScatterMessage message;
     message.layouts = {Layout::single(n, codec)};
@@ -152,10 +152,10 @@ TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   for (int frame : {1, 3, 5}) {
     for (const auto& [name, op] :
          {std::pair("all_reduce", all_reduce), {"all_gather", all_gather}, {"reduce_scatter", reduce_scatter}}) {
-      const std::string expected = blamed(kNobody, frame, name, op);
+      const std::string expected = attributed(kNobody, frame, name, op);
       EXPECT_TRUE(test::holds(expected, {"rank 1"})) << expected;
       for (Staging staging : {kAll, kEven})
-        EXPECT_EQ(blamed(staging, frame, name, op), expected) << name << ", frame " << frame;
+        EXPECT_EQ(attributed(staging, frame, name, op), expected) << name << ", frame " << frame;
     }
   }
 }

@@ -47,7 +47,7 @@ TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
 // The payloads of a message, which is all that it has to copy.
 uint64_t codesOf(uint64_t n, const char* codec, size_t chunk_bytes) {
   uint64_t bytes = 0;
-  for (const Chunk& chunk : planMessage(test::single(n, codec), DType::float32, chunk_bytes).chunks)
+  for (const Frame& chunk : planMessage(test::single(n, codec), DType::float32, chunk_bytes).frames)
     bytes += chunk.payload_bytes;
   return bytes;
 }

@@ -54,7 +54,7 @@ TEST(StagedP2p, OnlyCodesCross) {
   const Tensor sent = Tensor::random(300'000, 5);
   Tensor got = sent.empty();
   uint64_t codes = 0;
-  for (const Chunk& chunk : sent.plan(ranks.engine(0)).chunks)
+  for (const Frame& chunk : sent.plan(ranks.engine(0)).frames)
     codes += chunk.payload_bytes;
   for (unsigned staging : {1u, 2u}) {
     std::vector<uint64_t> crossed;

@@ -37,7 +37,7 @@ TEST(Staged, AllReduceHasTheHostsBits) {
             std::vector<std::vector<Bytes>> results;
             for (Staging staging : {kNobody, kAll, kEven}) {
               std::vector<Bytes> tensors = tensorsOf(size, dtype, n);
-              ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+              ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                                 reduce(op, stage, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}}, reduction);
                               }));
               results.push_back(tensors);
@@ -68,7 +68,7 @@ TEST(Staged, SeveralTensorsOfAnySizes) {
         for (size_t t = 0; t < cases.size(); ++t)
           all.push_back(test::randomTensor(DType::float32, cases[t].first, static_cast<uint32_t>(7 * rank + t)));
       }
-      ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+      ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                         std::vector<AllReduceMessage> messages;
                         for (size_t t = 0; t < cases.size(); ++t) {
                           messages.push_back({cases[t].first, CodecSpec::parse(cases[t].second), DType::float32,
@@ -111,7 +111,7 @@ TEST(Staged, AllGatherHasTheHostsBits) {
               const Bytes x = test::randomTensor(dtype, layouts[rank].elements(), seed + static_cast<uint32_t>(rank));
               std::copy(x.begin(), x.end(), outputs[rank].begin() + static_cast<ptrdiff_t>(starts[rank] * item));
             }
-            ranks.expectRun("all_gather", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+            ranks.expectRun("all_gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                               GatherMessage message;
                               message.layouts = layouts;
                               message.dtype = dtype;
@@ -144,7 +144,7 @@ TEST(Staged, ReduceScatterHasTheHostsBits) {
           for (Staging staging : {kNobody, kAll, kEven}) {
             std::vector<Bytes> inputs = tensorsOf(size, dtype, n * static_cast<uint64_t>(size), seed);
             std::vector<Bytes> outputs(size, Bytes(n * itemBytes(dtype)));
-            ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+            ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                               ScatterMessage message;
                               message.layouts = {layout};
                               message.dtype = dtype;
@@ -173,7 +173,7 @@ TEST(Staged, ReduceScatterOfUnevenSlicesInPlace) {
   std::vector<std::vector<Bytes>> results;
   for (Staging staging : {kNobody, kAll, kEven}) {
     std::vector<Bytes> x = tensorsOf(size, DType::bfloat16, 200002);
-    ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+    ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                       ScatterMessage message;
                       message.dtype = DType::bfloat16;
                       uint64_t at = 0;
@@ -205,12 +205,12 @@ TEST(Staged, RootedOnesHaveTheHostsBits) {
         for (Staging staging : {kNobody, kAll, kEven}) {
           std::vector<Bytes> tensors = tensorsOf(size, dtype, n), gathered(size, Bytes(2 * n));
           const std::vector<Bytes> inputs = tensors;
-          ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+          ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                             BroadcastMessage message{
                                 n, CodecSpec::parse(name), dtype, tensors[rank].data(), drawsOf(rank), stage};
                             broadcast(op, {message}, root);
                           }));
-          ranks.expectRun("gather", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+          ranks.expectRun("gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                             RootGatherMessage message{n,  CodecSpec::parse(name), dtype, inputs[rank].data(),
                                                       {}, drawsOf(rank),          stage};
                             for (int r = 0; rank == root && r < size; ++r)
@@ -242,7 +242,7 @@ TEST(Staged, AllToAllHasTheHostsBits) {
             outputs.emplace_back(2 * count(b, a));
           }
         }
-        ranks.expectRun("all_to_all", on(staging, [&](int rank, OpContext& op, Stage* stage) {
+        ranks.expectRun("all_to_all", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
                           AllToAllMessage message;
                           message.dtype = DType::float16;
                           for (int r = 0; r < size; ++r) {

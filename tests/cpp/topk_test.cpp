@@ -6,10 +6,10 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/half.h"
 #include "codec/payload.h"
 #include "codec/places.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 #include "kernels/select/select.h"
 
 namespace lowcomm {

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <set>
 
+#include "base/half.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -101,13 +101,13 @@ TEST(LossSample, IsNearTheWholesAndOneAnOp) {
 
 TEST(LossSample, MovesFromStepToStepAndStaysInTheRun) {
   const MessagePlan plan = planMessage(test::single(3 * 65536 + 5, "minmax8:bucket=1024"), DType::float32, 65536);
-  ASSERT_GT(plan.chunks.size(), 2u);
+  ASSERT_GT(plan.frames.size(), 2u);
   std::set<uint64_t> places;
   for (uint32_t step = 0; step < 50; ++step) {
     size_t taken = 0;
-    for (size_t k = 0; k < plan.chunks.size(); ++k) {
-      const lowcomm::Run& run = plan.chunks[k].runs[0];
-      if (const auto window = windowOf({}, k, plan.chunks.size(), run, step)) {
+    for (size_t k = 0; k < plan.frames.size(); ++k) {
+      const lowcomm::Run& run = plan.frames[k].runs[0];
+      if (const auto window = windowOf({}, k, plan.frames.size(), run, step)) {
         ++taken;
         EXPECT_LE(window->first + window->count, run.count);
         EXPECT_EQ((run.offset + window->first) % 1024, 0u);
@@ -122,7 +122,7 @@ TEST(LossSample, MovesFromStepToStepAndStaysInTheRun) {
 
 TEST(LossSample, NothingOfWhatIsExactOrTooLong) {
   const auto first = [](const char* codec, uint64_t elements) {
-    return planMessage(test::single(elements, codec), DType::float32, 65536).chunks[0].runs[0];
+    return planMessage(test::single(elements, codec), DType::float32, 65536).frames[0].runs[0];
   };
   EXPECT_FALSE(windowOf({}, 0, 1, first("none", 5000), 0));
   EXPECT_FALSE(windowOf({}, 0, 1, first("minmax8:bucket=65536", 70000), 0));

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "codec/codec.h"
-#include "codec/error.h"
 #include "target.h"
 
 namespace {

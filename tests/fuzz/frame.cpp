@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "codec/error.h"
-#include "kernels/crc32c.h"
+#include "base/crc32c.h"
+#include "base/error.h"
 #include "target.h"
 #include "wire/frame.h"
 

@@ -13,7 +13,7 @@
 #include "codec/codec.h"
 #include "target.h"
 #include "wire/frame.h"
-#include "wire/hello.h"
+#include "wire/key_values.h"
 #include "wire/layout.h"
 
 namespace {
@@ -117,6 +117,6 @@ int main(int argc, char** argv) {
   }
   const Layout layout({{0, 100, CodecSpec::parse("minmax4:bucket=64")}, {100, 28, {}}});
   write(corpus / "text", "layout", layout.text());
-  write(corpus / "text", "hello", Hello{{{"op", "all_gather"}, {"policy", "a\\b\nc"}}}.text());
+  write(corpus / "text", "hello", KeyValues{{{"op", "all_gather"}, {"policy", "a\\b\nc"}}}.text());
   return 0;
 }

@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <string_view>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/spec.h"
 #include "target.h"
-#include "wire/hello.h"
+#include "wire/key_values.h"
 #include "wire/layout.h"
 
 namespace {
@@ -27,8 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lowcomm;
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   refusing([&] {
-    const Hello hello = Hello::parse(text);
-    fuzz::require(Hello::parse(hello.text()).fields == hello.fields);
+    const KeyValues hello = KeyValues::parse(text);
+    fuzz::require(KeyValues::parse(hello.text()).fields == hello.fields);
   });
   refusing([&] {
     const Layout layout = Layout::parse(text);

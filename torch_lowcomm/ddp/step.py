@@ -76,7 +76,7 @@ class Step:
             together = torch.cat(apart)
             futures.append(self._average(together))
             self._exact.append(together)
-        work = self._backend.all_reduce_compressed(
+        work = self._backend.all_reduce_low_rank(
             [view for _, view in coded],
             dist.ReduceOp(dist.ReduceOp.AVG),
             self._codec,

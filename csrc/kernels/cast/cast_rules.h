@@ -2,10 +2,10 @@
 
 #include <cstdint>
 
+#include "base/float8.h"
+#include "base/half.h"
+#include "base/host_device.h"
 #include "kernels/cast/cast.h"
-#include "kernels/float8.h"
-#include "kernels/half.h"
-#include "kernels/host_device.h"
 
 namespace lowcomm {
 

@@ -3,9 +3,9 @@
 
 #include <cstring>
 
+#include "base/float8.h"
+#include "base/half.h"
 #include "kernels/cast/cast_rules.h"
-#include "kernels/float8.h"
-#include "kernels/half.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/half.h"
 #include "kernels/channel/channel.h"
 #include "kernels/grid/grid_rules.h"
-#include "kernels/half.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/float_env.h"
 #include "kernels/codebook/gauss_levels.h"
-#include "kernels/float_env.h"
 
 namespace lowcomm {
 namespace {

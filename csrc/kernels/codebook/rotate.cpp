@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/half.h"
 #include "kernels/finite.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

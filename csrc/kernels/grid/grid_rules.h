@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/host_device.h"
 
 namespace lowcomm {
 

@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/half.h"
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/half.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"
 

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "kernels/grid/grid_form.h"
-#include "kernels/host_device.h"
 #include "kernels/rounded.h"
 
 namespace lowcomm {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/float_env.h"
+#include "base/float_env.h"
 
 namespace lowcomm {
 namespace {

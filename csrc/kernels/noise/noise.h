@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/dtype.h"
+#include "base/dtype.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"
 

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/half.h"
-#include "kernels/host_device.h"
+#include "base/half.h"
+#include "base/host_device.h"
 #include "kernels/philox.h"
 #include "kernels/rounded.h"
 

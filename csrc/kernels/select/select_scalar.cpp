@@ -1,5 +1,5 @@
 // The reference of the selection's loops.
-#include "kernels/half.h"
+#include "base/half.h"
 #include "kernels/isa/table.h"
 #include "kernels/select/select.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "cuda/grid.h"
 
 namespace lowcomm {

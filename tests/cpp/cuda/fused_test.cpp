@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/fused.h"
 #include "cuda/plain_cases.h"
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "codec/level_table.h"
 #include "cuda/grid.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"
 #include "kernels/finite.h"
-#include "kernels/half.h"
 
 // Grid codecs on a device beside the scalar codec on the host. What includes this is compiled twice: with the
 // simulator's <cuda_runtime.h>, and with CUDA's for a device; skipped where that has none.

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "collective_cases.h"
 #include "cuda/on_device.h"
 #include "cuda/run_kernels.h"
-#include "kernels/half.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
+#include "base/half.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

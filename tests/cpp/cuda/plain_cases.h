@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "codec/codec.h"
 #include "cuda/on_device.h"
 #include "cuda/plain_run.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm::test {
 

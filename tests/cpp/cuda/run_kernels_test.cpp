@@ -32,7 +32,7 @@ using test::Ranks;
 // The device's memory and its default stream. One rank at a time: the simulator is one.
 std::mutex device;
 
-class CudaQueue final : public StageQueue {
+class CudaQueue final : public CodecQueue {
  public:
   Memory deviceMemory(size_t bytes) override {
     void* at = nullptr;
@@ -56,7 +56,7 @@ class CudaQueue final : public StageQueue {
   }
 };
 
-class OneAtATime final : public StageKernels {
+class OneAtATime final : public CodecKernels {
  public:
   bool takes(const CodecSpec& codec, DType dtype) const override { return kernels_.takes(codec, dtype); }
   size_t workspaceBytes(const Run& run, DType dtype) const override { return kernels_.workspaceBytes(run, dtype); }
@@ -207,8 +207,8 @@ TEST_F(RunKernels, CollectivesOfADeviceAndAHost) {
       ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
         const bool here = staged && rank == 1;
         auto own = there(x[rank]), all = there(gathered[rank]), part = there(scattered[rank]);
-        const auto stage = here ? std::make_unique<Stage>(std::make_unique<CudaQueue>(), std::make_unique<OneAtATime>(),
-                                                          op.group.chunk_bytes)
+        const auto stage = here ? std::make_unique<DeviceCodec>(std::make_unique<CudaQueue>(),
+                                                                std::make_unique<OneAtATime>(), op.group.chunk_bytes)
                                 : nullptr;
         std::byte* data = here ? own.data() : x[rank].data();
         std::byte* out = here ? all.data() : gathered[rank].data();

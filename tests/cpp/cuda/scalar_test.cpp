@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "codec/scalar_rules.h"
 #include "cuda/plain_cases.h"
 

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/half.h"
 #include "codec/payload.h"
 #include "codec/places.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm {
 namespace {

@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "base/half.h"
 #include "codec/payload.h"
 #include "cuda/on_device.h"
 #include "cuda/uncut.h"
 #include "grid_cases.h"
-#include "kernels/half.h"
 
 namespace lowcomm::test {
 

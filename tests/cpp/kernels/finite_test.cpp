@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 namespace lowcomm {
 namespace {

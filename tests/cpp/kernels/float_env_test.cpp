@@ -1,4 +1,4 @@
-#include "kernels/float_env.h"
+#include "base/float_env.h"
 
 #include <gtest/gtest.h>
 

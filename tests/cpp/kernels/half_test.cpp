@@ -1,4 +1,4 @@
-#include "kernels/half.h"
+#include "base/half.h"
 
 #include <gtest/gtest.h>
 

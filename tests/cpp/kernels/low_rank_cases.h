@@ -6,8 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/float_env.h"
 #include "grid_cases.h"
-#include "kernels/float_env.h"
 #include "kernels/low_rank/low_rank.h"
 
 namespace lowcomm::test {

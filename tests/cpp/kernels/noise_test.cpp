@@ -7,9 +7,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/float_env.h"
+#include "base/half.h"
 #include "grid_cases.h"
-#include "kernels/float_env.h"
-#include "kernels/half.h"
 #include "kernels/noise/noise_rules.h"
 #include "sha256.h"
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "base/float_env.h"
 #include "grid_cases.h"
-#include "kernels/float_env.h"
 #include "sha256.h"
 
 namespace lowcomm {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 namespace lowcomm {
 namespace {

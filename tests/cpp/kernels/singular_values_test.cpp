@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/float_env.h"
+#include "base/float_env.h"
 #include "kernels/low_rank/orthonormalise.h"
 
 namespace lowcomm {

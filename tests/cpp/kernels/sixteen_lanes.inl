@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/half.h"
+#include "base/half.h"
 
 namespace lowcomm {
 namespace {

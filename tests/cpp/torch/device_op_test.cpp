@@ -9,7 +9,7 @@
 
 #include "backend/backend.h"
 #include "fake_device.h"
-#include "state/compression.h"
+#include "tensor/compression.h"
 
 namespace lowcomm {
 namespace {
@@ -118,8 +118,8 @@ TEST_F(DeviceOpTest, SeveralTensorsTakeOneCopyInEitherDirection) {
     states.push_back(std::make_shared<Compression>(tensor.sizes(), 0, /*feedback=*/false, /*eight_bits=*/false, 1));
   told.clear();
   const CodecSpec codec = CodecSpec::parse("fp16:nonfinite=poison");
-  auto work = backend_->allReduceCompressed(tensors, c10d::ReduceOp(c10d::ReduceOp::SUM), codec, codec, states,
-                                            {0, 2, 4}, {0, 1, 2}, 0);
+  auto work = backend_->allReduceLowRank(tensors, c10d::ReduceOp(c10d::ReduceOp::SUM), codec, codec, states, {0, 2, 4},
+                                         {0, 1, 2}, 0);
   EXPECT_TRUE(work->wait(kNoTimeout));
   EXPECT_EQ(count("copy to host on 0:7"), 1);
   EXPECT_EQ(count("copy to device on 0:7"), 1);

@@ -1,4 +1,4 @@
-#include "backend/device_queue.h"
+#include "tensor/device_queue.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

@@ -1,5 +1,5 @@
 // What a staged collective tells a device, and in which order: through c10's guard, of which there is a fake here.
-#include "backend/device_stage.h"
+#include "tensor/device_codec_queue.h"
 
 #include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ struct FakeAllocator final : c10::Allocator {
 };
 
 // The real queue; what was enqueued is done when its event is waited for.
-class FakeQueue final : public StageQueue {
+class FakeQueue final : public CodecQueue {
  public:
   FakeQueue(const DeviceQueue& queue, std::shared_ptr<test::LateDevice> device)
       : queue_(queue, [device](size_t bytes) { return device->memory(bytes); }), device_(device) {}
@@ -51,7 +51,7 @@ class FakeQueue final : public StageQueue {
   }
 
  private:
-  DeviceStageQueue queue_;
+  DeviceCodecQueue queue_;
   const std::shared_ptr<test::LateDevice> device_;
 };
 
@@ -64,12 +64,12 @@ class DeviceStageTest : public testing::Test {
   }
 
   // A stage of one device that tells its orders to `told`, after what a caller's stream has enqueued.
-  static std::unique_ptr<Stage> stage(c10::DeviceIndex index, size_t slot_bytes) {
+  static std::unique_ptr<DeviceCodec> stage(c10::DeviceIndex index, size_t slot_bytes) {
     DeviceQueue queue({kType, index});
     queue.enter();
     auto device = std::make_shared<test::LateDevice>(told);
-    return std::make_unique<Stage>(std::make_unique<FakeQueue>(queue, device),
-                                   std::make_unique<test::LateKernels>(device), slot_bytes);
+    return std::make_unique<DeviceCodec>(std::make_unique<FakeQueue>(queue, device),
+                                         std::make_unique<test::LateKernels>(device), slot_bytes);
   }
 
   static size_t find(const std::string& text, size_t from = 0) {
@@ -83,7 +83,7 @@ class DeviceStageTest : public testing::Test {
 
 constexpr uint64_t kPart = 5 * 32768;  // elements: five frames of bf16
 
-void gather(OpContext& op, std::unique_ptr<Stage> stage) {
+void gather(OpContext& op, std::unique_ptr<DeviceCodec> stage) {
   std::vector<float> x(kPart, 1.0f), y(kPart * 2);
   GatherMessage message;
   message.layouts = {Layout::single(kPart, CodecSpec::parse("bf16"))};

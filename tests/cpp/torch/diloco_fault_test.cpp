@@ -5,7 +5,7 @@
 #include <limits>
 #include <span>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/context.h"
 #include "diloco_ranks.h"
 

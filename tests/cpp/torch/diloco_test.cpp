@@ -2,7 +2,7 @@
 #include <cmath>
 #include <mutex>
 
-#include "codec/error.h"
+#include "base/error.h"
 #include "collective/context.h"
 #include "diloco_ranks.h"
 #include "optim/outer_step.h"

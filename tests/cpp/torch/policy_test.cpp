@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/options.h"
-#include "codec/error.h"
+#include "base/error.h"
 
 namespace lowcomm {
 namespace {

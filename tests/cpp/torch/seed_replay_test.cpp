@@ -5,8 +5,8 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "codec/dispatch.h"
-#include "codec/error.h"
 
 namespace lowcomm {
 namespace {

@@ -1,4 +1,4 @@
-#include "state/warm_memory.h"
+#include "tensor/warm_memory.h"
 
 #include <gtest/gtest.h>
 

@@ -140,7 +140,7 @@ def python(place):
     results = check.perform_all(place.stages, place.device, deadline_s=420)
     wrong = [f"{name}: {result['why'][-3000:]}" for name, result in results.items() if not result["ok"]]
     if place.device == "cuda":
-        tests = [sys.executable, "-m", "pytest", "-m", "cuda", "--ignore", "tests/python/test_gpu_check.py"]
+        tests = [sys.executable, "-m", "pytest", "-m", "cuda", "--ignore", "tests/python/cuda/test_gpu_check.py"]
         try:
             run(place, "pytest", tests, deadline_s=240, env=check.ON_ONE_GPU)
         except StepFailed as why:

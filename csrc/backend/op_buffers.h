@@ -1,0 +1,87 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "backend/backend.h"
+#include "collective/device_codec.h"
+#include "tensor/wire_type.h"
+
+namespace lowcomm {
+
+// An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
+// Contiguous host tensors are used where they are; others are copied in when the op starts and out at its end, so that
+// ops see each other's results however a tensor lies in memory. A device's go through pinned host copies on a side
+// stream, or stay where they are, with a stage.
+struct LowcommBackend::OpBuffers {
+  // The op itself, on the worker; what it moves lives in its closure or in `kept`.
+  std::function<void(OpContext&)> run;
+
+  // Called on the worker when the op has ended, before anybody is told; null where it succeeded. May be empty.
+  std::function<void(std::exception_ptr)> ended;
+
+  // Of device tensors whose codes alone are copied; goes when the op has ended, and waits for what the device still
+  // does.
+  std::shared_ptr<DeviceCodec> stage;
+
+  // Marks what the caller's stream has enqueued until now, which the op's copies, or its stage (null: none), come
+  // after. The side stream is every op's, and those before this one may still be at it: it must not wait, until load(),
+  // for what comes after them. Without a `queue` nothing happens.
+  void enter(DeviceQueue* queue, std::shared_ptr<DeviceCodec> given = nullptr);
+
+  // Where a collective finds the elements of an input or output: on the device with a stage, else as below.
+  const void* source(const at::Tensor& input, DeviceQueue* queue);
+  void* target(const at::Tensor& output);
+  void* sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue);
+
+  // A host tensor that holds `input`'s elements contiguously from start() on, kept alive here.
+  at::Tensor readable(const at::Tensor& input, DeviceQueue* queue);
+
+  // A host tensor to write `output`'s elements to; copied back by finish() where it is not `output` itself.
+  at::Tensor writable(const at::Tensor& output);
+
+  // As readable(), and written too.
+  at::Tensor inPlace(const at::Tensor& tensor, DeviceQueue* queue);
+
+  // As sourceAndTarget(), of each of several contiguous tensors of one type and device: a device's are packed there,
+  // and take one copy of all in either direction, not one a tensor.
+  std::vector<void*> sourcesAndTargets(const Tensors& tensors, DeviceQueue* queue);
+
+  // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
+  void load(DeviceQueue* queue);
+
+  // Before the engine reads: load(), copies in are made, and those from the device have landed.
+  void start(DeviceQueue* queue);
+
+  // What crossed between device and host for the op: payloads of a stage, else values.
+  void count(OpCounters& counters) const;
+
+  // After the engine wrote: copies out. On a device they, and what a stage has enqueued, have landed when it returns:
+  // an op that has ended needs nobody to wait for a stream, and its tensors' memory may go at once.
+  void finish(DeviceQueue* queue);
+
+  std::vector<at::Tensor> kept;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from)
+  struct Pack {
+    at::Tensor host;  // flat: of all parts, one after the other
+    Tensors parts;
+  };
+  std::vector<Pack> packs;
+  DeviceQueue::Mark issued, landed;
+  uint64_t to_host = 0;  // bytes of values
+};
+
+// Throws ValueError where elements of an op's output share memory, as those of an expanded tensor do: found before
+// anything is sent.
+void checkOutput(const char* op, const at::Tensor& output);
+
+// As checkOutput() of each output that has elements, and ValueError where two of them share memory, as far as dense
+// ones tell.
+void checkOutputs(const char* op, const std::vector<at::Tensor>& outputs);
+
+// Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.
+void checkCoded(const Layout& layout, at::ScalarType type);
+
+}  // namespace lowcomm

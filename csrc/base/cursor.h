@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+
+namespace lowcomm {
+
+// Reads little-endian numbers from a peer's bytes, never past their end. What it reads has no meaning yet: whoever asks
+// checks the value.
+class Cursor {
+ public:
+  // `what` names the thing parsed in errors and outlives the cursor.
+  Cursor(std::span<const std::byte> bytes, const char* what) : bytes_(bytes), what_(what) {}
+
+  template <typename T>
+  T read(const char* field) {
+    if (bytes_.size() - at_ < sizeof(T)) {
+      throw WireError(std::string(what_) + ": " + field + ": expected " + std::to_string(sizeof(T)) +
+                      " bytes at byte " + std::to_string(at_) + ", got " + std::to_string(bytes_.size() - at_));
+    }
+    T value;
+    std::memcpy(&value, bytes_.data() + at_, sizeof(T));
+    at_ += sizeof(T);
+    return value;
+  }
+
+ private:
+  std::span<const std::byte> bytes_;
+  const char* what_;
+  size_t at_ = 0;
+};
+
+}  // namespace lowcomm

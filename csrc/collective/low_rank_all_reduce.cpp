@@ -1,0 +1,272 @@
+#include "collective/low_rank_all_reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <string>
+
+#include "base/error.h"
+#include "base/float_env.h"
+#include "codec/dispatch.h"
+#include "collective/all_reduce.h"
+#include "collective/scatter_entry.h"
+#include "collective/slices.h"
+#include "kernels/low_rank/low_rank.h"
+#include "kernels/low_rank/orthonormalise.h"
+#include "kernels/low_rank/singular_values.h"
+#include "kernels/reduce.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint64_t kPiece = 4096;      // elements widened at a time
+constexpr float kOverflow = 0x1p100f;  // above it a product of factors might not be finite
+
+bool isZero(const void* data, size_t bytes) {
+  const auto* at = static_cast<const unsigned char*>(data);
+  return bytes == 0 || (at[0] == 0 && std::memcmp(at, at + 1, bytes - 1) == 0);
+}
+
+// All of them smaller than `limit` in magnitude, so no NaN either.
+bool isBelow(const float* x, uint64_t n, float limit) {
+  bool below = true;
+  for (uint64_t i = 0; i < n; ++i)
+    below &= std::fabs(x[i]) < limit;
+  return below;
+}
+
+bool isFinite(const void* data, DType dtype, uint64_t n) {
+  float wide[kPiece];
+  for (uint64_t at = 0; at < n; at += kPiece) {
+    const uint64_t count = std::min(kPiece, n - at);
+    const auto* x = static_cast<const std::byte*>(data) + at * itemBytes(dtype);
+    if (dtype == DType::float32) {
+      if (!isBelow(reinterpret_cast<const float*>(x), count, std::numeric_limits<float>::infinity())) return false;
+      continue;
+    }
+    reduceAssign(wide, x, dtype, count);
+    if (!isBelow(wide, count, std::numeric_limits<float>::infinity())) return false;
+  }
+  return true;
+}
+
+// The segments of some tensors: each is cut as a tensor of its own, and its slices go round the ranks from one of its
+// own on, so that small ones do not all fall to rank 0.
+struct Sharing {
+  const CodecSpec& codec;
+  int ranks;
+  SegmentPlaces places = SegmentPlaces(ranks);
+  uint64_t elements = 0;
+
+  void add(void* data, DType dtype, float* residual, uint64_t count, uint64_t slot, uint32_t first_owner) {
+    const std::vector<Slice> slices = slicesOf(count, codec, ranks);
+    for (int s = 0; s < ranks; ++s) {
+      if (slices[s].count == 0) continue;
+      places[(first_owner + s) % ranks].push_back({slices[s].count,
+                                                   static_cast<std::byte*>(data) + slices[s].first * itemBytes(dtype),
+                                                   residual ? residual + slices[s].first : nullptr, slot + s});
+    }
+    elements += count;
+  }
+
+  AllReduceMessage message(DType dtype, const Draws& draws) && {
+    return {.elements = elements, .codec = codec, .dtype = dtype, .draws = draws, .places = std::move(places)};
+  }
+};
+
+// One tensor in progress.
+class Compressing {
+ public:
+  Compressing(const LowRankTensor& tensor, DType dtype)
+      : t_(tensor), dtype_(dtype), idle_(tensor.residual && isZero(tensor.data, tensor.elements * itemBytes(dtype))) {
+    if (t_.rank == 0) return;
+    if (t_.rows * t_.columns != t_.elements || t_.rank >= t_.rows || t_.rank >= t_.columns) {
+      throw ValueError("compressed all_reduce: expected a rank below both sides of a matrix of " +
+                       std::to_string(t_.elements) + " elements, got rank " + std::to_string(t_.rank) + " of " +
+                       std::to_string(t_.rows) + " x " + std::to_string(t_.columns));
+    }
+  }
+
+  const LowRankTensor& tensor() const { return t_; }
+  bool lowRank() const { return t_.rank > 0; }
+  std::vector<float>& p() { return p_; }
+  const std::vector<float>& r() const { return r_; }
+
+  // Into the first message: the elements themselves, or their projection P.
+  void share(Sharing& sharing, const LowRankKernels& kernels) {
+    if (t_.kept && (idle_ || !lowRank())) std::memcpy(t_.residual, t_.kept, t_.elements * sizeof(float));
+    if (!lowRank()) {
+      if (idle_) lost_.assign(t_.elements, 0);
+      return sharing.add(t_.data, dtype_, idle_ ? lost_.data() : t_.residual, t_.elements, t_.slot, t_.first_owner);
+    }
+    p_.assign(t_.rank * t_.rows, 0);
+    if (!idle_) {
+      widen();
+      kernels.project(p_.data(), a_, t_.factor, t_.rows, t_.columns, t_.rank);
+    }
+    sharing.add(p_.data(), DType::float32, nullptr, p_.size(), t_.slot, t_.first_owner);
+  }
+
+  // Into the second: R, with what its coding will lose.
+  void shareBack(Sharing& sharing, const LowRankKernels& kernels) {
+    orthonormalise(p_.data(), t_.rank, t_.rows);
+    r_.assign(t_.rank * t_.columns, 0);
+    if (!idle_) kernels.back_project(r_.data(), a_, p_.data(), t_.rows, t_.columns, t_.rank);
+    if (t_.residual) {
+      own_ = r_;
+      lost_.assign(r_.size(), 0);
+    }
+    sharing.add(r_.data(), DType::float32, t_.residual ? lost_.data() : nullptr, r_.size(),
+                t_.slot + static_cast<uint64_t>(sharing.ranks), t_.first_owner);
+  }
+
+  // The second has come. `times`: how often the result stands for what was sent, the group's size for an average.
+  void finish(const LowRankKernels& kernels, bool rounds_here, float times) {
+    if (!lowRank()) {
+      for (uint64_t i = 0; i < lost_.size(); ++i)  // of an idle tensor
+        t_.residual[i] += lost_[i];
+      return;
+    }
+    if (t_.residual) {
+      for (size_t i = 0; i < own_.size(); ++i)
+        own_[i] -= lost_[i];
+      // Of an idle tensor the residual is what it was; of others A stands there.
+      kernels.subtract(t_.residual, t_.residual, p_.data(), own_.data(), t_.rows, t_.columns, t_.rank);
+    }
+    write(kernels, rounds_here, times);
+    if (t_.energies) squaredSingularValues(t_.energies, r_.data(), t_.rank, t_.columns);
+    if (isZero(r_.data(), r_.size() * sizeof(float))) return;  // nobody took part: the directions stay
+    std::memcpy(t_.factor, r_.data(), r_.size() * sizeof(float));
+    orthonormaliseWhole(t_.factor, t_.rank, t_.columns, t_.seed);
+  }
+
+  void spoil() {
+    if (!lowRank()) return;
+    const std::vector<float> nan(std::min(kPiece, t_.elements), std::numeric_limits<float>::quiet_NaN());
+    for (uint64_t at = 0; at < t_.elements; at += kPiece)
+      reduceFinish(element(at), nan.data(), dtype_, std::min(kPiece, t_.elements - at), 0);
+  }
+
+ private:
+  std::byte* element(uint64_t at) const { return static_cast<std::byte*>(t_.data) + at * itemBytes(dtype_); }
+
+  // A, in the residual's place where there is one.
+  void widen() {
+    if (!t_.residual && dtype_ == DType::float32) {
+      a_ = static_cast<const float*>(t_.data);
+      return;
+    }
+    if (t_.residual) {
+      for (uint64_t at = 0; at < t_.elements; at += kPiece) {  // one pass over memory
+        const uint64_t count = std::min(kPiece, t_.elements - at);
+        if (t_.kept) std::memcpy(t_.residual + at, t_.kept + at, count * sizeof(float));
+        reduceInto(t_.residual + at, element(at), dtype_, ReduceKind::sum, count);
+      }
+      a_ = t_.residual;
+      return;
+    }
+    wide_.resize(t_.elements);
+    reduceAssign(wide_.data(), t_.data, dtype_, t_.elements);
+    a_ = wide_.data();
+  }
+
+  // P·Rᵀ to the tensor. What its rounding to a 16-bit type loses is fed back by one rank.
+  void write(const LowRankKernels& kernels, bool rounds_here, float times) {
+    if (dtype_ == DType::float32) {
+      kernels.expand(static_cast<float*>(t_.data), p_.data(), r_.data(), t_.rows, t_.columns, t_.rank);
+      return;
+    }
+    wide_.resize(t_.elements);
+    kernels.expand(wide_.data(), p_.data(), r_.data(), t_.rows, t_.columns, t_.rank);
+    reduceFinish(t_.data, wide_.data(), dtype_, t_.elements, 0);
+    if (!t_.residual || !rounds_here) return;
+    float rounded[kPiece];
+    for (uint64_t at = 0; at < t_.elements; at += kPiece) {
+      const uint64_t count = std::min(kPiece, t_.elements - at);
+      reduceAssign(rounded, element(at), dtype_, count);
+      for (uint64_t i = 0; i < count; ++i) {
+        const float left = (wide_[at + i] - rounded[i]) * times;
+        t_.residual[at + i] += std::isfinite(left) ? left : 0;
+      }
+    }
+  }
+
+  const LowRankTensor& t_;
+  const DType dtype_;
+  const bool idle_;
+  const float* a_ = nullptr;
+  std::vector<float> wide_, p_, r_, own_, lost_;
+};
+
+// What the tensors take uncoded: each element goes to a rank once, and once from there to all.
+uint64_t rawBytes(const LowRankMessage& message, int ranks) {
+  uint64_t elements = 0;
+  for (const LowRankTensor& tensor : message.tensors)
+    elements += tensor.elements;
+  return 2 * (ranks - 1) * elements * itemBytes(message.dtype) / ranks;
+}
+
+}  // namespace
+
+bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduction& reduction) {
+  if (reduction.premultiplied) {
+    throw ValueError(op.op + ", compressed: expected a sum or an average, got premul_sum");
+  }
+  const LowRankKernels& kernels = *lowcomm::kernels().low_rank;
+  const int ranks = op.group.size();
+  std::deque<Compressing> tensors;
+  for (const LowRankTensor& tensor : message.tensors)
+    tensors.emplace_back(tensor, message.dtype);
+
+  // A message has one type and one codec: where P's are others than the tensors' beside it, it is a message of its own.
+  Sharing elements{message.codec, ranks}, projections{message.projection, ranks}, backs{message.codec, ranks};
+  const bool apart = message.dtype != DType::float32 || message.projection != message.codec;
+  {
+    Stopwatch watch(op, Doing::encode);
+    FloatEnv env;
+    for (Compressing& tensor : tensors)
+      tensor.share(apart && tensor.lowRank() ? projections : elements, kernels);
+  }
+  std::vector<AllReduceMessage> messages;
+  if (elements.elements > 0) messages.push_back(std::move(elements).message(message.dtype, message.draws));
+  if (projections.elements > 0) messages.push_back(std::move(projections).message(DType::float32, message.draws));
+  allReduce(op, messages, reduction);
+
+  bool finite = true, low_rank = false;
+  for (Compressing& tensor : tensors) {
+    const LowRankTensor& t = tensor.tensor();
+    low_rank |= tensor.lowRank();
+    finite = finite && (tensor.lowRank() ? isBelow(tensor.p().data(), tensor.p().size(), kOverflow)
+                                         : isFinite(t.data, message.dtype, t.elements));
+  }
+  if (finite && low_rank) {
+    ++op.sequence;
+    {
+      Stopwatch watch(op, Doing::encode);
+      FloatEnv env;
+      for (Compressing& tensor : tensors) {
+        if (tensor.lowRank()) tensor.shareBack(backs, kernels);
+      }
+    }
+    allReduce(op, {std::move(backs).message(DType::float32, message.draws)}, reduction);
+    for (const Compressing& tensor : tensors)
+      finite = finite && isBelow(tensor.r().data(), tensor.r().size(), kOverflow);
+  }
+  Stopwatch watch(op, Doing::decode);
+  FloatEnv env;
+  for (Compressing& tensor : tensors) {
+    const auto rounder = static_cast<int>(tensor.tensor().first_owner % static_cast<uint32_t>(ranks));
+    if (finite) {
+      tensor.finish(kernels, rounder == op.group.rank(), reduction.average ? static_cast<float>(ranks) : 1.0f);
+    } else {
+      tensor.spoil();
+    }
+  }
+  op.counters.raw_bytes = rawBytes(message, ranks);
+  return finite;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,193 @@
+#include "tensor/compression.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/float_env.h"
+#include "collective/low_rank_all_reduce.h"
+#include "kernels/low_rank/orthonormalise.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr const char* kEightBits = "sym8:bucket=512";
+
+int64_t product(at::IntArrayRef shape) {
+  int64_t numel = 1;
+  for (int64_t size : shape)
+    numel *= size;
+  return numel;
+}
+
+void expectLike(const char* what, const at::Tensor& kept, const at::Tensor& given) {
+  TORCH_CHECK_VALUE(given.sizes() == kept.sizes() && given.scalar_type() == kept.scalar_type(),
+                    "lowcomm: compression: ", what, ": expected ", kept.scalar_type(), " of shape ", kept.sizes(),
+                    ", got ", given.scalar_type(), " of shape ", given.sizes());
+}
+
+}  // namespace
+
+Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed)
+    : shape_(shape.begin(), shape.end()),
+      numel_(product(shape)),
+      rows_(shape.empty() ? 1 : shape[0]),
+      columns_(rows_ == 0 ? 0 : numel_ / rows_),
+      rank_(rank),
+      feedback_(feedback),
+      seed_(seed),
+      eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(kEightBits)) : nullptr) {
+  expectRank(rank_);
+  c10::InferenceMode normal(false);  // whatever mode the caller is in: an inference tensor could not be written outside
+  if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
+  if (rank_ == 0) return;
+  factor_ = at::zeros({rank_, columns_}, at::kFloat);
+  FloatEnv env;
+  orthonormaliseWhole(factor_.mutable_data_ptr<float>(), rank_, columns_, seed_);
+}
+
+void Compression::expectRank(int64_t rank) const {
+  TORCH_CHECK_VALUE(rank == 0 || (rank > 0 && isLowRank(rows_, columns_, rank)),
+                    "lowcomm: compression: expected a rank whose factors are smaller than the matrix of ", rows_, " x ",
+                    columns_, ", got ", rank);
+}
+
+void Compression::expectIdle(const char* what) const {
+  TORCH_CHECK_VALUE(stage_ == Loan::idle, "lowcomm: compression: ", what, ": expected no op on it, got one that is ",
+                    stage_ == Loan::lent ? "under way" : "not committed");
+}
+
+at::Tensor Compression::residual() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return residual_;
+}
+
+at::Tensor Compression::factor() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return factor_;
+}
+
+void Compression::set(const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& factor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expectIdle("set");
+  c10::InferenceMode normal(false);
+  c10::NoGradGuard no_grad;
+  TORCH_CHECK_VALUE(residual.has_value() == residual_.defined() && factor.has_value() == factor_.defined(),
+                    "lowcomm: compression: set: expected ", residual_.defined() ? "a" : "no", " residual and ",
+                    factor_.defined() ? "a" : "no", " factor, got ", residual ? "a" : "no", " residual and ",
+                    factor ? "a" : "no", " factor");
+  if (residual) expectLike("residual", residual_, *residual);
+  if (factor) expectLike("factor", factor_, *factor);
+  const auto copied = [](const at::Tensor& given) {
+    return given.detach().to(at::kCPU, given.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  };
+  if (residual) residual_ = copied(*residual);
+  if (factor) factor_ = copied(*factor);
+}
+
+void Compression::setRank(int64_t rank) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expectIdle("set rank");
+  expectRank(rank);
+  TORCH_CHECK_VALUE((rank == 0) == (rank_ == 0), "lowcomm: compression: expected a rank that is ",
+                    rank_ == 0 ? "0" : "1 or more", ", as it was, got ", rank);
+  if (rank == rank_) return;
+  c10::InferenceMode normal(false);
+  c10::NoGradGuard no_grad;
+  at::Tensor factor = at::zeros({rank, columns_}, at::kFloat);
+  const int64_t kept = std::min(rank, rank_);
+  factor.narrow(0, 0, kept).copy_(factor_.narrow(0, 0, kept));
+  FloatEnv env;
+  orthonormaliseWhole(factor.mutable_data_ptr<float>(), rank, columns_, seed_);
+  factor_ = std::move(factor);
+  rank_ = rank;
+}
+
+void Compression::scale(double factor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expectIdle("scale");
+  if (!feedback_) return;
+  c10::InferenceMode normal(false);
+  c10::NoGradGuard no_grad;
+  const at::Tensor scaled = widened().mul(factor);
+  residual_ = eight_bits_ ? narrowed(scaled) : scaled;
+}
+
+at::Tensor Compression::widened() const {
+  if (!eight_bits_) return residual_;
+  at::Tensor wide = at::empty(shape_, at::kFloat);
+  eight_bits_->decode(wide.mutable_data_ptr<float>(), DType::float32,
+                      {static_cast<const std::byte*>(residual_.const_data_ptr()), residual_.nbytes()}, 0, numel_);
+  return wide;
+}
+
+at::Tensor Compression::narrowed(const at::Tensor& wide) const {
+  const auto bytes = static_cast<int64_t>(eight_bits_->encodedBytes(numel_, DType::float32));
+  at::Tensor narrow = at::empty({bytes}, at::kByte);
+  eight_bits_->encode({static_cast<std::byte*>(narrow.mutable_data_ptr()), static_cast<size_t>(bytes)},
+                      wide.const_data_ptr<float>(), DType::float32, 0, numel_, {});
+  return narrow;
+}
+
+Compression::StateView Compression::begin(int64_t numel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expectIdle("a new op");
+  TORCH_CHECK_VALUE(numel == numel_, "lowcomm: compression: expected a tensor of ", numel_, " elements, got ", numel);
+  c10::InferenceMode normal(false);
+  c10::NoGradGuard no_grad;
+  StateView lent;
+  if (feedback_) {
+    if (eight_bits_) {
+      next_residual_ = widened();
+    } else {
+      if (!next_residual_.defined()) next_residual_ = at::empty_like(residual_);
+      lent.kept = residual_.const_data_ptr<float>();
+    }
+    lent.residual = next_residual_.mutable_data_ptr<float>();
+  }
+  if (rank_ > 0) {
+    next_factor_ = factor_.clone();
+    lent.factor = next_factor_.mutable_data_ptr<float>();
+  }
+  stage_ = Loan::lent;
+  return lent;
+}
+
+void Compression::end(bool done) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  c10::InferenceMode normal(false);
+  // At once: until the step ends other tensors' fp32 need not wait beside this one's.
+  if (eight_bits_) next_residual_ = done ? narrowed(next_residual_) : at::Tensor();
+  stage_ = done ? Loan::done : Loan::idle;
+}
+
+bool Compression::done() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stage_ == Loan::done;
+}
+
+void Compression::commit() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK_VALUE(stage_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
+  if (feedback_) std::swap(residual_, next_residual_);
+  // A new tensor where somebody holds the old one, or it cannot be used again: what they have read stays what it was.
+  if (next_residual_.defined() &&
+      (eight_bits_ || next_residual_.use_count() > 1 || next_residual_.storage().use_count() > 1)) {
+    next_residual_ = at::Tensor();
+  }
+  if (rank_ > 0) factor_ = std::move(next_factor_);
+  stage_ = Loan::idle;
+}
+
+void Compression::rollBack() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK_VALUE(stage_ != Loan::lent,
+                    "lowcomm: compression: roll back: expected an op that has ended, got one "
+                    "under way");
+  if (eight_bits_) next_residual_ = at::Tensor();
+  stage_ = Loan::idle;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "codec/codec.h"
+
+namespace lowcomm {
+
+// What the compression of one tensor keeps from step to step: the residual of error feedback and, with a rank, the
+// factor that its matrix is projected on (collective/compressed_all_reduce.h). An op works on copies; they take the
+// state's place when the caller commits, so that ops which stand or fall together do: a step that another bucket's
+// infinity spoils changes none. One op between two commits. Thread-safe.
+class Compression {
+ public:
+  // Of a contiguous tensor of that shape. `rank`: 0, or where isLowRank holds of its matrix [size(0), the rest]: that
+  // of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
+  // `eight_bits`: kept in 8 bits an element (and a scale every 512) between steps, as in LoCo (arXiv 2407.04480), so
+  // that what 8 bits lose of it is lost. ValueError for a rank that does not fit.
+  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
+
+  // As last committed. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes of 8 bits;
+  // factor: fp32, [rank, columns]. Not to be written to.
+  at::Tensor residual() const;
+  at::Tensor factor() const;
+
+  int64_t numel() const { return numel_; }
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t rank() const { return rank_; }
+  uint64_t seed() const { return seed_; }
+
+  // Replaces what residual() and factor() give. ValueError for other shapes or dtypes, or while an op is under way or
+  // not committed.
+  void set(const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& factor);
+
+  // Changes the rank: the factor's leading vectors stay, others are drawn from the seed. ValueError as the constructor,
+  // for one to or from 0, and as set().
+  void setRank(int64_t rank);
+
+  // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
+  void scale(double factor);
+
+  // What an op on a tensor of `numel` elements works on; where `kept` is not null the residual is still to be copied
+  // from there. ValueError for another number, or while an op is under way or not committed.
+  struct StateView {
+    float* residual = nullptr;
+    const float* kept = nullptr;
+    float* factor = nullptr;
+  };
+  StateView begin(int64_t numel);
+
+  // The op has ended: `done` where its copies may be committed, which waits for commit(); else they are dropped.
+  void end(bool done);
+
+  // Of the op since the last commit or roll back: whether it has ended with copies that may be committed.
+  bool done() const;
+
+  void commit();
+  void rollBack();
+
+ private:
+  enum class Loan { idle, lent, done };
+  void expectIdle(const char* what) const;
+  void expectRank(int64_t rank) const;
+  at::Tensor widened() const;  // of residual_
+  at::Tensor narrowed(const at::Tensor&) const;
+
+  const std::vector<int64_t> shape_;
+  const int64_t numel_, rows_, columns_;
+  int64_t rank_;
+  const bool feedback_;
+  const uint64_t seed_;
+  const std::shared_ptr<const Codec> eight_bits_;  // null: fp32
+
+  mutable std::mutex mutex_;
+  at::Tensor residual_, factor_, next_residual_, next_factor_;
+  Loan stage_ = Loan::idle;
+};
+
+}  // namespace lowcomm

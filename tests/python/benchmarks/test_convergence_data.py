@@ -1,0 +1,75 @@
+"""`benchmarks/convergence.py --data`: which text every rank of a method trains on, and what is refused."""
+
+import hashlib
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SENTENCE = b"The quick brown fox jumps over the lazy dog. "
+
+
+@pytest.fixture
+def convergence(monkeypatch):
+    """A function: main() with a command line; what was chosen by it is forgotten after the test."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    program, text = importlib.import_module("convergence"), importlib.import_module("text")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["convergence.py", *map(str, arguments)])
+        return program.main()
+
+    yield run
+    text.choose(None)
+
+
+def beginning(rank, init_method):
+    """What a rank's text begins with: it is another process."""
+    return bytes(importlib.import_module("text").load().train[: len(SENTENCE)].tolist()).decode()
+
+
+def test_every_rank_reads_the_text(tmp_path, convergence):
+    file = tmp_path / "fox.txt"
+    file.write_bytes(SENTENCE * 100)
+    text, launch = importlib.import_module("text"), importlib.import_module("launch")
+    text.choose(file)
+    assert launch.run(beginning, ranks=2, deadline_s=60) == [SENTENCE.decode()] * 2
+    digest = hashlib.sha256(SENTENCE * 100).hexdigest()[:32]
+    assert text.about() == {"name": "fox.txt", "bytes": 100 * len(SENTENCE), "sha256": digest}
+    text.choose(None)
+    assert text.about()["name"].startswith("Python ") and text.about()["bytes"] == 4_000_000
+
+
+def test_no_rank_reads_another_text():
+    """All that convergence.py starts takes its text from text.py."""
+    files = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks" / "steps").glob("*.py")]
+    others = {"codec_errors.py", "overlap.py", "replay_cost.py", "text.py"}  # programs of their own, and text.py
+    assert not [file.name for file in files if "data.load(" in file.read_text() and file.name not in others]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["qsdp", "--data", "nowhere"], "--data expects a file or a directory, got"),
+        (
+            ["seed_replay", "--data", "fox.txt"],
+            "expected a method that trains on a text, got seed_replay, which has none",
+        ),
+        (["qsdp", "--only", "timing"], "--only: expected none of qsdp, got 'timing'"),
+        (["qsdp_variants", "--only", "time"], "--only: expected training or timing or accumulation, got 'time'"),
+    ],
+)
+def test_what_is_refused(convergence, capsys, arguments, said):
+    with pytest.raises(SystemExit) as refusal:
+        convergence(*arguments)
+    assert refusal.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_too_little_text_is_refused(tmp_path, convergence, capsys):
+    (tmp_path / "short.txt").write_bytes(SENTENCE)
+    with pytest.raises(SystemExit):
+        convergence("ddp", "--data", tmp_path / "short.txt")
+    assert "--data expects at least 1300 bytes of text, got 45" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""The example and the convergence benchmark at 2 ranks: each once as a user runs it, the rest in cheaper processes."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import ranks
+from example_main import quick_convergence, refusal, run_main
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAIN = [str(ROOT / "examples" / "train_fsdp.py"), "--batch", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def runs_in(file):
+    """The runs of the example's JSON by name."""
+    found = json.loads(file.read_text())
+    return {"exact" if run_["label"] == "exact" else "quantized": run_ for run_ in found}
+
+
+@pytest.mark.slow
+def test_example_trains_and_reports(tmp_path):
+    command = [*TORCHRUN, *TRAIN, "--steps", "8", "--json", "run.json"]
+    status, out, err = ranks.run_command(command, deadline_s=240, cwd=tmp_path)
+    assert status == 0, f"{out}\n{err}"
+
+    rows = {line[:38].strip(): line[38:].split() for line in out.splitlines() if len(line) > 38}
+    assert rows["steps"] == ["8", "8"]
+    assert re.fullmatch(r"[\d.]+×", rows["weights sent by a rank, MB"][2])
+    runs = runs_in(tmp_path / "run.json")
+    for run_ in runs.values():
+        assert len(run_["loss"]) == 8
+        assert run_["loss"][-1] < run_["loss"][0] - 0.5
+    exact, quantized = runs["exact"], runs["quantized"]
+    assert exact["weights_bytes"] >= 3.9 * quantized["weights_bytes"] > 0
+    assert exact["gradients_bytes"] >= 3.9 * quantized["gradients_bytes"] > 0
+    assert exact["loss"][0] == pytest.approx(quantized["loss"][0], abs=0.05)
+    assert (tmp_path / "runs" / "train_fsdp.png").read_bytes().startswith(b"\x89PNG")
+
+
+def train(directory, *arguments):
+    """Runs the example in fresh ranks and returns its output and its runs by name."""
+    outputs = []
+    ranks.run_ranks(run_main, 2, "train_fsdp", str(directory), arguments, timeout=120, outputs=outputs)
+    return outputs[0], runs_in(directory / "run.json")
+
+
+@pytest.mark.slow
+def test_example_resumes_as_if_never_interrupted(tmp_path):
+    """Weights and gradients both rounded at random: a draw that is off by one shows in the loss."""
+    codec = ["--weights", "qsgd8:bucket=1024"]
+    _, uninterrupted = train(tmp_path, "--steps", "5", *codec)
+    _, first = train(tmp_path, "--steps", "3", "--checkpoint", "saved", *codec)
+    out, second = train(tmp_path, "--steps", "5", "--checkpoint", "saved", "--resume", *codec)
+    assert "3+2" in out
+    assert uninterrupted.keys() == {"exact", "quantized"}
+    for name, run_ in uninterrupted.items():
+        assert first[name]["loss"] + second[name]["loss"] == run_["loss"], name
+        assert second[name]["perplexity"] == run_["perplexity"], name
+
+
+REFUSALS = [
+    (["--steps", "0"], "--steps expects a positive number, got 0"),
+    (["--weights", "zip9"], "zip9"),
+    (["--gradients", "qsgd9"], "qsgd9"),
+    (["--data", "nowhere"], "--data expects a file or a directory, got nowhere"),
+    (["--data", "short.txt"], "--data expects at least 1300 bytes of text, got 5"),
+    (["--resume"], "--resume expects --checkpoint DIR"),
+    (["--resume", "--checkpoint", "nowhere"], "--resume expects a checkpoint in nowhere/exact, got none"),
+    (["--backend", "gloo"], "--backend gloo expects --only exact"),
+    (["--device", "cuda"], "--device cuda expects a GPU for local rank 5, got 0 GPUs"),
+    ([], "expected to be started by torchrun"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), REFUSALS)
+def test_example_refuses_in_one_sentence(tmp_path, monkeypatch, capsys, arguments, expected):
+    (tmp_path / "short.txt").write_text("short")
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal("train_fsdp", arguments, monkeypatch, capsys)
+
+
+def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
+    status, out, err = ranks.run_command([sys.executable, *TRAIN], deadline_s=120, cwd=tmp_path)
+    assert status == 1
+    assert out == ""
+    assert err.startswith("train_fsdp.py: expected to be started by torchrun")
+    assert err.count("\n") == 1, err
+
+
+def test_example_refuses_once_for_all_ranks(tmp_path):
+    status, _, err = ranks.run_command([*TORCHRUN, *TRAIN, "--steps", "-1"], deadline_s=120, cwd=tmp_path)
+    assert status != 0
+    assert err.count("--steps expects a positive number, got -1") == 1, err
+
+
+@pytest.mark.slow
+def test_convergence_quick(tmp_path):
+    content = quick_convergence("qsdp", 5, tmp_path)
+    assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
+
+
+def test_convergence_refuses_unknown_method(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", ["convergence.py", "zip"])
+    with pytest.raises(SystemExit) as refusal:
+        importlib.import_module("convergence").main()
+    assert refusal.value.code == 2
+    assert (
+        "expected one of qsdp, qsdp_variants, qsdp_tables, ddp, dilocox, dilocox_table1, seed_replay, got 'zip'"
+        in capsys.readouterr().err
+    )
