@@ -57,8 +57,10 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                         data[i], Draws{key, streamOf(drawer, 0), static_cast<uint32_t>(sequence)}.slot(slot), state});
     slot += static_cast<uint64_t>(size_);
   }
-  prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
-    stage ? allReduceStaged(context, *stage, messages, reduction) : allReduce(context, messages, reduction);
+  prepared->run = [messages = std::move(messages), reduction,
+                   device_codec = prepared->device_codec.get()](OpContext& context) {
+    device_codec ? allReduceStaged(context, *device_codec, messages, reduction)
+                 : allReduce(context, messages, reduction);
   };
   if (residual) {
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };

@@ -84,7 +84,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
   }
   staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
   prepared->enter(queue, coded ? deviceCodecFor(kOp, queue, staged) : nullptr);
-  message.stage = prepared->stage.get();
+  message.device_codec = prepared->device_codec.get();
   for (int rank = 0; rank < size_; ++rank) {
     message.inputs.push_back(prepared->source(inputs[rank], queue));
     message.outputs.push_back(prepared->target(outputs[rank]));

@@ -138,7 +138,7 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
                          std::shared_ptr<Residual> residual);
 
-  // all_reduce of tensors in one message or, where a state has a rank, in two (collective/compressed_all_reduce.h),
+  // all_reduce of tensors in one message or, where a state has a rank, in two (collective/low_rank_all_reduce.h),
   // whatever policy and lc.exact() say. Of each tensor: its slot in the draws, of which it takes 2 a rank of the group,
   // and the rank, modulo their number, that sums its first slice; by these its bits are the same whatever it travels
   // with. `projection` is P's codec. When the Work ends each state's done() tells whether the result is finite, and the
@@ -306,8 +306,8 @@ class LowcommBackend : public c10d::Backend {
 
     void add(const Layout& layout);  // its segments' codecs
   };
-  // The stage of an op, or null: its tensors are on the host (`queue` is null), or their values are copied there, which
-  // is counted and, the first time for its reason, logged (INFO).
+  // The device codec of an op, or null: its tensors are on the host (`queue` is null), or their values are copied
+  // there, which is counted and, the first time for its reason, logged (INFO).
   std::shared_ptr<DeviceCodec> deviceCodecFor(const std::string& op, DeviceQueue* queue, const StagingRequest& staged);
   struct OwnCall {
     c10d::OpType type;

@@ -111,7 +111,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
       message.type_elements = countsOf(outputs[i], in);
     }
     message.input = prepared->source(in, queue);
-    message.stage = prepared->stage.get();
+    message.device_codec = prepared->device_codec.get();
     for (auto& output : outputs[i]) {
       auto* base = static_cast<std::byte*>(prepared->target(output));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;

@@ -41,7 +41,7 @@ void checkOutputs(const char* op, const std::vector<at::Tensor>& outputs) {
 
 void LowcommBackend::OpBuffers::enter(DeviceQueue* queue, std::shared_ptr<DeviceCodec> given) {
   if (!queue) return;
-  stage = std::move(given);
+  device_codec = std::move(given);
   issued = queue->reached();
 }
 
@@ -82,20 +82,20 @@ at::Tensor LowcommBackend::OpBuffers::inPlace(const at::Tensor& tensor, DeviceQu
 }
 
 const void* LowcommBackend::OpBuffers::source(const at::Tensor& input, DeviceQueue* queue) {
-  return stage ? input.const_data_ptr() : readable(input, queue).const_data_ptr();
+  return device_codec ? input.const_data_ptr() : readable(input, queue).const_data_ptr();
 }
 
 void* LowcommBackend::OpBuffers::target(const at::Tensor& output) {
-  return stage ? output.mutable_data_ptr() : writable(output).mutable_data_ptr();
+  return device_codec ? output.mutable_data_ptr() : writable(output).mutable_data_ptr();
 }
 
 void* LowcommBackend::OpBuffers::sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue) {
-  return stage ? tensor.mutable_data_ptr() : inPlace(tensor, queue).mutable_data_ptr();
+  return device_codec ? tensor.mutable_data_ptr() : inPlace(tensor, queue).mutable_data_ptr();
 }
 
 std::vector<void*> LowcommBackend::OpBuffers::sourcesAndTargets(const Tensors& tensors, DeviceQueue* queue) {
   std::vector<void*> at;
-  if (!queue || stage) {
+  if (!queue || device_codec) {
     for (const auto& tensor : tensors)
       at.push_back(sourceAndTarget(tensor, queue));
     return at;
@@ -116,9 +116,9 @@ std::vector<void*> LowcommBackend::OpBuffers::sourcesAndTargets(const Tensors& t
 }
 
 void LowcommBackend::OpBuffers::count(OpCounters& counters) const {
-  if (stage) {
-    counters.device_to_host_bytes += stage->hostBytes();
-    counters.host_to_device_bytes += stage->deviceBytes();
+  if (device_codec) {
+    counters.device_to_host_bytes += device_codec->hostBytes();
+    counters.host_to_device_bytes += device_codec->deviceBytes();
     return;
   }
   counters.device_to_host_bytes += to_host;

@@ -14,7 +14,7 @@ namespace lowcomm {
 // An own op between issue and completion: host memory the engine reads and writes, and what has to happen around it.
 // Contiguous host tensors are used where they are; others are copied in when the op starts and out at its end, so that
 // ops see each other's results however a tensor lies in memory. A device's go through pinned host copies on a side
-// stream, or stay where they are, with a stage.
+// stream, or stay where they are, with a device codec.
 struct LowcommBackend::OpBuffers {
   // The op itself, on the worker; what it moves lives in its closure or in `kept`.
   std::function<void(OpContext&)> run;
@@ -24,14 +24,14 @@ struct LowcommBackend::OpBuffers {
 
   // Of device tensors whose codes alone are copied; goes when the op has ended, and waits for what the device still
   // does.
-  std::shared_ptr<DeviceCodec> stage;
+  std::shared_ptr<DeviceCodec> device_codec;
 
-  // Marks what the caller's stream has enqueued until now, which the op's copies, or its stage (null: none), come
-  // after. The side stream is every op's, and those before this one may still be at it: it must not wait, until load(),
-  // for what comes after them. Without a `queue` nothing happens.
+  // Marks what the caller's stream has enqueued until now, which the op's copies, or its device codec (null: none),
+  // come after. The side stream is every op's, and those before this one may still be at it: it must not wait, until
+  // load(), for what comes after them. Without a `queue` nothing happens.
   void enter(DeviceQueue* queue, std::shared_ptr<DeviceCodec> given = nullptr);
 
-  // Where a collective finds the elements of an input or output: on the device with a stage, else as below.
+  // Where a collective finds the elements of an input or output: on the device with a device codec, else as below.
   const void* source(const at::Tensor& input, DeviceQueue* queue);
   void* target(const at::Tensor& output);
   void* sourceAndTarget(const at::Tensor& tensor, DeviceQueue* queue);
@@ -55,11 +55,11 @@ struct LowcommBackend::OpBuffers {
   // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
 
-  // What crossed between device and host for the op: payloads of a stage, else values.
+  // What crossed between device and host for the op: payloads of a device codec, else values.
   void count(OpCounters& counters) const;
 
-  // After the engine wrote: copies out. On a device they, and what a stage has enqueued, have landed when it returns:
-  // an op that has ended needs nobody to wait for a stream, and its tensors' memory may go at once.
+  // After the engine wrote: copies out. On a device they, and what a device codec has enqueued, have landed when it
+  // returns: an op that has ended needs nobody to wait for a stream, and its tensors' memory may go at once.
   void finish(DeviceQueue* queue);
 
   std::vector<at::Tensor> kept;

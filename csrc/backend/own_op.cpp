@@ -54,7 +54,7 @@ WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors output
       prepared->finish(queue);
     }
     prepared->count(context.counters);
-    prepared->stage.reset();
+    prepared->device_codec.reset();
   };
   Engine::Done done = [this, work, prepared, name, ranges](std::exception_ptr error, const OpCounters& counters) {
     if (ranges) ranges->report();
@@ -63,7 +63,7 @@ WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors output
     stats_.moved(name, moved);
     if (prepared->ended) prepared->ended(error);
     prepared->run = {};
-    prepared->stage.reset();
+    prepared->device_codec.reset();
     prepared->kept.clear();
     prepared->copies_in.clear();
     prepared->copies_out.clear();

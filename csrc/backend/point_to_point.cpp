@@ -165,7 +165,7 @@ void LowcommBackend::prepare(P2pRequest& message) {
   prepared->enter(
       queue, message.exact() ? nullptr : deviceCodecFor(message.name(), queue, {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
-  if (!prepared->stage) prepared->load(queue);
+  if (!prepared->device_codec) prepared->load(queue);
   message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
   message.prepared = std::move(prepared);  // last: what failed before is tried again
 }
@@ -181,7 +181,7 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
   if (coded->sends()) {
     coded->prepared->start(queueOf(coded->name(), coded->tensor));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
-                                           coded->tag, coded->prepared->stage.get());
+                                           coded->tag, coded->prepared->device_codec.get());
   } else {
     if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
@@ -189,7 +189,7 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
                                      ? nullptr
                                      : deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
-                                           coded->tag, prepared->stage.get());
+                                           coded->tag, prepared->device_codec.get());
   }
   if (ranges) ranges->follow(message->op);
   if (auto error = engine.runInline(message->op, [&] { engine.messages().post(message); })) {
@@ -225,14 +225,14 @@ void LowcommBackend::finish(P2pInFlight& flight) {
       later.decode = flight.message->op.counters.decode;
       later.wait_by_peer = flight.message->op.counters.wait_by_peer;
       flight.prepared->count(later);
-      flight.prepared->stage.reset();
+      flight.prepared->device_codec.reset();
       backend.stats_.moved(flight.coded->name(), later);
     }
   } count{*this, flight};
   flight.prepared->start(flight.queue.get());
   flight.coded->engine->messages().finish(*flight.message);
   flight.message->op.whole = true;
-  if (flight.prepared->copies_out.empty() && !flight.prepared->stage) return;
+  if (flight.prepared->copies_out.empty() && !flight.prepared->device_codec) return;
   at::ThreadLocalStateGuard restored(flight.state);
   flight.prepared->finish(flight.queue.get());
 }

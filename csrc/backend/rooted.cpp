@@ -37,7 +37,7 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, {tensors, codecs}));
     const WireElements elements(tensors[0]);
     BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
-    message.stage = prepared->stage.get();
+    message.device_codec = prepared->device_codec.get();
     message.type_name = elements.type_name;
     message.type_elements = elements.type_elements;
     const uint64_t sequence = ++sequence_;
@@ -81,7 +81,7 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
     const WireElements elements(inputs[0]);
     RootGatherMessage message{elements.count, codecs[0], elements.dtype, prepared->source(inputs[0], queue)};
-    message.stage = prepared->stage.get();
+    message.device_codec = prepared->device_codec.get();
     message.type_name = elements.type_name;
     message.type_elements = elements.type_elements;
     for (const auto& output : to)

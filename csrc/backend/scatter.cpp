@@ -76,8 +76,10 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const uint64_t sequence = ++sequence_;  // last, as in an all_gather
   for (ScatterMessage& message : messages)
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
-  prepared->run = [messages = std::move(messages), reduction, stage = prepared->stage.get()](OpContext& context) {
-    stage ? reduceScatterStaged(context, *stage, messages, reduction) : reduceScatter(context, messages, reduction);
+  prepared->run = [messages = std::move(messages), reduction,
+                   device_codec = prepared->device_codec.get()](OpContext& context) {
+    device_codec ? reduceScatterStaged(context, *device_codec, messages, reduction)
+                 : reduceScatter(context, messages, reduction);
   };
   return submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(prepared));
 }

@@ -21,11 +21,11 @@ class Gathering {
   Gathering(OpContext& op, const GatherMessage& message)
       : op_(op), message_(message), plans_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()) {
     const int own = op.group.rank();
-    source_ = makeSource(op, message.stage,
+    source_ = makeSource(op, message.device_codec,
                          {plans_.of(own), message.input, message.draws, {}, /*decoded=*/message.outputs[own]});
     for (int rank = 0; rank < op.group.size(); ++rank) {
-      sinks_.push_back(
-          makeSink(op, message.stage, {plans_.of(rank), message.outputs[rank], rank == own ? message.input : nullptr}));
+      sinks_.push_back(makeSink(op, message.device_codec,
+                                {plans_.of(rank), message.outputs[rank], rank == own ? message.input : nullptr}));
     }
   }
 
@@ -105,7 +105,7 @@ class Gathering {
 
   // Frame k of what `owner` contributed, as `sender` sent it. Of staged elements the source has decoded its own.
   void take(int owner, size_t k, std::span<const std::byte> payload, int sender) {
-    if (!message_.stage || owner != op_.group.rank()) sinks_[owner]->take(k, payload, sender);
+    if (!message_.device_codec || owner != op_.group.rank()) sinks_[owner]->take(k, payload, sender);
   }
 
   OpContext& op_;

@@ -24,7 +24,7 @@ struct GatherMessage {
   std::string type_name = {};
   std::string type_elements = {};
   // Where `input` and `outputs` are, with float32, float16 or bfloat16 elements; null: in host memory.
-  DeviceCodec* stage = nullptr;
+  DeviceCodec* device_codec = nullptr;
 };
 
 // all_gather. Every rank's (encoded) message reaches every other, (W−1)·n elements out and in; the owner decodes its

@@ -52,13 +52,13 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   for (int rank = 0; rank < op.group.size(); ++rank) {
     if (rank == own) continue;
     const Draws draws = message.draws.slot(static_cast<uint64_t>(rank));
-    sources[rank] =
-        makeSource(op, message.stage, {sent.of(rank), message.inputs[rank], draws, "for rank " + std::to_string(rank)});
-    sinks[rank] = makeSink(op, message.stage, {got.of(rank), message.outputs[rank]});
+    sources[rank] = makeSource(op, message.device_codec,
+                               {sent.of(rank), message.inputs[rank], draws, "for rank " + std::to_string(rank)});
+    sinks[rank] = makeSink(op, message.device_codec, {got.of(rank), message.outputs[rank]});
   }
   constexpr const char* kKept = "that it keeps";
   std::optional<StagedCheck> check;
-  if (message.stage) check.emplace(*message.stage, sent.of(own), message.inputs[own], kKept);
+  if (message.device_codec) check.emplace(*message.device_codec, sent.of(own), message.inputs[own], kKept);
   Exchange exchange;
   MessageSummary described = MessageSummary(sent.of(own)).as(message.type_name, "by pair");
   described.codec = "by pair";
@@ -94,7 +94,8 @@ void allToAll(OpContext& op, const AllToAllMessage& message) {
   }
 
   if (!codec) return;
-  if (message.stage) return message.stage->kernels().copy(message.outputs[own], message.inputs[own], kept * item);
+  if (message.device_codec)
+    return message.device_codec->kernels().copy(message.outputs[own], message.inputs[own], kept * item);
   std::memcpy(message.outputs[own], message.inputs[own], kept * item);
   if (codec->needsRepair(message.outputs[own], message.dtype, kept)) {
     codec->repair(message.outputs[own], message.dtype, kept);

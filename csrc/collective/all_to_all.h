@@ -21,7 +21,7 @@ struct AllToAllMessage {
   Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
   // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
   // to be repaired on a device.
-  DeviceCodec* stage = nullptr;
+  DeviceCodec* device_codec = nullptr;
   std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
 };
 

@@ -22,9 +22,9 @@ const char* Reduction::name() const {
 
 KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
                             const Reduction& reduction) {
-  KeyValues hello = describe(op, messages);
-  hello.fields.insert(std::prev(hello.fields.end()), {"reduce op", reduction.name()});
-  return hello;
+  KeyValues description = describe(op, messages);
+  description.fields.insert(std::prev(description.fields.end()), {"reduce op", reduction.name()});
+  return description;
 }
 
 std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {

@@ -96,8 +96,8 @@ class DeviceCodec {
     CodecQueue::Wait landing_;  // empty: nothing is under way
   };
   struct Return {
-    DeviceCodec* stage;
-    void operator()(Slot* slot) const { stage->idle_.emplace_back(slot); }
+    DeviceCodec* device_codec;
+    void operator()(Slot* slot) const { device_codec->idle_.emplace_back(slot); }
   };
   using SlotPtr = std::unique_ptr<Slot, Return>;
 
@@ -110,7 +110,7 @@ class DeviceCodec {
   CodecKernels& kernels() { return *kernels_; }
   bool takes(const CodecSpec& codec, DType dtype) const { return kernels_->takes(codec, dtype); }
 
-  // A slot for payloads of `bytes`, a multiple of 4. It goes back when it is dropped; the stage outlives it.
+  // A slot for payloads of `bytes`, a multiple of 4. It goes back when it is dropped; the device codec outlives it.
   SlotPtr take(size_t bytes);
 
   // Workspace for kernels on this run; the queue's order lets all of them have the same.

@@ -177,9 +177,9 @@ class Runner {
 
   // What is said to `peer` about the op, and is to be heard from it.
   KeyValues descriptionFor(int peer) const {
-    KeyValues hello = exchange_.description;
-    if (exchange_.describe_pair) hello.fields.push_back(exchange_.describe_pair(peer));
-    return hello;
+    KeyValues description = exchange_.description;
+    if (exchange_.describe_pair) description.fields.push_back(exchange_.describe_pair(peer));
+    return description;
   }
 
   void sendDescriptions() {

@@ -35,9 +35,9 @@ struct Phase {
   // too, where nothing is encoded for anybody. ValueError as in `encode`.
   std::function<void(size_t k)> check;
 
-  // Begins what `check` and `encode` of round k end with, for elements that a device encodes (collective/stage.h):
-  // called once what the round is made of is there, in order, up to a round ahead of them. May be empty. ValueError as
-  // in `encode`.
+  // Begins what `check` and `encode` of round k end with, for elements that a device encodes
+  // (collective/device_codec.h): called once what the round is made of is there, in order, up to a round ahead of them.
+  // May be empty. ValueError as in `encode`.
   std::function<void(size_t k)> start;
 
   // Writes the payload of frame k of out[peer] (any peer when same_to_all). ValueError: this rank's data cannot be

@@ -23,8 +23,8 @@ struct Conversation {
   std::unique_ptr<Transfer> sending, receiving;
 };
 
-uint32_t numberOf(const KeyValues& hello, const std::string& name) {
-  for (const auto& [key, value] : hello.fields) {
+uint32_t numberOf(const KeyValues& counts, const std::string& name) {
+  for (const auto& [key, value] : counts.fields) {
     uint32_t number = 0;
     const char* end = value.data() + value.size();
     if (key == name && std::from_chars(value.data(), end, number).ptr == end && !value.empty()) return number;
@@ -43,10 +43,10 @@ std::map<int, FrameCounts> exchangeFrameCounts(OpContext& op, const std::map<int
       c.receiving = group.transport.irecv(Lane::control, peer, kTag, group.frames.span(c.in));
     }
     for (Conversation& c : peers) {
-      KeyValues hello;
-      hello.fields = {{"frames sent", std::to_string(mine.at(c.peer).sent)},
-                      {"frames expected", std::to_string(mine.at(c.peer).expected)}};
-      const size_t bytes = sealText(c.out.get(), op.header(FrameKind::control), hello.text());
+      KeyValues counts;
+      counts.fields = {{"frames sent", std::to_string(mine.at(c.peer).sent)},
+                       {"frames expected", std::to_string(mine.at(c.peer).expected)}};
+      const size_t bytes = sealText(c.out.get(), op.header(FrameKind::control), counts.text());
       c.sending = group.transport.isend(Lane::control, c.peer, kTag, group.frames.span(c.out).first(bytes));
       op.counters.wire_bytes += bytes;
     }
@@ -64,8 +64,8 @@ std::map<int, FrameCounts> exchangeFrameCounts(OpContext& op, const std::map<int
       want.payload_bytes = got.payload_bytes;
       expectFrame(got, want);
       const auto text = framePayload(bytes, got);
-      const KeyValues hello = KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
-      theirs[c.peer] = {numberOf(hello, "frames sent"), numberOf(hello, "frames expected")};
+      const KeyValues counts = KeyValues::parse({reinterpret_cast<const char*>(text.data()), text.size()});
+      theirs[c.peer] = {numberOf(counts, "frames sent"), numberOf(counts, "frames expected")};
       op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
     });
   }

@@ -48,23 +48,24 @@ MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size
 }
 
 P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer,
-                       uint32_t tag, DeviceCodec* stage)
+                       uint32_t tag, DeviceCodec* device_codec)
     : op(group, "send with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
       plan_(std::move(plan)),
       sends_(true),
-      source_(makeSource(op, stage, {plan_, input, draws})) {
+      source_(makeSource(op, device_codec, {plan_, input, draws})) {
   op.counters.raw_bytes = plan_.rawBytes();
 }
 
-P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, DeviceCodec* stage)
+P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag,
+                       DeviceCodec* device_codec)
     : op(group, "recv with tag " + std::to_string(tag), 0),
       peer(peer),
       tag(tag),
       plan_(std::move(plan)),
       sends_(false),
-      sink_(makeSink(op, stage, {plan_, output})) {}
+      sink_(makeSink(op, device_codec, {plan_, output})) {}
 
 FrameHeader P2pMessage::header(const Frame& frame) const {
   FrameHeader header = plan_.header(frame);
@@ -137,7 +138,7 @@ void P2p::post(const std::shared_ptr<P2pMessage>& message) {
 
 void P2p::send(P2pMessage& message) {
   OpContext& op = message.op;
-  const auto source = std::move(message.source_);  // a message may outlive its elements, and their stage
+  const auto source = std::move(message.source_);  // a message may outlive its elements, and their device codec
   const size_t frames = message.plan_.frames.size();
   std::string reason;
   size_t started = 0;

@@ -53,9 +53,10 @@ class P2pMessage {
  public:
   // To send: post() reads `input`, plan.layout.elements() elements of plan.dtype; nobody does afterwards.
   P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag,
-             DeviceCodec* stage = nullptr);
+             DeviceCodec* device_codec = nullptr);
   // To receive: finish() writes `output`, plan.layout.elements() elements of plan.dtype.
-  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag, DeviceCodec* stage = nullptr);
+  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag,
+             DeviceCodec* device_codec = nullptr);
   // Both: where the elements are, for as long as post() or finish() is at them; null is host memory.
 
   // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted: of a receive the

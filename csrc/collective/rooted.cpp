@@ -44,9 +44,9 @@ void expectRoot(const OpContext& op, int root) {
 
 // describe(), with the root before the codec.
 KeyValues describeRooted(const std::string& op, const std::vector<MessageSummary>& messages, int root) {
-  KeyValues hello = describe(op, messages);
-  hello.fields.insert(std::prev(hello.fields.end()), {"root", std::to_string(root)});
-  return hello;
+  KeyValues description = describe(op, messages);
+  description.fields.insert(std::prev(description.fields.end()), {"root", std::to_string(root)});
+  return description;
 }
 
 }  // namespace
@@ -63,11 +63,12 @@ void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int
     described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
     if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
     if (sends) {
-      tensor.source = makeSource(op, message.stage, {tensor.plan, message.data, message.draws, {}, message.data});
+      tensor.source =
+          makeSource(op, message.device_codec, {tensor.plan, message.data, message.draws, {}, message.data});
     }
     tensor.sinks.resize(size);
-    tensor.sinks[root] = makeSink(op, message.stage, {tensor.plan, message.data});
-    const bool decoded = sends && message.stage;  // by the source
+    tensor.sinks[root] = makeSink(op, message.device_codec, {tensor.plan, message.data});
+    const bool decoded = sends && message.device_codec;  // by the source
     Phase phase;
     phase.out.assign(size, sends ? &tensor.plan : nullptr);
     phase.in.assign(size, nullptr);
@@ -97,10 +98,11 @@ void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int r
     RootedTensor& tensor = tensors.emplace_back(RootedTensor{planOf(op, message), nullptr, {}});
     described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
     if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
-    tensor.source = makeSource(
-        op, message.stage, {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});
+    tensor.source =
+        makeSource(op, message.device_codec,
+                   {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});
     for (int rank = 0; takes && rank < size; ++rank)
-      tensor.sinks.push_back(makeSink(op, message.stage, {tensor.plan, message.outputs[rank]}));
+      tensor.sinks.push_back(makeSink(op, message.device_codec, {tensor.plan, message.outputs[rank]}));
     Phase phase;
     phase.out.assign(size, nullptr);
     phase.in.assign(size, takes ? &tensor.plan : nullptr);
@@ -110,7 +112,7 @@ void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int r
     phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.source->encode(k, payload); };
     phase.absorb = [&, root](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
       for (int rank = 0; rank < size; ++rank) {
-        const bool decoded = rank == root && message.stage;  // by the source
+        const bool decoded = rank == root && message.device_codec;  // by the source
         if (!payloads[rank].empty() && !decoded) tensor.sinks[rank]->take(k, payloads[rank], rank);
       }
     };

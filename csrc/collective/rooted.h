@@ -19,7 +19,7 @@ struct BroadcastMessage {
   DType dtype = DType::float32;
   void* data = nullptr;  // the root's are sent, everybody's are overwritten by what they decode to
   Draws draws;
-  DeviceCodec* stage = nullptr;  // where `data` is; null: in host memory
+  DeviceCodec* device_codec = nullptr;  // where `data` is; null: in host memory
   // The caller's element type and number of elements, which ranks compare. Set them where dtype is opaque.
   std::string type_name = {}, type_elements = {};
 };
@@ -36,7 +36,7 @@ struct RootGatherMessage {
   const void* input = nullptr;
   std::vector<void*> outputs;  // on the root, by rank; its own may be where `input` is
   Draws draws;
-  DeviceCodec* stage = nullptr;                    // where `input` and `outputs` are; null: in host memory
+  DeviceCodec* device_codec = nullptr;             // where `input` and `outputs` are; null: in host memory
   std::string type_name = {}, type_elements = {};  // as of a broadcast
 };
 

@@ -32,8 +32,8 @@ class HostSink final : public Sink {
 
 }  // namespace
 
-std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* stage, SinkElements elements) {
-  if (stage) return std::make_unique<StagedSink>(op, *stage, elements);
+std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* device_codec, SinkElements elements) {
+  if (device_codec) return std::make_unique<StagedSink>(op, *device_codec, elements);
   return std::make_unique<HostSink>(op, elements);
 }
 

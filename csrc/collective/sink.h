@@ -30,7 +30,7 @@ class Sink {
   virtual void wait() {}
 };
 
-// To host memory, or to where `stage` is.
-std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* stage, SinkElements elements);
+// To host memory, or to where `device_codec` is.
+std::unique_ptr<Sink> makeSink(OpContext& op, DeviceCodec* device_codec, SinkElements elements);
 
 }  // namespace lowcomm

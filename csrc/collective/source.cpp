@@ -34,8 +34,8 @@ class HostSource final : public Source {
 
 }  // namespace
 
-std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* stage, SourceElements elements) {
-  if (stage) return std::make_unique<StagedSource>(*stage, std::move(elements));
+std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* device_codec, SourceElements elements) {
+  if (device_codec) return std::make_unique<StagedSource>(*device_codec, std::move(elements));
   return std::make_unique<HostSource>(op, std::move(elements));
 }
 

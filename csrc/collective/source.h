@@ -34,8 +34,8 @@ class Source {
   virtual void encode(size_t k, std::span<std::byte> payload) = 0;
 };
 
-// Of elements in host memory, or where `stage` is. What encoding loses is sampled of the former alone: a sample would
-// be elements that cross to the host.
-std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* stage, SourceElements elements);
+// Of elements in host memory, or where `device_codec` is. What encoding loses is sampled of the former alone: a sample
+// would be elements that cross to the host.
+std::unique_ptr<Source> makeSource(OpContext& op, DeviceCodec* device_codec, SourceElements elements);
 
 }  // namespace lowcomm

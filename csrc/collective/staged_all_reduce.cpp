@@ -23,15 +23,15 @@ namespace {
 // which the host's codec would have to tell what, stand as they were.
 class StagedReducing {
  public:
-  StagedReducing(OpContext& op, DeviceCodec& stage, const AllReduceMessage& message, const Reduction& reduction)
-      : stage_(stage),
+  StagedReducing(OpContext& op, DeviceCodec& device_codec, const AllReduceMessage& message, const Reduction& reduction)
+      : device_codec_(device_codec),
         message_(message),
         average_over_(reduction.average ? op.group.size() : 0),
         slices_(op, message),
-        contributions_(op, stage, slices_.plans(), message.dtype, slices_.inputs(), message.draws) {
+        contributions_(op, device_codec, slices_.plans(), message.dtype, slices_.inputs(), message.draws) {
     for (int rank = 0; rank < slices_.ranks(); ++rank)
       sinks_.push_back(std::make_unique<StagedSink>(
-          op, stage, SinkElements{slices_.plans().of(rank), slices_.elements(rank), nullptr}));
+          op, device_codec, SinkElements{slices_.plans().of(rank), slices_.elements(rank), nullptr}));
   }
 
   MessageSummary described() const { return slices_.described(); }
@@ -90,28 +90,28 @@ class StagedReducing {
     size_t bytes = 0;
     for (const auto& whole : loaded.runs)
       bytes += whole.run->whole;
-    Sum sum{k, std::move(loaded), stage_.take(bytes)};
-    stage_.clear(*sum.codes);
+    Sum sum{k, std::move(loaded), device_codec_.take(bytes)};
+    device_codec_.clear(*sum.codes);
     std::byte* payload = sum.codes->device();
     for (const auto& whole : sum.from.runs) {
-      stage_.kernels().encodeSum(*whole.run, payload, message_.dtype, whole.terms, average_over_, draws(),
-                                 stage_.workspace(*whole.run, message_.dtype), sum.codes->word());
+      device_codec_.kernels().encodeSum(*whole.run, payload, message_.dtype, whole.terms, average_over_, draws(),
+                                        device_codec_.workspace(*whole.run, message_.dtype), sum.codes->word());
       payload += whole.run->whole;
     }
-    stage_.fetch(*sum.codes);
+    device_codec_.fetch(*sum.codes);
     sums_.push_back(std::move(sum));
   }
 
   void waitForFirst() {
     const Sum sum = std::move(sums_.front());
     sums_.pop_front();
-    if (stage_.refused(*sum.codes)) reduceOnHost(sum);
+    if (device_codec_.refused(*sum.codes)) reduceOnHost(sum);
     size_t at = 0;
     for (const auto& whole : sum.from.runs) {
       const Run& run = *whole.run;
       std::memcpy(slices_.codes(sum.k, run).data(), sum.codes->host() + at, run.whole);
-      stage_.kernels().decode(run, ownElements(run), message_.dtype, sum.codes->device() + at,
-                              stage_.workspace(run, message_.dtype), sum.codes->word());
+      device_codec_.kernels().decode(run, ownElements(run), message_.dtype, sum.codes->device() + at,
+                                     device_codec_.workspace(run, message_.dtype), sum.codes->word());
       at += run.whole;
     }
   }
@@ -122,7 +122,7 @@ class StagedReducing {
     std::byte* payload = sum.codes->host();
     for (const auto& whole : sum.from.runs) {
       const Run& run = *whole.run;
-      const auto own = stage_.toHost(ownElements(run), run.count * itemBytes(message_.dtype));
+      const auto own = device_codec_.toHost(ownElements(run), run.count * itemBytes(message_.dtype));
       std::vector<std::byte> out(own.size());
       std::vector<Contribution> all(whole.payloads.size());
       for (size_t rank = 0; rank < all.size(); ++rank)
@@ -140,10 +140,10 @@ class StagedReducing {
       }
       payload += run.whole;
     }
-    stage_.load(*sum.codes);
+    device_codec_.load(*sum.codes);
   }
 
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const AllReduceMessage& message_;
   const int average_over_;
   ReducedSlices slices_;
@@ -154,9 +154,9 @@ class StagedReducing {
 
 }  // namespace
 
-void allReduceStaged(OpContext& op, DeviceCodec& stage, const std::vector<AllReduceMessage>& messages,
+void allReduceStaged(OpContext& op, DeviceCodec& device_codec, const std::vector<AllReduceMessage>& messages,
                      const Reduction& reduction) {
-  reduceTensors<StagedReducing>(op, messages, reduction, stage);
+  reduceTensors<StagedReducing>(op, messages, reduction, device_codec);
 }
 
 }  // namespace lowcomm

@@ -23,13 +23,13 @@ void StagedCheck::start(size_t k) {
     bytes = std::max(bytes, run.whole);
   }
   if (!begun.runs.empty()) {
-    begun.slot = stage_.take(bytes);
-    stage_.clear(*begun.slot);
+    begun.slot = device_codec_.take(bytes);
+    device_codec_.clear(*begun.slot);
     for (const Run* run : begun.runs) {  // one payload over the other
-      stage_.kernels().encode(*run, begun.slot->device(), data_ + run->at * itemBytes(plan_.dtype), plan_.dtype,
-                              Draws{}, stage_.workspace(*run, plan_.dtype), begun.slot->word());
+      device_codec_.kernels().encode(*run, begun.slot->device(), data_ + run->at * itemBytes(plan_.dtype), plan_.dtype,
+                                     Draws{}, device_codec_.workspace(*run, plan_.dtype), begun.slot->word());
     }
-    stage_.report(*begun.slot);
+    device_codec_.report(*begun.slot);
   }
   begun_.push_back(std::move(begun));
 }
@@ -38,11 +38,11 @@ void StagedCheck::finish(size_t k) {
   if (k >= plan_.frames.size()) return;
   const FrameInFlight begun = std::move(begun_.front());
   begun_.pop_front();
-  if (!begun.slot || !stage_.refused(*begun.slot)) return;
+  if (!begun.slot || !device_codec_.refused(*begun.slot)) return;
   // Also told of a range beyond delta, which only what is encoded may not have: the codec knows.
   for (const Run* run : begun.runs) {
     const size_t item = itemBytes(plan_.dtype);
-    const auto x = stage_.toHost(data_ + run->at * item, run->count * item);
+    const auto x = device_codec_.toHost(data_ + run->at * item, run->count * item);
     run->codec->expectTaken(x.data(), plan_.dtype, run->at, run->count, of_);
   }
 }

@@ -15,8 +15,8 @@ namespace lowcomm {
 class StagedCheck {
  public:
   // Of the plan's frames from `data` on, which both outlive this. `of` ends a NonFiniteError.
-  StagedCheck(DeviceCodec& stage, const MessagePlan& plan, const void* data, std::string of)
-      : stage_(stage), plan_(plan), data_(static_cast<const std::byte*>(data)), of_(std::move(of)) {}
+  StagedCheck(DeviceCodec& device_codec, const MessagePlan& plan, const void* data, std::string of)
+      : device_codec_(device_codec), plan_(plan), data_(static_cast<const std::byte*>(data)), of_(std::move(of)) {}
 
   // Begins to look at frame k, and throws the NonFiniteError of one that was begun; each in order, at most two frames
   // under way. Nothing past the last frame.
@@ -29,7 +29,7 @@ class StagedCheck {
     std::vector<const Run*> runs;
   };
 
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const MessagePlan& plan_;
   const std::byte* const data_;
   const std::string of_;

@@ -12,16 +12,16 @@ std::string sliceFor(int rank) {
   return "of the slice for rank " + std::to_string(rank);
 }
 
-StagedContributions::StagedContributions(OpContext& op, DeviceCodec& stage, const RankPlans& slices, DType dtype,
+StagedContributions::StagedContributions(OpContext& op, DeviceCodec& device_codec, const RankPlans& slices, DType dtype,
                                          std::vector<const void*> inputs, const Draws& draws)
-    : op_(op), stage_(stage), slices_(slices), dtype_(dtype), inputs_(std::move(inputs)) {
+    : op_(op), device_codec_(device_codec), slices_(slices), dtype_(dtype), inputs_(std::move(inputs)) {
   for (int rank = 0; rank < op.group.size(); ++rank) {
     const MessagePlan& slice = slices.of(rank);
     const auto slot = static_cast<uint64_t>(rank) * slice.layout.segments().size();
     sources_.push_back(rank == op.group.rank()
                            ? nullptr
                            : std::make_unique<StagedSource>(
-                                 stage, SourceElements{slice, inputs_[rank], draws.slot(slot), sliceFor(rank)}));
+                                 device_codec, SourceElements{slice, inputs_[rank], draws.slot(slot), sliceFor(rank)}));
   }
 }
 
@@ -45,7 +45,7 @@ StagedContributions::FrameTerms StagedContributions::load(size_t k,
   size_t bytes = 0;
   for (const Run& run : frame.runs)
     bytes += run.last() && run.count > 0 ? (ranks - 1) * run.whole : 0;
-  if (bytes > 0) loaded.slot = stage_.take(bytes);
+  if (bytes > 0) loaded.slot = device_codec_.take(bytes);
   size_t at = 0, to = 0;  // in the frames, in the slot
   for (const Run& run : frame.runs) {
     const bool whole = run.last() && run.count > 0;
@@ -64,7 +64,7 @@ StagedContributions::FrameTerms StagedContributions::load(size_t k,
     at += run.bytes;
     if (whole) loaded.runs.push_back(std::move(sum));
   }
-  if (loaded.slot) stage_.load(*loaded.slot);
+  if (loaded.slot) device_codec_.load(*loaded.slot);
   return loaded;
 }
 

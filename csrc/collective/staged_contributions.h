@@ -19,13 +19,13 @@ namespace lowcomm {
 // What ends a NonFiniteError: "of the slice for rank 2".
 std::string sliceFor(int rank);
 
-// Contributions (collective/contributions.h) whose elements a stage has: the same frames, and the payloads that come
-// are handed on where the device has them. Without residuals, premultiplication and codecs that saturate: own elements
-// would have to be changed before they are summed.
+// Contributions (collective/contributions.h) whose elements a device codec has: the same frames, and the payloads that
+// come are handed on where the device has them. Without residuals, premultiplication and codecs that saturate: own
+// elements would have to be changed before they are summed.
 class StagedContributions {
  public:
   // As Contributions; `inputs` are on the device.
-  StagedContributions(OpContext& op, DeviceCodec& stage, const RankPlans& slices, DType dtype,
+  StagedContributions(OpContext& op, DeviceCodec& device_codec, const RankPlans& slices, DType dtype,
                       std::vector<const void*> inputs, const Draws& draws);
 
   // What of Phase is theirs. Nobody looks at this rank's own elements.
@@ -54,7 +54,7 @@ class StagedContributions {
 
  private:
   OpContext& op_;
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const RankPlans& slices_;
   const DType dtype_;
   const std::vector<const void*> inputs_;

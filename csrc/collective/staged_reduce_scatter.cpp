@@ -20,14 +20,14 @@ namespace {
 // One tensor: as Scattering of reduce_scatter.cpp, the sums being the device's.
 class StagedScattering {
  public:
-  StagedScattering(OpContext& op, DeviceCodec& stage, const ScatterMessage& message, const Reduction& reduction)
+  StagedScattering(OpContext& op, DeviceCodec& device_codec, const ScatterMessage& message, const Reduction& reduction)
       : op_(op),
-        stage_(stage),
+        device_codec_(device_codec),
         message_(message),
         average_over_(reduction.average ? op.group.size() : 0),
         slices_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()),
-        contributions_(op, stage, slices_, message.dtype, message.inputs, message.draws),
-        own_(stage, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {}
+        contributions_(op, device_codec, slices_, message.dtype, message.inputs, message.draws),
+        own_(device_codec, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {}
 
   MessageSummary described() const { return slices_.described(); }
 
@@ -64,17 +64,17 @@ class StagedScattering {
     for (const auto& whole : loaded.runs) {
       const Run& run = *whole.run;
       std::byte* out = static_cast<std::byte*>(message_.output) + run.at * itemBytes(dtype);
-      stage_.kernels().sum(run, out, dtype, whole.terms, average_over_, stage_.workspace(run, dtype),
-                           loaded.slot->word());
+      device_codec_.kernels().sum(run, out, dtype, whole.terms, average_over_, device_codec_.workspace(run, dtype),
+                                  loaded.slot->word());
     }
-    stage_.report(*loaded.slot);
+    device_codec_.report(*loaded.slot);
     summed_.push_back(std::move(loaded));
   }
 
   void waitForFirst() {
     const auto loaded = std::move(summed_.front());
     summed_.pop_front();
-    if (!stage_.refused(*loaded.slot)) return;
+    if (!device_codec_.refused(*loaded.slot)) return;
     for (const auto& whole : loaded.runs)
       contributions_.attribute(whole);
     throw std::logic_error(op_.op +
@@ -82,7 +82,7 @@ class StagedScattering {
   }
 
   OpContext& op_;
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const ScatterMessage& message_;
   const int average_over_;
   const RankPlans slices_;
@@ -93,9 +93,9 @@ class StagedScattering {
 
 }  // namespace
 
-void reduceScatterStaged(OpContext& op, DeviceCodec& stage, const std::vector<ScatterMessage>& messages,
+void reduceScatterStaged(OpContext& op, DeviceCodec& device_codec, const std::vector<ScatterMessage>& messages,
                          const Reduction& reduction) {
-  reduceTensors<StagedScattering>(op, messages, reduction, stage);
+  reduceTensors<StagedScattering>(op, messages, reduction, device_codec);
 }
 
 }  // namespace lowcomm

@@ -8,10 +8,10 @@
 
 namespace lowcomm {
 
-// reduceScatter of float32, float16 or bfloat16 elements that `stage` has, inputs and output: same frames, same bits
-// and same errors, so that ranks that stage and ranks that do not may take part in one op. For codecs that the stage
-// takes and that do not saturate, and sums that are not premultiplied.
-void reduceScatterStaged(OpContext& op, DeviceCodec& stage, const std::vector<ScatterMessage>& messages,
+// reduceScatter of float32, float16 or bfloat16 elements that `device_codec` has, inputs and output: same frames, same
+// bits and same errors, so that ranks that stage and ranks that do not may take part in one op. For codecs that the
+// device codec takes and that do not saturate, and sums that are not premultiplied.
+void reduceScatterStaged(OpContext& op, DeviceCodec& device_codec, const std::vector<ScatterMessage>& messages,
                          const Reduction& reduction);
 
 }  // namespace lowcomm

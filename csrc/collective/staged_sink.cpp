@@ -27,7 +27,7 @@ void StagedSink::take(size_t k, std::span<const std::byte> payload, int sender) 
   }
   while (taken_.size() >= kStagedFrames)
     waitForFirst();
-  if (bytes > 0) taken.slot = stage_.take(bytes);
+  if (bytes > 0) taken.slot = device_codec_.take(bytes);
   size_t at = 0;
   op_.attribute(sender, [&] {
     frame.eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
@@ -39,13 +39,14 @@ void StagedSink::take(size_t k, std::span<const std::byte> payload, int sender) 
     });
   });
   if (bytes == 0) return;
-  stage_.load(*taken.slot);
+  device_codec_.load(*taken.slot);
   const std::byte* there = taken.slot->device();
   for (const Run* run : taken.runs) {
-    stage_.kernels().decode(*run, elementsOf(*run), dtype, there, stage_.workspace(*run, dtype), taken.slot->word());
+    device_codec_.kernels().decode(*run, elementsOf(*run), dtype, there, device_codec_.workspace(*run, dtype),
+                                   taken.slot->word());
     there += run->whole;
   }
-  stage_.report(*taken.slot);
+  device_codec_.report(*taken.slot);
   taken_.push_back(std::move(taken));
 }
 
@@ -56,7 +57,7 @@ void StagedSink::decodeOnHost(const FrameInFlight& taken) {
     for (const Run* run : taken.runs) {
       std::vector<std::byte> y(run->count * itemBytes(dtype));
       run->codec->decode(y.data(), dtype, {payload, run->whole}, run->offset, run->count);
-      stage_.toDevice(elementsOf(*run), y);
+      device_codec_.toDevice(elementsOf(*run), y);
       payload += run->whole;
     }
   });
@@ -65,7 +66,7 @@ void StagedSink::decodeOnHost(const FrameInFlight& taken) {
 void StagedSink::waitForFirst() {
   const FrameInFlight taken = std::move(taken_.front());
   taken_.pop_front();
-  if (stage_.refused(*taken.slot)) decodeOnHost(taken);
+  if (device_codec_.refused(*taken.slot)) decodeOnHost(taken);
 }
 
 void StagedSink::wait() {

@@ -19,7 +19,8 @@ inline constexpr size_t kStagedFrames = 2;
 // refused is found when the frame after next comes, or at the end.
 class StagedSink final : public Sink {
  public:
-  StagedSink(OpContext& op, DeviceCodec& stage, SinkElements elements) : op_(op), stage_(stage), elements_(elements) {}
+  StagedSink(OpContext& op, DeviceCodec& device_codec, SinkElements elements)
+      : op_(op), device_codec_(device_codec), elements_(elements) {}
 
   void take(size_t k, std::span<const std::byte> payload, int sender) override;
   void wait() override;
@@ -35,7 +36,7 @@ class StagedSink final : public Sink {
   void decodeOnHost(const FrameInFlight& taken);
 
   OpContext& op_;
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const SinkElements elements_;
   IncomingParts parts_;
   std::deque<FrameInFlight> taken_;

@@ -19,15 +19,15 @@ void StagedSource::start(size_t k) {
   }
   if (bytes > 0) {
     const DType dtype = elements_.plan.dtype;
-    frame.slot = stage_.take(bytes);
-    stage_.clear(*frame.slot);
+    frame.slot = device_codec_.take(bytes);
+    device_codec_.clear(*frame.slot);
     std::byte* payload = frame.slot->device();
     for (const Run* run : frame.runs) {
-      stage_.kernels().encode(*run, payload, elementsOf(*run), dtype, elements_.draws.slot(run->segment),
-                              stage_.workspace(*run, dtype), frame.slot->word());
+      device_codec_.kernels().encode(*run, payload, elementsOf(*run), dtype, elements_.draws.slot(run->segment),
+                                     device_codec_.workspace(*run, dtype), frame.slot->word());
       payload += run->whole;
     }
-    stage_.fetch(*frame.slot);
+    device_codec_.fetch(*frame.slot);
   }
   started_.push_back(std::move(frame));
 }
@@ -37,22 +37,22 @@ void StagedSource::encodeOnHost(FrameInFlight& frame) {
   const DType dtype = elements_.plan.dtype;
   std::byte* payload = frame.slot->host();
   for (const Run* run : frame.runs) {
-    const auto x = stage_.toHost(elementsOf(*run), run->count * itemBytes(dtype));
+    const auto x = device_codec_.toHost(elementsOf(*run), run->count * itemBytes(dtype));
     run->encode({payload, run->whole}, x.data(), dtype, elements_.draws.slot(run->segment), elements_.of);
     payload += run->whole;
   }
-  stage_.load(*frame.slot);  // what is decoded from
+  device_codec_.load(*frame.slot);  // what is decoded from
 }
 
 void StagedSource::settle(FrameInFlight& frame) {
   if (!frame.slot) return;
-  if (stage_.refused(*frame.slot)) encodeOnHost(frame);
+  if (device_codec_.refused(*frame.slot)) encodeOnHost(frame);
   if (!elements_.decoded) return;
   const DType dtype = elements_.plan.dtype;
   const std::byte* payload = frame.slot->device();
   for (const Run* run : frame.runs) {
     auto* y = static_cast<std::byte*>(elements_.decoded) + run->at * itemBytes(dtype);
-    stage_.kernels().decode(*run, y, dtype, payload, stage_.workspace(*run, dtype), frame.slot->word());
+    device_codec_.kernels().decode(*run, y, dtype, payload, device_codec_.workspace(*run, dtype), frame.slot->word());
     payload += run->whole;
   }
 }

@@ -15,7 +15,8 @@ namespace lowcomm {
 // `encode` waits for it. A codec that cannot be cut makes its payload with the frame that has the first part.
 class StagedSource final : public Source {
  public:
-  StagedSource(DeviceCodec& stage, SourceElements elements) : stage_(stage), elements_(std::move(elements)) {}
+  StagedSource(DeviceCodec& device_codec, SourceElements elements)
+      : device_codec_(device_codec), elements_(std::move(elements)) {}
 
   void start(size_t k) override;
   void encode(size_t k, std::span<std::byte> payload) override;  // starts the frame where nobody has
@@ -31,7 +32,7 @@ class StagedSource final : public Source {
   void settle(FrameInFlight& frame);
   void encodeOnHost(FrameInFlight& frame);
 
-  DeviceCodec& stage_;
+  DeviceCodec& device_codec_;
   const SourceElements elements_;
   std::deque<FrameInFlight> started_;
   DeviceCodec::SlotPtr open_{nullptr, {nullptr}};  // of a payload that goes on in later frames, where it ends the slot

@@ -11,7 +11,7 @@
 namespace lowcomm {
 
 // What the compression of one tensor keeps from step to step: the residual of error feedback and, with a rank, the
-// factor that its matrix is projected on (collective/compressed_all_reduce.h). An op works on copies; they take the
+// factor that its matrix is projected on (collective/low_rank_all_reduce.h). An op works on copies; they take the
 // state's place when the caller commits, so that ops which stand or fall together do: a step that another bucket's
 // infinity spoils changes none. One op between two commits. Thread-safe.
 class Compression {
@@ -78,7 +78,7 @@ class Compression {
 
   mutable std::mutex mutex_;
   at::Tensor residual_, factor_, next_residual_, next_factor_;
-  Loan stage_ = Loan::idle;
+  Loan device_codec_ = Loan::idle;
 };
 
 }  // namespace lowcomm

@@ -145,7 +145,7 @@ class LateKernels final : public CodecKernels {
   const std::shared_ptr<LateDevice> device_;
 };
 
-// A stage on a late device of its own, or one that the caller keeps to look at.
+// A device codec on a late device of its own, or one that the caller keeps to look at.
 inline std::unique_ptr<DeviceCodec> lateStage(size_t slot_bytes,
                                               std::shared_ptr<LateDevice> device = std::make_shared<LateDevice>()) {
   return std::make_unique<DeviceCodec>(std::make_unique<LateQueue>(device), std::make_unique<LateKernels>(device),

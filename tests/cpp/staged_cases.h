@@ -19,36 +19,36 @@ inline const Reduction kAverage{ReduceKind::sum, true};
 using Staging = unsigned;
 inline constexpr Staging kNobody = 0, kAll = ~0u, kEven = 0x55555555u;
 
-// One op on one rank, with the stage that its elements are on, or null.
-using Op = std::function<void(int rank, OpContext& op, DeviceCodec* stage)>;
+// One op on one rank, with the device codec that its elements are on, or null.
+using Op = std::function<void(int rank, OpContext& op, DeviceCodec* device_codec)>;
 
 inline Ranks::Job on(Staging staging, Op op) {
   return [=](int rank, OpContext& context) {
-    const auto stage = staging >> rank & 1 ? lateStage(context.group.chunk_bytes) : nullptr;
-    op(rank, context, stage.get());
+    const auto device_codec = staging >> rank & 1 ? lateStage(context.group.chunk_bytes) : nullptr;
+    op(rank, context, device_codec.get());
   };
 }
 
-inline void reduce(OpContext& op, DeviceCodec* stage, const std::vector<AllReduceMessage>& messages,
+inline void reduce(OpContext& op, DeviceCodec* device_codec, const std::vector<AllReduceMessage>& messages,
                    const Reduction& reduction) {
-  stage ? allReduceStaged(op, *stage, messages, reduction) : allReduce(op, messages, reduction);
+  device_codec ? allReduceStaged(op, *device_codec, messages, reduction) : allReduce(op, messages, reduction);
 }
 
-inline void scatter(OpContext& op, DeviceCodec* stage, const std::vector<ScatterMessage>& messages,
+inline void scatter(OpContext& op, DeviceCodec* device_codec, const std::vector<ScatterMessage>& messages,
                     const Reduction& reduction) {
-  stage ? reduceScatterStaged(op, *stage, messages, reduction) : reduceScatter(op, messages, reduction);
+  device_codec ? reduceScatterStaged(op, *device_codec, messages, reduction) : reduceScatter(op, messages, reduction);
 }
 
 // Of x, to as many parts of y as it has room for.
 inline GatherMessage gatherOf(const std::vector<float>& x, std::vector<float>& y, const CodecSpec& codec,
-                              DeviceCodec* stage) {
+                              DeviceCodec* device_codec) {
   GatherMessage message;
   message.layouts = {Layout::single(x.size(), codec)};
   message.dtype = DType::float32;
   message.input = x.data();
   for (float* part = y.data(); part < y.data() + y.size(); part += x.size())
     message.outputs.push_back(part);
-  message.stage = stage;
+  message.device_codec = device_codec;
   return message;
 }
 

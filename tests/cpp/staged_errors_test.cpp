@@ -40,9 +40,9 @@ std::vector<std::string> told(int size, const std::string& name, Staging staging
   for (const auto& outcome : ranks.run(name, on(staging, op)))
     texts.push_back(outcome.what());
   // The group goes on.
-  ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, DeviceCodec* stage) {
+  ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& context, DeviceCodec* device_codec) {
                     auto& fine = memory.of(1000, 1);
-                    reduce(context, stage,
+                    reduce(context, device_codec,
                            {{1000, CodecSpec::parse("sym4"), DType::float32, fine.data(), drawsOf(rank)}}, kSum);
                   }));
   return texts;
@@ -57,19 +57,19 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
     for (uint64_t at : {uint64_t{3}, n / 2 + 1, n - 1}) {
       std::vector<std::vector<std::string>> texts;
       for (Staging staging : {kNobody, kAll, kEven, ~kEven}) {
-        texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+        texts.push_back(told(size, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto& x = memory.of(n, 1);
           if (rank == 1) x[at] = NAN;
-          reduce(op, stage, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+          reduce(op, device_codec, {{n, spec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
         }));
-        texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+        texts.push_back(told(size, "all_gather", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto &x = memory.of(n, 1), &y = memory.of(n * size);
           if (rank == 1) x[at] = NAN;
-          GatherMessage message = test::gatherOf(x, y, spec, stage);
+          GatherMessage message = test::gatherOf(x, y, spec, device_codec);
           message.draws = drawsOf(rank);
           allGather(op, {message});
         }));
-        texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+        texts.push_back(told(size, "reduce_scatter", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto &x = memory.of(n * size, 1), &y = memory.of(n);
           if (rank == 1) x[(at < n / 2 ? 0 : at < n - 1 ? 1 : 2) * n + at] = NAN;
           ScatterMessage message;
@@ -79,7 +79,7 @@ TEST(Staged, WhatCannotBeSentIsToldAsTheHostTellsIt) {
             message.inputs.push_back(x.data() + r * n);
           message.output = y.data();
           message.draws = drawsOf(rank);
-          scatter(op, stage, {message}, kSum);
+          scatter(op, device_codec, {message}, kSum);
         }));
       }
       for (size_t i = 3; i < texts.size(); ++i)
@@ -95,10 +95,10 @@ TEST(Staged, SumsThatCannotBeSentAreToldAsTheHostTellsThem) {
     for (uint64_t at : {uint64_t{5}, n - 1}) {
       std::vector<std::vector<std::string>> texts;
       for (Staging staging : {kNobody, kAll, kEven}) {
-        texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+        texts.push_back(told(2, "all_reduce", staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
           auto& x = memory.of(n, 1);
           x[at] = value;
-          reduce(op, stage, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+          reduce(op, device_codec, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
         }));
       }
       EXPECT_TRUE(test::holds(texts[0][0], {"of the sum"})) << texts[0][0];
@@ -129,17 +129,17 @@ std::string attributed(Staging staging, int frame, const std::string& name, cons
 TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
   const uint64_t n = 6 * 57344 + 13;
   const CodecSpec codec = CodecSpec::parse("minmax8:bucket=64");
-  const Op all_reduce = [&](int rank, OpContext& op, DeviceCodec* stage) {
+  const Op all_reduce = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto& x = memory.of(n, 1);
-    reduce(op, stage, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
+    reduce(op, device_codec, {{n, codec, DType::float32, x.data(), drawsOf(rank)}}, kSum);
   };
-  const Op all_gather = [&](int rank, OpContext& op, DeviceCodec* stage) {
+  const Op all_gather = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto &x = memory.of(n, 1), &y = memory.of(2 * n);
-    GatherMessage message = test::gatherOf(x, y, codec, stage);
+    GatherMessage message = test::gatherOf(x, y, codec, device_codec);
     message.draws = drawsOf(rank);
     allGather(op, {message});
   };
-  const Op reduce_scatter = [&](int rank, OpContext& op, DeviceCodec* stage) {
+  const Op reduce_scatter = [&](int rank, OpContext& op, DeviceCodec* device_codec) {
     auto &x = memory.of(2 * n, 1), &y = memory.of(n);
     ScatterMessage message;
     message.layouts = {Layout::single(n, codec)};
@@ -147,7 +147,7 @@ TEST(Staged, SpoiltPayloadsAreBlamedOnTheirSender) {
     message.inputs = {x.data(), x.data() + n};
     message.output = y.data();
     message.draws = drawsOf(rank);
-    scatter(op, stage, {message}, kSum);
+    scatter(op, device_codec, {message}, kSum);
   };
   for (int frame : {1, 3, 5}) {
     for (const auto& [name, op] :

@@ -29,8 +29,9 @@ TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
   Ranks ranks(2);
   ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
     std::vector<float> x(n, 1.0f), y(2 * n);
-    const auto stage = lateStage(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
-    allGather(op, {test::gatherOf(x, y, CodecSpec::parse("bf16"), stage.get())});
+    const auto device_codec =
+        lateStage(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
+    allGather(op, {test::gatherOf(x, y, CodecSpec::parse("bf16"), device_codec.get())});
   });
   // Kernel and copy of the next frame stand in the queue before anybody waits for this one's.
   const auto& told = device->told;
@@ -63,10 +64,10 @@ TEST(StagedOrder, OnlyCodesCross) {
     std::vector<uint64_t> out(w), in(w);
     ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f);
-      const auto stage = lateStage(op.group.chunk_bytes);
-      allReduceStaged(op, *stage, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
-      out[rank] = stage->hostBytes();
-      in[rank] = stage->deviceBytes();
+      const auto device_codec = lateStage(op.group.chunk_bytes);
+      allReduceStaged(op, *device_codec, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+      out[rank] = device_codec->hostBytes();
+      in[rank] = device_codec->deviceBytes();
     });
     for (int rank = 0; rank < size; ++rank) {
       EXPECT_EQ(out[rank], w * slice);  // to every peer its slice, and the own one's sum
@@ -74,10 +75,10 @@ TEST(StagedOrder, OnlyCodesCross) {
     }
     ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f), y(n * w);
-      const auto stage = lateStage(op.group.chunk_bytes);
-      allGather(op, {test::gatherOf(x, y, CodecSpec::parse(codec), stage.get())});
-      out[rank] = stage->hostBytes();
-      in[rank] = stage->deviceBytes();
+      const auto device_codec = lateStage(op.group.chunk_bytes);
+      allGather(op, {test::gatherOf(x, y, CodecSpec::parse(codec), device_codec.get())});
+      out[rank] = device_codec->hostBytes();
+      in[rank] = device_codec->deviceBytes();
     });
     for (int rank = 0; rank < size; ++rank) {
       EXPECT_EQ(out[rank], part);

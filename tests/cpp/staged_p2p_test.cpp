@@ -20,14 +20,15 @@ std::vector<std::string> told(Ranks& ranks, unsigned staging, const Tensor& sent
                               std::vector<uint64_t>* crossed = nullptr) {
   std::vector<std::string> texts(2);
   together(ranks, [&](int rank, Engine& engine) {
-    const auto stage = staging >> rank & 1 ? lateStage(engine.group().chunk_bytes) : nullptr;
+    const auto device_codec = staging >> rank & 1 ? lateStage(engine.group().chunk_bytes) : nullptr;
     const MessagePlan plan = sent.plan(engine);
     const auto message =
-        rank == 0 ? std::make_shared<P2pMessage>(engine.group(), plan, sent.data.data(), sent.draws, 1, 0u, stage.get())
-                  : std::make_shared<P2pMessage>(engine.group(), plan, got.data.data(), 0, 0u, stage.get());
+        rank == 0 ? std::make_shared<P2pMessage>(engine.group(), plan, sent.data.data(), sent.draws, 1, 0u,
+                                                 device_codec.get())
+                  : std::make_shared<P2pMessage>(engine.group(), plan, got.data.data(), 0, 0u, device_codec.get());
     EXPECT_TRUE(post(engine, message).ok());
     texts[rank] = finish(engine, message).what();
-    if (crossed && stage) crossed->push_back(stage->hostBytes() + stage->deviceBytes());
+    if (crossed && device_codec) crossed->push_back(device_codec->hostBytes() + device_codec->deviceBytes());
   });
   return texts;
 }

@@ -37,8 +37,9 @@ TEST(Staged, AllReduceHasTheHostsBits) {
             std::vector<std::vector<Bytes>> results;
             for (Staging staging : {kNobody, kAll, kEven}) {
               std::vector<Bytes> tensors = tensorsOf(size, dtype, n);
-              ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
-                                reduce(op, stage, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}}, reduction);
+              ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
+                                reduce(op, device_codec, {{n, codec, dtype, tensors[rank].data(), drawsOf(rank)}},
+                                       reduction);
                               }));
               results.push_back(tensors);
             }
@@ -68,14 +69,14 @@ TEST(Staged, SeveralTensorsOfAnySizes) {
         for (size_t t = 0; t < cases.size(); ++t)
           all.push_back(test::randomTensor(DType::float32, cases[t].first, static_cast<uint32_t>(7 * rank + t)));
       }
-      ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+      ranks.expectRun("all_reduce", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                         std::vector<AllReduceMessage> messages;
                         for (size_t t = 0; t < cases.size(); ++t) {
                           messages.push_back({cases[t].first, CodecSpec::parse(cases[t].second), DType::float32,
                                               all[static_cast<size_t>(rank) * cases.size() + t].data(),
                                               drawsOf(rank, static_cast<uint32_t>(t * 16))});
                         }
-                        reduce(op, stage, messages, kSum);
+                        reduce(op, device_codec, messages, kSum);
                       }));
       results.push_back(all);
     }
@@ -111,7 +112,7 @@ TEST(Staged, AllGatherHasTheHostsBits) {
               const Bytes x = test::randomTensor(dtype, layouts[rank].elements(), seed + static_cast<uint32_t>(rank));
               std::copy(x.begin(), x.end(), outputs[rank].begin() + static_cast<ptrdiff_t>(starts[rank] * item));
             }
-            ranks.expectRun("all_gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+            ranks.expectRun("all_gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                               GatherMessage message;
                               message.layouts = layouts;
                               message.dtype = dtype;
@@ -119,7 +120,7 @@ TEST(Staged, AllGatherHasTheHostsBits) {
                                 message.outputs.push_back(outputs[rank].data() + starts[r] * item);
                               message.input = message.outputs[rank];
                               message.draws = drawsOf(rank);
-                              message.stage = stage;
+                              message.device_codec = device_codec;
                               allGather(op, {message});
                             }));
             results.push_back(outputs);
@@ -144,7 +145,7 @@ TEST(Staged, ReduceScatterHasTheHostsBits) {
           for (Staging staging : {kNobody, kAll, kEven}) {
             std::vector<Bytes> inputs = tensorsOf(size, dtype, n * static_cast<uint64_t>(size), seed);
             std::vector<Bytes> outputs(size, Bytes(n * itemBytes(dtype)));
-            ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+            ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                               ScatterMessage message;
                               message.layouts = {layout};
                               message.dtype = dtype;
@@ -152,7 +153,7 @@ TEST(Staged, ReduceScatterHasTheHostsBits) {
                                 message.inputs.push_back(inputs[rank].data() + r * n * itemBytes(dtype));
                               message.output = outputs[rank].data();
                               message.draws = drawsOf(rank);
-                              scatter(op, stage, {message}, reduction);
+                              scatter(op, device_codec, {message}, reduction);
                             }));
             results.push_back(outputs);
           }
@@ -173,7 +174,7 @@ TEST(Staged, ReduceScatterOfUnevenSlicesInPlace) {
   std::vector<std::vector<Bytes>> results;
   for (Staging staging : {kNobody, kAll, kEven}) {
     std::vector<Bytes> x = tensorsOf(size, DType::bfloat16, 200002);
-    ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+    ranks.expectRun("reduce_scatter", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                       ScatterMessage message;
                       message.dtype = DType::bfloat16;
                       uint64_t at = 0;
@@ -184,7 +185,7 @@ TEST(Staged, ReduceScatterOfUnevenSlicesInPlace) {
                         at += counts[r];
                       }
                       message.draws = drawsOf(rank);
-                      scatter(op, stage, {message}, kSum);
+                      scatter(op, device_codec, {message}, kSum);
                     }));
     results.push_back(x);
   }
@@ -205,14 +206,14 @@ TEST(Staged, RootedOnesHaveTheHostsBits) {
         for (Staging staging : {kNobody, kAll, kEven}) {
           std::vector<Bytes> tensors = tensorsOf(size, dtype, n), gathered(size, Bytes(2 * n));
           const std::vector<Bytes> inputs = tensors;
-          ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+          ranks.expectRun("broadcast", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                             BroadcastMessage message{
-                                n, CodecSpec::parse(name), dtype, tensors[rank].data(), drawsOf(rank), stage};
+                                n, CodecSpec::parse(name), dtype, tensors[rank].data(), drawsOf(rank), device_codec};
                             broadcast(op, {message}, root);
                           }));
-          ranks.expectRun("gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
-                            RootGatherMessage message{n,  CodecSpec::parse(name), dtype, inputs[rank].data(),
-                                                      {}, drawsOf(rank),          stage};
+          ranks.expectRun("gather", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
+                            RootGatherMessage message{n,  CodecSpec::parse(name), dtype,       inputs[rank].data(),
+                                                      {}, drawsOf(rank),          device_codec};
                             for (int r = 0; rank == root && r < size; ++r)
                               message.outputs.push_back(gathered[r].data());
                             lowcomm::gather(op, {message}, root);
@@ -242,7 +243,7 @@ TEST(Staged, AllToAllHasTheHostsBits) {
             outputs.emplace_back(2 * count(b, a));
           }
         }
-        ranks.expectRun("all_to_all", on(staging, [&](int rank, OpContext& op, DeviceCodec* stage) {
+        ranks.expectRun("all_to_all", on(staging, [&](int rank, OpContext& op, DeviceCodec* device_codec) {
                           AllToAllMessage message;
                           message.dtype = DType::float16;
                           for (int r = 0; r < size; ++r) {
@@ -252,7 +253,7 @@ TEST(Staged, AllToAllHasTheHostsBits) {
                             message.outputs.push_back(outputs[static_cast<size_t>(rank * size + r)].data());
                           }
                           message.draws = drawsOf(rank);
-                          message.stage = stage;
+                          message.device_codec = device_codec;
                           allToAll(op, message);
                         }));
         results.push_back(outputs);

@@ -1,4 +1,4 @@
-// A stage's kernels beside the host's codecs, and whole collectives on them.
+// A device codec's kernels beside the host's codecs, and whole collectives on them.
 #include "cuda/run_kernels.h"
 
 #include <cuda_runtime.h>
@@ -207,9 +207,10 @@ TEST_F(RunKernels, CollectivesOfADeviceAndAHost) {
       ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
         const bool here = staged && rank == 1;
         auto own = there(x[rank]), all = there(gathered[rank]), part = there(scattered[rank]);
-        const auto stage = here ? std::make_unique<DeviceCodec>(std::make_unique<CudaQueue>(),
-                                                                std::make_unique<OneAtATime>(), op.group.chunk_bytes)
-                                : nullptr;
+        const auto device_codec =
+            here ? std::make_unique<DeviceCodec>(std::make_unique<CudaQueue>(), std::make_unique<OneAtATime>(),
+                                                 op.group.chunk_bytes)
+                 : nullptr;
         std::byte* data = here ? own.data() : x[rank].data();
         std::byte* out = here ? all.data() : gathered[rank].data();
         std::byte* slice = here ? part.data() : scattered[rank].data();
@@ -219,7 +220,7 @@ TEST_F(RunKernels, CollectivesOfADeviceAndAHost) {
         gather.input = data;
         gather.outputs = {out, out + 2 * n};
         gather.draws = drawsOf(rank);
-        gather.stage = stage.get();
+        gather.device_codec = device_codec.get();
         allGather(op, {gather});
         ScatterMessage scatter;
         scatter.layouts = {test::single(n / 2, name)};
@@ -227,9 +228,9 @@ TEST_F(RunKernels, CollectivesOfADeviceAndAHost) {
         scatter.inputs = {data, data + n / 2 * 2};
         scatter.output = slice;
         scatter.draws = drawsOf(rank);
-        stage ? reduceScatterStaged(op, *stage, {scatter}, {}) : reduceScatter(op, {scatter}, {});
+        device_codec ? reduceScatterStaged(op, *device_codec, {scatter}, {}) : reduceScatter(op, {scatter}, {});
         const AllReduceMessage reduce{n, codec, dtype, data, drawsOf(rank)};
-        stage ? allReduceStaged(op, *stage, {reduce}, {}) : allReduce(op, {reduce}, {});
+        device_codec ? allReduceStaged(op, *device_codec, {reduce}, {}) : allReduce(op, {reduce}, {});
         if (!here) return;
         x[rank] = own.host();
         gathered[rank] = all.host();

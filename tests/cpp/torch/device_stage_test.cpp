@@ -63,8 +63,8 @@ class DeviceStageTest : public testing::Test {
     reset();
   }
 
-  // A stage of one device that tells its orders to `told`, after what a caller's stream has enqueued.
-  static std::unique_ptr<DeviceCodec> stage(c10::DeviceIndex index, size_t slot_bytes) {
+  // A device codec of one device that tells its orders to `told`, after what a caller's stream has enqueued.
+  static std::unique_ptr<DeviceCodec> device_codec(c10::DeviceIndex index, size_t slot_bytes) {
     DeviceQueue queue({kType, index});
     queue.enter();
     auto device = std::make_shared<test::LateDevice>(told);
@@ -83,23 +83,24 @@ class DeviceStageTest : public testing::Test {
 
 constexpr uint64_t kPart = 5 * 32768;  // elements: five frames of bf16
 
-void gather(OpContext& op, std::unique_ptr<DeviceCodec> stage) {
+void gather(OpContext& op, std::unique_ptr<DeviceCodec> device_codec) {
   std::vector<float> x(kPart, 1.0f), y(kPart * 2);
   GatherMessage message;
   message.layouts = {Layout::single(kPart, CodecSpec::parse("bf16"))};
   message.dtype = DType::float32;
   message.input = x.data();
   message.outputs = {y.data(), y.data() + kPart};
-  message.stage = stage.get();
+  message.device_codec = device_codec.get();
   allGather(op, {message});
-  stage.reset();  // waits
+  device_codec.reset();  // waits
   EXPECT_EQ(y, std::vector<float>(kPart * 2, 1.0f));
 }
 
 TEST_F(DeviceStageTest, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
   Ranks ranks(2);
-  ranks.expectRun("all_gather",
-                  [&](int rank, OpContext& op) { gather(op, rank == 0 ? stage(1, op.group.chunk_bytes) : nullptr); });
+  ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
+    gather(op, rank == 0 ? device_codec(1, op.group.chunk_bytes) : nullptr);
+  });
   // The side stream waits for the caller's before anything is enqueued, and its memory is its own.
   EXPECT_EQ(told[0], "record e1 on 1:6");
   EXPECT_EQ(told[1], "block 1:7 on e1");
@@ -118,7 +119,7 @@ TEST_F(DeviceStageTest, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
 
 // A slot's buffers are given to another frame once the event of what was copied from them has passed.
 TEST_F(DeviceStageTest, ASlotIsUsedAgainAfterItsEvent) {
-  auto held = stage(0, 1024);
+  auto held = device_codec(0, 1024);
   const auto work = [&](std::byte value) {
     auto slot = held->take(64);
     std::fill_n(slot->host(), 64, value);
@@ -149,7 +150,7 @@ TEST_F(DeviceStageTest, AllReduceOfADeviceAndAHost) {
     const std::vector<AllReduceMessage> messages = {
         {n, CodecSpec::parse("sym8:bucket=128"), DType::float32, x[rank].data(), {5, streamOf(rank, 0), 6}}};
     if (rank == 1) return allReduce(op, messages, {});
-    const auto held = stage(0, op.group.chunk_bytes);
+    const auto held = device_codec(0, op.group.chunk_bytes);
     allReduceStaged(op, *held, messages, {});
   });
   EXPECT_EQ(x[0], x[1]);

@@ -281,19 +281,20 @@ TEST(DiLoCoXFaults, AStageThatFailedKeepsTheOthersGoing) {
   o.adapt_rank = o.adapt_sync_every = true;
   o.window = 2;
   std::vector<std::future<int>> all;
-  for (int stage = 0; stage < 2; ++stage) {
+  for (int device_codec = 0; device_codec < 2; ++device_codec) {
     for (int replica = 0; replica < 2; ++replica) {
-      all.push_back(std::async(std::launch::async, [&, stage, replica] {
+      all.push_back(std::async(std::launch::async, [&, device_codec, replica] {
         Trainee trainee(replica, kShapes);
         const at::Tensor buffer = at::zeros({5});
-        trainee.loop = std::make_unique<DiLoCoX>(
-            trainee.parameters, std::make_shared<EngineQueue>(stages[stage].engine(replica)), o,
-            std::make_shared<EngineQueue>(clusters[replica].engine(stage)), std::vector<OuterParameter>{{"b", buffer}});
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters,
+                                                 std::make_shared<EngineQueue>(stages[device_codec].engine(replica)), o,
+                                                 std::make_shared<EngineQueue>(clusters[replica].engine(device_codec)),
+                                                 std::vector<OuterParameter>{{"b", buffer}});
         int errors = 0;
         for (int64_t step = 0; step < 40; ++step) {
           trainee.inner(step);
-          if (step == 6 && stage == 1) buffer.fill_(std::numeric_limits<float>::infinity());
-          if (step == 12 && stage == 1) buffer.fill_(0);
+          if (step == 6 && device_codec == 1) buffer.fill_(std::numeric_limits<float>::infinity());
+          if (step == 12 && device_codec == 1) buffer.fill_(0);
           try {
             trainee.loop->step();
           } catch (const ValueError&) {

@@ -86,13 +86,18 @@ def enter(request):
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the deadline asks for every stack before it kills
 
 
+def import_from(folder):
+    """Lets this process import the modules of a folder."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
 def perform(request):
     """Runs the function; returns the exit code."""
     import torch.distributed as dist
 
     dist.set_debug_level_from_env()
-    if request.source not in sys.path:
-        sys.path.insert(0, request.source)
+    import_from(request.source)
     try:
         fn, args = pickle.loads(request.body)
         answer = (True, fn(request.rank, *args))

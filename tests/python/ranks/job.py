@@ -18,6 +18,11 @@ class RanksFailed(AssertionError):
     """A rank raised, ended with a code nobody allowed, or outlived the deadline; the message holds every rank's say."""
 
 
+def source_of(fn):
+    """The folder that a function's module is imported from."""
+    return str(pathlib.Path(sys.modules[fn.__module__].__file__).parents[fn.__module__.count(".")])
+
+
 class Job:
     """Started ranks, with what each printed, answered and how it ended."""
 
@@ -28,7 +33,7 @@ class Job:
             Request(
                 rank=Rank(r, size, str(self.folder)),
                 body=pickle.dumps((fn, args)),
-                source=str(pathlib.Path(sys.modules[fn.__module__].__file__).parents[fn.__module__.count(".")]),
+                source=source_of(fn),
                 env={"LOWCOMM_FLIGHT_DIR": str(self.folder), **(env or {})},
                 output=str(self.folder / f"output{r}"),
                 result=str(self.folder / f"result{r}"),

@@ -9,8 +9,8 @@ import time
 import traceback
 from multiprocessing import connection
 
-from ranks.child import Rank
-from ranks.job import GRACE_S, Job
+from ranks.child import Rank, import_from
+from ranks.job import GRACE_S, Job, source_of
 from ranks.starters import zygote
 
 
@@ -24,8 +24,9 @@ def serve(rank, address):
         conn = connection.Connection(client.detach())
     _send(conn, rank.rank)
     while (message := _receive(conn)) is not None:
-        folder, body = message
+        folder, source, body = message
         try:
+            import_from(source)
             fn, args = pickle.loads(body)
             torch.manual_seed(0)
             value = fn(Rank(rank.rank, rank.size, folder), *args)
@@ -73,7 +74,7 @@ class Pool:
         folder = pathlib.Path(self.folder.name) / f"call{next(self.calls)}"
         folder.mkdir()
         for conn in self.conns:
-            _send(conn, (str(folder), pickle.dumps((fn, args))))
+            _send(conn, (str(folder), source_of(fn), pickle.dumps((fn, args))))
         answers = [None] * self.size
         end = time.monotonic() + timeout
         why = None
