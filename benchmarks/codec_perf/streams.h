@@ -1,6 +1,6 @@
 #pragma once
 
-// The bounds of codec_perf.cpp: the fastest plain loops over memory that one core of this machine runs. Each with and
+// The bounds of codec_perf: the fastest plain loops over memory that one core of this machine runs. Each with and
 // without prefetches of its own: on some processors they help, on others they stand in the way of those that the
 // hardware makes, so both are measured and the faster counts.
 

@@ -47,7 +47,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   std::vector<void*> data;
   for (const auto& tensor : tensors)
     data.push_back(prepared->sourceAndTarget(tensor, queue));
-  // StateView once nothing can fail before the op is queued.
+  // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
   uint64_t slot = 0;

@@ -3,8 +3,8 @@
 // runs the exchange half-duplex). One implementation serves both devices.
 //
 // torch keeps its own list of a block whose body raises for ever, and every later op of the group only joins that list:
-// nothing may be raised inside a block. The first error is kept, what follows it is not begun, and the block's end
-// throws it, with nothing started but what somebody waited for inside the block. (What the inner backend alone finds
+// the first error is not raised inside a block but kept, what follows it is not begun, and the block's end throws it,
+// with nothing started but what somebody waited for inside the block. (What the inner backend alone finds
 // wrong, it finds at the start: what came before has started then.)
 #include <algorithm>
 #include <utility>
@@ -23,6 +23,7 @@ struct LowcommBackend::Block {
   std::vector<Collective> collectives;
   std::vector<Pending> messages;
   std::exception_ptr error = {};  // the first in it
+  bool kept = false;              // whether a wait has left it to the block's end
   uint64_t started = 0;           // the last number of what was started, in the block or before it
 };
 
@@ -35,15 +36,24 @@ std::function<c10::intrusive_ptr<LowcommBackend>()> LowcommBackend::living(const
   };
 }
 
-// Whether a wait inside the open `block` leaves the error to the block's end. Where the group is over it does not: a
-// block that an exception in its body has left open has no end.
+// Whether a wait inside the open `block` leaves the error to the block's end: the first one that meets an error does.
+// A block that an exception in its body has left open looks like an open one, and has no end. So the second wait that
+// meets an error throws, and the block is left: no mistake may mute the ops that come after it. Where the group is over
+// every wait throws.
 bool LowcommBackend::keepsError(const std::weak_ptr<Block>& block, const std::exception_ptr& error) {
   Engine* engine = running();
   const bool lives = engine && !stopped_ && engine->endedWhy().empty();
   if (!block_ || block.lock() != block_ || !lives) return false;
   if (!block_->error) block_->error = error;
-  TORCH_WARN("lowcomm: group ", groupName(),
-             ": an op failed that was waited for inside a coalescing block; the block's end raises its error");
+  if (block_->kept) {
+    leaveBlock("the op was put off to the end of a coalescing block, in which an op failed that was waited for");
+    return false;
+  }
+  block_->kept = true;
+  TORCH_WARN(
+      "lowcomm: group ", groupName(),
+      ": an op failed that was waited for inside a coalescing block; the block's end raises its error, or the next op "
+      "that is waited for");
   return true;
 }
 
@@ -66,13 +76,18 @@ WorkPtr LowcommBackend::putOff(c10d::OpType op, uint64_t sequence, std::function
                                std::function<void(std::exception_ptr)> cancel) {
   // Every rank starts a block's collectives in the order of their calls, whichever it waits for first.
   const auto inOrder = [block = std::weak_ptr<Block>(block_), sequence, last = sequence_.load(),
-                        start = std::move(start)]() -> WorkPtr {
+                        start = std::move(start), cancel]() -> WorkPtr {
     const auto open = block.lock();
-    for (size_t i = 0; open && i < open->collectives.size() && open->collectives[i].sequence < sequence; ++i)
-      open->collectives[i].work->start();
-    WorkPtr work = start();
-    if (open) open->started = last;
-    return work;
+    try {
+      for (size_t i = 0; open && i < open->collectives.size() && open->collectives[i].sequence < sequence; ++i)
+        open->collectives[i].work->start();
+      WorkPtr work = start();
+      if (open) open->started = last;
+      return work;
+    } catch (...) {
+      if (cancel) cancel(std::current_exception());  // or what it borrowed would stay borrowed
+      throw;
+    }
   };
   block_->collectives.push_back({standIn(op, inOrder), sequence, std::move(cancel)});
   return block_->collectives.back().work;
@@ -113,9 +128,12 @@ void LowcommBackend::startCoalescing() {
     const auto left = std::count_if(block_->messages.begin(), block_->messages.end(), waits) +
                       std::count_if(block_->collectives.begin(), block_->collectives.end(), waits);
     TORCH_WARN("lowcomm: group ", groupName(),
-               ": a coalescing block was left open, by an exception in its body: ", left,
+               ": a coalescing block was not ended: its body raised, or another block began inside it; ", left,
                " ops of it were not started");
-    leaveBlock("the op was put off to the end of a coalescing block, which was left open by an exception in its body");
+    leaveBlock(
+        "the op was put off to the end of a coalescing block that was not ended: its body raised, or another block "
+        "began "
+        "inside it");
   }
   block_ = std::make_shared<Block>();
   block_->group = c10::make_intrusive<GroupWork>(rank_, c10d::OpType::COALESCED);

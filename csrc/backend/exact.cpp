@@ -1,5 +1,6 @@
-// What the inner backend serves, on the calling thread (gloo numbers collectives by order of issue): ops without a
-// schedule of lowcomm's own, and those that travel exact.
+// What the inner backend serves: ops without a schedule of lowcomm's own, and those that travel exact. They run on the
+// calling thread, or on the worker where ranks compare the op first or another such op is queued, for gloo numbers
+// collectives by order of issue.
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 

@@ -69,7 +69,7 @@ WorkPtr LowcommBackend::allReduceLowRank(const Tensors& tensors, const c10d::Red
     const std::vector<void*> elements = prepared->sourcesAndTargets(tensors, queue);
     for (size_t i = 0; i < tensors.size(); ++i)
       message.tensors.push_back({elements[i], static_cast<uint64_t>(tensors[i].numel())});
-    // StateView once nothing but a state's own mistake can fail before the op is queued.
+    // Lent once nothing but a state's own mistake can fail before the op is queued.
     bool low_rank = false;
     for (size_t i = 0; i < states.size(); ++i) {
       try {

@@ -78,7 +78,9 @@ WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors output
   if (!block_) return start(*this);
   return putOff(
       op.type, op.sequence, [backend = living(op.name), start] { return start(*backend()); },
-      [done](std::exception_ptr error) { done(error, {}); });
+      [work, done](std::exception_ptr error) {
+        if (!work->isCompleted()) done(error, {});
+      });
 }
 
 void LowcommBackend::queueOwn(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) {

@@ -11,7 +11,7 @@
 namespace lowcomm {
 
 // A codec on tensors of the host, as Python has it. Results go into `out` where it is given, else into memory that
-// earlier results had (state/warm_memory.h). Thread-safe. Throws ValueError, TypeError, and WireError of a payload.
+// earlier results had (tensor/warm_memory.h). Thread-safe. Throws ValueError, TypeError, and WireError of a payload.
 class BoundCodec {
  public:
   using Channels = std::optional<int64_t>;  // given to a call

@@ -22,7 +22,7 @@ const void* elementsAt(Elements x, uint64_t at) {
   return static_cast<const std::byte*>(x.data) + at * itemBytes(x.dtype);
 }
 
-// Not inlined: the control register must be set before the first division (kernels/float_env.h).
+// Not inlined: the control register must be set before the first division (base/float_env.h).
 __attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i)
     x[i] = x[i] / divisor;

@@ -23,7 +23,7 @@ constexpr size_t kHeader = TopkParts::kHeader;
 // Checked before memory of that size is asked for; far above any tensor, and exact in a double.
 constexpr uint64_t kMost = uint64_t{1} << 48;
 
-// keep·n rounded. Not inlined: the control register must be set before (kernels/float_env.h), for the size of a payload
+// keep·n rounded. Not inlined: the control register must be set before (base/float_env.h), for the size of a payload
 // follows from it.
 __attribute__((noinline)) uint64_t shareOf(double keep, uint64_t count) {
   return static_cast<uint64_t>(std::floor(keep * static_cast<double>(count) + 0.5));

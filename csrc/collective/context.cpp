@@ -41,7 +41,8 @@ void BufferPool::give(std::byte* buffer) {
   (std::uncaught_exceptions() > 0 ? risky_ : idle_).push_back(buffer);
 }
 
-void BufferPool::trim() {
+void BufferPool::trimAfter(size_t buffers) {
+  if (buffers * capacity_ <= kKeptBytes) return;
   std::lock_guard<std::mutex> lock(mutex_);
   for (; idle_.size() * capacity_ > kKeptBytes; idle_.pop_back()) {
     all_.erase(idle_.back());

@@ -20,8 +20,8 @@
 namespace lowcomm {
 
 // Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
-// when its handle is dropped; trim() frees it then, but one that went back by an exception is never freed before the
-// pool, so a transfer that outlives a failed op writes into memory that is still there.
+// when its handle is dropped; trimAfter() frees it then, but one that went back by an exception is never freed before
+// the pool, so a transfer that outlives a failed op writes into memory that is still there.
 class BufferPool {
  public:
   explicit BufferPool(size_t capacity) : capacity_(capacity) {}
@@ -39,8 +39,9 @@ class BufferPool {
   Buffer take();
   std::span<std::byte> span(const Buffer& buffer) const { return {buffer.get(), capacity_}; }
 
-  // Frees what lies idle beyond kKeptBytes: a message between two ranks takes as many buffers as it has frames.
-  void trim();
+  // Frees what lies idle beyond kKeptBytes, after a message that took more than that: one between two ranks takes as
+  // many buffers as it has frames.
+  void trimAfter(size_t buffers);
   static constexpr size_t kKeptBytes = 8 << 20;
 
  private:

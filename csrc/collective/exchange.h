@@ -45,7 +45,7 @@ struct Phase {
   std::function<void(size_t k, int peer, std::span<std::byte> payload)> encode;
 
   // Takes round k's payloads by rank, empty where there is none; this rank's own is what it sent when same_to_all.
-  // Bytes that do not decode are to be attributed on their sender (OpContext::attribute).
+  // Bytes that do not decode are to be attributed to their sender (OpContext::attribute).
   std::function<void(size_t k, const std::vector<std::span<const std::byte>>& payloads)> absorb;
 
   // Rounds it takes: the frames of the longest message.

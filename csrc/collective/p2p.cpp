@@ -194,6 +194,7 @@ void P2p::finish(P2pMessage& message) {
   } else {
     decode(message);
   }
+  const size_t buffers = message.frames_.size();
   message.transfers_.clear();
   message.frames_.clear();
   message.op.conversing = false;
@@ -202,7 +203,7 @@ void P2p::finish(P2pMessage& message) {
     if (!message.refused_) state.end("");  // of a send that failed the first end counts
   });
   forget(message);
-  group_.frames.trim();
+  group_.frames.trimAfter(buffers);
   if (message.own_error_) std::rethrow_exception(message.own_error_);
   if (message.refused_) message.op.refused(message.peer, *message.refused_);
 }

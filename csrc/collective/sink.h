@@ -22,11 +22,11 @@ class Sink {
  public:
   virtual ~Sink() = default;
 
-  // Frame k, which `sender` has sent; in order. What does not decode is attributed on it (OpContext::attribute): by
+  // Frame k, which `sender` has sent; in order. What does not decode is attributed to it (OpContext::attribute): by
   // this call, a later one or `wait`.
   virtual void take(size_t k, std::span<const std::byte> payload, int sender) = 0;
 
-  // After the last frame: nothing more is to be attributed on anybody. Elements in host memory are there.
+  // After the last frame: nothing more is to be attributed to anybody. Elements in host memory are there.
   virtual void wait() {}
 };
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host_stage.h"
+#include "host_device_codec.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {

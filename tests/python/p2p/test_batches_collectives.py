@@ -176,22 +176,56 @@ def _mistakes(r, policy):
             check_group(r)
 
 
+def _wrongs(r):
+    """Mistakes in dist's own calls, which wait."""
+    return (
+        lambda: dist.all_gather([torch.zeros(N)] * (r.size - 1), torch.ones(N)),
+        lambda: dist.reduce(torch.zeros(1).expand(N), r.rank),
+    )
+
+
 def _waited_for(r):
     """dist's own calls wait inside the block: the error comes at its end all the same, after what was waited for."""
     r.init("lowcomm")
-    for wrong in (
-        lambda: dist.all_gather([torch.zeros(N)] * (r.size - 1), torch.ones(N)),
-        lambda: dist.reduce(torch.zeros(1).expand(N), r.rank),
-    ):
-        got, after = _outs(r), _outs(r)
+    for wrong in _wrongs(r):
+        got = _outs(r)
         with pytest.raises(ValueError, match="lowcomm: (all_gather|reduce): expected"), _block():
             dist.all_gather(got, torch.full((N,), r.rank + 1.0))
             assert torch.equal(torch.stack(got), torch.arange(1.0, r.size + 1)[:, None].expand(r.size, N))
             wrong()
-            dist.all_gather(after, torch.ones(N))
-        assert not any(out.any() for out in after)
         assert dist.group.WORLD not in _world.pg_coalesce_state
         check_group(r)
+
+
+def _left_open(r):
+    """A block whose body raised has no end: a mistake after it is raised by the next op at the latest, and mutes none."""
+    r.init("lowcomm")
+    for wrong in _wrongs(r):
+        with pytest.raises(RuntimeError, match="the body's own"), _block():
+            raise RuntimeError("the body's own")
+        wrong()  # as in a block that is open still
+        with pytest.raises(ValueError, match="lowcomm: (all_gather|reduce): expected"):
+            dist.broadcast(torch.zeros(N), 0)
+        _world.pg_coalesce_state.pop(dist.group.WORLD)  # torch keeps it
+        got = _outs(r)
+        dist.all_gather(got, torch.full((N,), r.rank + 1.0))
+        assert [out[0].item() for out in got] == [1.0 + q for q in range(r.size)]
+        check_group(r)
+
+
+def _not_started(r):
+    """A put-off op that fails at its start gives back the residual that it borrowed."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    x = torch.ones(N)
+    residual = lc.Residual(x)
+    with pytest.raises(Exception, match="root"), _block(async_ops=True):
+        dist.group.WORLD.reduce([torch.ones(4)], _reduce(9))
+        lc.all_reduce(x, codec="sym8:bucket=64", residual=residual, async_op=True).wait()
+    lc.all_reduce(x, codec="sym8:bucket=64", residual=residual)
+    assert torch.allclose(x, torch.full((N,), float(r.size)), rtol=0.1)
+    check_group(r)
 
 
 def _one_call(r):
@@ -216,7 +250,7 @@ def _one_call(r):
         check_group(r)
 
 
-@pytest.mark.parametrize("part", [_like_gloo, _waited_for, _one_call])
+@pytest.mark.parametrize("part", [_like_gloo, _waited_for, _left_open, _not_started, _one_call])
 def test_collectives_in_a_block(pair, part):
     pair(part)
 

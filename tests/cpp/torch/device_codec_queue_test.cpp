@@ -13,7 +13,7 @@
 #include "collective/all_gather.h"
 #include "collective/staged_all_reduce.h"
 #include "fake_device.h"
-#include "host_stage.h"
+#include "host_device_codec.h"
 #include "ranks_on_threads.h"
 
 namespace lowcomm {
