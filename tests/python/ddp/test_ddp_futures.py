@@ -74,5 +74,5 @@ def on_a_fake_device():
 @pytest.mark.skipif(not FAKE.exists(), reason="the C++ tests are not built")
 def test_a_devices_streams_wait_for_every_part():
     command = [sys.executable, "-c", "import test_ddp_futures as t; t.on_a_fake_device()"]
-    ran = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr

@@ -110,6 +110,6 @@ def test_convergence_refuses_unknown_method(monkeypatch, capsys):
         importlib.import_module("convergence").main()
     assert refusal.value.code == 2
     assert (
-        "expected one of qsdp, qsdp_variants, qsdp_tables, ddp, dilocox, dilocox_table1, seed_replay, got 'zip'"
+        "expected one of qsdp, qsdp_variants, qsdp_tables, ddp, dilocox, dilocox_table1, seed_replay, seed_replay_lora, got 'zip'"
         in capsys.readouterr().err
     )
