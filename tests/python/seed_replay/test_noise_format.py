@@ -1,4 +1,4 @@
-"""The golden perturbations follow from FORMAT.md alone; the library's forms are held to them by tests/cpp/kernels/noise_test.cpp."""
+"""The golden perturbations follow from FORMAT.md alone; tests/cpp/kernels/noise_test.cpp holds the library's forms to them."""
 
 import re
 
