@@ -187,6 +187,9 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr reduceScatterLayout(const at::Tensor& output, const at::Tensor& input, const Layout& layout,
                               const c10d::ReduceOp& op, Counter counter);
 
+  // Connects the group's lanes if they are not; DistBackendError where it was released.
+  Engine& engine();
+
   // The group's last ops and messages as JSON (engine/flight.h).
   std::string flightRecord();
 
@@ -321,7 +324,6 @@ class LowcommBackend : public c10d::Backend {
   void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
   void agreeOn(const std::string& op, const KeyValues& hello, std::exception_ptr mine);
   void connect();
-  Engine& engine();
   DeviceQueue& queueOf(c10::Device device);
   // Null: on the host. ValueError where a CUDA graph is captured.
   DeviceQueue* queueOf(const std::string& op, const at::Tensor& tensor);

@@ -1,5 +1,10 @@
 #pragma once
 
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include "backend/backend.h"
 #include "engine/op_queue.h"
 
@@ -14,6 +19,21 @@ class BackendQueue : public OpQueue {
   int size() const override { return backend_->getSize(); }
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
     backend_->queueOwn(op, sequences, std::move(job), std::move(done));
+  }
+  GroupContext& group() override { return backend_->engine().group(); }
+  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) override {
+    sendOver(backend_->engine(), message, std::move(source));
+  }
+  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
+    recvOver(backend_->engine(), message, std::move(sink));
+  }
+  // Counted as c10d's messages are, whether it is delivered or not.
+  void finish(P2pMessage& message) override {
+    const auto error = messageEnded(backend_->engine(), message);
+    const char* name = message.sends ? "send" : "recv";
+    backend_->stats().call(name, !message.plan.layout.coded());
+    backend_->stats().moved(name, message.op.counters);
+    if (error) std::rethrow_exception(error);
   }
 
  private:

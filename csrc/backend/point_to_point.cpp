@@ -97,6 +97,7 @@ struct LowcommBackend::P2pRequest {
   bool exact() const { return codec.id == CodecId::none; }
   bool sends() const { return type == c10d::OpType::SEND; }
   const char* name() const { return sends() ? "send" : "recv"; }
+  MessageKey key() const { return {{MessageFlow::Kind::tag, tag}}; }
   MessagePlan plan() const {
     const WireElements elements(tensor);
     return planP2p(elements.count, codec, elements.dtype, engine->group().chunk_bytes);
@@ -176,25 +177,35 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
   auto prepared = std::make_shared<OpBuffers>();
   std::shared_ptr<DeviceQueue> queue;
   Engine& engine = *coded->engine;
+  const WireElements elements(coded->tensor);
   std::shared_ptr<P2pMessage> message;
+  std::shared_ptr<P2pSend> sent;
+  std::shared_ptr<P2pRecv> received;
+  std::unique_ptr<Source> source;
+  std::unique_ptr<Sink> sink;
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
     coded->prepared->start(queueOf(coded->name(), coded->tensor));
-    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), coded->input, coded->draws, coded->peer,
-                                           coded->tag, coded->prepared->device_codec.get());
+    sent = std::make_shared<P2pSend>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
+                                     elements.type_elements);
+    source = makeSource(sent->op, coded->prepared->device_codec.get(), {sent->plan, coded->input, coded->draws});
+    message = sent;
   } else {
     if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
     prepared->enter(queue.get(), coded->exact()
                                      ? nullptr
                                      : deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
-    message = std::make_shared<P2pMessage>(engine.group(), coded->plan(), prepared->target(coded->tensor), coded->peer,
-                                           coded->tag, prepared->device_codec.get());
+    received = std::make_shared<P2pRecv>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
+                                         elements.type_elements);
+    sink = makeSink(received->op, prepared->device_codec.get(), {received->plan, prepared->target(coded->tensor)});
+    message = received;
   }
   if (ranges) ranges->follow(message->op);
-  if (auto error = engine.runInline(message->op, [&] { engine.messages().post(message); })) {
-    std::rethrow_exception(asTorchError(error));
-  }
+  const auto part = [&] {
+    sent ? engine.messages().send(sent, std::move(source)) : engine.messages().recv(received, std::move(sink));
+  };
+  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(asTorchError(error));
   if (coded->prepared) coded->prepared->count(message->op.counters);
   coded->prepared.reset();  // it is encoded
   stats_.call(coded->name(), coded->exact());

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -23,30 +25,51 @@ std::byte* newPages(size_t bytes) {
 }  // namespace
 
 BufferPool::~BufferPool() {
-  for (std::byte* buffer : all_)
-    ::munmap(buffer, capacity_);
+  for (const auto& [buffer, bytes] : all_)
+    ::munmap(buffer, bytes);
 }
 
-BufferPool::Buffer BufferPool::take() {
+BufferPool::Buffer BufferPool::take(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  const size_t granule = std::max(kPage, std::bit_floor(bytes) / 4);
+  if (bytes != capacity_) bytes = (bytes + granule - 1) / granule * granule;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (idle_.empty() && risky_.empty()) idle_.push_back(*all_.insert(newPages(capacity_)).first);
-  std::vector<std::byte*>& from = idle_.empty() ? risky_ : idle_;
+  Idle& idle = idle_[bytes];
+  std::vector<std::byte*>& from = idle.buffers.empty() ? idle.risky : idle.buffers;
+  if (from.empty()) {
+    std::byte* fresh = newPages(bytes);
+    all_.emplace(fresh, bytes);
+    return Buffer(fresh, Return{this, bytes});
+  }
   std::byte* buffer = from.back();
   from.pop_back();
-  return Buffer(buffer, Return{this});
+  return Buffer(buffer, Return{this, bytes});
 }
 
-void BufferPool::give(std::byte* buffer) {
+size_t BufferPool::held() {
   std::lock_guard<std::mutex> lock(mutex_);
-  (std::uncaught_exceptions() > 0 ? risky_ : idle_).push_back(buffer);
+  size_t held = 0;
+  for (const auto& [buffer, bytes] : all_)
+    held += bytes;
+  return held;
 }
 
-void BufferPool::trimAfter(size_t buffers) {
-  if (buffers * capacity_ <= kKeptBytes) return;
+void BufferPool::give(std::byte* buffer, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (; idle_.size() * capacity_ > kKeptBytes; idle_.pop_back()) {
-    all_.erase(idle_.back());
-    ::munmap(idle_.back(), capacity_);
+  Idle& idle = idle_[bytes];
+  (std::uncaught_exceptions() > 0 ? idle.risky : idle.buffers).push_back(buffer);
+}
+
+void BufferPool::trimAfter(size_t bytes) {
+  if (bytes <= kKeptBytes) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t kept = 0;
+  for (auto& [size, idle] : idle_) {
+    for (; !idle.buffers.empty() && kept + idle.buffers.size() * size > kKeptBytes; idle.buffers.pop_back()) {
+      all_.erase(idle.buffers.back());
+      ::munmap(idle.buffers.back(), size);
+    }
+    kept += idle.buffers.size() * size;
   }
 }
 
@@ -111,7 +134,11 @@ std::string OpContext::refusal(const ValueError& mistake) const {
 }
 
 std::exception_ptr OpContext::differs(int peer, const std::string& difference) const {
-  return std::make_exception_ptr(PeerRefused(story(peer, "ranks issued different ops: " + difference), peer));
+  return refusedBecause(peer, "ranks issued different ops: " + difference);
+}
+
+std::exception_ptr OpContext::refusedBecause(int peer, const std::string& why) const {
+  return std::make_exception_ptr(PeerRefused(story(peer, why), peer));
 }
 
 void OpContext::refused(int peer, const std::string& why) const {

@@ -4,11 +4,13 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
@@ -24,33 +26,46 @@ namespace lowcomm {
 // the pool, so a transfer that outlives a failed op writes into memory that is still there.
 class BufferPool {
  public:
+  // `capacity`: bytes that any frame of the group fits in.
   explicit BufferPool(size_t capacity) : capacity_(capacity) {}
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
   struct Return {
-    BufferPool* pool;
-    void operator()(std::byte* buffer) const { pool->give(buffer); }
+    BufferPool* pool = nullptr;
+    size_t bytes = 0;
+    void operator()(std::byte* buffer) const { pool->give(buffer, bytes); }
   };
   using Buffer = std::unique_ptr<std::byte[], Return>;
 
   size_t capacity() const { return capacity_; }
-  Buffer take();
-  std::span<std::byte> span(const Buffer& buffer) const { return {buffer.get(), capacity_}; }
+
+  // A buffer of capacity() bytes, or of `bytes` or a little more: sizes are rounded up to whole pages and a quarter of
+  // a power of two, so that few sizes are kept apart.
+  Buffer take() { return take(capacity_); }
+  Buffer take(size_t bytes);
+  static std::span<std::byte> span(const Buffer& buffer) { return {buffer.get(), buffer.get_deleter().bytes}; }
+
+  // Bytes of all buffers, those taken and those that lie idle.
+  size_t held();
 
   // Frees what lies idle beyond kKeptBytes, after a message that took more than that: one between two ranks takes as
   // many buffers as it has frames.
-  void trimAfter(size_t buffers);
+  void trimAfter(size_t bytes);
   static constexpr size_t kKeptBytes = 8 << 20;
 
  private:
-  void give(std::byte* buffer);
+  // Of one size.
+  struct Idle {
+    std::vector<std::byte*> buffers, risky;  // risky: went back by an exception
+  };
+  void give(std::byte* buffer, size_t bytes);
 
   const size_t capacity_;
   std::mutex mutex_;
-  std::unordered_set<std::byte*> all_;
-  std::vector<std::byte*> idle_, risky_;  // risky_: went back by an exception
+  std::unordered_map<std::byte*, size_t> all_;  // with their sizes
+  std::map<size_t, Idle> idle_;                 // by size
 };
 
 // What a group is made with. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
@@ -180,6 +195,9 @@ class OpContext {
   // A PeerRefused: this rank and `peer` issued different ops under one number. `difference` names the field, both
   // values and both ranks.
   std::exception_ptr differs(int peer, const std::string& difference) const;
+
+  // A PeerRefused with `why` and the whole story.
+  std::exception_ptr refusedBecause(int peer, const std::string& why) const;
 
   // Throws PeerRefused: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;

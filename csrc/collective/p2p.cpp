@@ -1,186 +1,130 @@
 #include "collective/p2p.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <exception>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
-#include "collective/message_summary.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
-namespace {
-
-// What sender and receiver must agree on, as far as the header tells it.
-std::string contents(const FrameHeader& header) {
-  std::string text = std::to_string(header.key_hash) + " elements of " + dtypeName(header.dtype);
-  if (header.key_hash == 0) return text;
-  if (header.codec == CodecId::none) return text + ", exact";
-  if (const GridFamily* grid = gridFamily(header.codec)) {
-    const bool channel = (header.flags & kChannelFlag) != 0;
-    text += " in " + std::string(grid->name) + (grid->named() ? std::to_string(header.bits) : "");
-    return text + (channel ? ":axis=channel,C=" : ":bucket=") + std::to_string(header.bucket);
-  }
-  const PlainFamily* plain = plainFamily(header.codec);
-  return text + " in " + (plain ? std::string(plain->name) : "codec " + std::to_string(static_cast<int>(header.codec)));
-}
-
-// A frame of the right message that is not what this rank expects is told as a whole: its first field alone would not
-// say that the ranks' tensors differ.
-void expectMessage(const FrameHeader& got, const FrameHeader& want) {
-  const bool placed = got.epoch == want.epoch && got.sequence == want.sequence && got.kind == want.kind;
-  if (placed && contents(got) != contents(want)) {
-    throw WireError("message: expected " + contents(want) + ", got " + contents(got));
-  }
-  expectFrame(got, want);
-}
-
-}  // namespace
-
-MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes) {
-  MessagePlan plan = planMessage(Layout::single(elements, codec), dtype, chunk_bytes);
-  if (plan.frames.empty()) plan.frames.emplace_back();
-  return plan;
-}
-
-P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer,
-                       uint32_t tag, DeviceCodec* device_codec)
-    : op(group, "send with tag " + std::to_string(tag), 0),
-      peer(peer),
-      tag(tag),
-      plan_(std::move(plan)),
-      sends_(true),
-      source_(makeSource(op, device_codec, {plan_, input, draws})) {
-  op.counters.raw_bytes = plan_.rawBytes();
-}
-
-P2pMessage::P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag,
-                       DeviceCodec* device_codec)
-    : op(group, "recv with tag " + std::to_string(tag), 0),
-      peer(peer),
-      tag(tag),
-      plan_(std::move(plan)),
-      sends_(false),
-      sink_(makeSink(op, device_codec, {plan_, output})) {}
-
-FrameHeader P2pMessage::header(const Frame& frame) const {
-  FrameHeader header = plan_.header(frame);
-  header.sequence = op.sequence;
-  header.epoch = op.group.epoch;
-  header.key_hash = plan_.layout.elements();
-  return header;
-}
-
-// To the flight record: what both sides must mean, and what will come.
-void P2pMessage::describe(OpProgress::State& state) const {
-  const MessageSummary described(plan_);
-  state.sequence = op.sequence;
-  state.description = {{"peer", std::to_string(peer)},
-                       {"tag", std::to_string(tag)},
-                       {"dtype", described.dtype},
-                       {"elements", described.elements},
-                       {"codec", described.codec}};
-  state.frames.resize(op.group.size());
-  if (!sends_) state.frames[peer].expected = static_cast<uint32_t>(plan_.frames.size());
-  state.start();
-}
 
 class P2p::Posting {
  public:
   Posting(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    const auto [at, fresh] = p2p_.streams_.try_emplace(key);
-    stream_ = &at->second;  // stays where it is
-    ++stream_->posting;
-    const auto& [peer, tag, sends] = key;
+    const auto [at, fresh] = p2p_.flows_.try_emplace(key);
+    flow_ = &at->second;  // stays where it is
+    ++flow_->posting;
+    const auto& [peer, name, sends] = key;
     if (!fresh || sends) return;
-    stream_->last = p2p_.received_[peer].last(tag);
-    stream_->counted = stream_->last > 0;
+    flow_->last = p2p_.received_[peer].last(name);
+    flow_->counted = name.channel() || flow_->last > 0;
   }
   ~Posting() {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    --stream_->posting;
-    p2p_.close(key_, *stream_);
+    --flow_->posting;
+    p2p_.close(key_, *flow_);
   }
   Posting(const Posting&) = delete;
   Posting& operator=(const Posting&) = delete;
 
-  Stream& stream() { return *stream_; }
+  Flow& flow() { return *flow_; }
 
  private:
   P2p& p2p_;
   const Key key_;
-  Stream* stream_;
+  Flow* flow_;
 };
 
-void P2p::post(const std::shared_ptr<P2pMessage>& message) {
+P2p::P2p(GroupContext& group)
+    : group_(group),
+      board_(
+          group, [this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
+          [this](int peer, const TransportError& why) { lost(peer, why); }) {}
+
+void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
+  board_.listen(message->peer);
   Posting posting(*this, keyOf(*message));
-  Stream& stream = posting.stream();
-  std::lock_guard<std::mutex> in_order(stream.in_order);
+  Flow& flow = posting.flow();
+  std::lock_guard<std::mutex> in_order(flow.in_order);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    message->op.sequence =
-        message->sends_ ? sent_[message->peer].next(message->tag) : (stream.last = numberAfter(stream.last));
-    stream.under_way.push_back(message);
+    message->op.sequence = sent_[message->peer].next(message->key.flow);
+    flow.under_way.push_back(message);
+    flow.unannounced.push_back(message);
+    const auto gone = lost_.find(message->peer);
+    if (gone != lost_.end()) message->lose(gone->second);
   }
   message->op.conversing = true;
-  message->op.note([&](OpProgress::State& state) { message->describe(state); });
+  message->note(0);
+  pair(flow);
+  message->encode(*source);
+}
+
+void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
+  Posting posting(*this, keyOf(*message));
+  Flow& flow = posting.flow();
+  std::lock_guard<std::mutex> in_order(flow.in_order);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    message->op.sequence = flow.last = numberAfter(flow.last);
+    flow.under_way.push_back(message);
+  }
+  message->sink_ = std::move(sink);
+  message->op.conversing = true;
+  message->note(static_cast<uint32_t>(message->plan.frames.size()));
   try {
-    message->sends_ ? send(*message) : receive(*message);
+    message->post(board_);
   } catch (const TransportError& error) {
     message->op.fail(message->peer, error, "starting a transfer");
   }
 }
 
-void P2p::send(P2pMessage& message) {
-  OpContext& op = message.op;
-  const auto source = std::move(message.source_);  // a message may outlive its elements, and their device codec
-  const size_t frames = message.plan_.frames.size();
-  std::string reason;
-  size_t started = 0;
-  for (size_t k = 0; k < frames; ++k) {
-    message.frames_.push_back(group_.frames.take());
-    const std::span<std::byte> room = group_.frames.span(message.frames_.back());
-    size_t bytes = 0;
-    {
-      Stopwatch watch(op, Doing::encode);
-      const FrameHeader header = message.header(message.plan_.frames[k]);
-      try {
-        // A device makes the next frame while the host waits for this one.
-        for (; !message.own_error_ && started < std::min(frames, k + 2); ++started)
-          source->start(started);
-        if (!message.own_error_) source->encode(k, room.subspan(kFrameHeaderBytes, header.payload_bytes));
-      } catch (const ValueError& mistake) {
-        message.own_error_ = std::current_exception();
-        reason = op.refusal(mistake);
-        op.counters.raw_bytes = 0;  // nothing is delivered
-        op.note([&](OpProgress::State& state) { state.end(reason); });
-      }
-      if (message.own_error_) {
-        bytes = sealText(room.data(), op.header(FrameKind::error), reason);
-      } else {
-        bytes = kFrameHeaderBytes + header.payload_bytes;
-        sealFrame(room.first(bytes), header);
-      }
-    }
-    message.transfers_.push_back(
-        group_.transport.isend(Lane::bulk, message.peer, kFirstP2pTag + message.tag, room.first(bytes)));
-    op.counters.wire_bytes += bytes;
+void P2p::heard(int peer, Announcement announcement) {
+  Posting posting(*this, {peer, announcement.flow, true});
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    posting.flow().announced.push_back(std::move(announcement));
+  }
+  pair(posting.flow());
+}
+
+// Pairs a flow's oldest message with its oldest announcement, where there are both. A message's frames are handed
+// over before those of the next one: `pairing` is taken before the two leave their queues.
+void P2p::pair(Flow& flow) {
+  std::lock_guard<std::mutex> pairing(flow.pairing);
+  std::shared_ptr<P2pSend> message;
+  Announcement announcement;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (flow.unannounced.empty() || flow.announced.empty()) return;
+    message = std::move(flow.unannounced.front());
+    announcement = std::move(flow.announced.front());
+    flow.unannounced.pop_front();
+    flow.announced.pop_front();
+  }
+  message->announced(announcement);
+}
+
+void P2p::lost(int peer, const TransportError& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lost_.try_emplace(peer, why);
+  for (auto& [key, flow] : flows_) {
+    if (std::get<0>(key) != peer) continue;
+    for (const auto& message : flow.unannounced)
+      message->lose(why);
   }
 }
 
-// Into buffers that any frame fits in: a peer's tensor may be longer, and gloo ends the process over a message that
-// does not fit.
-void P2p::receive(P2pMessage& message) {
-  for (size_t i = 0; i < message.plan_.frames.size(); ++i) {
-    message.frames_.push_back(group_.frames.take());
-    message.transfers_.push_back(group_.transport.irecv(Lane::bulk, message.peer, kFirstP2pTag + message.tag,
-                                                        group_.frames.span(message.frames_[i])));
-  }
+void P2p::cancel() {
+  for (int peer = 0; peer < group_.size(); ++peer)
+    lost(peer, TransportError(TransportError::Kind::cancelled, peer, "the lane was cancelled"));
 }
 
 void P2p::finish(P2pMessage& message) {
@@ -188,64 +132,57 @@ void P2p::finish(P2pMessage& message) {
     std::lock_guard<std::mutex> lock(mutex_);
     message.finishing_ = true;
   }
-  if (message.sends_) {
-    for (size_t i = 0; i < message.transfers_.size(); ++i)
-      message.op.wait(*message.transfers_[i], message.peer, "sending a frame", static_cast<uint32_t>(i));
-  } else {
-    decode(message);
-  }
-  const size_t buffers = message.frames_.size();
-  message.transfers_.clear();
-  message.frames_.clear();
+  const std::exception_ptr error = message.sends ? finishSend(static_cast<P2pSend&>(message))
+                                                 : finishRecv(static_cast<P2pRecv&>(message));
   message.op.conversing = false;
   message.op.note([&](OpProgress::State& state) {
     state.received_bytes = message.op.counters.received_bytes;
-    if (!message.refused_) state.end("");  // of a send that failed the first end counts
+    if (!error) state.end("");  // else it ends with its error
   });
   forget(message);
-  group_.frames.trimAfter(buffers);
-  if (message.own_error_) std::rethrow_exception(message.own_error_);
-  if (message.refused_) message.op.refused(message.peer, *message.refused_);
+  size_t bytes = 0;
+  for (const Frame& frame : message.plan.frames)
+    bytes += kFrameHeaderBytes + frame.payload_bytes;
+  group_.frames.trimAfter(bytes);
+  if (error) std::rethrow_exception(error);
 }
 
-void P2p::decode(P2pMessage& message) {
-  OpContext& op = message.op;
+// Returns why the message was not delivered though the group goes on; null where it was.
+std::exception_ptr P2p::finishSend(P2pSend& message) {
+  message.wait();
+  return message.error();
+}
+
+// As finishSend().
+std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   const auto sink = std::move(message.sink_);
-  for (size_t i = 0; i < message.transfers_.size(); ++i) {
-    const Frame& frame = message.plan_.frames[i];
-    op.wait(*message.transfers_[i], message.peer, "waiting for a frame", static_cast<uint32_t>(i));
-    op.note([&](OpProgress::State& state) { state.frames[message.peer].received = static_cast<uint32_t>(i + 1); });
-    Stopwatch watch(op, Doing::decode);
-    op.attribute(message.peer, [&] {
-      const std::span<const std::byte> bytes = group_.frames.span(message.frames_[i]);
-      const FrameHeader got = openFrame(bytes);
-      op.counters.received_bytes += kFrameHeaderBytes + got.payload_bytes;
-      std::span<const std::byte> payload = framePayload(bytes, got);
-      if (i == 0 && got.epoch == group_.epoch) adopt(message, got);
-      if (got.kind == FrameKind::error && got.sequence == op.sequence && got.epoch == group_.epoch) {
-        const std::string why(reinterpret_cast<const char*>(payload.data()), std::min(payload.size(), kMaxErrorText));
-        if (!message.refused_) message.refused_ = why;
-        return;
-      }
-      expectMessage(got, message.header(frame));
-      sink->take(i, payload, message.peer);
-    });
-    message.frames_[i].reset();  // the next message's; peak memory falls while this one is decoded
+  for (size_t k = 0; k < message.plan.frames.size(); ++k) {
+    const auto payload = message.take(k, [&](const FrameHeader& got) { adopt(message, got); });
+    if (payload) {
+      Stopwatch watch(message.op, Doing::decode);
+      message.op.attribute(message.peer, [&] { sink->take(k, *payload, message.peer); });
+    }
+    message.frames_[k].reset();  // the next message's; peak memory falls while this one is decoded
   }
   sink->wait();
+  // Its frames came in answer to it: it has left.
+  message.op.wait(*message.announcement_.transfer, message.peer, "announcing a receive");
+  message.release();
+  return message.error();
 }
 
 // A receive learns from its first frame how its sender counts the tag.
-void P2p::adopt(P2pMessage& message, const FrameHeader& got) {
+void P2p::adopt(P2pRecv& message, const FrameHeader& got) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto stream = streams_.find(keyOf(message));  // gone where a later message was finished first
+    const auto flow = flows_.find(keyOf(message));  // gone where a later message was finished first
     ReceivedNumbers& received = received_[message.peer];
     if ((got.sequence & kSharedNumber) == 0) {
-      if (stream != streams_.end() && got.sequence == message.op.sequence) stream->second.counted = true;
+      if (flow != flows_.end() && got.sequence == message.op.sequence) flow->second.counted = true;
       return;
     }
-    const bool counted = stream == streams_.end() ? received.last(message.tag) > 0 : stream->second.counted;
+    const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0
+                                                  : flow->second.counted;
     if (counted) return;  // and is refused, as any other number that is not expected
     if (!message.taken_down_ && !received.take(got.sequence)) {
       throw WireError("message number: expected one that has not come before, got " + std::to_string(got.sequence) +
@@ -258,42 +195,39 @@ void P2p::adopt(P2pMessage& message, const FrameHeader& got) {
 
 // With the lock: of a receive that is through though nobody has asked for it, the number in its first frame. Where that
 // stayed out of the common count, all numbers after it would be kept for ever.
-void P2p::takeDown(P2pMessage& message) {
-  try {
-    const FrameHeader got = openFrame(group_.frames.span(message.frames_[0]));
-    if (got.epoch != group_.epoch || (got.sequence & kSharedNumber) == 0) return;
-    message.taken_down_ = received_[message.peer].take(got.sequence);
-  } catch (const WireError&) {
-    // Its holder is told when he finishes it.
-  }
+void P2p::takeDown(P2pRecv& message) {
+  const std::optional<FrameHeader> got = message.firstHeader();  // one that does not open is told to its holder
+  if (!got || got->epoch != group_.epoch || (got->sequence & kSharedNumber) == 0) return;
+  message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
-// A stream is in order: what is older than a message that is through is through as well, also where nobody asked.
+// A flow is in order: what is older than a message that is through is through as well, also where nobody asked.
 void P2p::forget(const P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto stream = streams_.find(keyOf(done));
-  if (stream == streams_.end()) return;
-  auto& under_way = stream->second.under_way;
+  const auto flow = flows_.find(keyOf(done));
+  if (flow == flows_.end()) return;
+  auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
   for (auto through = under_way.begin(); through != std::next(at); ++through) {
     if (!(*through)->finishing_) {
       (*through)->op.note([](OpProgress::State& state) { state.end(""); });
-      if (!(*through)->sends_) takeDown(**through);
+      if (auto* const received = dynamic_cast<P2pRecv*>(through->get())) takeDown(*received);
     }
     dropped.push_back(std::move(*through));
   }
   under_way.erase(under_way.begin(), std::next(at));
-  close(stream->first, stream->second);
+  close(flow->first, flow->second);
 }
 
-// With the lock: drops a stream that nobody is at. Of a tag that its sender counts by itself the number stays.
-void P2p::close(const Key& key, Stream& stream) {
-  if (stream.posting > 0 || !stream.under_way.empty()) return;
-  const auto [peer, tag, sends] = key;
-  if (stream.counted) received_[peer].remember(tag, stream.last);
-  streams_.erase({peer, tag, sends});
+// With the lock: drops a flow that nobody is at. Of a tag that its sender counts by itself the number stays.
+void P2p::close(const Key& key, Flow& flow) {
+  const bool waiting = !flow.unannounced.empty() || !flow.announced.empty();
+  if (flow.posting > 0 || !flow.under_way.empty() || waiting) return;
+  const auto [peer, name, sends] = key;
+  if (flow.counted) received_[peer].remember(name, flow.last);
+  flows_.erase({peer, name, sends});
 }
 
 }  // namespace lowcomm

@@ -1,129 +1,108 @@
 #pragma once
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
-#include <span>
-#include <string>
 #include <tuple>
-#include <vector>
 
-#include "codec/codec.h"
+#include "collective/announcement.h"
 #include "collective/context.h"
-#include "collective/device_codec.h"
-#include "collective/message_numbers.h"
-#include "collective/plan.h"
+#include "collective/message_flow.h"
+#include "collective/p2p_message.h"
 #include "collective/sink.h"
 #include "collective/source.h"
 
 namespace lowcomm {
 
-// Messages between two ranks (FORMAT.md, "Point to point"): the frames of one tensor on the bulk lane, under a
-// transport tag that the message's own tag gives. Messages of one (peer, tag) keep their order and meet no others, so
-// ranks may receive in another order than they send in, and both may send before they receive. A frame carries the
-// message's number, by which one that is missing, stale or came twice is named (message_numbers.h says for which tags).
-// Of a message that is through nothing else is kept.
+// The messages between two ranks of one group (FORMAT.md, "Point to point").
 //
-// Nothing waits for its turn here: a send hands each frame to the transport as it is encoded, a receive posts all its
-// buffers, on the calling thread and at once. What that costs in memory, on both sides, is a frame's room (chunk_bytes
-// of payload) for every frame of the message: its encoded size, and more for what ends in a short frame.
+// 1. The receiver posts a receive for each frame of the message that it expects, of that frame's size, and announces
+//    the message to its sender over the control lane: flow, dtype, elements, codec, samples.
+// 2. The sender encodes its message. It pairs its k-th message of a flow with the k-th announcement of the flow.
+// 3. Where both mean the same message its frames leave, on the bulk lane, as soon as they are encoded and announced:
+//    an announcement that came first costs no time. Where they differ as many error frames leave as there are receives:
+//    both ranks raise PeerRefused with both values, nothing was taken, and the group goes on.
+//
+// Messages of one flow keep their order and meet no others, so ranks may receive in another order than they send in,
+// and both may send before they receive. A frame carries the message's number, by which one that is missing, stale or
+// came twice is named (message_flow.h says for which tags). Of a message that is through nothing else is kept.
+//
+// A message holds its encoded size in memory on each side, in frames that are at least an error frame's size.
 //
 // A message that cannot be encoded to its end (a NaN under nonfinite=error, a range beyond delta) is one that arrives
 // as such: error frames take the place of what is left, its receiver gets the reason, its sender the ValueError when it
 // finishes, and both go on, as in a collective. Looking at all elements before anything is sent would keep the link
 // idle for as long as encoding them does: both are bound by reading them.
-
-// A message's tag is 0...kP2pTags - 1, its transport tag kFirstP2pTag more: those below belong to the collectives, and
-// gloo has none above.
-inline constexpr uint32_t kP2pTags = 1u << 30;
-inline constexpr uint32_t kFirstP2pTag = 1u << 30;
-
-// The frames of `elements` elements: planMessage, with one empty frame where there are none, so that a peer who expects
-// some is told. TypeError when the codec does not take the dtype.
-MessagePlan planP2p(uint64_t elements, const CodecSpec& codec, DType dtype, size_t chunk_bytes);
-
-// One message under way. The group keeps it too, until a message of its (peer, tag, direction) is through that is not
-// older: a holder who drops it leaves it to the transport.
-class P2pMessage {
- public:
-  // To send: post() reads `input`, plan.layout.elements() elements of plan.dtype; nobody does afterwards.
-  P2pMessage(GroupContext& group, MessagePlan plan, const void* input, const Draws& draws, int peer, uint32_t tag,
-             DeviceCodec* device_codec = nullptr);
-  // To receive: finish() writes `output`, plan.layout.elements() elements of plan.dtype.
-  P2pMessage(GroupContext& group, MessagePlan plan, void* output, int peer, uint32_t tag,
-             DeviceCodec* device_codec = nullptr);
-  // Both: where the elements are, for as long as post() or finish() is at them; null is host memory.
-
-  // "send with tag 7" or "recv ..."; its sequence is the message's number, given when it is posted: of a receive the
-  // one that it has if its sender counts the tag by itself, and when it has come that of its frames.
-  OpContext op;
-  const int peer;
-  const uint32_t tag;
-
- private:
-  friend class P2p;
-  FrameHeader header(const Frame& frame) const;
-  void describe(OpProgress::State& state) const;
-
-  const MessagePlan plan_;
-  const bool sends_;
-  std::unique_ptr<Source> source_;  // until it is posted; of a send
-  std::unique_ptr<Sink> sink_;      // until it is finished; of a receive
-  std::vector<BufferPool::Buffer> frames_;
-  std::vector<std::unique_ptr<Transfer>> transfers_;
-  bool finishing_ = false;              // by its holder, who notes its end; under the group's lock
-  bool taken_down_ = false;             // of a receive: its number, where it is of the common count; likewise
-  std::exception_ptr own_error_;        // of a send: its ValueError
-  std::optional<std::string> refused_;  // of a receive: what the sender's error frame said
-};
-
-// The messages of one group. Thread-safe; one message is posted once, and finished by one thread.
+//
+// Thread-safe; one message is posted once, and finished by one thread. The group keeps it until a message of its
+// flow and direction is through that is not older: a holder who drops it leaves it to the transport.
 class P2p {
  public:
-  explicit P2p(GroupContext& group) : group_(group) {}
+  explicit P2p(GroupContext& group);
+  ~P2p() { stop(); }
 
-  // Gives the message its number, encodes it, and hands every frame to the transport. Throws TransferError.
-  void post(const std::shared_ptr<P2pMessage>& message);
+  // Gives the message its number and encodes it from `source`, which nobody reads afterwards. Does not wait for the
+  // receiver.
+  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source);
 
-  // Waits for every frame, under the progress deadline, and decodes those of a receive one by one as they come. The
-  // deadline runs from the wait: on a link that is busy with messages nobody waits for, theirs is no progress of this
-  // one. Throws the ValueError of a send that could not be encoded, PeerRefused where the sender's could not, and any
-  // other PeerError where a transfer failed or a frame is not the one expected (with both values).
+  // Gives the message its number, posts its receives and announces it. `sink` takes its frames in finish(). Throws
+  // TransferError.
+  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink);
+
+  // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
+  // decodes those of a receive one by one as they come. The deadline runs from the wait: on a link that is busy with
+  // messages nobody waits for, theirs is no progress of this one. Throws the ValueError of a send that could not be
+  // encoded, PeerRefused where the sender's could not or the two sides mean different messages, and any other PeerError
+  // where a transfer failed or a frame is not the one expected (with both values).
   void finish(P2pMessage& message);
 
+  // Breaks the waits for receivers: the bulk lane has been given up. Any number of times.
+  void cancel();
+
+  // Ends the threads that hear announcements: the control lane has been cancelled.
+  void stop() { board_.stop(); }
+
  private:
-  // (peer, tag, whether it sends)
-  using Key = std::tuple<int, uint32_t, bool>;
-  // The messages under way of a key, and how many are about to be: a stream goes when there is neither.
-  struct Stream {
-    std::mutex in_order;  // posts one at a time: a stream's numbers are its order on the link
+  // (peer, flow, whether it sends)
+  using Key = std::tuple<int, MessageFlow, bool>;
+  // The messages under way of a key, and how many are about to be: a flow goes when there is neither.
+  struct Flow {
+    std::mutex in_order;  // posts one at a time: a flow's numbers are its order on the link
     size_t posting = 0;
-    uint32_t last = 0;     // of a receiver: number given
-    bool counted = false;  // of a receiver: whether its sender is known to count the tag by itself
     std::deque<std::shared_ptr<P2pMessage>> under_way;
+    // Of a receiver: the number given last, and whether its sender is known to count the tag by itself.
+    uint32_t last = 0;
+    bool counted = false;
+    // Of a sender: messages and announcements that wait for each other; one of the two is empty.
+    std::deque<std::shared_ptr<P2pSend>> unannounced;
+    std::deque<Announcement> announced;
+    std::mutex pairing;  // frames of one message at a time are handed over
   };
-  // A stream while one is posted to it.
+  // A flow while one is posted to it.
   class Posting;
 
-  void send(P2pMessage& message);
-  void receive(P2pMessage& message);
-  void decode(P2pMessage& message);
-  void adopt(P2pMessage& message, const FrameHeader& got);
-  void takeDown(P2pMessage& message);
+  void pair(Flow& flow);
+  void heard(int peer, Announcement announcement);
+  void lost(int peer, const TransportError& why);
+  std::exception_ptr finishSend(P2pSend& message);
+  std::exception_ptr finishRecv(P2pRecv& message);
+  void adopt(P2pRecv& message, const FrameHeader& got);
+  void takeDown(P2pRecv& message);
   void forget(const P2pMessage& done);
-  void close(const Key& key, Stream& stream);
-  static Key keyOf(const P2pMessage& message) { return {message.peer, message.tag, message.sends_}; }
+  void close(const Key& key, Flow& flow);
+  static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
   GroupContext& group_;
-  std::mutex mutex_;  // of all below
-  std::map<Key, Stream> streams_;
+  AnnouncementBoard board_;  // first: messages hold its buffers
+  std::mutex mutex_;         // of all below
+  std::map<Key, Flow> flows_;
   std::map<int, SentNumbers> sent_;  // by peer
   std::map<int, ReceivedNumbers> received_;
+  std::map<int, TransportError> lost_;  // peers that announce no more
 };
 
 }  // namespace lowcomm

@@ -113,6 +113,7 @@ void Engine::abort(const std::string& why) {
   }
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
+  messages_.cancel();
   changed_.notify_all();
 }
 
@@ -126,8 +127,12 @@ void Engine::shutdown() {
   if (worker_.joinable()) worker_.join();
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return running_inline_ == 0; });
+  messages_.cancel();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return running_inline_ == 0; });
+  }
+  messages_.stop();
 }
 
 void Engine::loop() {
@@ -249,6 +254,7 @@ void Engine::tell(const std::string& message, uint32_t sequence) {
 void Engine::settle(std::string& message) {
   message += record_.write(message);
   transport_->cancel(Lane::bulk);
+  messages_.cancel();
   std::lock_guard<std::mutex> lock(mutex_);
   ended_why_ = message;
 }

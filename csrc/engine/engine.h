@@ -45,7 +45,7 @@ class Engine {
   // After abort(), a fault or shutdown() the part does not run.
   std::exception_ptr runInline(OpContext& op, const std::function<void()>& part);
 
-  // The group's point-to-point messages; post() and finish() are called in runInline() only.
+  // The group's messages between two ranks; send(), recv() and finish() are called in runInline() only.
   P2p& messages() { return messages_; }
 
   // Returns when everything submitted before has ended.

@@ -23,7 +23,30 @@ class OpQueue {
   // Queues an op that takes `sequences` of the group's sequence numbers, behind all before it; every rank queues the
   // same ones in the same order. `done` as Engine::Done.
   virtual void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) = 0;
+
+  // What messages are made in: the group's frames, names and deadline.
+  virtual GroupContext& group() = 0;
+
+  // Messages between two ranks (collective/p2p.h), on the calling thread, beside what is queued. Throw what P2p throws,
+  // by the engine's rules: a fault ends the group.
+  virtual void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) = 0;
+  virtual void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) = 0;
+  virtual void finish(P2pMessage& message) = 0;
 };
+
+// Messages over an engine, as OpQueue has them.
+inline void sendOver(Engine& engine, const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
+  const auto part = [&] { engine.messages().send(message, std::move(source)); };
+  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(error);
+}
+inline void recvOver(Engine& engine, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
+  const auto part = [&] { engine.messages().recv(message, std::move(sink)); };
+  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(error);
+}
+// What it came to; null where the message was delivered.
+inline std::exception_ptr messageEnded(Engine& engine, P2pMessage& message) {
+  return engine.runInline(message.op, [&] { engine.messages().finish(message); });
+}
 
 // A queue over an engine that nobody else submits to.
 class EngineQueue : public OpQueue {
@@ -37,6 +60,16 @@ class EngineQueue : public OpQueue {
     const uint32_t first = next_;
     next_ += sequences;
     engine_.submit(op, std::move(job), std::move(done), first);
+  }
+  GroupContext& group() override { return engine_.group(); }
+  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) override {
+    sendOver(engine_, message, std::move(source));
+  }
+  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
+    recvOver(engine_, message, std::move(sink));
+  }
+  void finish(P2pMessage& message) override {
+    if (auto error = messageEnded(engine_, message)) std::rethrow_exception(error);
   }
 
  private:

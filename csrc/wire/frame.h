@@ -11,7 +11,7 @@
 namespace lowcomm {
 
 inline constexpr size_t kFrameHeaderBytes = 64;
-inline constexpr uint8_t kWireVersion = 1;
+inline constexpr uint8_t kWireVersion = 2;
 
 enum class FrameKind : uint8_t { data = 0, error = 1, control = 2, hello = 3 };
 

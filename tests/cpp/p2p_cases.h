@@ -16,6 +16,10 @@ namespace lowcomm::test {
 
 using MessagePtr = std::shared_ptr<P2pMessage>;
 
+inline MessageKey tagged(uint32_t tag) {
+  return {{MessageFlow::Kind::tag, tag}};
+}
+
 // A tensor and what its bytes become.
 struct Tensor {
   Bytes data;
@@ -39,26 +43,38 @@ struct Tensor {
   Bytes received() const { return asDecoded(single(elements, codec), dtype, data, draws); }
 };
 
-inline Outcome post(Engine& engine, const MessagePtr& message) {
-  return Outcome(engine.runInline(message->op, [&] { engine.messages().post(message); }), message->op.counters);
+// A message that was posted, and what posting it came to.
+struct Posted {
+  MessagePtr message;
+  Outcome outcome;
+};
+
+inline Posted postSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0,
+                       DeviceCodec* device_codec = nullptr) {
+  const auto message = std::make_shared<P2pSend>(engine.group(), peer, tagged(tag), tensor.plan(engine));
+  auto source = makeSource(message->op, device_codec, {message->plan, tensor.data.data(), tensor.draws});
+  const auto error =
+      engine.runInline(message->op, [&] { engine.messages().send(message, std::move(source)); });
+  return {message, Outcome(error, message->op.counters)};
 }
 
-inline MessagePtr toSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
-  return std::make_shared<P2pMessage>(engine.group(), tensor.plan(engine), tensor.data.data(), tensor.draws, peer, tag);
+inline Posted postRecv(Engine& engine, Tensor& into, int peer, uint32_t tag = 0, DeviceCodec* device_codec = nullptr) {
+  const auto message = std::make_shared<P2pRecv>(engine.group(), peer, tagged(tag), into.plan(engine));
+  auto sink = makeSink(message->op, device_codec, {message->plan, into.data.data()});
+  const auto error = engine.runInline(message->op, [&] { engine.messages().recv(message, std::move(sink)); });
+  return {message, Outcome(error, message->op.counters)};
 }
 
 inline MessagePtr sending(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
-  auto message = toSend(engine, tensor, peer, tag);
-  const Outcome posted = post(engine, message);
-  EXPECT_TRUE(posted.ok()) << posted.what();
-  return message;
+  const Posted posted = postSend(engine, tensor, peer, tag);
+  EXPECT_TRUE(posted.outcome.ok()) << posted.outcome.what();
+  return posted.message;
 }
 
 inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag = 0) {
-  auto message = std::make_shared<P2pMessage>(engine.group(), into.plan(engine), into.data.data(), peer, tag);
-  const Outcome posted = post(engine, message);
-  EXPECT_TRUE(posted.ok()) << posted.what();
-  return message;
+  const Posted posted = postRecv(engine, into, peer, tag);
+  EXPECT_TRUE(posted.outcome.ok()) << posted.outcome.what();
+  return posted.message;
 }
 
 inline Outcome finish(Engine& engine, const MessagePtr& message) {

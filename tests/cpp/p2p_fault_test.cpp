@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/fnv1a.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {
@@ -41,11 +42,10 @@ void expectNamed(Ranks& ranks, const Outcome& failed, const std::vector<std::str
   EXPECT_TRUE(holds(failed.what(), parts));
   EXPECT_TRUE(holds(ranks.engine(1).endedWhy(), parts));
   Tensor again = Tensor::random(10, 1);
-  const auto later =
-      std::make_shared<P2pMessage>(ranks.engine(1).group(), again.plan(ranks.engine(1)), again.data.data(), 0, 5);
-  EXPECT_TRUE(holds(test::post(ranks.engine(1), later).what(), {"recv with tag 5", "lost group", "First cause"}));
-  const auto next = test::toSend(ranks.engine(0), again, 1, 9);
-  const Outcome told = test::post(ranks.engine(0), next).ok() ? finish(ranks.engine(0), next) : Outcome({}, {});
+  const test::Posted later = test::postRecv(ranks.engine(1), again, 0, 5);
+  EXPECT_TRUE(holds(later.outcome.what(), {"recv with tag 5", "lost group", "First cause"}));
+  const test::Posted next = test::postSend(ranks.engine(0), again, 1, 9);
+  const Outcome told = next.outcome.ok() ? finish(ranks.engine(0), next.message) : next.outcome;
   EXPECT_TRUE(holds(told.what(), {"send with tag 9", "rank 1", "gave the group up"}));
   EXPECT_TRUE(holds(told.what(), parts));
 }
@@ -112,7 +112,8 @@ struct ByHand {
       const Frame& chunk = plan.frames[i];
       FrameHeader header = plan.header(chunk);
       header.sequence = sequence;
-      header.key_hash = tensor.elements;
+      header.key_hash =
+          fnv1a("dtype=float32\nelements=" + std::to_string(tensor.elements) + "\ncodec=" + tensor.codec + "\n");
       Bytes frame(kFrameHeaderBytes + chunk.payload_bytes);
       chunk.eachRun(std::span(frame).subspan(kFrameHeaderBytes), [&](const Run& run, std::span<std::byte> payload) {
         run.encode(payload, tensor.data.data() + run.at * itemBytes(tensor.dtype), tensor.dtype, tensor.draws);
@@ -128,6 +129,9 @@ struct ByHand {
     std::vector<MessagePtr> messages;
     for (Tensor& tensor : into)
       messages.push_back(receiving(engine, tensor, 0, 5));
+    std::vector<Bytes> announcements(2, Bytes(kFrameHeaderBytes + AnnouncementBoard::kMaxText));
+    for (Bytes& announcement : announcements)
+      peer->irecv(Lane::control, 1, 3, announcement)->wait(milliseconds(5000));
     for (const Bytes& frame : frames)
       transfers.push_back(peer->isend(Lane::bulk, 1, kFirstP2pTag + 5, frame));
     std::vector<Outcome> outcomes;
@@ -167,7 +171,7 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
       {2, 3, {0, 1, 2, 3}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},  // one that is missing
       {1, 2, {0, 1, 1, 2, 3}, {0, 1, 2}, 0, "first: expected"},              // a frame twice
       {1, 2, {0, 2, 3}, {0, 1, 2, 3}, 0, "first: expected"},                 // one that is missing
-      {1, 2, {0, 1, 2}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},     // the last one
+      {1, 2, {0, 1, 2}, {0, 1, 2, 3}, 0, "a message of 65600 bytes for a receive of 57344"},  // the last one
       // Of a tag that is not counted by itself: one that came before, and a sender who changes his mind.
       {kSharedNumber + 4, kSharedNumber + 4, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "not come before, got 2147483652 again"},
       {1, kSharedNumber + 1, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "sequence: expected 2, got 2147483649"},
@@ -184,48 +188,91 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
   }
 }
 
-TEST(P2pFault, TensorsThatDifferAreToldWithBothValues) {
-  Engine* any = nullptr;
-  Ranks sizes(1);
-  any = &sizes.engine(0);
-  const uint64_t frame = Tensor::random(kElements, 1).plan(*any).frames[0].elements;
+// Both ranks get both values, nothing of the message is taken, and their next messages go through.
+TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
+  Ranks one(1);
+  const uint64_t frame = Tensor::random(kElements, 1).plan(one.engine(0)).frames[0].elements;
   struct Case {
     Tensor sent, expected;
-    const char* part;
+    std::string part;
+  };
+  const auto elements = [](uint64_t sent, uint64_t expected) {
+    return "elements differs: rank 0 has '" + std::to_string(sent) + "', rank 1 has '" + std::to_string(expected) + "'";
+  };
+  const auto codec = [](const std::string& sent, const std::string& expected) {
+    return "codec differs: rank 0 has '" + sent + "', rank 1 has '" + expected + "'";
   };
   const std::vector<Case> cases = {
-      {Tensor::random(1000, 1), Tensor::random(999, 1),
-       "expected 999 elements of float32 in sym4:bucket=1024, got 1000"},
+      {Tensor::random(1000, 1), Tensor::random(999, 1), elements(1000, 999)},
       // Frame by frame the same, as far as both go.
-      {Tensor::random(2 * frame, 1), Tensor::random(frame, 1), "elements of float32"},
-      {Tensor::random(frame, 1), Tensor::random(2 * frame, 1), "elements of float32"},
-      {Tensor::random(0, 1), Tensor::random(10, 1), "expected 10 elements of float32 in sym4:bucket=1024, got 0 "},
-      {Tensor::random(10, 1), Tensor::random(0, 1), "expected 0 elements of float32, got 10 "},
+      {Tensor::random(2 * frame, 1), Tensor::random(frame, 1), elements(2 * frame, frame)},
+      {Tensor::random(frame, 1), Tensor::random(2 * frame, 1), elements(frame, 2 * frame)},
+      {Tensor::random(20 * frame, 1), Tensor::random(1, 1), elements(20 * frame, 1)},
+      {Tensor::random(0, 1), Tensor::random(10, 1), elements(0, 10)},
+      {Tensor::random(10, 1), Tensor::random(0, 1), elements(10, 0)},
       {Tensor::random(100, 1, "sym4", DType::bfloat16), Tensor::random(100, 1, "sym4"),
-       "expected 100 elements of float32 in sym4:bucket=1024, got 100 elements of bfloat16"},
-      {Tensor::random(100, 1, "sym8"), Tensor::random(100, 1, "sym4"),
-       "in sym4:bucket=1024, got 100 elements of float32 in sym8"},
+       "dtype differs: rank 0 has 'bfloat16', rank 1 has 'float32'"},
+      {Tensor::random(100, 1, "sym8"), Tensor::random(100, 1, "sym4"), codec("sym8:bucket=1024", "sym4:bucket=1024")},
       {Tensor::random(100, 1, "sym4:bucket=64"), Tensor::random(100, 1, "sym4"),
-       "bucket=1024, got 100 elements of float32 in sym4:bucket=64"},
+       codec("sym4:bucket=64", "sym4:bucket=1024")},
       {Tensor::random(96, 1, "sym4:axis=channel,C=32"), Tensor::random(96, 1, "sym4:axis=channel,C=48"),
-       "C=48, got 96 elements of float32 in sym4:axis=channel,C=32"},
-      {Tensor::random(100, 1, "fp8e4m3"), Tensor::random(100, 1, "log9"),
-       "in log9, got 100 elements of float32 in fp8e4m3"},
-      {Tensor::random(100, 1, "sym4:meta=bf16"), Tensor::random(100, 1, "sym4"), "flags: expected 0, got 4"},
+       codec("sym4:axis=channel,C=32", "sym4:axis=channel,C=48")},
+      {Tensor::random(100, 1, "fp8e4m3"), Tensor::random(100, 1, "log9"), codec("fp8e4m3", "log9")},
+      {Tensor::random(100, 1, "sym4:meta=bf16"), Tensor::random(100, 1, "sym4"),
+       codec("sym4:bucket=1024,meta=bf16", "sym4:bucket=1024")},
   };
-  std::vector<std::thread> groups;
-  for (const Case& c : cases) {
-    groups.emplace_back([&c] {
+  for (bool sender_first : {true, false}) {
+    for (const Case& c : cases) {
       SCOPED_TRACE(c.part);
       Ranks ranks(2);
       Tensor got = c.expected.empty();
-      const auto waiting = receiving(ranks.engine(1), got, 0, 5);
-      const auto going = sending(ranks.engine(0), c.sent, 1, 5);
-      expectNamed(ranks, finish(ranks.engine(1), waiting), {c.part});
-    });
+      MessagePtr messages[2];
+      const auto send = [&] { messages[0] = sending(ranks.engine(0), c.sent, 1, 5); };
+      if (sender_first) send();
+      messages[1] = receiving(ranks.engine(1), got, 0, 5);
+      if (!sender_first) send();
+      together(ranks, [&](int rank, Engine& engine) {
+        const Outcome outcome = finish(engine, messages[rank]);
+        EXPECT_TRUE(outcome.is<PeerRefused>()) << outcome.what();
+        EXPECT_TRUE(holds(outcome.what(), {rank == 0 ? "send with tag 5" : "recv with tag 5",
+                                           "ranks issued different messages", c.part}));
+      });
+      EXPECT_TRUE(got.data == c.expected.empty().data) << "nothing is taken";
+      const Tensor next = Tensor::random(3 * frame, 2);
+      Tensor taken = next.empty();
+      together(ranks, [&](int rank, Engine& engine) {
+        expectFinish(engine, rank == 0 ? sending(engine, next, 1, 5) : receiving(engine, taken, 0, 5));
+      });
+      EXPECT_TRUE(taken.data == next.received());
+    }
   }
-  for (auto& group : groups)
-    group.join();
+}
+
+// An announcement that is none is a fault of the peer that made it.
+TEST(P2pFault, ASpoiltAnnouncementIsNamed) {
+  struct Damage {
+    std::string text;
+    const char* part;
+  };
+  for (const Damage& damage : {Damage{"frames=3\n", "expected the fields 'flow' and 'frames' first"},
+                               Damage{"flow=lane 4\nframes=3\n", "expected a flow 'tag N' or 'channel N'"},
+                               Damage{"flow=tag 5\nframes=x\n", "expected a number in 'frames', got 'x'"}}) {
+    Ranks ranks(2);
+    ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
+      if (lane != Lane::control || from != 1) return;
+      FrameHeader header = openFrame(bytes);
+      if (header.kind != FrameKind::control) return;
+      ASSERT_LE(damage.text.size(), header.payload_bytes);
+      sealText(bytes.data(), header, damage.text);
+    });
+    const Tensor sent = Tensor::random(10, 1);
+    Tensor got = sent.empty();
+    const auto waiting = receiving(ranks.engine(1), got, 0, 5);
+    const Outcome failed = finish(ranks.engine(0), sending(ranks.engine(0), sent, 1, 5));
+    EXPECT_TRUE(failed.is<PeerError>());
+    EXPECT_FALSE(failed.is<PeerRefused>());
+    EXPECT_TRUE(holds(failed.what(), {"send with tag 5", "waiting for the receive of it", damage.part}));
+  }
 }
 
 TEST(P2pFault, WhoNeverComesIsNamedAtTheDeadline) {
@@ -240,11 +287,13 @@ TEST(P2pFault, WhoNeverComesIsNamedAtTheDeadline) {
     const auto message = sends ? sending(engine, tensor, 1, 5) : receiving(engine, tensor, 1, 5);
     const Outcome outcome = finish(engine, message);
     EXPECT_TRUE(outcome.is<PeerError>());
+    const std::string waited =
+        sends ? "waiting for the receive of it: timed out waiting 150 ms" : "waiting for a frame: no byte for 150 ms";
     EXPECT_TRUE(holds(outcome.what(),
                       {sends ? "send with tag 5" : "recv with tag 5", "rank 0 (global 10)", "rank 1 (global 11)",
-                       "sequence 1", "group outer", "no byte for 150 ms", "progress deadline 150 ms"}));
+                       "sequence 1", "group outer", waited, "progress deadline 150 ms"}));
     const auto later = ranks.start(0, "all_gather", [](int, OpContext&) {}).get();
-    EXPECT_TRUE(holds(later.what(), {"First cause", "no byte for 150 ms"}));
+    EXPECT_TRUE(holds(later.what(), {"First cause", waited}));
   }
 }
 
@@ -273,8 +322,7 @@ TEST(P2pFault, AKilledPeerIsNamed) {
     EXPECT_TRUE(outcome.is<PeerError>());
     EXPECT_TRUE(holds(outcome.what(), {"tag 5", "rank 1", "connection closed by peer"}));
     // To it nothing starts any more; what was under way says the first cause.
-    const auto next = std::make_shared<P2pMessage>(engine.group(), tensor.plan(engine), tensor.data.data(), 1, 6);
-    EXPECT_TRUE(holds(test::post(engine, next).what(), {"recv with tag 6", "First cause", "closed by peer"}));
+    EXPECT_TRUE(holds(test::postRecv(engine, tensor, 1, 6).outcome.what(), {"recv with tag 6", "First cause", "closed by peer"}));
   }
 }
 
@@ -304,8 +352,11 @@ TEST(P2pFault, AFaultReachesCollectivesAndOtherMessages) {
   Ranks ranks(3);
   Tensor ten = Tensor::random(10, 1), into = ten.empty();
   const auto waiting = receiving(ranks.engine(1), into, 2);  // rank 2 never sends
-  Tensor nine = Tensor::random(9, 1);
-  const auto wrong = receiving(ranks.engine(1), nine, 0, 5);
+  ranks.hub().tamper([&](int from, int, Lane lane, std::span<std::byte> bytes) {
+    if (lane == Lane::bulk && from == 0) bytes[0] ^= std::byte{1};
+  });
+  Tensor spoilt = ten.empty();
+  const auto wrong = receiving(ranks.engine(1), spoilt, 0, 5);
   const auto sent = sending(ranks.engine(0), ten, 1, 5);
   const auto from_1 = receiving(ranks.engine(2), ten, 1);  // nor rank 1
   Outcome other({}, {});
@@ -313,9 +364,9 @@ TEST(P2pFault, AFaultReachesCollectivesAndOtherMessages) {
   std::this_thread::sleep_for(milliseconds(30));
   const Outcome failed = finish(ranks.engine(1), wrong);
   waits.join();
-  EXPECT_TRUE(holds(failed.what(), {"expected 9 elements", "got 10 elements"}));
-  EXPECT_TRUE(holds(other.what(), {"recv with tag 0", "the group was ended", "expected 9 elements"}));
-  EXPECT_TRUE(holds(finish(ranks.engine(2), from_1).what(), {"rank 1", "gave the group up", "expected 9 elements"}));
+  EXPECT_TRUE(holds(failed.what(), {"magic: expected"}));
+  EXPECT_TRUE(holds(other.what(), {"recv with tag 0", "the group was ended", "magic: expected"}));
+  EXPECT_TRUE(holds(finish(ranks.engine(2), from_1).what(), {"rank 1", "gave the group up", "magic: expected"}));
 }
 
 }  // namespace

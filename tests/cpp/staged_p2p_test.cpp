@@ -21,13 +21,10 @@ std::vector<std::string> told(Ranks& ranks, unsigned staging, const Tensor& sent
   std::vector<std::string> texts(2);
   together(ranks, [&](int rank, Engine& engine) {
     const auto device_codec = staging >> rank & 1 ? lateStage(engine.group().chunk_bytes) : nullptr;
-    const MessagePlan plan = sent.plan(engine);
-    const auto message =
-        rank == 0 ? std::make_shared<P2pMessage>(engine.group(), plan, sent.data.data(), sent.draws, 1, 0u,
-                                                 device_codec.get())
-                  : std::make_shared<P2pMessage>(engine.group(), plan, got.data.data(), 0, 0u, device_codec.get());
-    EXPECT_TRUE(post(engine, message).ok());
-    texts[rank] = finish(engine, message).what();
+    const Posted posted =
+        rank == 0 ? postSend(engine, sent, 1, 0, device_codec.get()) : postRecv(engine, got, 0, 0, device_codec.get());
+    EXPECT_TRUE(posted.outcome.ok());
+    texts[rank] = finish(engine, posted.message).what();
     if (crossed && device_codec) crossed->push_back(device_codec->hostBytes() + device_codec->deviceBytes());
   });
   return texts;

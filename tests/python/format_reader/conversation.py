@@ -1,4 +1,4 @@
-"""One rank's side of an all_gather, spoken from the page: hello, epoch, lanes, description, rounds."""
+"""One rank's side of an all_gather and of a message, spoken from the page: hello, epoch, lanes, description, frames."""
 
 from datetime import timedelta
 
@@ -12,6 +12,16 @@ from format_reader.frame import HEADER, Header, read_frame, write_frame
 from format_reader.refusal import insist
 
 LARGEST = 65600  # with chunks of 65,536
+FIRST_P2P_TAG = 2**30
+CONTROL_FRAME = 2  # a frame's kind
+
+
+def fnv1a(text: str) -> int:
+    """The page's hash of a text."""
+    value = 0xCBF29CE484222325
+    for byte in text.encode():
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
 
 
 def lanes(store: Store, timeout: timedelta) -> list[ProcessGroupGloo]:
@@ -66,3 +76,35 @@ class Peer:
             work.wait()
         self.pending.clear()
         return description.decode(), rounds
+
+    def control_header(self, sequence: int) -> Header:
+        """Of a control frame."""
+        return Header(b"LCMF", 2, CONTROL_FRAME, 0, 0, 0, 0, 0, 0, 0, 0, sequence, self.epoch, 0, 0, 0, 0, 0)
+
+    def receive_message(self, tag: int, description: str, frames: list[Frame]) -> list[tuple[Header, bytes]]:
+        """A message of rank 0's, which is announced as expected by `description`."""
+        buffers = [torch.zeros(HEADER.size + max(frame.payload_bytes, 1024), dtype=torch.uint8) for frame in frames]
+        coming = [self.bulk.recv([buffer], 0, FIRST_P2P_TAG + tag) for buffer in buffers]
+        announcement = f"flow=tag {tag}\nframes={len(frames)}\n{description}".encode()
+        frame = np.frombuffer(write_frame(self.control_header(1), announcement), np.uint8).copy()
+        self.control.send([torch.from_numpy(frame)], 0, 3).wait()
+        for work in coming:
+            work.wait()
+        return [read_frame(buffer.numpy().tobytes()) for buffer in buffers]
+
+    def hear_announcement(self) -> tuple[Header, str]:
+        """What rank 0 announces next."""
+        buffer = torch.zeros(HEADER.size + 4096, dtype=torch.uint8)
+        self.control.recv([buffer], 0, 3).wait()
+        header, text = read_frame(buffer.numpy().tobytes())
+        insist(header.epoch == self.epoch and header.kind == CONTROL_FRAME, "an announcement's header")
+        return header, text.decode()
+
+    def send_message(self, tag: int, frames: list[tuple[Header, bytes]]) -> None:
+        """A message's frames, once they are announced."""
+        works = []
+        for header, payload in frames:
+            frame = np.frombuffer(write_frame(header, payload), np.uint8).copy()
+            works.append(self.bulk.send([torch.from_numpy(frame)], 0, FIRST_P2P_TAG + tag))
+        for work in works:
+            work.wait()

@@ -118,7 +118,7 @@ def read_frame(frame: bytes) -> tuple[Header, bytes]:
     header = Header(*HEADER.unpack_from(frame))
     at_hand = len(frame) - HEADER.size
     insist(header.magic == b"LCMF", f"magic {header.magic!r}")
-    insist(header.version == 1, f"version {header.version}")
+    insist(header.version == 2, f"version {header.version}")
     insist(header.payload_bytes <= at_hand, f"{at_hand} bytes of {header.payload_bytes}")
     payload = frame[HEADER.size :][: header.payload_bytes]
     insist(header.crc == crc32c(frame[:60] + payload), "the CRC")

@@ -1,5 +1,6 @@
-"""Coded messages whose peer dies, stops, stays away or means another tensor: named errors on live ranks, and a new group."""
+"""Coded messages whose peer dies, stops, stays away or means another tensor: named errors on live ranks."""
 
+import contextlib
 import os
 import re
 import signal
@@ -113,47 +114,59 @@ def test_a_peer_that_never_comes_is_named_at_the_deadline(op):
     assert re.search(r"(?i)timed out waiting 2000 ?ms", said[0]), said[0]
 
 
+def _differs(field, sent, expected):
+    return f"{field} differs: rank 0 has '{sent}', rank 1 has '{expected}'"
+
+
+# What rank 0 sends (shape, dtype, whether exact), what rank 1 expects, and what both are told.
 DIFFERENCES = {
-    "fewer elements": ((1000,), torch.float32, "expected 999 elements of float32 in sym4:bucket=1024, got 1000"),
-    "more frames": ((999_999,), torch.float32, "expected 999 elements of float32 .*, got 999999 elements"),
-    "another dtype": ((999,), torch.bfloat16, "expected 999 elements of float32 .*, got 999 elements of bfloat16"),
+    "fewer elements": ((1000, torch.float32, False), (999, torch.float32, False), _differs("elements", 1000, 999)),
+    "more frames": ((999_999, torch.float32, False), (999, torch.float32, False), _differs("elements", 999_999, 999)),
+    "fewer frames": ((999, torch.float32, False), (999_999, torch.float32, False), _differs("elements", 999, 999_999)),
+    "no elements": ((0, torch.float32, False), (999, torch.float32, False), _differs("elements", 0, 999)),
+    "another dtype": ((999, torch.bfloat16, False), (999, torch.float32, False), _differs("dtype", "bfloat16", "float32")),
+    "exact": ((999, torch.float32, True), (999, torch.float32, False), _differs("codec", "none", SPEC)),
+    "types the wire carries as bytes": (
+        (512, torch.uint16, False),
+        (1024, torch.float8_e4m3fn, False),
+        _differs("dtype", "UInt16", "Float8_e4m3fn"),
+    ),
 }
 
 
 def _differ(r, name):
-    shape, dtype, said = DIFFERENCES[name]
+    import torch_lowcomm as lc
+
+    *both, said = DIFFERENCES[name]
+    elements, dtype, exact = both[r.rank]
     _init(r, NEVER_S)
-    if r.rank == 0:
-        with pytest.raises(dist.DistBackendError, match=f"rank 1.*gave the group up.*{said}"):
-            # One of a frame is taken before it is looked at.
-            dist.send(torch.ones(shape, dtype=dtype), 1)
-            r.hear("seen")
-            dist.send(torch.ones(5000), 1, tag=4)
-    else:
-        got = torch.full((999,), 7.0)
-        with pytest.raises(dist.DistBackendError, match=said) as failure:
-            dist.recv(got, 0)
-        _says_everything(str(failure.value), "recv", 1, 0)
-        assert (got == 7).all(), "a frame is checked before anything of it is used"
-        r.say("seen")
-    _goes_on(r, 2)
+    x = torch.ones(elements, dtype=torch.float32).to(dtype)
+    with contextlib.ExitStack() as scope:
+        if exact:
+            scope.enter_context(lc.exact())
+        with pytest.raises(dist.DistBackendError, match=re.escape(said)) as failure:
+            dist.send(x, 1) if r.rank == 0 else dist.recv(x, 0)
+    assert "ranks issued different messages" in str(failure.value)
+    assert (x.float() == 1).all(), "nothing of the message is used"
+    # The group goes on, also for messages of the same tag.
+    got = torch.zeros(5000)
+    dist.send(values(torch.float32, 5000, 3), 1) if r.rank == 0 else dist.recv(got, 0)
+    if r.rank == 1:
+        assert torch.equal(bits(got), bits(lc.codec(SPEC).roundtrip(values(torch.float32, 5000, 3))))
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_tensors_that_differ_are_told_with_both_values(pair, name):
+def test_messages_that_differ_are_told_on_both_ranks_and_the_group_goes_on(pair, name):
     pair(_differ, name)
 
 
 def _channels(r):
     """Shapes of as many elements in other channels are other codecs."""
     _init(r, NEVER_S, "sym8:axis=channel")
-    if r.rank == 0:
-        dist.send(torch.ones(30, 40), 1)
-        r.hear("seen")
-    else:
-        with pytest.raises(dist.DistBackendError, match="expected 1200 .*C=30, got 1200 .*C=40"):
-            dist.recv(torch.ones(40, 30), 0)
-        r.say("seen")
+    said = re.escape(_differs("codec", "sym8:axis=channel,C=40", "sym8:axis=channel,C=30"))
+    with pytest.raises(dist.DistBackendError, match=said):
+        dist.send(torch.ones(30, 40), 1) if r.rank == 0 else dist.recv(torch.ones(40, 30), 0)
     dist.destroy_process_group()
 
 

@@ -56,7 +56,7 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     rank0 = threading.Thread(target=gather, args=(store, f"all_gather={text}", x, result), daemon=True)
     rank0.start()
     peer = Peer(store, TIMEOUT)
-    assert peer.hello.split("\n")[:2] == ["wire_version=1", f"policy=all_gather={text}"]
+    assert peer.hello.split("\n")[:2] == ["wire_version=2", f"policy=all_gather={text}"]
     assert "chunk_bytes=65536\n" in peer.hello
     description, rounds = peer.gather(plan([Segment(0, n, spec)], 65536))
     rank0.join(30)

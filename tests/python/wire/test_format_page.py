@@ -129,7 +129,7 @@ def test_the_size_of_the_examples():
     assert encoded_bytes(parse("minmax4"), 1537) == 896
 
 
-GOOD = Header(b"LCMF", 1, 0, 1, 2, 0, 1, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+GOOD = Header(b"LCMF", 2, 0, 1, 2, 0, 1, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 SPOILT = {
     "magic": {"magic": b"LCMG"},

@@ -1,0 +1,139 @@
+#include "collective/announcement.h"
+
+#include <array>
+#include <charconv>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "wire/frame.h"
+
+namespace lowcomm {
+namespace {
+
+constexpr uint32_t kTag = 3;  // of the control lane: agreements have 0, notices 1, frame counts 2
+
+// A peer may announce nothing for as long as the group lives: only the lane's end breaks the wait.
+constexpr std::chrono::hours kForEver{24 * 365};
+
+uint32_t numberIn(const std::string& field, std::string_view value) {
+  uint32_t number = 0;
+  const char* end = value.data() + value.size();
+  const auto [at, error] = std::from_chars(value.data(), end, number);
+  if (value.empty() || at != end || error != std::errc{}) {
+    throw WireError("announcement: expected a number in '" + field + "', got '" + std::string(value) + "'");
+  }
+  return number;
+}
+
+}  // namespace
+
+std::string Announcement::text() const {
+  KeyValues all;
+  all.fields = {{"flow", flow.name()}, {"frames", std::to_string(frames)}};
+  all.fields.insert(all.fields.end(), description.fields.begin(), description.fields.end());
+  return all.text();
+}
+
+Announcement Announcement::parse(std::string_view text) {
+  KeyValues all = KeyValues::parse(text);
+  if (all.fields.size() < 2 || all.fields[0].first != "flow" || all.fields[1].first != "frames") {
+    throw WireError("announcement: expected the fields 'flow' and 'frames' first, got '" + std::string(text) + "'");
+  }
+  Announcement announcement;
+  const std::string& flow = all.fields[0].second;
+  const std::string_view tag = "tag ", channel = "channel ";
+  const bool tagged = flow.starts_with(tag);
+  if (!tagged && !flow.starts_with(channel)) {
+    throw WireError("announcement: expected a flow 'tag N' or 'channel N', got '" + flow + "'");
+  }
+  announcement.flow.kind = tagged ? MessageFlow::Kind::tag : MessageFlow::Kind::channel;
+  announcement.flow.number =
+      numberIn("flow", std::string_view(flow).substr(tagged ? tag.size() : channel.size()));
+  announcement.frames = numberIn("frames", all.fields[1].second);
+  announcement.description.fields.assign(all.fields.begin() + 2, all.fields.end());
+  return announcement;
+}
+
+AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, Lost lost)
+    : group_(group),
+      heard_(std::move(heard)),
+      lost_(std::move(lost)),
+      buffers_(kFrameHeaderBytes + kMaxText) {}
+
+AnnouncementBoard::~AnnouncementBoard() {
+  stop();
+}
+
+AnnouncementBoard::Sent AnnouncementBoard::tell(int peer, const Announcement& announcement, uint32_t sequence) {
+  const std::string text = announcement.text();
+  if (text.size() > kMaxText) {
+    throw ValueError("announcement: expected at most " + std::to_string(kMaxText) + " bytes, got " +
+                     std::to_string(text.size()));
+  }
+  FrameHeader header;
+  header.kind = FrameKind::control;
+  header.sequence = sequence;
+  header.epoch = group_.epoch;
+  Sent sent{buffers_.take(), nullptr, 0};
+  sent.bytes = sealText(sent.buffer.get(), header, text);
+  sent.transfer =
+      group_.transport.isend(Lane::control, peer, kTag, BufferPool::span(sent.buffer).first(sent.bytes));
+  return sent;
+}
+
+void AnnouncementBoard::listen(int peer) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::thread& thread = threads_[peer];
+  if (!thread.joinable()) thread = std::thread([this, peer] { hear(peer); });
+}
+
+void AnnouncementBoard::hear(int peer) {
+  struct Posted {
+    BufferPool::Buffer buffer;
+    std::unique_ptr<Transfer> receiving;
+  };
+  std::array<Posted, kAhead> posted;
+  const auto post = [&](Posted& one) {
+    one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
+  };
+  try {
+    for (Posted& one : posted) {
+      one.buffer = buffers_.take();
+      post(one);
+    }
+    for (size_t i = 0;; i = (i + 1) % kAhead) {
+      posted[i].receiving->wait(kForEver);
+      const std::span<const std::byte> bytes = BufferPool::span(posted[i].buffer);
+      const FrameHeader got = openFrame(bytes);
+      FrameHeader want;
+      want.kind = FrameKind::control;
+      want.sequence = got.sequence;
+      want.epoch = group_.epoch;
+      want.payload_bytes = got.payload_bytes;
+      expectFrame(got, want);
+      const auto text = framePayload(bytes, got);
+      Announcement announcement = Announcement::parse({reinterpret_cast<const char*>(text.data()), text.size()});
+      announcement.bytes = kFrameHeaderBytes + got.payload_bytes;
+      heard_(peer, std::move(announcement));
+      post(posted[i]);
+    }
+  } catch (const TransportError& error) {
+    lost_(peer, error);
+  } catch (const WireError& error) {
+    lost_(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
+  }
+}
+
+void AnnouncementBoard::stop() {
+  std::map<int, std::thread> threads;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    threads.swap(threads_);
+  }
+  for (auto& [peer, thread] : threads)
+    if (thread.joinable()) thread.join();
+}
+
+}  // namespace lowcomm

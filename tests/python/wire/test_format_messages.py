@@ -1,0 +1,97 @@
+"""Messages between the library and a rank that follows the page: announcements, frames, messages that differ."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+from format_reader import codec_of, decode, parse
+from format_reader.conversation import Peer, fnv1a
+from format_reader.filling import Segment, plan
+from format_reader.frame import Header
+from format_reader.spec import IDS
+from torch.distributed import DistBackendError, HashStore
+
+from torch_lowcomm import _C
+from torch_lowcomm._create import make_inner
+
+TIMEOUT = timedelta(seconds=30)
+N = 300001
+
+
+def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor) -> tuple:
+    """Starts `part(backend, tensor)` on a thread as rank 0; returns (thread, its errors, the page's rank 1)."""
+    store, errors, done = HashStore(), [], threading.Event()
+
+    def rank0() -> None:
+        try:
+            options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
+            inner = lambda role, *args: None if role == "device" else make_inner(role, *args)  # noqa: E731
+            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], inner)
+            part(backend, tensor)
+            done.wait(30)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=rank0, daemon=True)
+    thread.start()
+    return thread, errors, Peer(store, TIMEOUT), done
+
+
+def ended(thread: threading.Thread, done: threading.Event) -> None:
+    """Lets rank 0 go."""
+    done.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("text", ["minmax4:bucket=1024", "sym8:bucket=1024", "fp16"])
+def test_a_message_to_a_rank_that_follows_the_page(text):
+    x = torch.randn(N, generator=torch.Generator().manual_seed(1))
+    thread, errors, peer, done = with_library(f"p2p={text}", lambda group, x: group.send([x], 1, 7).wait(), x)
+    spec = parse(text)
+    description = f"dtype=float32\nelements={N}\ncodec={text}\n"
+    frames = peer.receive_message(7, description, plan([Segment(0, N, spec)], 65536))
+    assert {header.key_hash for header, _ in frames} == {fnv1a(description)}
+    assert {header.sequence for header, _ in frames} == {1}
+    mine = np.concatenate([decode(codec_of(header), payload, header.elements) for header, payload in frames])
+    ended(thread, done)
+    assert not errors
+    codec = _C.Codec(text)
+    theirs = codec.decode(codec.encode(x), N)
+    assert mine.tobytes() == np.asarray(theirs, dtype=np.float32).tobytes()
+
+
+def test_a_message_from_a_rank_that_follows_the_page():
+    y, x = torch.zeros(N, dtype=torch.int64), torch.arange(N)
+    thread, errors, peer, done = with_library("p2p=sym8", lambda group, y: group.recv([y], 1, 3).wait(), y)
+    head, text = peer.hear_announcement()
+    description = f"dtype=int64\nelements={N}\ncodec=none\n"
+    cut = plan([Segment(0, N, parse("none"))], 65536, 8)
+    assert head.sequence == 1
+    assert text == f"flow=tag 3\nframes={len(cut)}\n{description}"
+    raw = x.numpy().tobytes()
+    frames = []
+    for frame in cut:
+        payload = raw[8 * frame.first :][: frame.payload_bytes]
+        fields = (0, frame.elements, frame.first, 1, peer.epoch, 0, 0, fnv1a(description), len(payload), 0)
+        frames.append((Header(b"LCMF", 2, 0, IDS["none"], 0, 0, 9, 0, *fields), payload))
+    peer.send_message(3, frames)
+    ended(thread, done)
+    assert not errors
+    assert torch.equal(y, x)
+
+
+def test_a_message_that_differs_is_answered_by_error_frames():
+    x = torch.randn(N)
+    thread, errors, peer, done = with_library("p2p=sym8", lambda group, x: group.send([x], 1, 7).wait(), x)
+    wrong = plan([Segment(0, 1000, parse("sym8:bucket=1024"))], 65536)
+    frames = peer.receive_message(7, "dtype=float32\nelements=1000\ncodec=sym8:bucket=1024\n", wrong * 3)
+    assert [header.kind for header, _ in frames] == [1, 1, 1]
+    for _, payload in frames:
+        assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in payload.decode()
+    ended(thread, done)
+    assert len(errors) == 1 and isinstance(errors[0], DistBackendError)
+    assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in str(errors[0])
