@@ -13,7 +13,7 @@ from torch_lowcomm._compatibility import check_torch
 check_torch()
 
 import _torch_lowcomm_autoload  # noqa: E402
-from torch_lowcomm import ddp, fsdp  # noqa: E402
+from torch_lowcomm import ddp, fsdp, pipeline  # noqa: E402
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
@@ -42,6 +42,7 @@ __all__ = [
     "exact",
     "flight_record",
     "fsdp",
+    "pipeline",
     "reset_stats",
     "set_policy",
     "stats",

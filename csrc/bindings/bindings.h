@@ -10,5 +10,6 @@ void bindLevels(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
 void bindOptim(pybind11::module_& m);
 void bindReplay(pybind11::module_& m);
+void bindPipeline(pybind11::module_& m);
 
 }  // namespace lowcomm

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindBackend(m);
   lowcomm::bindOptim(m);
   lowcomm::bindReplay(m);
+  lowcomm::bindPipeline(m);
 }

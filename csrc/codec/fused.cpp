@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -95,28 +96,50 @@ void FusedCodec::keep(State to, float* x, uint64_t at, uint64_t count) {
   write(to, x, at, count);
 }
 
-void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count,
-                             const Draws& draws) {
-  check({x.dtype, m.dtype}, dst.size(), count);
+void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first,
+                             uint64_t count, const Draws& draws) {
+  check({x.dtype, before.dtype, after.dtype}, dst.size(), count);
+  checkMemory(before, after);
   FloatEnv env;
-  const Elements before{m.data, m.dtype};
   const auto difference = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
     kernels().difference(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
     return Piece{work, elementsAt(x, at + n)};
   };
   codec_->encodeMade(dst, difference, first, count, draws);
-  const bool finite = staysFinite(codec_->spec());
-  if (m.dtype == DType::float32 && finite) {
-    return codec_->decodeAdd(static_cast<float*>(m.data), DType::float32, dst, first, count);
+  if (after.data == before.data && after.dtype == DType::float32 && staysFinite(codec_->spec())) {
+    return codec_->decodeAdd(static_cast<float*>(after.data), DType::float32, dst, first, count);
   }
+  advance(dst, std::nullopt, before, after, first, count);
+}
+
+void FusedCodec::decodeDelta(std::span<const std::byte> src, State y, Elements before, State after, uint64_t first,
+                             uint64_t count) {
+  check({y.dtype, before.dtype, after.dtype}, codec_->encodedBytes(count, DType::float32), count);
+  checkMemory(before, after);
+  checkPayload(src, count);
+  FloatEnv env;
+  advance(src, y, before, after, first, count);
+}
+
+void FusedCodec::checkMemory(Elements before, State after) const {
+  if (before.dtype == after.dtype) return;
+  throw TypeError(codec_->spec().str() + ": memory of one type: expected " + dtypeName(before.dtype) + ", got " +
+                  dtypeName(after.dtype));
+}
+
+// after = before + decode(payload), and y the same sum, piece by piece.
+void FusedCodec::advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after,
+                         uint64_t first, uint64_t count) {
+  const bool finite = staysFinite(codec_->spec());
   for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
     const float* was = widened(before, piece.at(), piece.size(), other_);
     float* work = room(work_, piece.size());
     std::copy_n(was, piece.size(), work);
-    codec_->decodeAdd(work, DType::float32, piece.get(dst, payload_), first + piece.at(), piece.size());
+    codec_->decodeAdd(work, DType::float32, piece.get(payload, payload_), first + piece.at(), piece.size());
+    if (y) write(*y, work, piece.at(), piece.size());
     if (!finite) keepFinite(work, was, piece.size());
-    keep(m, work, piece.at(), piece.size());
+    keep(after, work, piece.at(), piece.size());
   }
 }
 

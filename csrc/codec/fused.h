@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -54,7 +55,19 @@ class FusedCodec {
 
   // The change of x against what the receiver knows of it: dst = encode(x - m), then m += decode(dst), which the
   // receiver does too (AQ-SGD: Wang et al., Fine-tuning Language Models over Slow Networks; NeurIPS 2022).
-  void encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count, const Draws& draws);
+  void encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count, const Draws& draws) {
+    encodeDelta(dst, x, {m.data, m.dtype}, m, first, count, draws);
+  }
+
+  // The same with the memory's next value in a place of its own: `before` stays as it is. Both have one type.
+  void encodeDelta(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first, uint64_t count,
+                   const Draws& draws);
+
+  // The receiver's side of encodeDelta: y = before + decode(src), rounded once to y's type, and after = the same sum in
+  // the memory's type, the bits that the sender's memory has. `after` may be `before`'s place. Throws WireError for a
+  // payload that does not decode: y and after are then unspecified.
+  void decodeDelta(std::span<const std::byte> src, State y, Elements before, State after, uint64_t first,
+                   uint64_t count);
 
   // Error feedback: y = g + e, dst = encode(y), e = y - decode(dst) (Seide et al., 1-Bit Stochastic Gradient Descent;
   // Interspeech 2014).
@@ -73,6 +86,9 @@ class FusedCodec {
  private:
   void check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const;
   void checkPayload(std::span<const std::byte> payload, uint64_t count) const;
+  void checkMemory(Elements before, State after) const;
+  void advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after,
+               uint64_t first, uint64_t count);
   float* room(std::vector<float>& memory, uint64_t count);
   const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
   void write(State to, const float* x, uint64_t at, uint64_t count);

@@ -1,0 +1,130 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/backend_queue.h"
+#include "bindings/bindings.h"
+#include "pipeline/channel.h"
+#include "tensor/errors.h"
+#include "tensor/wire_elements.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+using Backend = c10::intrusive_ptr<LowcommBackend>;
+using Samples = std::vector<uint64_t>;
+using release = py::call_guard<py::gil_scoped_release>;
+
+void expectHost(const at::Tensor& tensor) {
+  TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.is_contiguous(),
+                    "lowcomm: a channel's tensor: expected a contiguous one in host memory, got device ",
+                    tensor.device(), ", shape ", tensor.sizes(), " with strides ", tensor.strides());
+}
+
+// A message and its tensor, which a receive writes until it is through.
+struct BoundMessage {
+  std::unique_ptr<ChannelMessage> message;
+  at::Tensor tensor;
+};
+
+// The codec of a tensor whose last dimension has `channels` elements.
+CodecSpec specOf(const std::string& text, uint32_t channels) {
+  if (text.empty()) return {};
+  CodecSpec spec = CodecSpec::parse(text);
+  return spec.open() ? spec.withChannels(channels) : spec;
+}
+
+}  // namespace
+
+void bindPipeline(py::module_& m) {
+  py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")
+      .def(py::init([](uint64_t elements, at::ScalarType dtype) {
+             return translated([&] { return std::make_shared<SampleMemory>(elements, wireType(dtype)); });
+           }),
+           py::arg("elements"), py::arg("dtype"))
+      .def("version", &SampleMemory::version, py::arg("sample"))
+      .def("forget", &SampleMemory::forget, py::arg("sample"))
+      .def_property_readonly("bytes", &SampleMemory::bytes)
+      .def_property_readonly("elements", &SampleMemory::elements)
+      // Rows of (sample, version, digest).
+      .def("table",
+           [](const SampleMemory& memory) {
+             std::vector<std::tuple<uint64_t, uint32_t, uint32_t>> rows;
+             for (const SlotSummary& slot : memory.table())
+               rows.emplace_back(slot.sample, slot.version, slot.digest);
+             return rows;
+           })
+      .def(
+          "read",
+          [](const SampleMemory& memory, uint64_t sample) {
+            at::Tensor slot = at::empty({static_cast<int64_t>(memory.slotBytes())}, at::kByte);
+            translated([&] { memory.read(sample, static_cast<std::byte*>(slot.data_ptr())); });
+            return slot;
+          },
+          py::arg("sample"))
+      .def(
+          "restore",
+          [](SampleMemory& memory, uint64_t sample, uint32_t version, const at::Tensor& slot) {
+            expectHost(slot);
+            TORCH_CHECK_VALUE(slot.nbytes() == memory.slotBytes(), "lowcomm: memory of samples: expected a slot of ",
+                              memory.slotBytes(), " bytes, got ", slot.nbytes());
+            memory.restore(sample, version, static_cast<const std::byte*>(slot.data_ptr()));
+          },
+          py::arg("sample"), py::arg("version"), py::arg("slot"));
+
+  py::class_<BoundMessage>(m, "ChannelMessage")
+      .def(
+          "wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
+
+  py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
+      .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
+                       const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory) {
+             return translated([&] {
+               ChannelOptions options{wireType(dtype), {specOf(codec, channels), specOf(first, channels)},
+                                      group->drawKey()};
+               return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number,
+                                                std::move(options), std::move(memory));
+             });
+           }),
+           py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
+           py::arg("first"), py::arg("channels"), py::arg("memory"))
+      .def(
+          "send",
+          [](Channel& channel, const at::Tensor& tensor, Samples samples) {
+            expectHost(tensor);
+            const WireElements elements(tensor);
+            return translated([&] {
+              return BoundMessage{channel.send(tensor.const_data_ptr(), elements.count, std::move(samples)), tensor};
+            });
+          },
+          py::arg("tensor"), py::arg("samples"), release())
+      .def(
+          "recv",
+          [](Channel& channel, const at::Tensor& tensor, Samples samples) {
+            expectHost(tensor);
+            const WireElements elements(tensor);
+            return translated([&] {
+              return BoundMessage{channel.recv(tensor.data_ptr(), elements.count, std::move(samples)), tensor};
+            });
+          },
+          py::arg("tensor"), py::arg("samples"), release())
+      .def_property_readonly("sizes", [](const Channel& channel) {
+        const DeltaSizes sizes = channel.sizes();
+        py::dict entry;
+        entry["seen"] = sizes.seen;
+        entry["first"] = sizes.first;
+        entry["values"] = sizes.values;
+        entry["changes"] = sizes.changes;
+        return entry;
+      });
+}
+
+}  // namespace lowcomm

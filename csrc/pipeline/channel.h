@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "collective/p2p_message.h"
+#include "engine/op_queue.h"
+#include "pipeline/delta_source.h"
+#include "pipeline/sample_memory.h"
+#include "pipeline/sample_update.h"
+
+namespace lowcomm {
+
+// What a channel carries, equal on both sides: their messages are compared before anything is sent.
+struct ChannelOptions {
+  DType dtype = DType::float32;
+  DeltaCodecs codecs;   // `seen` of all messages where there is no memory; none: exact
+  uint64_t seed = 0;    // of stochastic codecs
+};
+
+class Channel;
+
+// A message under way, for one thread to wait for.
+class ChannelMessage {
+ public:
+  // Blocks until the message is through, then commits its samples to the memory. Once; throws what OpQueue::finish
+  // does, and the memory is then as it was before.
+  void wait();
+
+  ~ChannelMessage();
+
+ private:
+  friend class Channel;
+  ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples);
+
+  const std::shared_ptr<Channel> channel_;
+  const std::vector<uint64_t> samples_;
+  std::unique_ptr<SampleUpdate> update_;  // null without a memory
+  std::shared_ptr<P2pMessage> message_;
+};
+
+// One direction of one boundary between two stages: tensors from one rank to another, in order. With a memory their
+// samples travel as changes (AQ-SGD, NeurIPS 2022); without one each tensor is encoded by itself, or exact.
+// Thread-safe.
+class Channel : public std::enable_shared_from_this<Channel> {
+ public:
+  // `number` is the channel's among those between the two ranks. With a memory: TypeError where options.dtype is none
+  // of the three float types, ValueError where the codec of changes is `none`.
+  Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
+          std::shared_ptr<SampleMemory> memory);
+
+  // Encodes and posts a tensor of `elements`, contiguous in host memory, or posts the receive of one. `samples`, with a
+  // memory and then only: the number of each sample; elements are theirs together. Nobody reads `data` of a send
+  // afterwards; of a receive it is written until wait() has returned. Throws ValueError for samples that repeat or are
+  // under way, for elements that are not theirs, and what OpQueue::send and recv do.
+  std::unique_ptr<ChannelMessage> send(const void* data, uint64_t elements, std::vector<uint64_t> samples);
+  std::unique_ptr<ChannelMessage> recv(void* data, uint64_t elements, std::vector<uint64_t> samples);
+
+  DeltaSizes sizes() const;
+
+ private:
+  friend class ChannelMessage;
+  std::unique_ptr<ChannelMessage> begin(uint64_t elements, std::vector<uint64_t> samples);
+  MessageKey keyOf(const ChannelMessage& message) const;
+  MessagePlan planOf(const ChannelMessage& message, uint64_t elements) const;
+  void end(const std::vector<uint64_t>& samples);
+
+  const std::shared_ptr<OpQueue> queue_;
+  const int peer_;
+  const uint32_t number_;
+  const ChannelOptions options_;
+  const std::shared_ptr<SampleMemory> memory_;
+  mutable std::mutex mutex_;      // of all below
+  std::set<uint64_t> under_way_;  // samples of messages that nobody has waited for
+  uint32_t sent_ = 0;
+  DeltaSizes sizes_;
+};
+
+}  // namespace lowcomm

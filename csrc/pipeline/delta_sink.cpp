@@ -1,0 +1,47 @@
+#include "pipeline/delta_sink.h"
+
+#include "base/half.h"
+#include "codec/dispatch.h"
+
+namespace lowcomm {
+
+DeltaSink::DeltaSink(OpContext& op, const MessagePlan& plan, void* data, SampleUpdate& update)
+    : op_(op),
+      plan_(plan),
+      data_(static_cast<std::byte*>(data)),
+      update_(update),
+      fused_(plan.layout.segments().size()) {}
+
+void DeltaSink::take(size_t k, std::span<const std::byte> payload, int sender) {
+  op_.attribute(sender, [&] {
+    for (const Run& run : plan_.frames[k].runs) {
+      const auto whole = parts_.take(run, sender, payload.first(run.bytes));
+      if (run.last()) decodeRun(run, whole);
+      payload = payload.subspan(run.bytes);
+    }
+  });
+}
+
+void DeltaSink::decodeRun(const Run& run, std::span<const std::byte> whole) {
+  std::byte* y = data_ + run.at * itemBytes(plan_.dtype);
+  if (update_.seen(run.at)) {
+    std::unique_ptr<FusedCodec>& fused = fused_[run.segment];
+    if (!fused) fused = std::make_unique<FusedCodec>(run.codec);
+    fused->decodeDelta(whole, {y, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset, run.count);
+    return;
+  }
+  run.codec->decode(y, plan_.dtype, whole, run.offset, run.count);
+  decoded_.resize(run.count);
+  if (run.codec->spec().id != CodecId::none) {
+    run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
+  } else if (plan_.dtype == DType::float32) {
+    std::copy_n(reinterpret_cast<const float*>(y), run.count, decoded_.data());
+  } else {
+    const bool half = plan_.dtype == DType::float16;
+    (half ? kernels().float16_to_float : kernels().bfloat16_to_float)(decoded_.data(),
+                                                                       reinterpret_cast<const uint16_t*>(y), run.count);
+  }
+  remember(update_.after(run.at), decoded_.data(), run.count);
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,77 @@
+#include "pipeline/sample_update.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/float_env.h"
+#include "codec/dispatch.h"
+#include "kernels/cast/cast_rules.h"
+
+namespace lowcomm {
+namespace {
+
+Layout layoutOf(const std::vector<uint32_t>& versions, uint64_t elements, const DeltaCodecs& codecs) {
+  std::vector<Segment> segments;
+  for (size_t i = 0; i < versions.size(); ++i) {
+    const bool seen = versions[i] > 0;
+    if (i > 0 && seen == (versions[i - 1] > 0)) {
+      segments.back().count += elements;
+    } else {
+      segments.push_back({i * elements, elements, seen ? codecs.seen : codecs.first});
+    }
+  }
+  return Layout(std::move(segments));
+}
+
+std::vector<uint32_t> versionsOf(const SampleMemory& memory, const std::vector<uint64_t>& samples) {
+  std::vector<uint32_t> versions;
+  for (uint64_t sample : samples)
+    versions.push_back(memory.version(sample));
+  return versions;
+}
+
+}  // namespace
+
+SampleUpdate::SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples,
+                           const DeltaCodecs& codecs)
+    : memory_(std::move(memory)),
+      samples_(std::move(samples)),
+      versions_(versionsOf(*memory_, samples_)),
+      before_(samples_.size() * memory_->slotBytes()),
+      after_(before_.size()),
+      layout_(layoutOf(versions_, memory_->elements(), codecs)) {
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    if (versions_[i] > 0) memory_->read(samples_[i], before_.data() + i * memory_->slotBytes());
+  }
+}
+
+std::vector<SampleKey> SampleUpdate::keys() const {
+  std::vector<SampleKey> keys;
+  for (size_t i = 0; i < samples_.size(); ++i)
+    keys.push_back({samples_[i], versions_[i]});
+  return keys;
+}
+
+void SampleUpdate::commit() {
+  for (size_t i = 0; i < samples_.size(); ++i)
+    memory_->update(samples_[i], after_.data() + i * memory_->slotBytes());
+}
+
+void remember(State after, float* decoded, uint64_t count) {
+  FloatEnv env;
+  const bool wide = after.dtype == DType::float32, half = after.dtype == DType::float16;
+  const float largest = half ? kFloat16Largest : kBfloat16Largest;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(decoded[i])) decoded[i] = 0;
+    if (!wide) decoded[i] = heldState(decoded[i], largest);
+  }
+  if (wide) {
+    std::copy_n(decoded, count, static_cast<float*>(after.data));
+  } else {
+    (half ? kernels().float_to_float16 : kernels().float_to_bfloat16)(static_cast<uint16_t*>(after.data), decoded,
+                                                                      count);
+  }
+}
+
+}  // namespace lowcomm

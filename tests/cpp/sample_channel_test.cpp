@@ -1,0 +1,207 @@
+// Channels with a memory: both sides remember the same bits, whatever comes, and a refused message changes neither.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/op_queue.h"
+#include "p2p_cases.h"
+#include "pipeline/channel.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace test;
+
+constexpr uint64_t kSample = 6000;  // elements of a sample: no multiple of a bucket
+
+// One direction between ranks 0 and 1, with a memory on each side.
+struct Boundary {
+  Boundary(Ranks& ranks, const DeltaCodecs& codecs, DType dtype = DType::float32, DType store = DType::float16)
+      : dtype(dtype) {
+    for (int rank : {0, 1}) {
+      memories[rank] = std::make_shared<SampleMemory>(kSample, store);
+      channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
+                                                 ChannelOptions{dtype, codecs, 7}, memories[rank]);
+    }
+  }
+
+  // What rank 1 gets of `x`; what each side threw, or "".
+  struct Result {
+    Bytes y;
+    std::string errors[2];
+  };
+  Result move(Ranks& ranks, const Bytes& x, const std::vector<uint64_t>& samples) {
+    Result result{Bytes(x.size(), std::byte{0x55}), {}};
+    together(ranks, [&](int rank, Engine&) {
+      try {
+        const uint64_t elements = samples.size() * kSample;
+        auto message = rank == 0 ? channels[0]->send(x.data(), elements, samples)
+                                 : channels[1]->recv(result.y.data(), elements, samples);
+        message->wait();
+      } catch (const std::exception& error) {
+        result.errors[rank] = error.what();
+      }
+    });
+    return result;
+  }
+
+  const DType dtype;
+  std::shared_ptr<SampleMemory> memories[2];
+  std::shared_ptr<Channel> channels[2];
+};
+
+DeltaCodecs codecsOf(const std::string& seen, const std::string& first) {
+  const auto spec = [](const std::string& text) { return text.empty() ? CodecSpec{} : CodecSpec::parse(text); };
+  return {spec(seen), spec(first)};
+}
+
+// Activations that move by a tenth of their size from visit to visit.
+Bytes activations(DType dtype, const std::vector<uint64_t>& samples, uint32_t visit) {
+  std::vector<float> values;
+  for (uint64_t sample : samples) {
+    const auto base = normal(kSample, static_cast<uint32_t>(sample)), drift = normal(kSample, 1000 + visit, 0.1f);
+    for (uint64_t i = 0; i < kSample; ++i)
+      values.push_back(base[i] + drift[i]);
+  }
+  Bytes bytes(values.size() * itemBytes(dtype));
+  for (size_t i = 0; i < values.size(); ++i)
+    fromFloat(dtype, bytes.data() + i * itemBytes(dtype), values[i]);
+  return bytes;
+}
+
+double distance(DType dtype, const Bytes& x, const Bytes& y) {
+  double lost = 0, whole = 0;
+  for (size_t at = 0; at < x.size(); at += itemBytes(dtype)) {
+    const double a = toFloat(dtype, x.data() + at), b = toFloat(dtype, y.data() + at);
+    lost += (a - b) * (a - b);
+    whole += a * a;
+  }
+  return std::sqrt(lost / whole);
+}
+
+TEST(SampleChannel, BothSidesRememberTheSame) {
+  for (const auto& [seen, first] : std::vector<std::pair<std::string, std::string>>{{"gauss2", "minmax8:bucket=128"},
+                                                                                    {"sym4:bucket=64", ""},
+                                                                                    {"minmax4:bucket=tensor", "sym8"},
+                                                                                    {"qsgd4:bucket=512", "fp16"}}) {
+    for (DType dtype : kFloats) {
+      for (DType store : kFloats) {
+        SCOPED_TRACE(seen + " " + first + " " + dtypeName(dtype) + " " + dtypeName(store));
+        Ranks ranks(2);
+        Boundary boundary(ranks, codecsOf(seen, first), dtype, store);
+        // Samples that were seen and that were not, in one batch, in changing company.
+        const std::vector<std::vector<uint64_t>> batches = {{1, 2, 3}, {3, 4, 1}, {5, 4}, {1, 2, 3, 4, 5}};
+        for (uint32_t visit = 0; visit < batches.size(); ++visit) {
+          const Bytes x = activations(dtype, batches[visit], visit);
+          const auto result = boundary.move(ranks, x, batches[visit]);
+          ASSERT_EQ(result.errors[0] + result.errors[1], "");
+          ASSERT_EQ(boundary.memories[0]->table(), boundary.memories[1]->table());
+          ASSERT_LT(distance(dtype, x, result.y), 0.12) << visit;
+        }
+        const std::map<uint64_t, uint32_t> versions = {{1, 3}, {2, 2}, {3, 3}, {4, 3}, {5, 2}};
+        for (const auto& [sample, version] : versions)
+          EXPECT_EQ(boundary.memories[0]->version(sample), version) << sample;
+        EXPECT_EQ(boundary.memories[0]->bytes(), 5 * kSample * itemBytes(store));
+        const DeltaSizes sizes = boundary.channels[0]->sizes();
+        EXPECT_EQ(sizes.first, 5u);
+        EXPECT_EQ(sizes.seen, 8u);
+        EXPECT_LT(sizes.changes, 0.3 * sizes.values);
+      }
+    }
+  }
+}
+
+// The second visit of a sample that has hardly moved is nearly exact at 2 bits: what travels is its change.
+TEST(SampleChannel, ChangesAreWhatTravels) {
+  Ranks ranks(2);
+  Boundary boundary(ranks, codecsOf("gauss2", "minmax8:bucket=128"));
+  Bytes x = activations(DType::float32, {1}, 0);
+  boundary.move(ranks, x, {1});
+  reinterpret_cast<float*>(x.data())[17] += 0.01f;
+  EXPECT_LT(distance(DType::float32, x, boundary.move(ranks, x, {1}).y), 0.01);
+}
+
+TEST(SampleChannel, ARefusedMessageChangesNothing) {
+  Ranks ranks(2);
+  Boundary boundary(ranks, codecsOf("sym4:bucket=64", "minmax8:bucket=128"));
+  const std::vector<uint64_t> samples = {1, 2};
+  Bytes x = activations(DType::float32, samples, 0);
+  boundary.move(ranks, x, samples);
+  const auto before = boundary.memories[0]->table();
+  Bytes spoilt = x;
+  reinterpret_cast<float*>(spoilt.data())[kSample + 9] = NAN;
+  const auto result = boundary.move(ranks, spoilt, samples);
+  EXPECT_TRUE(holds(result.errors[0], {"nan", "element " + std::to_string(kSample + 9)}));
+  EXPECT_TRUE(holds(result.errors[1], {"recv of channel 3", "could not send its part"}));
+  EXPECT_EQ(boundary.memories[0]->table(), before);
+  EXPECT_EQ(boundary.memories[1]->table(), before);
+  EXPECT_EQ(boundary.move(ranks, x, samples).errors[0], "");
+  EXPECT_EQ(boundary.memories[0]->table(), boundary.memories[1]->table());
+}
+
+TEST(SampleChannel, MemoriesThatDifferAreNamedWithSampleAndVersions) {
+  Ranks ranks(2);
+  Boundary boundary(ranks, codecsOf("sym4:bucket=64", "minmax8:bucket=128"));
+  const Bytes x = activations(DType::float32, {1, 2}, 0);
+  boundary.move(ranks, x, {1, 2});
+  boundary.memories[1]->forget(2);
+  const auto result = boundary.move(ranks, x, {1, 2});
+  for (const std::string& error : result.errors)
+    EXPECT_TRUE(holds(error, {"channel 3", "rank 0 has", "rank 1 has"})) << error;
+  EXPECT_EQ(boundary.memories[0]->version(1), 1u);
+}
+
+TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
+  Ranks ranks(2);
+  Boundary boundary(ranks, codecsOf("sym4:bucket=64", ""));
+  const Bytes x = activations(DType::float32, {1, 2}, 0);
+  Channel& channel = *boundary.channels[0];
+  EXPECT_THROW(channel.send(x.data(), 2 * kSample, {1, 1}), ValueError);
+  EXPECT_THROW(channel.send(x.data(), 2 * kSample, {1}), ValueError);
+  EXPECT_THROW(channel.send(x.data(), 2 * kSample, {}), ValueError);
+  Bytes y = x;
+  {
+    const auto under_way = boundary.channels[1]->recv(y.data(), 2 * kSample, {1, 2});
+    EXPECT_THROW(boundary.channels[1]->recv(y.data(), kSample, {2}), ValueError);
+    const auto sent = channel.send(x.data(), 2 * kSample, {1, 2});
+    under_way->wait();
+    sent->wait();
+    EXPECT_THROW(sent->wait(), ValueError);
+  }
+  EXPECT_EQ(boundary.move(ranks, x, {2, 1}).errors[0], "") << "they are no longer under way";
+  const auto queue = std::make_shared<EngineQueue>(ranks.engine(0));
+  const auto memory = boundary.memories[0];
+  EXPECT_THROW(Channel(queue, 1, 0, {DType::int32, codecsOf("sym4", ""), 0}, memory), TypeError);
+  EXPECT_THROW(Channel(queue, 1, 0, {DType::float32, codecsOf("", ""), 0}, memory), ValueError);
+  EXPECT_THROW(Channel(queue, 0, 0, {}, nullptr), ValueError);
+  EXPECT_THROW(Channel(queue, 1, kChannels, {}, nullptr), ValueError);
+  EXPECT_THROW(SampleMemory(0, DType::float32), ValueError);
+  EXPECT_THROW(SampleMemory(5, DType::int8), TypeError);
+}
+
+// Without a memory tensors of any type travel exact, and floats in a codec.
+TEST(SampleChannel, WithoutAMemory) {
+  Ranks ranks(2);
+  for (const auto& [dtype, codec] :
+       std::vector<std::pair<DType, std::string>>{{DType::int64, ""}, {DType::bfloat16, ""}, {DType::float32, "gauss4"}}) {
+    std::shared_ptr<Channel> channels[2];
+    for (int rank : {0, 1})
+      channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,
+                                                 ChannelOptions{dtype, codecsOf(codec, ""), 7}, nullptr);
+    const Bytes x = randomTensor(dtype, 5000, 3);
+    Bytes y(x.size());
+    together(ranks, [&, dtype = dtype](int rank, Engine&) {
+      auto message = rank == 0 ? channels[0]->send(x.data(), 5000, {}) : channels[1]->recv(y.data(), 5000, {});
+      message->wait();
+    });
+    EXPECT_TRUE(codec.empty() ? x == y : distance(dtype, x, y) < 0.2);
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm

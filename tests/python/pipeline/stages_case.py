@@ -1,0 +1,70 @@
+"""A small model in stages, for the tests of lc.pipeline: schedules of torch, batches of numbered samples."""
+
+import torch
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+
+import torch_lowcomm as lc
+
+WIDTH, ROWS, MICRO, SAMPLES = 24, 16, 4, 64
+
+SCHEDULES = {
+    "GPipe": (pipelining.ScheduleGPipe, 1),
+    "1F1B": (pipelining.Schedule1F1B, 1),
+    "LoopedBFS": (pipelining.ScheduleLoopedBFS, 2),
+    "Interleaved1F1B": (pipelining.ScheduleInterleaved1F1B, 2),
+    "InterleavedZeroBubble": (ScheduleInterleavedZeroBubble, 2),
+    "ZBVZeroBubble": (ScheduleZBVZeroBubble, 2),
+    "DualPipeV": (ScheduleDualPipeV, 2),
+}
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+
+
+def module(index, dtype=torch.float32):
+    torch.manual_seed(100 + index)
+    # No view at its end: torch detaches a stage's output in place.
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh()).to(dtype)
+
+
+def loss(y, target):
+    return (y - target).float().square().mean()
+
+
+def data(seed=0):
+    """Samples [SAMPLES, T, WIDTH] and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    return list(
+        zip(
+            torch.randn(SAMPLES, 3, WIDTH, generator=generator),
+            torch.randn(SAMPLES, 3, WIDTH, generator=generator),
+            strict=True,
+        )
+    )
+
+
+def indices(rank, ranks, name):
+    """The stages of a rank under a schedule."""
+    per_rank = SCHEDULES[name][1]
+    if name in V_SHAPED:
+        return [rank, 2 * ranks - 1 - rank]
+    return [rank + k * ranks for k in range(per_rank)]
+
+
+def build(rank, ranks, name, *, micro=MICRO, dtype=torch.float32, stage=None, **options):
+    """(schedule, stages) of this rank; `stage` makes them, lc.pipeline.Stage without."""
+    kind, per_rank = SCHEDULES[name]
+    make = stage or lc.pipeline.Stage
+    count = ranks * per_rank
+    stages = [make(module(i, dtype), i, count, torch.device("cpu"), **options) for i in indices(rank, ranks, name)]
+    given = stages if per_rank > 1 else stages[0]
+    return kind(given, micro, loss_fn=loss), stages
+
+
+def whole(count, dtype=torch.float32):
+    """The model in one piece."""
+    return nn.Sequential(*(module(i, dtype) for i in range(count)))
+
+
+def gradients(stages):
+    return [p.grad.clone() for stage in stages for p in stage.submod.parameters()]

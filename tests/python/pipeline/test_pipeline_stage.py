@@ -1,0 +1,267 @@
+"""lc.pipeline.Stage under torch's schedules: exact messages are the whole model's bits, coded ones come near, caches agree."""
+
+import pytest
+import stages_case as case
+import torch
+import torch.distributed as dist
+
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+
+
+def _exact_gradients(count, x, y, dtype):
+    """Of the whole model, micro-batch by micro-batch as a schedule adds them."""
+    model = case.whole(count, dtype)
+    for part, target in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), strict=True):
+        (case.loss(model(part), target) / case.MICRO).backward()
+    return {i: [p.grad for p in stage.parameters()] for i, stage in enumerate(model)}
+
+
+def _exact(r, name, dtype):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    schedule, stages = case.build(r.rank, r.size, name, micro=case.MICRO, dtype=dtype)
+    x = torch.stack([a for a, _ in case.data()[: case.ROWS]]).to(dtype)
+    y = torch.stack([b for _, b in case.data()[: case.ROWS]]).to(dtype)
+    want = _exact_gradients(r.size * case.SCHEDULES[name][1], x, y, dtype)
+    for _ in range(2):
+        for stage in stages:
+            stage.submod.zero_grad()
+        lc.pipeline.step(schedule, x, target=y)
+        for stage in stages:
+            for mine, whole in zip(stage.submod.parameters(), want[stage.stage_index], strict=True):
+                torch.testing.assert_close(mine.grad, whole, rtol=1e-4 if dtype == torch.float32 else 0.1, atol=1e-5)
+    sent = lc.stats()
+    group = next(iter(sent.values()))
+    assert group["send"]["calls"] == group["send"]["exact_calls"] > 0
+    assert group["send"]["wire_bytes"] > 0
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", case.SCHEDULES)
+def test_exact_stages_have_the_whole_models_gradients(pair, name):
+    pair(_exact, name, torch.float32)
+
+
+def test_bfloat16(pair):
+    pair(_exact, "1F1B", torch.bfloat16)
+
+
+def _like_torch(r, name):
+    """The bits of torch's own stage over the same backend."""
+    from torch.distributed.pipelining import PipelineStage
+
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    found = []
+    for stage in (None, PipelineStage):
+        schedule, stages = case.build(r.rank, r.size, name, stage=stage)
+        if stage is None:
+            lc.pipeline.step(schedule, x, target=y)
+        else:
+            first = any(s.is_first for s in stages)
+            last = {"target": y} if any(s.is_last for s in stages) else {}
+            schedule.step(*([x] if first else []), **last)
+        found.append(case.gradients(stages))
+    for mine, torchs in zip(*found, strict=True):
+        assert torch.equal(mine, torchs)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B", "Interleaved1F1B"])
+def test_exact_stages_have_the_bits_of_torchs(pair, name):
+    pair(_like_torch, name)
+
+
+def _cached(r, name):
+    """Three epochs; afterwards both sides of each boundary remember the same."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    schedule, stages = case.build(r.rank, r.size, name, cache=cache, first="minmax8:bucket=128", **CODED)
+    optimizer = torch.optim.SGD([p for s in stages for p in s.submod.parameters()], lr=0.05)
+    for samples, x, y in lc.pipeline.batches(case.data(), batch=case.ROWS, seed=1, epochs=3):
+        lc.pipeline.step(schedule, x, samples=samples, target=y)
+        optimizer.step()
+        optimizer.zero_grad()
+    boundaries = r.size * case.SCHEDULES[name][1] - 1
+    sides = {}
+    for boundary in range(boundaries):
+        for sends in (True, False):
+            rows = cache.rows(boundary, sends)
+            if len(rows):
+                sides[boundary, sends] = rows.tolist()
+    gathered = [None] * r.size
+    dist.all_gather_object(gathered, sides)
+    both = {key: rows for rank in gathered for key, rows in rank.items()}
+    messages = [b for b in range(boundaries) if (b, True) in both]
+    assert messages and all((b, False) in both for b in messages)
+    for boundary in messages:
+        assert both[boundary, True] == both[boundary, False]
+        assert [row[1] for row in both[boundary, True]] == list(range(case.SAMPLES))
+        assert all(row[2] == 3 for row in both[boundary, True]), "three visits"
+    local = sum(len(rows) for rows in sides.values()) * 3 * case.WIDTH * 2
+    assert cache.bytes == local
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", case.SCHEDULES)
+def test_both_sides_remember_the_same_after_three_epochs(pair, name):
+    pair(_cached, name)
+
+
+def test_four_stages_in_four_processes(quad):
+    quad(_cached, "1F1B")
+
+
+def _restarted(r):
+    """A side without its cache, and one with an older one: what differs is forgotten on both, and training goes on."""
+    import copy
+
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    samples = torch.arange(case.ROWS)
+
+    def step(cache):
+        schedule, stages = case.build(r.rank, r.size, "1F1B", cache=cache, **CODED)
+        lc.pipeline.step(schedule, x, samples=samples, target=y)
+        return case.gradients(stages)
+
+    def versions(cache):
+        return [row[2] for row in cache.rows(0, r.rank == 0).tolist()]
+
+    step(cache)
+    old = copy.deepcopy(cache.state_dict())
+    again = step(cache)
+    assert versions(cache) == [2] * case.ROWS
+    # Both resume from the same state: bit for bit what went on.
+    resumed = lc.pipeline.Cache()
+    resumed.load_state_dict(old)
+    for mine, first in zip(step(resumed), again, strict=True):
+        assert torch.equal(mine, first)
+    # Rank 1 has lost its cache; then rank 0 has an older one.
+    other = cache if r.rank == 0 else lc.pipeline.Cache()
+    step(other)
+    assert versions(other) == [1] * case.ROWS
+    step(other)
+    older = lc.pipeline.Cache()
+    older.load_state_dict(old)
+    step(older if r.rank == 0 else other)
+    assert versions(older if r.rank == 0 else other) == [1] * case.ROWS
+    dist.destroy_process_group()
+
+
+def test_a_side_without_its_cache(pair):
+    pair(_restarted)
+
+
+def _evaluated(r):
+    """eval() between steps is exact and leaves the cache alone."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    before = cache.rows(0, r.rank == 0)
+    with torch.no_grad():
+        result = schedule.eval(*([x] if r.rank == 0 else []), **({"target": y} if r.rank == 1 else {}))
+        if r.rank == 1:
+            torch.testing.assert_close(result, case.whole(2)(x), rtol=1e-5, atol=1e-6)
+    assert torch.equal(cache.rows(0, r.rank == 0), before)
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    dist.destroy_process_group()
+
+
+def test_evaluation_between_steps(pair):
+    pair(_evaluated)
+
+
+def _mistakes(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    with pytest.raises(ValueError, match="samples: expected each once in a batch, got sample 3 again"):
+        lc.pipeline.step(schedule, x, samples=[3] * case.ROWS, target=y)
+    with pytest.raises(ValueError, match="expected a multiple of the 4 micro-batches, got 15"):
+        lc.pipeline.step(schedule, x[:15], samples=range(15), target=y[:15])
+    with pytest.raises(ValueError, match="expected one for each of the batch's 16 rows, got 12"):
+        lc.pipeline.step(schedule, x, samples=range(12), target=y)
+    with pytest.raises(ValueError, match="a step with a cache: expected samples="):
+        lc.pipeline.step(schedule, x, target=y)
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    for options, said in (
+        ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
+        ({"window": 0}, "window: expected 1 or more, got 0"),
+        ({"forward": "sym99"}, "sym99"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            case.build(r.rank, r.size, "GPipe", **options)
+    with pytest.raises(ValueError, match="store: expected one of fp32, fp16, bf16, got 'int4'"):
+        lc.pipeline.Cache(store="int4")
+    dist.destroy_process_group()
+
+
+def test_mistakes_are_named_before_anything_is_sent(pair):
+    pair(_mistakes)
+
+
+def _differ(r, options, said):
+    """Stages that are given other options hear of it on both sides."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    schedule, _ = case.build(r.rank, r.size, "GPipe", **options[r.rank])
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    with pytest.raises(dist.DistBackendError, match=said):
+        lc.pipeline.step(schedule, x, target=y)
+    dist.destroy_process_group()
+
+
+def test_stages_of_another_codec_are_named(pair):
+    options = [{"forward": "sym8:bucket=128"}, {"forward": "sym4:bucket=128"}]
+    pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128', rank 1 has 'sym4:bucket=128'")
+
+
+def _other_samples(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **CODED)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
+        lc.pipeline.step(schedule, x, samples=range(9 * r.rank, 9 * r.rank + 16), target=y)
+    dist.destroy_process_group()
+
+
+def test_other_samples_on_the_two_sides_are_named(pair):
+    pair(_other_samples)
+
+
+def _by_channel(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache(store="bf16")
+    schedule, _ = case.build(
+        r.rank, r.size, "1F1B", cache=cache, first=None, forward="sym2:axis=channel", backward="sym8:axis=channel", window=2
+    )
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    for _ in range(3):
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    assert [row[2] for row in cache.rows(0, r.rank == 0).tolist()] == [3] * case.ROWS
+    dist.destroy_process_group()
+
+
+def test_the_papers_codecs(pair):
+    pair(_by_channel)

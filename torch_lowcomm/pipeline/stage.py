@@ -1,0 +1,244 @@
+"""A stage of torch's pipelining that sends and receives its own messages."""
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage
+
+from torch_lowcomm import _C
+from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.cache import Cache, Slot
+
+logger = logging.getLogger(__name__)
+
+# A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
+# order than activations.
+_TENSORS, _CHUNKS, _BOUNDARIES = 8, 256, 256
+
+
+class Stage(PipelineStage):
+    """`torch.distributed.pipelining.PipelineStage` for slow links, for every schedule of torch.
+
+    torch posts a receive when it is about to wait for it, and a link with a delay then waits a round trip for each message. This
+    stage posts the receives of all micro-batches when a step begins, sends as soon as a tensor exists, and posts the receive of
+    a gradient with the activation that it answers. Its messages are exact, or coded; with a cache an activation travels as its
+    change since the sample's last visit (AQ-SGD: Wang et al., NeurIPS 2022, Algorithm 2).
+
+    Stages that share a rank pass tensors without a message, as torch's do.
+    """
+
+    def __init__(
+        self,
+        submodule: torch.nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        *args: Any,
+        forward: str | None = None,
+        backward: str | None = None,
+        first: str | None = "minmax8:bucket=128",
+        evaluate: str | None = None,
+        cache: Cache | None = None,
+        window: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Makes a stage; all stages of a pipeline are given the same options.
+
+        Args:
+            submodule: As PipelineStage, and so are stage_index, num_stages, device, args and kwargs.
+            forward: The codec of activations; of their changes where there is a cache. None: exact.
+            backward: The codec of gradients. None: exact.
+            first: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
+            evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
+            cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
+            window: How many micro-batches' receives are posted ahead. None: all of a step.
+
+        Raises:
+            ValueError: A codec is unknown, the group is not lowcomm's, there is a cache and no forward codec, or window is below 1.
+        """
+        super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        if cache is not None and forward is None:
+            raise ValueError("forward: expected a codec of changes with a cache, got None")
+        if window is not None and window < 1:
+            raise ValueError(f"window: expected 1 or more, got {window}")
+        for codec in (forward, backward, first, evaluate):
+            if codec is not None:
+                _C.Codec(codec)
+        self._backend = backend_of(self.group)
+        self._forward, self._backward = forward or "", backward or ""
+        self._first, self._evaluate = first or "", evaluate or ""
+        self._cache, self._window = cache, window
+        self._channels: dict[tuple[int, bool, int, int, str, torch.dtype, int], _C.Channel] = {}
+        self._samples: list[list[int]] | None = None  # by micro-batch, of the step under way
+        self._receives: dict[tuple[bool, int], list[_Receive]] = {}  # (whether of gradients, micro-batch)
+        self._posted: set[tuple[bool, int]] = set()
+        self._sends: dict[tuple[bool, int], list[_C.ChannelMessage]] = {}
+
+    @property
+    def cache(self) -> Cache | None:
+        """What is remembered of each sample."""
+        return self._cache
+
+    def set_samples(self, samples: list[list[int]] | None) -> None:
+        """The numbers of the next step's samples, by micro-batch; `lc.pipeline.step` calls this."""
+        self._samples = samples
+
+    def finish(self) -> None:
+        """Waits until all that the step has sent is through.
+
+        Raises:
+            ValueError: An activation or gradient could not be encoded.
+            torch.distributed.DistBackendError: A peer or the network failed, or the two sides mean different messages.
+        """
+        sends, self._sends = self._sends, {}
+        for messages in sends.values():
+            for message in messages:
+                message.wait()
+
+    def clear_runtime_states(self) -> None:
+        """Begins a step; torch's schedules call this."""
+        self.finish()
+        self._receives.clear()
+        self._posted.clear()
+        super().clear_runtime_states()
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Posts the receives of activations; torch is given none."""
+        ahead = len(self.args_recv_info) if self._window is None else self._window
+        for chunk in range(fwd_chunk_id, min(fwd_chunk_id + ahead, len(self.args_recv_info))):
+            self._post_forward(chunk)
+        return []
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module once its activations are there."""
+        self._wait(False, fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
+        for position, op in enumerate(super().get_fwd_send_ops(fwd_chunk_id)):
+            channel, samples = self._activations(op, position, fwd_chunk_id, sends=True)
+            self._sends.setdefault((False, fwd_chunk_id), []).append(channel.send(_host(op.tensor), samples))
+        self._post_backward(fwd_chunk_id)
+        return []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Posts the receive of a gradient where it was not posted before; torch is given none."""
+        self._post_backward(bwd_chunk_id)
+        return []
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's backward once its gradient is there."""
+        # No gradient answers an activation that was refused: that is told now, not at the deadline.
+        for message in self._sends.pop((False, bwd_chunk_id), ()):
+            message.wait()
+        self._wait(True, bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends gradients; torch is given none."""
+        for position, op in enumerate(super().get_bwd_send_ops(bwd_chunk_id)):
+            channel = self._channel(op, self.stage_index - 1, True, position, bwd_chunk_id, self._backward)
+            self._sends.setdefault((True, bwd_chunk_id), []).append(channel.send(_host(op.tensor), []))
+        return []
+
+    def _post_forward(self, chunk: int) -> None:
+        if (False, chunk) in self._posted:
+            return
+        self._posted.add((False, chunk))
+        for position, op in enumerate(super().get_fwd_recv_ops(chunk)):
+            channel, samples = self._activations(op, position, chunk, sends=False)
+            self._receives.setdefault((False, chunk), []).append(_Receive(channel, op.tensor, samples))
+
+    def _post_backward(self, chunk: int) -> None:
+        if (True, chunk) in self._posted or not self.has_backward:
+            return
+        self._posted.add((True, chunk))
+        for position, op in enumerate(super().get_bwd_recv_ops(chunk)):
+            channel = self._channel(op, self.stage_index, True, position, chunk, self._backward)
+            self._receives.setdefault((True, chunk), []).append(_Receive(channel, op.tensor, []))
+
+    def _wait(self, gradients: bool, chunk: int) -> None:
+        for receive in self._receives.pop((gradients, chunk), ()):
+            receive.wait()
+
+    def _activations(
+        self, op: dist.P2POp, position: int, chunk: int, *, sends: bool
+    ) -> tuple[_C.Channel, list[int]]:
+        """The channel of an activation, and its samples where they have a memory."""
+        boundary = self.stage_index if sends else self.stage_index - 1
+        if not self.has_backward:
+            return self._channel(op, boundary, False, position, chunk, self._evaluate), []
+        if self._cache is None:
+            return self._channel(op, boundary, False, position, chunk, self._forward), []
+        if self._samples is None:
+            raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
+        samples = self._samples[chunk]
+        if not op.tensor.is_floating_point():
+            return self._channel(op, boundary, False, position, chunk, ""), []
+        if op.tensor.dim() == 0 or op.tensor.shape[0] != len(samples):
+            raise ValueError(
+                f"stage {self.stage_index}: micro-batch {chunk} has {len(samples)} samples: expected as many rows in its "
+                f"activation, got shape {tuple(op.tensor.shape)}"
+            )
+        memory = self._cache.memory(Slot(boundary, position, sends), op.tensor[0].numel())
+        return self._channel(op, boundary, False, position, chunk, self._forward, memory), samples
+
+    def _channel(
+        self,
+        op: dist.P2POp,
+        boundary: int,
+        gradients: bool,
+        position: int,
+        chunk: int,
+        codec: str,
+        memory: _C.SampleMemory | None = None,
+    ) -> _C.Channel:
+        """One direction of one boundary, for tensors of one type."""
+        place, most = (position, chunk, boundary), (_TENSORS, _CHUNKS, _BOUNDARIES)
+        if any(at >= limit for at, limit in zip(place, most, strict=True)):
+            raise ValueError(
+                f"stage {self.stage_index}: expected at most {_TENSORS} tensors at a boundary, {_CHUNKS} micro-batches and "
+                f"{_BOUNDARIES} boundaries, got tensor {position + 1}, micro-batch {chunk + 1}, boundary {boundary + 1}"
+            )
+        if not op.tensor.is_floating_point() or op.tensor.dtype is torch.float64:
+            codec = ""
+        peer = dist.get_group_rank(op.group or dist.group.WORLD, op.peer)
+        last = op.tensor.shape[-1] if op.tensor.dim() else 1
+        key = (boundary, gradients, position, chunk, codec + str(memory is not None), op.tensor.dtype, last)
+        if key not in self._channels:
+            self._channels[key] = _C.Channel(
+                self._backend,
+                peer,
+                ((2 * boundary + gradients) * _TENSORS + position) * _CHUNKS + chunk,
+                dtype=op.tensor.dtype,
+                codec=codec,
+                first=self._first,
+                channels=last,
+                memory=memory,
+            )
+        return self._channels[key]
+
+
+class _Receive:
+    """A posted receive, of a tensor on any device."""
+
+    def __init__(self, channel: _C.Channel, tensor: torch.Tensor, samples: list[int]) -> None:
+        self._tensor = tensor
+        direct = tensor.device.type == "cpu" and tensor.is_contiguous()
+        self._host = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
+        self._message = channel.recv(self._host.detach(), samples)
+
+    def wait(self) -> None:
+        """Blocks until the tensor is there."""
+        self._message.wait()
+        if self._host is not self._tensor:
+            with torch.no_grad():
+                self._tensor.copy_(self._host)
+
+
+def _host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values, contiguous in host memory."""
+    return tensor.detach().contiguous().cpu()
