@@ -11,11 +11,11 @@
 
 #include "base/dtype.h"
 #include "codec/spec.h"
-#include "kernels/isa/table.h"
 
 namespace lowcomm {
 
 class LevelTable;
+struct KernelTable;
 
 // What a stochastic codec's random numbers are a function of, beside the element's index: nothing else enters.
 // stream = phase·2^30 + rank·2^16 + slot mod 2^16; what a slot has above 2^16 goes into the seed (FORMAT.md,

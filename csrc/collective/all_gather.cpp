@@ -8,7 +8,7 @@
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/rank_plans.h"
+#include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
 

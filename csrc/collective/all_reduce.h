@@ -8,7 +8,7 @@
 #include "codec/spec.h"
 #include "collective/context.h"
 #include "collective/contributions.h"
-#include "collective/scatter_entry.h"
+#include "collective/plan.h"
 
 namespace lowcomm {
 
@@ -28,11 +28,11 @@ struct AllReduceMessage {
 
   // Several tensors in one message: the segments of every rank's slice, each encoded as a tensor of its own by `codec`.
   // `elements` is then their sum; data and residual, and the slots of draws, are theirs. Host memory only. Empty: one
-  // tensor, cut by collective/slices.h.
+  // tensor, cut by collective/plan.h.
   SegmentPlaces places = {};
 };
 
-// all_reduce. The tensor is cut into a slice a rank (collective/slices.h); every rank sends every other its share of
+// all_reduce. The tensor is cut into a slice a rank (collective/plan.h); every rank sends every other its share of
 // the slice that it owns, sums what it gets in rank order, divides for an average, and sends the result to all:
 // 2(W−1)/W of the bytes go out and come in. The second half is under way while the first still is. A group of one rank
 // changes nothing but a scale.

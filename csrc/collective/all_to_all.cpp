@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/rank_plans.h"
+#include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
 #include "collective/staged_check.h"

@@ -12,10 +12,8 @@
 #include "codec/fused.h"
 #include "collective/context.h"
 #include "collective/loss.h"
-#include "collective/parts.h"
+#include "collective/message_summary.h"
 #include "collective/plan.h"
-#include "collective/rank_plans.h"
-#include "collective/scatter_entry.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

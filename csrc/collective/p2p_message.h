@@ -14,7 +14,7 @@
 
 #include "codec/codec.h"
 #include "collective/announcement.h"
-#include "collective/context.h"
+#include "collective/op_context.h"
 #include "collective/message_summary.h"
 #include "collective/plan.h"
 #include "collective/sink.h"

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "collective/message_summary.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {
@@ -35,6 +37,14 @@ uint64_t fitting(const Codec& codec, DType dtype, uint64_t left, size_t room) {
 size_t partFitting(size_t left, size_t chunk_bytes, size_t used) {
   const size_t room = used < chunk_bytes ? (chunk_bytes - used) / kPartUnit * kPartUnit : 0;
   return std::min(left, room);
+}
+
+constexpr uint64_t kBlock = 512;
+
+uint64_t unitOf(const CodecSpec& spec) {
+  if (spec.axis == Axis::channel) return spec.bucket;  // rows
+  const uint64_t granule = makeCodec(spec)->granularity();
+  return granule == Codec::kUncut ? kBlock : granule;
 }
 
 }  // namespace
@@ -134,6 +144,54 @@ FrameHeader MessagePlan::header(const Frame& frame) const {
   header.first = frame.first;
   header.payload_bytes = frame.payload_bytes;
   return header;
+}
+
+std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks) {
+  const uint64_t unit = unitOf(codec);
+  const uint64_t units = (elements + unit - 1) / unit;
+  const uint64_t length = (units + ranks - 1) / ranks * unit;
+  std::vector<Slice> slices;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const uint64_t first = std::min(elements, rank * length);
+    slices.push_back({first, std::min(length, elements - first)});
+  }
+  return slices;
+}
+
+RankPlans::RankPlans(const std::vector<Layout>& layouts, DType dtype, size_t chunk_bytes, int ranks) : ranks_(ranks) {
+  if (layouts.size() != 1 && layouts.size() != static_cast<size_t>(ranks)) {
+    throw ValueError("layouts of the ranks' parts: expected 1 or " + std::to_string(ranks) + ", got " +
+                     std::to_string(layouts.size()));
+  }
+  const auto same = [&](const Layout& layout) { return layout.segments() == layouts.front().segments(); };
+  const bool alike = std::all_of(layouts.begin(), layouts.end(), same);
+  for (const Layout& layout : layouts) {
+    if (plans_.empty() || !alike) plans_.push_back(planMessage(layout, dtype, chunk_bytes));
+  }
+}
+
+std::vector<const MessagePlan*> RankPlans::all() const {
+  std::vector<const MessagePlan*> plans;
+  for (int rank = 0; rank < ranks_; ++rank)
+    plans.push_back(&of(rank));
+  return plans;
+}
+
+uint64_t RankPlans::rawBytesToPeers(int rank) const {
+  uint64_t bytes = 0;
+  for (int peer = 0; peer < ranks_; ++peer)
+    bytes += peer == rank ? 0 : of(peer).rawBytes();
+  return bytes;
+}
+
+MessageSummary RankPlans::described() const {
+  MessageSummary described(plans_.front());
+  for (size_t rank = 1; rank < plans_.size(); ++rank) {
+    const MessageSummary other(plans_[rank]);
+    described.elements += "/" + other.elements;
+    if (described.codec == "none") described.codec = other.codec;  // of parts without elements
+  }
+  return described;
 }
 
 }  // namespace lowcomm

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,10 +12,12 @@
 #include "base/dtype.h"
 #include "base/error.h"
 #include "codec/codec.h"
-#include "wire/frame.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
+
+struct FrameHeader;
+struct MessageSummary;
 
 // Elements of one segment that travel in one frame, encoded independently of the rest.
 struct Run {
@@ -98,5 +102,90 @@ size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes);
 // frames").
 // Throws TypeError when a codec of the layout does not take `dtype`.
 MessagePlan planMessage(const Layout& layout, DType dtype, size_t chunk_bytes);
+
+// A rank's share of a tensor.
+struct Slice {
+  uint64_t first = 0;
+  uint64_t count = 0;
+  bool operator==(const Slice&) const = default;
+};
+
+// Cuts `elements` into a slice a rank, in order: all of the same length, a multiple of what the codec is cut at (of its
+// bucket; of 512 elements, or of a row, where it cannot be cut) but for the last ones, which are shorter or empty.
+// Each is encoded as a tensor of its own. ValueError where makeCodec throws it.
+std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks);
+
+// How one tensor's parts, a rank each, are cut into frames: once where all parts are alike.
+class RankPlans {
+ public:
+  // `layouts`: one for all ranks, or one a rank; ValueError for another number. Throws as planMessage.
+  RankPlans(const std::vector<Layout>& layouts, DType dtype, size_t chunk_bytes, int ranks);
+
+  const MessagePlan& of(int rank) const { return plans_[plans_.size() == 1 ? 0 : rank]; }
+
+  // By rank: what Phase::out and Phase::in hold.
+  std::vector<const MessagePlan*> all() const;
+
+  // What the parts of all ranks but `rank` take as elements: what it would send uncoded.
+  uint64_t rawBytesToPeers(int rank) const;
+
+  // Elements of a rank's part, or the parts' joined by "/" where they differ.
+  MessageSummary described() const;
+
+ private:
+  int ranks_;
+  std::vector<MessagePlan> plans_;
+};
+
+// A segment of a message whose elements are not in one piece: part of one of several tensors.
+struct ScatterEntry {
+  uint64_t count = 0;  // elements, 1 or more
+  void* data = nullptr;
+  float* residual = nullptr;  // error feedback's of these elements; null: none
+  uint64_t slot = 0;          // of the message's draws, so that a tensor's do not depend on what travels with it
+};
+
+// By rank, whose slice they make up, in order.
+using SegmentPlaces = std::vector<std::vector<ScatterEntry>>;
+
+// Payloads that travel in several frames because their codec cannot be cut: encoded as a whole with the first part, and
+// decoded as a whole with the last. A payload in one frame is never copied.
+
+// The sender's side: for every peer the payload under way.
+class OutgoingParts {
+ public:
+  // Writes the run's part of its payload for `peer` to `to`. `encode(span)` makes the whole payload.
+  template <class F>
+  void write(std::span<std::byte> to, const Run& run, int peer, F&& encode) {
+    if (run.bytes == run.whole) return encode(to);
+    std::vector<std::byte>& payload = payloads_[peer];
+    if (run.part == 0) {
+      payload.resize(run.whole);
+      encode(std::span(payload));
+    }
+    std::memcpy(to.data(), payload.data() + run.part, run.bytes);
+    if (run.last()) payloads_.erase(peer);
+  }
+
+ private:
+  std::map<int, std::vector<std::byte>> payloads_;
+};
+
+// The receiver's side: for every rank what has come.
+class IncomingParts {
+ public:
+  // Takes the run's part from `rank`; with the last one the whole payload, which stays until that rank's next part,
+  // else nothing.
+  std::span<const std::byte> take(const Run& run, int rank, std::span<const std::byte> part) {
+    if (run.bytes == run.whole) return part;
+    std::vector<std::byte>& payload = payloads_[rank];
+    payload.resize(run.whole);
+    std::memcpy(payload.data() + run.part, part.data(), run.bytes);
+    return run.last() ? payload : std::span<const std::byte>();
+  }
+
+ private:
+  std::map<int, std::vector<std::byte>> payloads_;
+};
 
 }  // namespace lowcomm

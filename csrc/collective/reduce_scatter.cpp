@@ -7,8 +7,8 @@
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
+#include "collective/plan.h"
 #include "collective/rank_order_sum.h"
-#include "collective/rank_plans.h"
 #include "collective/reduce_tensors.h"
 
 namespace lowcomm {

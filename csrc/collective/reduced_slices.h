@@ -10,8 +10,7 @@
 #include "collective/context.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/rank_plans.h"
-#include "collective/slices.h"
+#include "collective/plan.h"
 
 namespace lowcomm {
 

@@ -1,6 +1,6 @@
 #include "collective/sink.h"
 
-#include "collective/parts.h"
+#include "collective/plan.h"
 #include "collective/staged_sink.h"
 
 namespace lowcomm {

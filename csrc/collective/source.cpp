@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "collective/loss.h"
-#include "collective/parts.h"
+#include "collective/plan.h"
 #include "collective/staged_source.h"
 
 namespace lowcomm {

@@ -10,8 +10,7 @@
 #include "codec/codec.h"
 #include "collective/context.h"
 #include "collective/device_codec.h"
-#include "collective/parts.h"
-#include "collective/rank_plans.h"
+#include "collective/plan.h"
 #include "collective/staged_source.h"
 
 namespace lowcomm {

@@ -8,7 +8,7 @@
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/rank_plans.h"
+#include "collective/plan.h"
 #include "collective/reduce_tensors.h"
 #include "collective/staged_check.h"
 #include "collective/staged_contributions.h"

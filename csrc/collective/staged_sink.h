@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "collective/device_codec.h"
-#include "collective/parts.h"
+#include "collective/plan.h"
 #include "collective/sink.h"
 
 namespace lowcomm {

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "codec/fused.h"
-#include "collective/context.h"
-#include "collective/parts.h"
+#include "collective/op_context.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "pipeline/sample_update.h"

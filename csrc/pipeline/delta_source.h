@@ -7,7 +7,6 @@
 
 #include "codec/codec.h"
 #include "codec/fused.h"
-#include "collective/parts.h"
 #include "collective/plan.h"
 #include "collective/source.h"
 #include "pipeline/sample_update.h"

@@ -7,6 +7,7 @@
 
 #include "collective/exchange.h"
 #include "ranks_on_threads.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

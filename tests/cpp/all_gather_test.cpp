@@ -5,6 +5,7 @@
 #include "collective/message_summary.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

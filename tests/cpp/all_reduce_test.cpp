@@ -7,7 +7,7 @@
 
 #include "codec/fused.h"
 #include "collective/message_summary.h"
-#include "collective/slices.h"
+#include "collective/plan.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

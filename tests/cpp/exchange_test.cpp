@@ -12,6 +12,7 @@
 #include "collective/reduce_scatter.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/fnv1a.h"
 #include "p2p_cases.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "collective/all_gather.h"
 #include "p2p_cases.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "collective_cases.h"
+#include "wire/frame.h"
 
 namespace lowcomm {
 namespace {

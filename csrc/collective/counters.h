@@ -1,0 +1,38 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace lowcomm {
+
+// What encoding lost, in squares: of ||decoded - x|| and ||x||.
+struct Loss {
+  double lost = 0, whole = 0;
+
+  bool taken() const { return whole > 0; }
+};
+
+// What one op moved and where its time went.
+struct OpCounters {
+  uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
+  uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
+  uint64_t received_bytes = 0;
+  // Of tensors on a device: what was copied between it and the host, codes or values.
+  uint64_t device_to_host_bytes = 0, host_to_device_bytes = 0;
+  std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
+  std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
+  Loss loss;                                           // of a sample of what this rank encoded
+};
+
+// What an op spends its time on.
+enum class Doing : uint8_t { encode, wait, decode };
+
+// A stretch of an op's time, for a profiler.
+struct Stretch {
+  Doing doing;
+  std::chrono::steady_clock::time_point start, end;
+};
+using Timeline = std::vector<Stretch>;
+
+}  // namespace lowcomm
