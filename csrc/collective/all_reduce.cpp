@@ -33,32 +33,32 @@ class Reducing {
   MessageSummary described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
-  void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
+  void add(Exchange& exchange) {
+    exchange.phases.push_back(&first_);
+    exchange.phases.push_back(&second_);
+  }
+
+  void start(size_t /*k*/) {}
+  void encode(size_t k, int peer, std::span<std::byte> payload) { contributions_.encode(k, peer, payload); }
+  void reduce(size_t k, const Payloads& payloads) {
+    contributions_.whole(k, payloads,
+                         [&](const Run& run, const auto& whole) { reduce(run, slices_.codes(k, run), whole); });
+  }
+  void encodeSums(size_t k, std::span<std::byte> payload) { slices_.copyCodes(k, payload); }
+
+  // Frame k of the slice that `rank` has reduced.
+  void take(int rank, size_t k, std::span<const std::byte> payload) {
+    op_.attribute(rank, [&] {
+      slices_.plans().of(rank).frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
+        const auto whole = incoming_.take(run, rank, part);
+        if (!run.last()) return;
+        run.codec->decode(slices_.elements(rank, run), message_.dtype, whole, run.offset, run.count);
+      });
+    });
+  }
 
  private:
   bool exact() const { return message_.codec.id == CodecId::none; }
-
-  Phase scatter() {
-    Phase phase = slices_.scatter();
-    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
-      contributions_.encode(k, peer, payload);
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      contributions_.whole(k, payloads,
-                           [&](const Run& run, const auto& whole) { reduce(run, slices_.codes(k, run), whole); });
-    };
-    return phase;
-  }
-
-  Phase gather() {
-    Phase phase = slices_.gather();
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      for (int rank = 0; rank < slices_.ranks(); ++rank) {
-        if (rank != slices_.rank() && !payloads[rank].empty()) take(rank, k, payloads[rank]);
-      }
-    };
-    return phase;
-  }
 
   std::vector<float*> residuals() const {
     std::vector<float*> residuals;
@@ -100,23 +100,14 @@ class Reducing {
     }
   }
 
-  // Frame k of the slice that `rank` has reduced.
-  void take(int rank, size_t k, std::span<const std::byte> payload) {
-    op_.attribute(rank, [&] {
-      slices_.plans().of(rank).frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
-        const auto whole = incoming_.take(run, rank, part);
-        if (!run.last()) return;
-        run.codec->decode(slices_.elements(rank, run), message_.dtype, whole, run.offset, run.count);
-      });
-    });
-  }
-
   OpContext& op_;
   const AllReduceMessage& message_;
   const Reduction& reduction_;
   ReducedSlices slices_;
   Contributions contributions_;
   IncomingParts incoming_;
+  SendSlices<Reducing> first_{*this, slices_};
+  SendSums<Reducing> second_{*this, slices_};
 };
 
 // Nobody to send to: nothing is encoded, and nothing lost but to the rounding of what was.

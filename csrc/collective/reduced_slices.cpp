@@ -82,29 +82,8 @@ std::span<std::byte> ReducedSlices::codes(size_t k, const Run& run) {
   return std::span(codes_).subspan(at - run.part, run.whole);
 }
 
-Phase ReducedSlices::scatter() const {
-  Phase phase;
-  phase.out = plans_.all();
-  phase.in.assign(ranks_, &own());
-  return phase;
-}
-
-Phase ReducedSlices::gather() {
-  Phase phase;
-  phase.out.assign(ranks_, &own());
-  phase.in = plans_.all();
-  phase.same_to_all = true;
-  phase.ready = [this](size_t k) { return k < own().frames.size() ? own().wholeWith(k) : k; };
-  phase.encode = [this](size_t k, int, std::span<std::byte> payload) {
-    std::memcpy(payload.data(), codes_.data() + starts_[k], payload.size());
-  };
-  return phase;
-}
-
-void ReducedSlices::add(Exchange& exchange, Phase scatter, Phase gather) {
-  gather.after = exchange.phases.size();
-  exchange.phases.push_back(std::move(scatter));
-  exchange.phases.push_back(std::move(gather));
+void ReducedSlices::copyCodes(size_t k, std::span<std::byte> payload) const {
+  std::memcpy(payload.data(), codes_.data() + starts_[k], payload.size());
 }
 
 }  // namespace lowcomm

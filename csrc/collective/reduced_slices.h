@@ -10,6 +10,7 @@
 #include "collective/context.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
+#include "collective/phase.h"
 #include "collective/plan.h"
 
 namespace lowcomm {
@@ -45,14 +46,8 @@ class ReducedSlices {
   // Codes of a whole run of the own slice, given the number of the frame that its last part is in.
   std::span<std::byte> codes(size_t k, const Run& run);
 
-  // The first phase without its functions: every rank sends every other the slice that it reduces.
-  Phase scatter() const;
-
-  // The second without its absorb: the own slice's codes go to everybody, each frame once its runs are whole.
-  Phase gather();
-
-  // Both, complete, to an exchange.
-  static void add(Exchange& exchange, Phase scatter, Phase gather);
+  // Frame k of the codes.
+  void copyCodes(size_t k, std::span<std::byte> payload) const;
 
  private:
   const int rank_, ranks_;
@@ -61,6 +56,49 @@ class ReducedSlices {
   const RankPlans plans_;
   std::vector<size_t> starts_;    // by frame of the own slice: where its payload is in codes_
   std::vector<std::byte> codes_;  // of the own slice, reduced
+};
+
+// The first phase: every rank sends every other the slice that it reduces. Of Tensor: start, encode and reduce.
+template <class Tensor>
+class SendSlices final : public Phase {
+ public:
+  SendSlices(Tensor& tensor, const ReducedSlices& slices) : tensor_(tensor) {
+    out = slices.plans().all();
+    in.assign(slices.ranks(), &slices.own());
+  }
+
+  void start(size_t k) override { tensor_.start(k); }
+  void encode(size_t k, int peer, std::span<std::byte> payload) override { tensor_.encode(k, peer, payload); }
+  void absorb(size_t k, const Payloads& payloads) override { tensor_.reduce(k, payloads); }
+
+ private:
+  Tensor& tensor_;
+};
+
+// The second: the codes of the own slice's sums go to all, each frame once its runs are whole. Of Tensor: encodeSums
+// and take.
+template <class Tensor>
+class SendSums final : public Phase {
+ public:
+  SendSums(Tensor& tensor, const ReducedSlices& slices) : tensor_(tensor), slices_(slices) {
+    out.assign(slices.ranks(), &slices.own());
+    in = slices.plans().all();
+    same_to_all = true;
+  }
+
+  size_t readyAfter(size_t k) const override {
+    return 1 + (k < slices_.own().frames.size() ? slices_.own().wholeWith(k) : k);
+  }
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { tensor_.encodeSums(k, payload); }
+  void absorb(size_t k, const Payloads& payloads) override {
+    for (int rank = 0; rank < slices_.ranks(); ++rank) {
+      if (rank != slices_.rank() && !payloads[rank].empty()) tensor_.take(rank, k, payloads[rank]);
+    }
+  }
+
+ private:
+  Tensor& tensor_;
+  const ReducedSlices& slices_;
 };
 
 }  // namespace lowcomm

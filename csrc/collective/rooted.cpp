@@ -1,3 +1,10 @@
+// broadcast of W ranks, n bytes of the encoded tensor:
+//   1. The root encodes its tensor once, frame by frame, and sends each frame to all others: (W - 1)·n bytes out.
+//   2. Every rank decodes the frames, n bytes in, the root those that it sent.
+//
+// gather:
+//   1. Every rank encodes its tensor and sends it to the root: n bytes out. The root encodes its own too.
+//   2. The root decodes the frames of all ranks, (W - 1)·n bytes in, and its own.
 #include "collective/rooted.h"
 
 #include <cstddef>
@@ -6,11 +13,13 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
+#include "collective/op_context.h"
+#include "collective/phase.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -18,27 +27,90 @@
 namespace lowcomm {
 namespace {
 
-// One tensor, and who is at which end.
-struct RootedTensor {
-  const MessagePlan plan;
-  std::unique_ptr<Source> source;            // null where this rank sends nothing
-  std::vector<std::unique_ptr<Sink>> sinks;  // by rank that sends something
+template <class Message>
+MessagePlan planOf(const OpContext& op, const Message& message) {
+  return planMessage(Layout::single(message.elements, message.codec), message.dtype, op.chunkBytes());
+}
 
+// One tensor of a broadcast.
+class FromRoot final : public Phase {
+ public:
+  FromRoot(OpContext& op, const BroadcastMessage& message, int root) : root_(root), plan_(planOf(op, message)) {
+    const bool sends = op.rank() == root;
+    DeviceCodec* device_codec = message.device_codec;
+    if (sends) source_ = makeSource(op, device_codec, {plan_, message.data, message.draws, {}, message.data});
+    // The source decodes a device's elements as it encodes them.
+    if (!(sends && device_codec)) sink_ = makeSink(op, device_codec, {plan_, message.data});
+    out.assign(op.size(), sends ? &plan_ : nullptr);
+    in = onlyFor(root, op.size(), &plan_);
+    same_to_all = sends;
+  }
+
+  const MessagePlan& plan() const { return plan_; }
+  uint64_t rawBytes() const { return source_ ? plan_.rawBytes() * (out.size() - 1) : 0; }
+
+  void start(size_t k) override {
+    if (source_) source_->start(k);
+  }
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { source_->encode(k, payload); }
+  void absorb(size_t k, const Payloads& payloads) override {
+    if (sink_) sink_->take(k, payloads[root_], root_);
+  }
   void wait() {
-    for (const auto& sink : sinks) {
+    if (sink_) sink_->wait();
+  }
+
+ private:
+  const int root_;
+  const MessagePlan plan_;
+  std::unique_ptr<Source> source_;  // of the root
+  std::unique_ptr<Sink> sink_;
+};
+
+// One tensor of a gather.
+class ToRoot final : public Phase {
+ public:
+  ToRoot(OpContext& op, const RootGatherMessage& message, int root)
+      : takes_(op.rank() == root), plan_(planOf(op, message)) {
+    DeviceCodec* device_codec = message.device_codec;
+    void* decoded = takes_ ? message.outputs[root] : nullptr;
+    source_ = makeSource(op, device_codec, {plan_, message.input, message.draws, {}, decoded});
+    for (int rank = 0; takes_ && rank < op.size(); ++rank) {
+      // The source decodes a device's elements as it encodes them.
+      const bool there = rank == root && device_codec;
+      sinks_.push_back(there ? nullptr : makeSink(op, device_codec, {plan_, message.outputs[rank]}));
+    }
+    out = onlyFor(root, op.size(), &plan_);
+    in.assign(op.size(), takes_ ? &plan_ : nullptr);
+    same_to_all = takes_;  // to nobody: the root encodes what it keeps, to have it as the others' are
+  }
+
+  const MessagePlan& plan() const { return plan_; }
+  uint64_t rawBytes() const { return takes_ ? 0 : plan_.rawBytes(); }
+
+  void start(size_t k) override { source_->start(k); }
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { source_->encode(k, payload); }
+  void absorb(size_t k, const Payloads& payloads) override {
+    for (size_t rank = 0; rank < sinks_.size(); ++rank) {
+      if (sinks_[rank] && !payloads[rank].empty()) sinks_[rank]->take(k, payloads[rank], static_cast<int>(rank));
+    }
+  }
+  void wait() {
+    for (const auto& sink : sinks_) {
       if (sink) sink->wait();
     }
   }
+
+ private:
+  const bool takes_;
+  const MessagePlan plan_;
+  std::unique_ptr<Source> source_;
+  std::vector<std::unique_ptr<Sink>> sinks_;  // on the root, by rank
 };
 
-template <class Message>
-MessagePlan planOf(const OpContext& op, const Message& message) {
-  return planMessage(Layout::single(message.elements, message.codec), message.dtype, op.group.chunk_bytes);
-}
-
 void expectRoot(const OpContext& op, int root) {
-  if (root >= 0 && root < op.group.size()) return;
-  throw ValueError(op.op + ": expected a root among the ranks 0..." + std::to_string(op.group.size() - 1) + ", got " +
+  if (root >= 0 && root < op.size()) return;
+  throw ValueError(op.op + ": expected a root among the ranks 0..." + std::to_string(op.size() - 1) + ", got " +
                    std::to_string(root));
 }
 
@@ -49,79 +121,33 @@ KeyValues describeRooted(const std::string& op, const std::vector<MessageSummary
   return description;
 }
 
-}  // namespace
-
-void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
+// All tensors as one exchange, each of them a phase.
+template <class Role, class Message>
+void exchangeWithRoot(OpContext& op, const std::vector<Message>& messages, int root) {
   expectRoot(op, root);
-  std::deque<RootedTensor> tensors;
-  std::vector<MessageSummary> described;
+  std::deque<Role> tensors;
+  std::vector<MessageSummary> summaries;
   Exchange exchange;
-  const int size = op.group.size();
-  const bool sends = op.group.rank() == root;
-  for (const BroadcastMessage& message : messages) {
-    RootedTensor& tensor = tensors.emplace_back(RootedTensor{planOf(op, message), nullptr, {}});
-    described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
-    if (sends) op.counters.raw_bytes += tensor.plan.rawBytes() * (size - 1);
-    if (sends) {
-      tensor.source =
-          makeSource(op, message.device_codec, {tensor.plan, message.data, message.draws, {}, message.data});
-    }
-    tensor.sinks.resize(size);
-    tensor.sinks[root] = makeSink(op, message.device_codec, {tensor.plan, message.data});
-    const bool decoded = sends && message.device_codec;  // by the source
-    Phase phase;
-    phase.out.assign(size, sends ? &tensor.plan : nullptr);
-    phase.in.assign(size, nullptr);
-    phase.in[root] = &tensor.plan;
-    phase.same_to_all = sends;
-    if (sends) phase.start = [&](size_t k) { tensor.source->start(k); };
-    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.source->encode(k, payload); };
-    phase.absorb = [&, decoded](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      if (!decoded) tensor.sinks[root]->take(k, payloads[root], root);
-    };
-    exchange.phases.push_back(std::move(phase));
+  for (const Message& message : messages) {
+    Role& tensor = tensors.emplace_back(op, message, root);
+    summaries.push_back(MessageSummary(tensor.plan()).as(message.type_name, message.type_elements));
+    op.counters.raw_bytes += tensor.rawBytes();
+    exchange.phases.push_back(&tensor);
   }
-  exchange.description = describeRooted(op.op, described, root);
+  exchange.description = describeRooted(op.op, summaries, root);
   runExchange(op, exchange);
-  for (RootedTensor& tensor : tensors)
+  for (Role& tensor : tensors)
     tensor.wait();
 }
 
+}  // namespace
+
+void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
+  exchangeWithRoot<FromRoot>(op, messages, root);
+}
+
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
-  expectRoot(op, root);
-  std::deque<RootedTensor> tensors;
-  std::vector<MessageSummary> described;
-  Exchange exchange;
-  const int size = op.group.size();
-  const bool takes = op.group.rank() == root;
-  for (const RootGatherMessage& message : messages) {
-    RootedTensor& tensor = tensors.emplace_back(RootedTensor{planOf(op, message), nullptr, {}});
-    described.push_back(MessageSummary(tensor.plan).as(message.type_name, message.type_elements));
-    if (!takes) op.counters.raw_bytes += tensor.plan.rawBytes();
-    tensor.source =
-        makeSource(op, message.device_codec,
-                   {tensor.plan, message.input, message.draws, {}, takes ? message.outputs[root] : nullptr});
-    for (int rank = 0; takes && rank < size; ++rank)
-      tensor.sinks.push_back(makeSink(op, message.device_codec, {tensor.plan, message.outputs[rank]}));
-    Phase phase;
-    phase.out.assign(size, nullptr);
-    phase.in.assign(size, takes ? &tensor.plan : nullptr);
-    phase.out[root] = &tensor.plan;
-    phase.same_to_all = takes;  // to nobody: what the root keeps it encodes to have it as the others' are
-    phase.start = [&](size_t k) { tensor.source->start(k); };
-    phase.encode = [&](size_t k, int, std::span<std::byte> payload) { tensor.source->encode(k, payload); };
-    phase.absorb = [&, root](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      for (int rank = 0; rank < size; ++rank) {
-        const bool decoded = rank == root && message.device_codec;  // by the source
-        if (!payloads[rank].empty() && !decoded) tensor.sinks[rank]->take(k, payloads[rank], rank);
-      }
-    };
-    exchange.phases.push_back(std::move(phase));
-  }
-  exchange.description = describeRooted(op.op, described, root);
-  runExchange(op, exchange);
-  for (RootedTensor& tensor : tensors)
-    tensor.wait();
+  exchangeWithRoot<ToRoot>(op, messages, root);
 }
 
 }  // namespace lowcomm

@@ -37,52 +37,14 @@ class StagedReducing {
   MessageSummary described() const { return slices_.described(); }
   uint64_t rawBytes() const { return slices_.rawBytes(); }
 
-  void add(Exchange& exchange) { ReducedSlices::add(exchange, scatter(), gather()); }
-
-  void wait() {
-    for (const auto& sink : sinks_)
-      sink->wait();
+  void add(Exchange& exchange) {
+    exchange.phases.push_back(&first_);
+    exchange.phases.push_back(&second_);
   }
 
- private:
-  // Sums of the runs that were whole with frame k, and their codes.
-  struct Sum {
-    size_t k;
-    StagedContributions::FrameTerms from;
-    DeviceCodec::SlotPtr codes;
-  };
-
-  Phase scatter() {
-    Phase phase = slices_.scatter();
-    phase.start = [this](size_t k) { contributions_.start(k); };
-    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
-      contributions_.encode(k, peer, payload);
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
-    return phase;
-  }
-
-  // Its frames have no start: the codes are on their way from when they were made.
-  Phase gather() {
-    Phase phase = slices_.gather();
-    phase.encode = [this, copy = std::move(phase.encode)](size_t k, int peer, std::span<std::byte> payload) {
-      while (!sums_.empty() && sums_.front().k <= slices_.own().wholeWith(k))
-        waitForFirst();
-      copy(k, peer, payload);
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) {
-      for (int rank = 0; rank < slices_.ranks(); ++rank) {
-        if (rank != slices_.rank() && !payloads[rank].empty()) sinks_[rank]->take(k, payloads[rank], rank);
-      }
-    };
-    return phase;
-  }
-
-  std::byte* ownElements(const Run& run) const { return slices_.elements(slices_.rank(), run); }
-
-  Draws draws() const { return message_.draws.slot(static_cast<uint64_t>(slices_.rank())).again(); }
-
-  void reduce(size_t k, const std::vector<std::span<const std::byte>>& payloads) {
+  void start(size_t k) { contributions_.start(k); }
+  void encode(size_t k, int peer, std::span<std::byte> payload) { contributions_.encode(k, peer, payload); }
+  void reduce(size_t k, const Payloads& payloads) {
     while (sums_.size() >= kStagedFrames)
       waitForFirst();
     auto loaded = contributions_.load(k, payloads);
@@ -101,6 +63,32 @@ class StagedReducing {
     device_codec_.fetch(*sum.codes);
     sums_.push_back(std::move(sum));
   }
+
+  // These frames have no start: the codes are on their way from when they were made.
+  void encodeSums(size_t k, std::span<std::byte> payload) {
+    while (!sums_.empty() && sums_.front().k <= slices_.own().wholeWith(k))
+      waitForFirst();
+    slices_.copyCodes(k, payload);
+  }
+
+  void take(int rank, size_t k, std::span<const std::byte> payload) { sinks_[rank]->take(k, payload, rank); }
+
+  void wait() {
+    for (const auto& sink : sinks_)
+      sink->wait();
+  }
+
+ private:
+  // Sums of the runs that were whole with frame k, and their codes.
+  struct Sum {
+    size_t k;
+    StagedContributions::FrameTerms from;
+    DeviceCodec::SlotPtr codes;
+  };
+
+  std::byte* ownElements(const Run& run) const { return slices_.elements(slices_.rank(), run); }
+
+  Draws draws() const { return message_.draws.slot(static_cast<uint64_t>(slices_.rank())).again(); }
 
   void waitForFirst() {
     const Sum sum = std::move(sums_.front());
@@ -150,6 +138,8 @@ class StagedReducing {
   StagedContributions contributions_;
   std::deque<Sum> sums_;                            // by kernels that may still be at it
   std::vector<std::unique_ptr<StagedSink>> sinks_;  // by rank, of the slices that it reduces
+  SendSlices<StagedReducing> first_{*this, slices_};
+  SendSums<StagedReducing> second_{*this, slices_};
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
+#include "collective/phase.h"
 #include "collective/plan.h"
 #include "collective/reduce_tensors.h"
 #include "collective/staged_check.h"
@@ -18,7 +19,7 @@ namespace lowcomm {
 namespace {
 
 // One tensor: as Scattering of reduce_scatter.cpp, the sums being the device's.
-class StagedScattering {
+class StagedScattering final : public Phase {
  public:
   StagedScattering(OpContext& op, DeviceCodec& device_codec, const ScatterMessage& message, const Reduction& reduction)
       : op_(op),
@@ -27,26 +28,24 @@ class StagedScattering {
         average_over_(reduction.average ? op.group.size() : 0),
         slices_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()),
         contributions_(op, device_codec, slices_, message.dtype, message.inputs, message.draws),
-        own_(device_codec, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {}
+        own_(device_codec, slices_.of(op.group.rank()), message.inputs[op.group.rank()], sliceFor(op.group.rank())) {
+    out = slices_.all();
+    in.assign(op.size(), &slices_.of(op.rank()));
+  }
 
   MessageSummary described() const { return slices_.described(); }
 
   uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
 
-  void add(Exchange& exchange) {
-    Phase& phase = exchange.phases.emplace_back();
-    phase.out = slices_.all();
-    phase.in.assign(op_.group.size(), &slices_.of(op_.group.rank()));
-    phase.start = [this](size_t k) {
-      own_.start(k);
-      contributions_.start(k);
-    };
-    phase.check = [this](size_t k) { own_.finish(k); };
-    phase.encode = [this](size_t k, int peer, std::span<std::byte> payload) {
-      contributions_.encode(k, peer, payload);
-    };
-    phase.absorb = [this](size_t k, const std::vector<std::span<const std::byte>>& payloads) { reduce(k, payloads); };
+  void add(Exchange& exchange) { exchange.phases.push_back(this); }
+
+  void start(size_t k) override {
+    own_.start(k);
+    contributions_.start(k);
   }
+  void check(size_t k) override { own_.finish(k); }
+  void encode(size_t k, int peer, std::span<std::byte> payload) override { contributions_.encode(k, peer, payload); }
+  void absorb(size_t k, const Payloads& payloads) override { reduce(k, payloads); }
 
   void wait() {
     Stopwatch watch(op_, Doing::decode);

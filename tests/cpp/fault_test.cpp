@@ -9,6 +9,7 @@
 #include "collective/all_gather.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
+#include "collective/phase.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"
@@ -42,22 +43,30 @@ void gather(int rank, OpContext& op) {
     EXPECT_TRUE(outputs[owner] == values(owner)) << "rank " << rank << " took wrong data of rank " << owner;
 }
 
-// An exchange with `at_round` called before a rank encodes a round.
+// Zeros from every rank to every other, with `at_round` called before a rank encodes a round.
+class SendZeros final : public Phase {
+ public:
+  SendZeros(int ranks, const MessagePlan& plan, std::function<void(size_t round)> at_round)
+      : at_round_(std::move(at_round)) {
+    out.assign(ranks, &plan);
+    in = out;
+    same_to_all = true;
+  }
+
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override {
+    at_round_(k);
+    std::memset(payload.data(), 0, payload.size());
+  }
+  void absorb(size_t /*k*/, const Payloads& /*payloads*/) override {}
+
+ private:
+  const std::function<void(size_t round)> at_round_;
+};
+
 void exchange(OpContext& op, const std::function<void(size_t round)>& at_round) {
   const MessagePlan plan = planMessage(test::single(12 * 16384, "none"), DType::float32, kMinChunkBytes);
-  Phase phase;
-  phase.out.assign(op.group.size(), &plan);
-  phase.in = phase.out;
-  phase.same_to_all = true;
-  phase.encode = [&](size_t k, int, std::span<std::byte> payload) {
-    at_round(k);
-    std::memset(payload.data(), 0, payload.size());
-  };
-  phase.absorb = [](size_t, const std::vector<std::span<const std::byte>>&) {};
-  Exchange exchange;
-  exchange.description = describe(op.op, {plan});
-  exchange.phases = {phase};
-  runExchange(op, exchange);
+  SendZeros phase(op.size(), plan, at_round);
+  runExchange(op, {describe(op.op, {plan}), {}, {&phase}});
 }
 
 struct Damage {
