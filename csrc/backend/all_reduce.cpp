@@ -8,7 +8,6 @@
 #include "backend/backend.h"
 #include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
-#include "collective/staged_all_reduce.h"
 #include "tensor/errors.h"
 
 namespace lowcomm {
@@ -57,11 +56,8 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                         data[i], Draws{key, streamOf(drawer, 0), static_cast<uint32_t>(sequence)}.slot(slot), state});
     slot += static_cast<uint64_t>(size_);
   }
-  prepared->run = [messages = std::move(messages), reduction,
-                   device_codec = prepared->device_codec.get()](OpContext& context) {
-    device_codec ? allReduceStaged(context, *device_codec, messages, reduction)
-                 : allReduce(context, messages, reduction);
-  };
+  prepared->run = [messages = std::move(messages), reduction, device_codec = prepared->device_codec.get()](
+                      OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (residual) {
     prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }

@@ -5,7 +5,7 @@
 #include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "collective/contributions.h"
+#include "collective/reduction.h"
 
 namespace lowcomm {
 

@@ -4,7 +4,7 @@
 #include "backend/backend.h"
 #include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
-#include "collective/staged_reduce_scatter.h"
+#include "collective/reduce_scatter.h"
 
 namespace lowcomm {
 namespace {
@@ -76,11 +76,8 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const uint64_t sequence = ++sequence_;  // last, as in an all_gather
   for (ScatterMessage& message : messages)
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
-  prepared->run = [messages = std::move(messages), reduction,
-                   device_codec = prepared->device_codec.get()](OpContext& context) {
-    device_codec ? reduceScatterStaged(context, *device_codec, messages, reduction)
-                 : reduceScatter(context, messages, reduction);
-  };
+  prepared->run = [messages = std::move(messages), reduction, device_codec = prepared->device_codec.get()](
+                      OpContext& context) { reduceScatter(context, messages, reduction, device_codec); };
   return submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(prepared));
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/context.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 

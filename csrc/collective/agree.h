@@ -1,9 +1,10 @@
 #pragma once
 
-#include "collective/context.h"
 #include "wire/key_values.h"
 
 namespace lowcomm {
+
+class OpContext;
 
 // Ranks compare a set of named values over the control lane: a policy being changed, a layout being registered.
 // Collective. Throws PeerRefused naming the first field that differs, both values and both ranks, on every rank (each

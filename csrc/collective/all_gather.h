@@ -6,11 +6,12 @@
 
 #include "base/dtype.h"
 #include "codec/codec.h"
-#include "collective/context.h"
-#include "collective/device_codec.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
+
+class DeviceCodec;
+class OpContext;
 
 // One tensor to gather. `input` holds the elements of this rank's layout; `outputs[r]` takes rank r's, and may be where
 // `input` is for this rank. All memory must live until the op is done.

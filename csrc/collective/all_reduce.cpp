@@ -1,146 +1,148 @@
+// all_reduce of W ranks, n bytes of the encoded tensor, which is cut into a slice a rank:
+//   1. Every rank encodes for each other rank its share of the slice that this one owns, and sends it there:
+//      (W - 1)/W·n bytes out.
+//   2. It decodes the shares of the others in its own slice, (W - 1)/W·n bytes in, adds them up in rank order, its own
+//      elements among them as they are, and encodes the sum.
+//   3. It sends the encoded sum to all others, (W - 1)/W·n bytes out, and decodes it too. Frame k leaves as soon as the
+//      shares that it was summed from are there, while later ones still arrive.
+//   4. It decodes the sums of the others, (W - 1)/W·n bytes in. All ranks have decoded the same codes.
+// Exact tensors take the same steps, without codes.
 #include "collective/all_reduce.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstddef>
+#include <deque>
+#include <memory>
 #include <span>
+#include <string>
 
 #include "base/error.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/rank_order_sum.h"
-#include "collective/reduce_tensors.h"
-#include "collective/reduced_slices.h"
+#include "collective/op_context.h"
+#include "collective/phase.h"
+#include "collective/plan.h"
+#include "collective/summer.h"
 
 namespace lowcomm {
 namespace {
 
-// One tensor: contributions to its slices, sums, and their codes.
-class Reducing {
- public:
-  Reducing(OpContext& op, const AllReduceMessage& message, const Reduction& reduction)
-      : op_(op),
-        message_(message),
-        reduction_(reduction),
-        slices_(op, message),
-        contributions_(op, slices_.plans(), message.dtype, slices_.inputs(), reduction, message.draws, residuals(),
-                       message.places.empty() ? nullptr : &message.places) {
-    if (exact() && message.residual) throw ValueError("all_reduce: expected no residual of exact elements, got one");
-    if (!exact() && reduction.kind != ReduceKind::sum) {
-      throw ValueError(std::string("all_reduce of codes: expected a sum, got ") + reduceName(reduction.kind));
+// By rank, the parts of all tensors that make up its slice.
+ScatterEntries shareOut(const AllReduceMessage& message, int ranks) {
+  if (message.codec.id == CodecId::none && message.tensors.size() > 1) {  // a layout would join their segments
+    throw ValueError("all_reduce: expected one exact tensor in a message, got " +
+                     std::to_string(message.tensors.size()));
+  }
+  const size_t item = itemBytes(message.dtype);
+  ScatterEntries entries(ranks);
+  for (const ReduceTensor& tensor : message.tensors) {
+    const std::vector<Slice> slices = slicesOf(tensor.elements, message.codec, ranks);
+    for (int s = 0; s < ranks; ++s) {
+      if (slices[s].count == 0) continue;
+      auto* data = static_cast<std::byte*>(tensor.data) + slices[s].first * item;
+      float* residual = tensor.residual ? tensor.residual + slices[s].first : nullptr;
+      entries[(tensor.first_owner + s) % ranks].push_back(
+          {slices[s].count, data, data, residual, tensor.slot + static_cast<uint64_t>(s)});
     }
   }
+  return entries;
+}
 
-  MessageSummary described() const { return slices_.described(); }
-  uint64_t rawBytes() const { return slices_.rawBytes(); }
+std::vector<Layout> layoutsOf(const ScatterEntries& entries, const CodecSpec& codec) {
+  std::vector<Layout> layouts;
+  for (const auto& slice : entries) {
+    std::vector<Segment> segments;
+    uint64_t first = 0;
+    for (const ScatterEntry& entry : slice) {
+      segments.push_back({first, entry.count, codec});
+      first += entry.count;
+    }
+    layouts.emplace_back(std::move(segments));
+  }
+  return layouts;
+}
 
-  void add(Exchange& exchange) {
-    exchange.phases.push_back(&first_);
-    exchange.phases.push_back(&second_);
+// Steps 3 and 4; SendSlices (collective/summer.h) has the first two.
+class SendSums final : public Phase {
+ public:
+  SendSums(const OpContext& op, const RankPlans& slices, Summer& summer)
+      : rank_(op.rank()), own_(slices.of(op.rank())), summer_(summer) {
+    out.assign(op.size(), &own_);
+    in = slices.all();
+    same_to_all = true;
   }
 
-  void start(size_t /*k*/) {}
-  void encode(size_t k, int peer, std::span<std::byte> payload) { contributions_.encode(k, peer, payload); }
-  void reduce(size_t k, const Payloads& payloads) {
-    contributions_.whole(k, payloads,
-                         [&](const Run& run, const auto& whole) { reduce(run, slices_.codes(k, run), whole); });
-  }
-  void encodeSums(size_t k, std::span<std::byte> payload) { slices_.copyCodes(k, payload); }
+  // A frame needs the shares of all its runs; a round in which this rank has no frame, those of the same round.
+  size_t readyAfter(size_t k) const override { return 1 + (k < own_.frames.size() ? own_.wholeWith(k) : k); }
 
-  // Frame k of the slice that `rank` has reduced.
-  void take(int rank, size_t k, std::span<const std::byte> payload) {
-    op_.attribute(rank, [&] {
-      slices_.plans().of(rank).frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
-        const auto whole = incoming_.take(run, rank, part);
-        if (!run.last()) return;
-        run.codec->decode(slices_.elements(rank, run), message_.dtype, whole, run.offset, run.count);
-      });
-    });
+  void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override { summer_.encodeSums(k, payload); }
+
+  void absorb(size_t k, const Payloads& payloads) override {
+    for (size_t rank = 0; rank < payloads.size(); ++rank) {
+      const int owner = static_cast<int>(rank);
+      if (owner != rank_ && !payloads[rank].empty()) summer_.takeSums(owner, k, payloads[rank]);
+    }
   }
 
  private:
-  bool exact() const { return message_.codec.id == CodecId::none; }
-
-  std::vector<float*> residuals() const {
-    std::vector<float*> residuals;
-    for (int rank = 0; message_.places.empty() && message_.residual && rank < slices_.ranks(); ++rank)
-      residuals.push_back(message_.residual + slices_.first(rank));
-    return residuals;
-  }
-
-  void reduce(const Run& run, std::span<std::byte> codes, const std::vector<std::span<const std::byte>>& payloads) {
-    const int ranks = slices_.ranks(), own = slices_.rank();
-    if (exact()) {
-      std::byte* sum = slices_.elements(own, run);
-      sumInRankOrder(op_, contributions_, run, payloads, sum, message_.dtype, reduction_);
-      return run.encode(codes, sum, message_.dtype, {}, "of the sum");
-    }
-    std::vector<Contribution> all(ranks);
-    for (int rank = 0; rank < ranks; ++rank)
-      all[rank].payload = payloads[rank];
-    all[own].own = contributions_.own(run);
-    all[own].own_type = contributions_.ownType(run);
-    const Draws draws = contributions_.drawsOf(run, own).again();
-    float* lost = contributions_.residualOf(run, own);
-    try {
-      run.countInMessage("of the sum", [&] {
-        contributions_.fused(run).encodeSum(codes, slices_.elements(own, run), message_.dtype, all,
-                                            reduction_.average ? ranks : 0, run.offset, run.count, draws, lost);
-      });
-    } catch (const ValueError&) {  // its own numbers may be why
-      contributions_.checkOwn(run);
-      throw;
-    } catch (const WireError&) {
-      for (int rank = 0; rank < ranks; ++rank) {  // whose it is
-        std::vector<float> decoded(rank == own ? 0 : run.count);
-        if (rank == own) continue;
-        op_.attribute(
-            rank, [&] { run.codec->decode(decoded.data(), DType::float32, payloads[rank], run.offset, run.count); });
-      }
-      throw;
-    }
-  }
-
-  OpContext& op_;
-  const AllReduceMessage& message_;
-  const Reduction& reduction_;
-  ReducedSlices slices_;
-  Contributions contributions_;
-  IncomingParts incoming_;
-  SendSlices<Reducing> first_{*this, slices_};
-  SendSums<Reducing> second_{*this, slices_};
+  const int rank_;
+  const MessagePlan& own_;
+  Summer& summer_;
 };
 
-// Nobody to send to: nothing is encoded, and nothing lost but to the rounding of what was.
-void reduceAlone(const AllReduceMessage& message, const Reduction& reduction) {
-  const auto codec = makeCodec(message.codec);
-  const uint64_t n = message.elements;
-  codec->expectTaken(message.data, message.dtype, 0, n, "");
-  if (reduction.premultiplied) scale(message.data, message.data, message.dtype, reduction.premultiply, n);
-  if (codec->needsRepair(message.data, message.dtype, n)) codec->repair(message.data, message.dtype, n);
-  if (!message.residual) return;
-  std::vector<float> rounded(n);
-  reduceInto(message.residual, message.data, message.dtype, ReduceKind::sum, n);
-  reduceFinish(message.data, message.residual, message.dtype, n, 0);
-  reduceAssign(rounded.data(), message.data, message.dtype, n);
-  for (uint64_t i = 0; i < n; ++i) {
-    const float left = message.residual[i] - rounded[i];
-    message.residual[i] = std::isfinite(left) ? left : 0;  // as FusedCodec keeps it
-  }
+// One message.
+struct SlicedTensors {
+  SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
+      : entries(shareOut(message, op.size())),
+        slices(layoutsOf(entries, message.codec), message.dtype, op.chunkBytes(), op.size()),
+        summer(makeSummer(op, device_codec,
+                          {slices, entries, message.dtype, message.draws, reduction, /*encoded_again=*/true})),
+        send_slices(op, slices, *summer),
+        send_sums(op, slices, *summer) {}
+
+  const ScatterEntries entries;
+  const RankPlans slices;
+  const std::unique_ptr<Summer> summer;
+  SendSlices send_slices;
+  SendSums send_sums;
+};
+
+// By the message's elements, not the slices'.
+MessageSummary summaryOf(const AllReduceMessage& message, const RankPlans& slices) {
+  uint64_t elements = 0;
+  for (const ReduceTensor& tensor : message.tensors)
+    elements += tensor.elements;
+  MessageSummary summary = slices.described();
+  summary.elements = std::to_string(elements);
+  return summary;
 }
 
 }  // namespace
 
-void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction) {
-  if (op.group.size() > 1) return reduceTensors<Reducing>(op, messages, reduction);
-  for (const AllReduceMessage& message : messages)
-    Reducing(op, message, reduction);  // throws where it would
+void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction,
+               DeviceCodec* device_codec) {
+  std::deque<SlicedTensors> tensors;
+  std::vector<MessageSummary> summaries;
+  Exchange exchange;
   for (const AllReduceMessage& message : messages) {
-    if (message.places.empty()) reduceAlone(message, reduction);
-    for (const auto& slice : message.places) {
-      for (const ScatterEntry& place : slice)
-        reduceAlone({place.count, message.codec, message.dtype, place.data, message.draws, place.residual}, reduction);
-    }
+    SlicedTensors& tensor = tensors.emplace_back(op, message, reduction, device_codec);
+    summaries.push_back(summaryOf(message, tensor.slices));
+    op.counters.raw_bytes +=
+        tensor.slices.rawBytesToPeers(op.rank()) + (op.size() - 1) * tensor.slices.of(op.rank()).rawBytes();
+    exchange.phases.push_back(&tensor.send_slices);
+    exchange.phases.push_back(&tensor.send_sums);
   }
+  if (op.size() == 1 && !device_codec) {  // nobody to send to
+    for (size_t i = 0; i < messages.size(); ++i) {
+      for (const ScatterEntry& entry : tensors[i].entries[0])
+        reduceAlone(entry, messages[i].codec, messages[i].dtype, reduction);
+    }
+    return;
+  }
+  exchange.description = describeReduction(op.op, summaries, reduction);
+  runExchange(op, exchange);
+  for (SlicedTensors& tensor : tensors)
+    tensor.summer->wait();
 }
 
 }  // namespace lowcomm

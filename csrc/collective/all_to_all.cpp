@@ -20,7 +20,7 @@
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
-#include "collective/staged_check.h"
+#include "collective/staged.h"
 
 namespace lowcomm {
 namespace {

@@ -5,11 +5,12 @@
 
 #include "base/dtype.h"
 #include "codec/codec.h"
-#include "collective/context.h"
-#include "collective/device_codec.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
+
+class DeviceCodec;
+class OpContext;
 
 // One tensor a pair of ranks: that at `inputs[r]` for rank r, that of rank r to `outputs[r]`. Sizes and codecs may
 // differ by pair; what one rank sends the other expects. No output overlaps an input.
@@ -25,7 +26,7 @@ struct AllToAllMessage {
   std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
 };
 
-// all_to_all by direct exchange, encoded or (codec none) exact. What a rank keeps is copied as it is (but obeys the
+// all_to_all by direct exchange, encoded or (codec none) exact. The part that a rank keeps is copied (and obeys the
 // codec's nonfinite=). Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError where a
 // rank's own part is not as long in as out.
 void allToAll(OpContext& op, const AllToAllMessage& message);

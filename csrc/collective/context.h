@@ -15,7 +15,7 @@
 
 namespace lowcomm {
 
-// What a group is made with. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
+// The options of a group. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
 struct GroupConfig {
   std::string group = "default";
   std::vector<int> global_ranks;               // by group rank; empty: not shown in messages
@@ -28,7 +28,7 @@ struct GroupConfig {
   std::string flight_folder;                   // where it is written; empty: the system's for temporary files
 };
 
-// What every op of a group shares.
+// A group: shared by its ops.
 struct GroupContext {
   GroupContext(Transport& transport, GroupConfig config);
 

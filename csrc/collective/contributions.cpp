@@ -1,59 +1,42 @@
 #include "collective/contributions.h"
 
 #include <algorithm>
-#include <iterator>
-#include <utility>
+#include <string>
 
 #include "base/error.h"
+#include "collective/context.h"
+#include "collective/reduction.h"
+#include "kernels/reduce.h"
 
 namespace lowcomm {
 namespace {
 
-std::string sliceFor(int rank) {
-  return "of the slice for rank " + std::to_string(rank);
+bool anyResidual(const ScatterEntries& entries) {
+  return std::any_of(entries.begin(), entries.end(), [](const auto& slice) {
+    return std::any_of(slice.begin(), slice.end(), [](const ScatterEntry& entry) { return entry.residual; });
+  });
 }
 
 }  // namespace
-
-const char* Reduction::name() const {
-  if (average) return "avg";
-  return premultiplied ? "premul_sum" : reduceName(kind);
-}
-
-KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
-                            const Reduction& reduction) {
-  KeyValues description = describe(op, messages);
-  description.fields.insert(std::prev(description.fields.end()), {"reduce op", reduction.name()});
-  return description;
-}
 
 std::byte* scratch(std::vector<std::byte>& memory, size_t bytes) {
   if (memory.size() < bytes) memory.resize(bytes);
   return memory.data();
 }
 
-Contributions::Contributions(OpContext& op, const RankPlans& slices, DType dtype, std::vector<const void*> inputs,
-                             const Reduction& reduction, const Draws& draws, std::vector<float*> residuals,
-                             const SegmentPlaces* places)
-    : op_(op),
-      slices_(slices),
-      dtype_(dtype),
-      inputs_(std::move(inputs)),
-      reduction_(reduction),
-      draws_(draws),
-      residuals_(std::move(residuals)),
-      places_(places) {
-  if ((!residuals_.empty() || places) && reduction.premultiplied) {
+Contributions::Contributions(OpContext& op, const SumElements& elements) : op_(op), elements_(elements) {
+  const Reduction& reduction = elements.reduction;
+  if (reduction.premultiplied && anyResidual(elements.entries)) {
     throw ValueError(op.op + ": error feedback: expected a sum or an average, got premul_sum");
   }
-  if (!reduceSupports(dtype, reduction.kind)) {
+  if (!reduceSupports(elements.dtype, reduction.kind)) {
     throw TypeError(op.op + ": expected a dtype that " + reduceName(reduction.kind) + " takes, got " +
-                    dtypeName(dtype));
+                    dtypeName(elements.dtype));
   }
 }
 
 void Contributions::checkOwn(size_t k) {
-  const auto& frames = slices_.of(op_.group.rank()).frames;
+  const auto& frames = elements_.slices.of(op_.rank()).frames;
   if (k >= frames.size()) return;
   for (const Run& run : frames[k].runs) {
     if (run.part == 0) checkOwn(run);
@@ -61,82 +44,87 @@ void Contributions::checkOwn(size_t k) {
 }
 
 void Contributions::checkOwn(const Run& run) {
-  const int own = op_.group.rank();
-  run.codec->expectTaken(contribution(run, own), dtype_, run.at, run.count, sliceFor(own));
+  const int own = op_.rank();
+  run.codec->expectTaken(contribution(run, own), elements_.dtype, run.at, run.count, sliceFor(own));
 }
 
 void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
-  const MessagePlan& slice = slices_.of(peer);
-  const std::string of = sliceFor(peer);
-  slice.frames[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-    const Draws draws = drawsOf(run, peer);
-    outgoing_.write(part, run, peer, [&](std::span<std::byte> whole) {
-      const void* x = contribution(run, peer);
-      Loss& loss = op_.counters.loss;
-      float* residual = residualOf(run, peer);
-      if (!residual) {
-        run.encode(whole, x, dtype_, draws, of);
-        return sample(loss, k, slice.frames.size(), run, x, dtype_, draws);
-      }
-      const auto window = windowOf(loss, k, slice.frames.size(), run, draws.step);
-      if (window) withFeedback(x, residual, *window);
-      run.countInMessage(of, [&] {
-        fused(run).encodeFeedback(whole, {x, dtype_}, {residual, DType::float32}, run.offset, run.count, draws);
-      });
-      if (window) addLost(loss, residual, *window);
-    });
-  });
+  size_t at = 0;
+  for (const Run& run : elements_.slices.of(peer).frames[k].runs) {
+    const std::span<std::byte> part = payload.subspan(at, run.bytes);
+    parts_.write(part, run, peer, [&](std::span<std::byte> whole) { encodeRun(k, run, peer, whole); });
+    at += run.bytes;
+  }
 }
 
-// What is encoded of a window, which the residual afterwards no longer tells.
+void Contributions::encodeRun(size_t k, const Run& run, int peer, std::span<std::byte> payload) {
+  const DType dtype = elements_.dtype;
+  const size_t frames = elements_.slices.of(peer).frames.size();
+  const Draws draws = drawsOf(run, peer);
+  const void* x = contribution(run, peer);
+  float* residual = residualOf(run, peer);
+  Loss& loss = op_.counters.loss;
+  if (!residual) {
+    run.encode(payload, x, dtype, draws, sliceFor(peer));
+    return sample(loss, k, frames, run, x, dtype, draws);
+  }
+  const auto window = windowOf(loss, k, frames, run, draws.step);
+  if (window) withFeedback(x, residual, *window);
+  try {
+    fused(run).encodeFeedback(payload, {x, dtype}, {residual, DType::float32}, run.offset, run.count, draws);
+  } catch (const NonFiniteError& error) {
+    throw run.inMessage(error, sliceFor(peer));
+  }
+  if (window) addLost(loss, residual, *window);
+}
+
+// The elements of a window as they are encoded, which the residual no longer tells afterwards.
 void Contributions::withFeedback(const void* x, const float* residual, const Window& window) {
+  const DType dtype = elements_.dtype;
   encoded_.resize(window.count);
-  reduceAssign(encoded_.data(), static_cast<const std::byte*>(x) + window.first * itemBytes(dtype_), dtype_,
+  reduceAssign(encoded_.data(), static_cast<const std::byte*>(x) + window.first * itemBytes(dtype), dtype,
                window.count);
   reduceInto(encoded_.data(), residual + window.first, DType::float32, ReduceKind::sum, window.count);
 }
 
-// The new residual is what was encoded less what it decodes to.
+// The new residual is the elements that were encoded less their codes' values.
 void Contributions::addLost(Loss& loss, const float* residual, const Window& window) {
-  std::vector<float>& decoded = decoded_;
-  decoded.resize(window.count);
+  decoded_.resize(window.count);
   for (uint64_t i = 0; i < window.count; ++i)
-    decoded[i] = encoded_[i] - residual[window.first + i];
-  addLoss(loss, encoded_.data(), decoded.data(), window.count);
+    decoded_[i] = encoded_[i] - residual[window.first + i];
+  addLoss(loss, encoded_.data(), decoded_.data(), window.count);
 }
 
-// This rank's elements of `run` for `peer`, premultiplied where the reduction says so.
+// This rank's elements of `run` for `peer`, scaled where the reduction says so.
 const void* Contributions::contribution(const Run& run, int peer) {
-  const size_t item = itemBytes(dtype_);
-  const void* input = places_ ? static_cast<const std::byte*>((*places_)[peer][run.segment].data) + run.offset * item
-                              : static_cast<const std::byte*>(inputs_[peer]) + run.at * item;
-  if (!reduction_.premultiplied) return input;
+  const size_t item = itemBytes(elements_.dtype);
+  const void* input = static_cast<const std::byte*>(entry(run, peer).input) + run.offset * item;
+  if (!elements_.reduction.premultiplied) return input;
   std::byte* scaled = scratch(op_.group.scaled, run.count * item);
-  scale(scaled, input, dtype_, reduction_.premultiply, run.count);
+  scale(scaled, input, elements_.dtype, elements_.reduction.premultiply, run.count);
   return scaled;
 }
 
 float* Contributions::residualOf(const Run& run, int peer) const {
-  if (places_) {
-    float* residual = (*places_)[peer][run.segment].residual;
-    return residual ? residual + run.offset : nullptr;
-  }
-  return residuals_.empty() ? nullptr : residuals_[peer] + run.at;
+  float* residual = entry(run, peer).residual;
+  return residual ? residual + run.offset : nullptr;
 }
 
 Draws Contributions::drawsOf(const Run& run, int peer) const {
-  if (places_) return draws_.slot((*places_)[peer][run.segment].slot);
-  const size_t segments = slices_.of(peer).layout.segments().size();
-  return draws_.slot(static_cast<uint64_t>(peer) * segments + run.segment);
+  return elements_.draws.slot(entry(run, peer).slot);
+}
+
+DType Contributions::ownType(const Run& run) const {
+  return residualOf(run, op_.rank()) ? DType::float32 : elements_.dtype;
 }
 
 const void* Contributions::own(const Run& run) {
-  const void* x = contribution(run, op_.group.rank());
+  const void* x = contribution(run, op_.rank());
   const size_t bytes = run.count * itemBytes(ownType(run));
-  float* residual = residualOf(run, op_.group.rank());
+  float* residual = residualOf(run, op_.rank());
   if (residual) {
     repaired_.resize(bytes);
-    reduceAssign(repaired_.data(), x, dtype_, run.count);
+    reduceAssign(repaired_.data(), x, elements_.dtype, run.count);
     reduceInto(repaired_.data(), residual, DType::float32, ReduceKind::sum, run.count);
     std::fill_n(residual, run.count, 0.0f);
     x = repaired_.data();

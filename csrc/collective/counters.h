@@ -6,14 +6,14 @@
 
 namespace lowcomm {
 
-// What encoding lost, in squares: of ||decoded - x|| and ||x||.
+// The loss of encoding, in squares: of ||decoded - x|| and ||x||.
 struct Loss {
   double lost = 0, whole = 0;
 
   bool taken() const { return whole > 0; }
 };
 
-// What one op moved and where its time went.
+// The bytes that one op moved, and where its time went.
 struct OpCounters {
   uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
   uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
@@ -25,7 +25,7 @@ struct OpCounters {
   Loss loss;                                           // of a sample of what this rank encoded
 };
 
-// What an op spends its time on.
+// An op's ways to spend its time.
 enum class Doing : uint8_t { encode, wait, decode };
 
 // A stretch of an op's time, for a profiler.

@@ -14,8 +14,8 @@ namespace lowcomm {
 class OpContext;
 struct Exchange;
 
-// What ranks say of an op before its frames (FORMAT.md, "Descriptions"), and how ranks part that describe different
-// ops.
+// The descriptions of an op that ranks exchange before its frames (FORMAT.md, "Descriptions"), and the end of the op
+// between ranks that describe different ones.
 class Descriptions {
  public:
   // All of it lives as long as this.

@@ -28,7 +28,7 @@ struct StagedTerm {
   const void* own = nullptr;
 };
 
-// What a device does with runs. Pointers are to its memory unless said otherwise; payloads and `workspace` are aligned
+// A device's work on runs. Pointers are to its memory unless said otherwise; payloads and `workspace` are aligned
 // to 64 bytes. Every call enqueues and returns. A `refused` word is made 1 where the host's codec would throw, and is
 // never made 0; what was written is then without meaning.
 class CodecKernels {

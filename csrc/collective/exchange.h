@@ -11,7 +11,7 @@ namespace lowcomm {
 class OpContext;
 class Phase;
 
-// What is under every collective: each rank sends the frames of its messages to its peers and receives theirs, a round
+// The base of every collective: each rank sends the frames of its messages to its peers and receives theirs, a round
 // being at most one frame to and from each peer. Receives are posted before sends, several rounds are under way at a
 // time (send_window.h), and a round is encoded while the ones before it travel.
 //
@@ -20,10 +20,10 @@ class Phase;
 // that cannot encode (a NaN) sends error frames in place of what is left, so every posted receive still completes,
 // every rank it still talks to gets the error, and the group goes on.
 struct Exchange {
-  // What ranks must agree on: op, dtype, sizes, codec, reduce op.
+  // Ranks must agree on it: op, dtype, sizes, codec, reduce op.
   KeyValues description;
 
-  // By rank, one more field for this rank and that one, which both of them say alike; empty: none.
+  // By rank, one more field for this rank and that one, the same on both; empty: none.
   std::vector<std::pair<std::string, std::string>> pair_fields = {};
 
   std::vector<Phase*> phases = {};  // in order; they live until the end of the exchange

@@ -5,12 +5,12 @@
 #include <optional>
 
 #include "codec/codec.h"
-#include "collective/context.h"
+#include "collective/counters.h"
 #include "collective/plan.h"
 
 namespace lowcomm {
 
-// How much encoding loses, from a sample that does not show beside the encoding itself: of one frame of each op some
+// How much encoding loses, from a sample that takes little next to the encoding itself: of one frame of each op some
 // thousands of elements, in another frame and place from step to step.
 
 // Elements of a run that stand for their op, counted in the run.

@@ -1,3 +1,10 @@
+// all_reduce of matrices by low-rank factors, W ranks; p and r are the bytes of all encoded factors P and R:
+//   1. Every rank forms its P = A·Q of each matrix; an all_reduce sums them, and tensors that are no matrices with
+//   them:
+//      2(W - 1)/W·p bytes out and in, and those of the other tensors.
+//   2. Every rank orthonormalises the sum P in a fixed order: no bytes.
+//   3. It forms R = Aᵀ·P; an all_reduce sums them, with a sequence number of its own: 2(W - 1)/W·r bytes out and in.
+//   4. It writes P·Rᵀ to the tensors, the loss to the residuals, and R to the factors Q: no bytes.
 #include "collective/low_rank_all_reduce.h"
 
 #include <algorithm>
@@ -12,7 +19,8 @@
 #include "base/float_env.h"
 #include "codec/dispatch.h"
 #include "collective/all_reduce.h"
-#include "collective/plan.h"
+#include "collective/op_context.h"
+#include "collective/reduction.h"
 #include "kernels/low_rank/low_rank.h"
 #include "kernels/low_rank/orthonormalise.h"
 #include "kernels/low_rank/singular_values.h"
@@ -52,30 +60,6 @@ bool isFinite(const void* data, DType dtype, uint64_t n) {
   return true;
 }
 
-// The segments of some tensors: each is cut as a tensor of its own, and its slices go round the ranks from one of its
-// own on, so that small ones do not all fall to rank 0.
-struct Sharing {
-  const CodecSpec& codec;
-  int ranks;
-  SegmentPlaces places = SegmentPlaces(ranks);
-  uint64_t elements = 0;
-
-  void add(void* data, DType dtype, float* residual, uint64_t count, uint64_t slot, uint32_t first_owner) {
-    const std::vector<Slice> slices = slicesOf(count, codec, ranks);
-    for (int s = 0; s < ranks; ++s) {
-      if (slices[s].count == 0) continue;
-      places[(first_owner + s) % ranks].push_back({slices[s].count,
-                                                   static_cast<std::byte*>(data) + slices[s].first * itemBytes(dtype),
-                                                   residual ? residual + slices[s].first : nullptr, slot + s});
-    }
-    elements += count;
-  }
-
-  AllReduceMessage message(DType dtype, const Draws& draws) && {
-    return {.elements = elements, .codec = codec, .dtype = dtype, .draws = draws, .places = std::move(places)};
-  }
-};
-
 // One tensor in progress.
 class Compressing {
  public:
@@ -95,22 +79,24 @@ class Compressing {
   const std::vector<float>& r() const { return r_; }
 
   // Into the first message: the elements themselves, or their projection P.
-  void share(Sharing& sharing, const LowRankKernels& kernels) {
+  void share(AllReduceMessage& message, const LowRankKernels& kernels) {
     if (t_.kept && (idle_ || !lowRank())) std::memcpy(t_.residual, t_.kept, t_.elements * sizeof(float));
     if (!lowRank()) {
       if (idle_) lost_.assign(t_.elements, 0);
-      return sharing.add(t_.data, dtype_, idle_ ? lost_.data() : t_.residual, t_.elements, t_.slot, t_.first_owner);
+      float* residual = idle_ ? lost_.data() : t_.residual;
+      message.tensors.push_back({t_.elements, t_.data, residual, t_.slot, t_.first_owner});
+      return;
     }
     p_.assign(t_.rank * t_.rows, 0);
     if (!idle_) {
       widen();
       kernels.project(p_.data(), a_, t_.factor, t_.rows, t_.columns, t_.rank);
     }
-    sharing.add(p_.data(), DType::float32, nullptr, p_.size(), t_.slot, t_.first_owner);
+    message.tensors.push_back({p_.size(), p_.data(), nullptr, t_.slot, t_.first_owner});
   }
 
-  // Into the second: R, with what its coding will lose.
-  void shareBack(Sharing& sharing, const LowRankKernels& kernels) {
+  // Into the second: R, with what its coding will lose. The first has taken a slot for each of `ranks`.
+  void shareBack(AllReduceMessage& message, const LowRankKernels& kernels, int ranks) {
     orthonormalise(p_.data(), t_.rank, t_.rows);
     r_.assign(t_.rank * t_.columns, 0);
     if (!idle_) kernels.back_project(r_.data(), a_, p_.data(), t_.rows, t_.columns, t_.rank);
@@ -118,8 +104,8 @@ class Compressing {
       own_ = r_;
       lost_.assign(r_.size(), 0);
     }
-    sharing.add(r_.data(), DType::float32, t_.residual ? lost_.data() : nullptr, r_.size(),
-                t_.slot + static_cast<uint64_t>(sharing.ranks), t_.first_owner);
+    float* residual = t_.residual ? lost_.data() : nullptr;
+    message.tensors.push_back({r_.size(), r_.data(), residual, t_.slot + static_cast<uint64_t>(ranks), t_.first_owner});
   }
 
   // The second has come. `times`: how often the result stands for what was sent, the group's size for an average.
@@ -200,6 +186,11 @@ class Compressing {
   std::vector<float> wide_, p_, r_, own_, lost_;
 };
 
+bool holdsElements(const AllReduceMessage& message) {
+  return std::any_of(message.tensors.begin(), message.tensors.end(),
+                     [](const ReduceTensor& t) { return t.elements > 0; });
+}
+
 // What the tensors take uncoded: each element goes to a rank once, and once from there to all.
 uint64_t rawBytes(const LowRankMessage& message, int ranks) {
   uint64_t elements = 0;
@@ -215,13 +206,15 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
     throw ValueError(op.op + ", compressed: expected a sum or an average, got premul_sum");
   }
   const LowRankKernels& kernels = *lowcomm::kernels().low_rank;
-  const int ranks = op.group.size();
+  const int ranks = op.size();
   std::deque<Compressing> tensors;
   for (const LowRankTensor& tensor : message.tensors)
     tensors.emplace_back(tensor, message.dtype);
 
   // A message has one type and one codec: where P's are others than the tensors' beside it, it is a message of its own.
-  Sharing elements{message.codec, ranks}, projections{message.projection, ranks}, backs{message.codec, ranks};
+  AllReduceMessage elements(message.codec, message.dtype, message.draws);
+  AllReduceMessage projections(message.projection, DType::float32, message.draws);
+  AllReduceMessage backs(message.codec, DType::float32, message.draws);
   const bool apart = message.dtype != DType::float32 || message.projection != message.codec;
   {
     Stopwatch watch(op, Doing::encode);
@@ -230,8 +223,8 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
       tensor.share(apart && tensor.lowRank() ? projections : elements, kernels);
   }
   std::vector<AllReduceMessage> messages;
-  if (elements.elements > 0) messages.push_back(std::move(elements).message(message.dtype, message.draws));
-  if (projections.elements > 0) messages.push_back(std::move(projections).message(DType::float32, message.draws));
+  if (holdsElements(elements)) messages.push_back(std::move(elements));
+  if (holdsElements(projections)) messages.push_back(std::move(projections));
   allReduce(op, messages, reduction);
 
   bool finite = true, low_rank = false;
@@ -247,10 +240,10 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
       Stopwatch watch(op, Doing::encode);
       FloatEnv env;
       for (Compressing& tensor : tensors) {
-        if (tensor.lowRank()) tensor.shareBack(backs, kernels);
+        if (tensor.lowRank()) tensor.shareBack(backs, kernels, ranks);
       }
     }
-    allReduce(op, {std::move(backs).message(DType::float32, message.draws)}, reduction);
+    allReduce(op, {std::move(backs)}, reduction);
     for (const Compressing& tensor : tensors)
       finite = finite && isBelow(tensor.r().data(), tensor.r().size(), kOverflow);
   }
@@ -259,7 +252,7 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   for (Compressing& tensor : tensors) {
     const auto rounder = static_cast<int>(tensor.tensor().first_owner % static_cast<uint32_t>(ranks));
     if (finite) {
-      tensor.finish(kernels, rounder == op.group.rank(), reduction.average ? static_cast<float>(ranks) : 1.0f);
+      tensor.finish(kernels, rounder == op.rank(), reduction.average ? static_cast<float>(ranks) : 1.0f);
     } else {
       tensor.spoil();
     }

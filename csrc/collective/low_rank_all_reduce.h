@@ -6,10 +6,11 @@
 #include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
-#include "collective/context.h"
-#include "collective/contributions.h"
 
 namespace lowcomm {
+
+class OpContext;
+struct Reduction;
 
 // One tensor of a compressed all_reduce: by codes, or, where `rank` is not 0, by codes of its low-rank factors.
 struct LowRankTensor {
@@ -54,8 +55,8 @@ constexpr bool isLowRank(uint64_t rows, uint64_t columns, uint64_t rank) {
 //
 // where Rₛ is what this rank's Aᵀ·P has come to in R: its codes, or its own numbers in slices that it sums, less what
 // coding those sums lost. So, over all ranks, Σ data before = Σ (residual after − residual before) + the sum, as in
-// all_reduce.h, of tensors with a rank and without. What P's coding loses needs no feedback, P being any basis; but a
-// coarse one catches less of A, so P may have a codec of its own.
+// all_reduce.h, of tensors with a rank and without. The loss of P's coding needs no feedback, P being any basis; but a
+// coarse one catches less of A, so P may have another codec.
 //
 // A rank's tensor whose elements are all 0 contributes nothing, and its residual waits: a parameter that took no part.
 //

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <vector>
 
 #include "base/fnv1a.h"
+#include "collective/plan.h"
+#include "collective/reduction.h"
 
 namespace lowcomm {
 namespace {
@@ -58,6 +61,13 @@ KeyValues describe(const std::string& op, const std::vector<MessageSummary>& mes
       {"elements a rank", joined(messages, &MessageSummary::elements)},
       {"codec", joined(messages, &MessageSummary::codec)},
   };
+  return description;
+}
+
+KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
+                            const Reduction& reduction) {
+  KeyValues description = describe(op, messages);
+  description.fields.insert(std::prev(description.fields.end()), {"reduce op", reduction.name()});
   return description;
 }
 

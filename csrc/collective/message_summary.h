@@ -4,12 +4,14 @@
 #include <utility>
 #include <vector>
 
-#include "collective/plan.h"
 #include "wire/key_values.h"
 
 namespace lowcomm {
 
-// What ranks compare of one message.
+struct MessagePlan;
+struct Reduction;
+
+// The fields of one message that ranks compare.
 struct MessageSummary {
   // By its plan: dtype's name, the layout's elements, its codec. What the caller calls the elements goes into dtype and
   // elements afterwards: the wire's `opaque` does not tell four uint16 from eight float8, and ranks' parts may differ.
@@ -24,8 +26,12 @@ struct MessageSummary {
   std::string dtype, elements, codec;
 };
 
-// What ranks compare before they trust each other's frames: op, then number, dtype, elements and codec of the messages
+// The fields that ranks compare before they trust frames: op, then number, dtype, elements and codec of the messages
 // (FORMAT.md, "Descriptions"). Long lists are cut and closed with a hash, so that the description fits a frame.
 KeyValues describe(const std::string& op, const std::vector<MessageSummary>& messages);
+
+// The same of a reduction, with the reduce op before the codec, which follows from it.
+KeyValues describeReduction(const std::string& op, const std::vector<MessageSummary>& messages,
+                            const Reduction& reduction);
 
 }  // namespace lowcomm

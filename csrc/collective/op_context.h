@@ -29,7 +29,7 @@ struct PeerRefused : PeerError {
 
 inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
 
-// One op in progress, on the group's worker or beside it.
+// One op in progress, on the group's worker or on another thread.
 class OpContext {
  public:
   using Clock = std::chrono::steady_clock;
@@ -62,7 +62,7 @@ class OpContext {
   // Adds to the counter of what was done, and to the timeline.
   void spent(Doing doing, Clock::time_point start, Clock::time_point end);
 
-  // What the flight record is to know of the op from now on; `change` gets an OpProgress::State.
+  // Changes the op's entry in the flight record; `change` gets an OpProgress::State.
   template <class F>
   void note(F&& change) const {
     if (progress) progress->update(change);
@@ -78,7 +78,7 @@ class OpContext {
     }
   }
 
-  // What this rank's error frames say of why it cannot send.
+  // The text of this rank's error frames: why it cannot send.
   std::string refusal(const ValueError& mistake) const;
 
   // A PeerRefused: this rank and `peer` issued different ops under one number. `difference` names the field, both

@@ -52,7 +52,7 @@ class Phase {
   size_t rounds() const;
 };
 
-// What `out` or `in` of a phase is where only `rank` of `ranks` has a message.
+// Messages for `out` or `in` of a phase: one of `rank`, none of the other ranks.
 std::vector<const MessagePlan*> onlyFor(int rank, int ranks, const MessagePlan* plan);
 
 // A frame to each peer and one from each: the step of an exchange.

@@ -51,7 +51,15 @@ uint64_t unitOf(const CodecSpec& spec) {
 
 void Run::encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
                  const std::string& of) const {
-  countInMessage(of, [&] { codec->encode(payload, src, dtype, offset, count, draws); });
+  try {
+    codec->encode(payload, src, dtype, offset, count, draws);
+  } catch (const NonFiniteError& error) {
+    throw inMessage(error, of);
+  }
+}
+
+NonFiniteError Run::inMessage(const NonFiniteError& error, const std::string& of) const {
+  return {error.codec, error.value, error.position - offset + at, error.limit, of};
 }
 
 size_t frameCapacity(size_t chunk_bytes) {

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/error.h"
 #include "codec/codec.h"
 #include "wire/layout.h"
 
@@ -18,6 +17,7 @@ namespace lowcomm {
 
 struct FrameHeader;
 struct MessageSummary;
+struct NonFiniteError;
 
 // Elements of one segment that travel in one frame, encoded independently of the rest.
 struct Run {
@@ -41,15 +41,8 @@ struct Run {
   void encode(std::span<std::byte> payload, const void* src, DType dtype, const Draws& draws,
               const std::string& of = "") const;
 
-  // What `encode` does about a NonFiniteError, for other ways to encode the run.
-  template <class F>
-  void countInMessage(const std::string& of, F&& encode) const {
-    try {
-      encode();
-    } catch (const NonFiniteError& error) {
-      throw NonFiniteError(error.codec, error.value, error.position - offset + at, error.limit, of);
-    }
-  }
+  // That error for other ways to encode the run: `error` counts in the segment.
+  NonFiniteError inMessage(const NonFiniteError& error, const std::string& of) const;
 };
 
 // One frame of a message.
@@ -57,17 +50,7 @@ struct Frame {
   uint64_t first = 0;
   uint64_t elements = 0;
   uint32_t payload_bytes = 0;
-  std::vector<Run> runs;
-
-  // Calls f(run, its share of the payload) for every run; `payload` is a span of payload_bytes.
-  template <class Bytes, class F>
-  void eachRun(std::span<Bytes> payload, F&& f) const {
-    size_t at = 0;
-    for (const Run& run : runs) {
-      f(run, payload.subspan(at, run.bytes));
-      at += run.bytes;
-    }
-  }
+  std::vector<Run> runs;  // their shares of the payload stand in it in this order
 };
 
 // A message cut into frames: the same on every rank that knows layout, dtype and chunk_bytes, before anything is sent.
@@ -115,7 +98,7 @@ struct Slice {
 // Each is encoded as a tensor of its own. ValueError where makeCodec throws it.
 std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks);
 
-// How one tensor's parts, a rank each, are cut into frames: once where all parts are alike.
+// How one tensor's parts, a rank each, are cut into frames: once where all parts are cut in the same way.
 class RankPlans {
  public:
   // `layouts`: one for all ranks, or one a rank; ValueError for another number. Throws as planMessage.
@@ -126,7 +109,7 @@ class RankPlans {
   // By rank: what Phase::out and Phase::in hold.
   std::vector<const MessagePlan*> all() const;
 
-  // What the parts of all ranks but `rank` take as elements: what it would send uncoded.
+  // Bytes of the parts of all ranks except `rank`, as elements: it would send them uncoded.
   uint64_t rawBytesToPeers(int rank) const;
 
   // Elements of a rank's part, or the parts' joined by "/" where they differ.
@@ -137,16 +120,17 @@ class RankPlans {
   std::vector<MessagePlan> plans_;
 };
 
-// A segment of a message whose elements are not in one piece: part of one of several tensors.
+// The elements of one segment of a slice that ranks reduce: part of a tensor.
 struct ScatterEntry {
   uint64_t count = 0;  // elements, 1 or more
-  void* data = nullptr;
-  float* residual = nullptr;  // error feedback's of these elements; null: none
-  uint64_t slot = 0;          // of the message's draws, so that a tensor's do not depend on what travels with it
+  const void* input = nullptr;
+  void* output = nullptr;     // takes the reduction; may be the input; null: this rank does not get it
+  float* residual = nullptr;  // of error feedback for these elements; null: none
+  uint64_t slot = 0;          // of the message's draws
 };
 
-// By rank, whose slice they make up, in order.
-using SegmentPlaces = std::vector<std::vector<ScatterEntry>>;
+// By rank, whose slice they make up, in the order of the slice's segments.
+using ScatterEntries = std::vector<std::vector<ScatterEntry>>;
 
 // Payloads that travel in several frames because their codec cannot be cut: encoded as a whole with the first part, and
 // decoded as a whole with the last. A payload in one frame is never copied.

@@ -1,62 +1,72 @@
+// reduce_scatter of W ranks, n bytes of a rank's encoded input, which has a slice for each rank:
+//   1. Every rank encodes for each other rank the slice that this one owns, and sends it there: (W - 1)/W·n bytes out.
+//   2. It decodes the contributions of the others to its own slice, (W - 1)/W·n bytes in, and adds them up in rank
+//      order, its own elements among them as they are.
 #include "collective/reduce_scatter.h"
 
 #include <cstddef>
 #include <deque>
-#include <iterator>
-#include <span>
+#include <memory>
+#include <vector>
 
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/phase.h"
+#include "collective/op_context.h"
 #include "collective/plan.h"
-#include "collective/rank_order_sum.h"
-#include "collective/reduce_tensors.h"
+#include "collective/summer.h"
 
 namespace lowcomm {
 namespace {
 
-// One tensor: what to send, and the accumulation of what comes.
-class Scattering final : public Phase {
- public:
-  Scattering(OpContext& op, const ScatterMessage& message, const Reduction& reduction)
-      : op_(op),
-        message_(message),
-        reduction_(reduction),
-        slices_(message.layouts, message.dtype, op.group.chunk_bytes, op.group.size()),
-        contributions_(op, slices_, message.dtype, message.inputs, reduction, message.draws) {
-    out = slices_.all();
-    in.assign(op.size(), &slices_.of(op.rank()));
+// By rank, where the segments of its slice are: all of them read, and this rank's reduced to the output.
+ScatterEntries entriesOf(const ScatterMessage& message, const RankPlans& slices, int own) {
+  const size_t item = itemBytes(message.dtype);
+  ScatterEntries entries(message.inputs.size());
+  for (size_t rank = 0; rank < entries.size(); ++rank) {
+    const std::vector<Segment>& segments = slices.of(static_cast<int>(rank)).layout.segments();
+    uint64_t slot = rank * segments.size();
+    for (const Segment& segment : segments) {
+      const auto* input = static_cast<const std::byte*>(message.inputs[rank]) + segment.first * item;
+      auto* output = static_cast<std::byte*>(message.output) + segment.first * item;
+      const bool reduced = rank == static_cast<size_t>(own);
+      entries[rank].push_back({segment.count, input, reduced ? output : nullptr, nullptr, slot++});
+    }
   }
+  return entries;
+}
 
-  MessageSummary described() const { return slices_.described(); }
+// One tensor.
+struct ScatteredTensor {
+  ScatteredTensor(OpContext& op, const ScatterMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
+      : slices(message.layouts, message.dtype, op.chunkBytes(), op.size()),
+        entries(entriesOf(message, slices, op.rank())),
+        summer(makeSummer(op, device_codec,
+                          {slices, entries, message.dtype, message.draws, reduction, /*encoded_again=*/false})),
+        phase(op, slices, *summer) {}
 
-  uint64_t rawBytes() const { return slices_.rawBytesToPeers(op_.group.rank()); }
-
-  void add(Exchange& exchange) { exchange.phases.push_back(this); }
-
-  void check(size_t k) override { contributions_.checkOwn(k); }
-  void encode(size_t k, int peer, std::span<std::byte> payload) override { contributions_.encode(k, peer, payload); }
-  void absorb(size_t k, const Payloads& payloads) override {
-    contributions_.whole(k, payloads, [this](const Run& run, const auto& whole) { reduce(run, whole); });
-  }
-
- private:
-  void reduce(const Run& run, const std::vector<std::span<const std::byte>>& payloads) {
-    std::byte* out = static_cast<std::byte*>(message_.output) + run.at * itemBytes(message_.dtype);
-    sumInRankOrder(op_, contributions_, run, payloads, out, message_.dtype, reduction_);
-  }
-
-  OpContext& op_;
-  const ScatterMessage& message_;
-  const Reduction& reduction_;
-  const RankPlans slices_;
-  Contributions contributions_;
+  const RankPlans slices;
+  const ScatterEntries entries;
+  const std::unique_ptr<Summer> summer;
+  SendSlices phase;
 };
 
 }  // namespace
 
-void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction) {
-  reduceTensors<Scattering>(op, messages, reduction);
+void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction,
+                   DeviceCodec* device_codec) {
+  std::deque<ScatteredTensor> tensors;
+  std::vector<MessageSummary> summaries;
+  Exchange exchange;
+  for (const ScatterMessage& message : messages) {
+    ScatteredTensor& tensor = tensors.emplace_back(op, message, reduction, device_codec);
+    summaries.push_back(tensor.slices.described());
+    op.counters.raw_bytes += tensor.slices.rawBytesToPeers(op.rank());
+    exchange.phases.push_back(&tensor.phase);
+  }
+  exchange.description = describeReduction(op.op, summaries, reduction);
+  runExchange(op, exchange);
+  for (ScatteredTensor& tensor : tensors)
+    tensor.summer->wait();
 }
 
 }  // namespace lowcomm

@@ -7,10 +7,11 @@
 #include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
-#include "collective/context.h"
-#include "collective/device_codec.h"
 
 namespace lowcomm {
+
+class DeviceCodec;
+class OpContext;
 
 // One tensor of `elements` elements, the same number on every rank.
 struct BroadcastMessage {

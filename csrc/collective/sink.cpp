@@ -1,7 +1,7 @@
 #include "collective/sink.h"
 
 #include "collective/plan.h"
-#include "collective/staged_sink.h"
+#include "collective/staged.h"
 
 namespace lowcomm {
 namespace {
@@ -13,14 +13,16 @@ class HostSink final : public Sink {
   void take(size_t k, std::span<const std::byte> payload, int sender) override {
     const MessagePlan& plan = elements_.plan;
     op_.attribute(sender, [&] {
-      plan.frames[k].eachRun(payload, [&](const Run& run, std::span<const std::byte> part) {
-        const size_t at = run.at * itemBytes(plan.dtype);
-        std::byte* y = static_cast<std::byte*>(elements_.data) + at;
+      size_t at = 0;  // in the payload
+      for (const Run& run : plan.frames[k].runs) {
+        const size_t to = run.at * itemBytes(plan.dtype);
+        std::byte* y = static_cast<std::byte*>(elements_.data) + to;
         const bool there = elements_.sent && run.codec->spec().id == CodecId::none &&
-                           y == static_cast<const std::byte*>(elements_.sent) + at;
-        const auto whole = parts_.take(run, sender, part);
+                           y == static_cast<const std::byte*>(elements_.sent) + to;
+        const auto whole = parts_.take(run, sender, payload.subspan(at, run.bytes));
+        at += run.bytes;
         if (run.last() && !there) run.codec->decode(y, plan.dtype, whole, run.offset, run.count);
-      });
+      }
     });
   }
 

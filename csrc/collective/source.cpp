@@ -4,7 +4,7 @@
 
 #include "collective/loss.h"
 #include "collective/plan.h"
-#include "collective/staged_source.h"
+#include "collective/staged.h"
 
 namespace lowcomm {
 namespace {
@@ -16,14 +16,16 @@ class HostSource final : public Source {
   void encode(size_t k, std::span<std::byte> payload) override {
     const MessagePlan& plan = elements_.plan;
     const auto* data = static_cast<const std::byte*>(elements_.data);
-    plan.frames[k].eachRun(payload, [&](const Run& run, std::span<std::byte> part) {
-      parts_.write(part, run, 0, [&](std::span<std::byte> whole) {
+    size_t at = 0;
+    for (const Run& run : plan.frames[k].runs) {
+      parts_.write(payload.subspan(at, run.bytes), run, 0, [&](std::span<std::byte> whole) {
         const std::byte* x = data + run.at * itemBytes(plan.dtype);
         const Draws draws = elements_.draws.slot(run.segment);
         run.encode(whole, x, plan.dtype, draws, elements_.of);
         sample(op_.counters.loss, k, plan.frames.size(), run, x, plan.dtype, draws);
       });
-    });
+      at += run.bytes;
+    }
   }
 
  private:

@@ -12,6 +12,7 @@
 #include "base/float_env.h"
 #include "collective/all_reduce.h"
 #include "collective/low_rank_all_reduce.h"
+#include "collective/reduction.h"
 #include "kernels/low_rank/singular_values.h"
 #include "optim/host_parameters.h"
 

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "collective/all_reduce.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "kernels/reduce.h"
 #include "ranks_on_threads.h"
@@ -84,7 +85,7 @@ TEST(AllReduceExact, RefusesAResidual) {
   for (const Outcome& outcome : ranks.run("all_reduce", [&](int, OpContext& op) {
          std::vector<float> mine = x;
          AllReduceMessage message{mine.size(), CodecSpec{}, DType::float32, mine.data()};
-         message.residual = residual.data();
+         message.tensors[0].residual = residual.data();
          allReduce(op, {message}, {});
        })) {
     EXPECT_TRUE(outcome.is<ValueError>()) << outcome.what();

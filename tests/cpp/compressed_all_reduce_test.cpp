@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

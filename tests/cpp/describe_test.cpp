@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/fnv1a.h"
+#include "collective/plan.h"
 #include "collective_cases.h"
 
 namespace lowcomm {

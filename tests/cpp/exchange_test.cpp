@@ -10,6 +10,7 @@
 
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"

@@ -116,9 +116,12 @@ struct ByHand {
       header.key_hash =
           fnv1a("dtype=float32\nelements=" + std::to_string(tensor.elements) + "\ncodec=" + tensor.codec + "\n");
       Bytes frame(kFrameHeaderBytes + chunk.payload_bytes);
-      chunk.eachRun(std::span(frame).subspan(kFrameHeaderBytes), [&](const Run& run, std::span<std::byte> payload) {
-        run.encode(payload, tensor.data.data() + run.at * itemBytes(tensor.dtype), tensor.dtype, tensor.draws);
-      });
+      std::byte* payload = frame.data() + kFrameHeaderBytes;
+      for (const Run& run : chunk.runs) {
+        run.encode({payload, run.bytes}, tensor.data.data() + run.at * itemBytes(tensor.dtype), tensor.dtype,
+                   tensor.draws);
+        payload += run.bytes;
+      }
       sealFrame(frame, header);
       frames.push_back(std::move(frame));
     }

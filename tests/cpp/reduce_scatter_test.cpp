@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "collective/message_summary.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"

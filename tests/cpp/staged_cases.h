@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "collective/all_gather.h"
-#include "collective/staged_all_reduce.h"
-#include "collective/staged_reduce_scatter.h"
+#include "collective/all_reduce.h"
+#include "collective/reduce_scatter.h"
+#include "collective/reduction.h"
 #include "host_device_codec.h"
 #include "ranks_on_threads.h"
 
@@ -31,12 +32,12 @@ inline Ranks::Job on(Staging staging, Op op) {
 
 inline void reduce(OpContext& op, DeviceCodec* device_codec, const std::vector<AllReduceMessage>& messages,
                    const Reduction& reduction) {
-  device_codec ? allReduceStaged(op, *device_codec, messages, reduction) : allReduce(op, messages, reduction);
+  allReduce(op, messages, reduction, device_codec);
 }
 
 inline void scatter(OpContext& op, DeviceCodec* device_codec, const std::vector<ScatterMessage>& messages,
                     const Reduction& reduction) {
-  device_codec ? reduceScatterStaged(op, *device_codec, messages, reduction) : reduceScatter(op, messages, reduction);
+  reduceScatter(op, messages, reduction, device_codec);
 }
 
 // Of x, to as many parts of y as it has room for.

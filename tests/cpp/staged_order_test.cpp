@@ -65,7 +65,7 @@ TEST(StagedOrder, OnlyCodesCross) {
     ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f);
       const auto device_codec = lateStage(op.group.chunk_bytes);
-      allReduceStaged(op, *device_codec, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum);
+      allReduce(op, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum, device_codec.get());
       out[rank] = device_codec->hostBytes();
       in[rank] = device_codec->deviceBytes();
     });

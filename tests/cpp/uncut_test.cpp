@@ -6,6 +6,7 @@
 
 #include "collective/all_gather.h"
 #include "collective/reduce_scatter.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

@@ -8,6 +8,7 @@
 #include "collective/all_gather.h"
 #include "collective/all_reduce.h"
 #include "collective/loss.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "p2p_cases.h"
 #include "ranks_on_threads.h"

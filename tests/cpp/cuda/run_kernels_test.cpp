@@ -12,8 +12,9 @@
 #include "codec/fused.h"
 #include "codec/none.h"
 #include "collective/all_gather.h"
-#include "collective/staged_all_reduce.h"
-#include "collective/staged_reduce_scatter.h"
+#include "collective/all_reduce.h"
+#include "collective/reduce_scatter.h"
+#include "collective/reduction.h"
 #include "collective_cases.h"
 #include "cuda/accumulate.h"
 #include "cuda/on_device.h"
@@ -228,9 +229,9 @@ TEST_F(RunKernels, CollectivesOfADeviceAndAHost) {
         scatter.inputs = {data, data + n / 2 * 2};
         scatter.output = slice;
         scatter.draws = drawsOf(rank);
-        device_codec ? reduceScatterStaged(op, *device_codec, {scatter}, {}) : reduceScatter(op, {scatter}, {});
+        reduceScatter(op, {scatter}, {}, device_codec.get());
         const AllReduceMessage reduce{n, codec, dtype, data, drawsOf(rank)};
-        device_codec ? allReduceStaged(op, *device_codec, {reduce}, {}) : allReduce(op, {reduce}, {});
+        allReduce(op, {reduce}, {}, device_codec.get());
         if (!here) return;
         x[rank] = own.host();
         gathered[rank] = all.host();

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "collective/all_gather.h"
-#include "collective/staged_all_reduce.h"
+#include "collective/all_reduce.h"
+#include "collective/reduction.h"
 #include "fake_device.h"
 #include "host_device_codec.h"
 #include "ranks_on_threads.h"
@@ -151,7 +152,7 @@ TEST_F(DeviceStageTest, AllReduceOfADeviceAndAHost) {
         {n, CodecSpec::parse("sym8:bucket=128"), DType::float32, x[rank].data(), {5, streamOf(rank, 0), 6}}};
     if (rank == 1) return allReduce(op, messages, {});
     const auto held = device_codec(0, op.group.chunk_bytes);
-    allReduceStaged(op, *held, messages, {});
+    allReduce(op, messages, {}, held.get());
   });
   EXPECT_EQ(x[0], x[1]);
   EXPECT_NEAR(x[0][16], 8 + 1, 0.2);

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "codec/codec.h"
+#include "collective/phase.h"
+#include "collective/plan.h"
+
+namespace lowcomm {
+
+class DeviceCodec;
+class OpContext;
+struct CodecSpec;
+struct Reduction;
+
+// One tensor that ranks reduce, cut into a slice a rank, which that rank owns. All of it lives as long as its summer.
+struct SumElements {
+  const RankPlans& slices;
+  const ScatterEntries& entries;  // the elements of every segment of every slice
+  DType dtype;
+  Draws draws;  // an entry's slot is counted from here
+  const Reduction& reduction;
+  bool encoded_again;  // whether the owner's sums are encoded for all others: an all_reduce
+};
+
+// The arithmetic of a reduction, and the codes around it: on the host, or on a device. Frames, bits and errors are the
+// same, so that ranks with one and ranks with the other may take part in one op. Called by the phases of a reduction,
+// in the order and with the errors that Phase says.
+class Summer {
+ public:
+  virtual ~Summer() = default;
+
+  // The slices: every rank sends every other the one that it owns (SendSlices). `absorb` sums the contributions to the
+  // own slice in rank order, in fp32 where they are coded or narrower, and divides once for an average. The sums are in
+  // the entries' outputs, or encoded, and then in the outputs as their codes decode.
+  virtual void start(size_t k) = 0;
+  virtual void check(size_t k) = 0;
+  virtual void encode(size_t k, int peer, std::span<std::byte> payload) = 0;
+  virtual void absorb(size_t k, const Payloads& payloads) = 0;
+
+  // The sums of an all_reduce: the payload of frame k of the own slice's, once all contributions to it were absorbed,
+  // and frame k of those of `owner`, which are decoded into the entries' outputs.
+  virtual void encodeSums(size_t k, std::span<std::byte> payload) = 0;
+  virtual void takeSums(int owner, size_t k, std::span<const std::byte> payload) = 0;
+
+  // After the last frame: the outputs are there (on a device: enqueued), and no error is outstanding.
+  virtual void wait() {}
+};
+
+// For elements in host memory, or where `device_codec` is. A device's are float32, float16 or bfloat16, without
+// residuals, premultiplication and codecs that saturate, because own elements would have to be changed before they are
+// summed; and the entries of a slice are one piece of memory. Throws TypeError for a dtype and a kind that
+// reduceSupports refuses; ValueError for residuals of a premultiplied sum or of exact elements that are encoded again,
+// and for codes of another kind than a sum that are.
+std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements);
+
+// A reduction in a group of one rank, in place: there is nobody to send to, so nothing is encoded, and nothing is lost
+// but to the rounding of the scale and of the residual. Throws the NonFiniteError that encoding would throw.
+void reduceAlone(const ScatterEntry& entry, const CodecSpec& codec, DType dtype, const Reduction& reduction);
+
+// The end of a NonFiniteError: "of the slice for rank 2".
+std::string sliceFor(int rank);
+
+// The first phase of every reduction: each rank sends every other the slice that it owns.
+class SendSlices final : public Phase {
+ public:
+  SendSlices(const OpContext& op, const RankPlans& slices, Summer& summer);
+
+  void start(size_t k) override { summer_.start(k); }
+  void check(size_t k) override { summer_.check(k); }
+  void encode(size_t k, int peer, std::span<std::byte> payload) override { summer_.encode(k, peer, payload); }
+  void absorb(size_t k, const Payloads& payloads) override { summer_.absorb(k, payloads); }
+
+ private:
+  Summer& summer_;
+};
+
+// The codes of the own slice's sums, for implementations.
+class SumCodes {
+ public:
+  explicit SumCodes(const MessagePlan& slice);
+
+  // Of a whole run, given the number of the frame that its last part is in.
+  std::span<std::byte> of(size_t k, const Run& run);
+
+  // Writes those of frame k.
+  void copy(size_t k, std::span<std::byte> payload) const;
+
+ private:
+  const MessagePlan& slice_;
+  std::vector<size_t> starts_;  // by frame: where its payload is in bytes_
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace lowcomm
