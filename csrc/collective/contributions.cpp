@@ -49,15 +49,16 @@ void Contributions::checkOwn(const Run& run) {
 }
 
 void Contributions::encode(size_t k, int peer, std::span<std::byte> payload) {
+  const std::string of = sliceFor(peer);
   size_t at = 0;
   for (const Run& run : elements_.slices.of(peer).frames[k].runs) {
     const std::span<std::byte> part = payload.subspan(at, run.bytes);
-    parts_.write(part, run, peer, [&](std::span<std::byte> whole) { encodeRun(k, run, peer, whole); });
+    parts_.write(part, run, peer, [&](std::span<std::byte> whole) { encodeRun(k, run, peer, of, whole); });
     at += run.bytes;
   }
 }
 
-void Contributions::encodeRun(size_t k, const Run& run, int peer, std::span<std::byte> payload) {
+void Contributions::encodeRun(size_t k, const Run& run, int peer, const std::string& of, std::span<std::byte> payload) {
   const DType dtype = elements_.dtype;
   const size_t frames = elements_.slices.of(peer).frames.size();
   const Draws draws = drawsOf(run, peer);
@@ -65,7 +66,7 @@ void Contributions::encodeRun(size_t k, const Run& run, int peer, std::span<std:
   float* residual = residualOf(run, peer);
   Loss& loss = op_.counters.loss;
   if (!residual) {
-    run.encode(payload, x, dtype, draws, sliceFor(peer));
+    run.encode(payload, x, dtype, draws, of);
     return sample(loss, k, frames, run, x, dtype, draws);
   }
   const auto window = windowOf(loss, k, frames, run, draws.step);
@@ -73,7 +74,7 @@ void Contributions::encodeRun(size_t k, const Run& run, int peer, std::span<std:
   try {
     fused(run).encodeFeedback(payload, {x, dtype}, {residual, DType::float32}, run.offset, run.count, draws);
   } catch (const NonFiniteError& error) {
-    throw run.inMessage(error, sliceFor(peer));
+    throw run.inMessage(error, of);
   }
   if (window) addLost(loss, residual, *window);
 }

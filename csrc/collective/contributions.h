@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -48,7 +49,7 @@ class Contributions {
  private:
   const ScatterEntry& entry(const Run& run, int peer) const { return elements_.entries[peer][run.segment]; }
   const void* contribution(const Run& run, int peer);
-  void encodeRun(size_t k, const Run& run, int peer, std::span<std::byte> payload);
+  void encodeRun(size_t k, const Run& run, int peer, const std::string& of, std::span<std::byte> payload);
   void withFeedback(const void* x, const float* residual, const Window& window);
   void addLost(Loss& loss, const float* residual, const Window& window);
 
