@@ -292,7 +292,7 @@ std::string LowcommBackend::flightRecord() {
   return engine->record().json();
 }
 
-InnerOp LowcommBackend::accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
+InnerOpAccount LowcommBackend::accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
                                   std::shared_ptr<OpProgress> progress) const {
   if (!progress) progress = engine_->record().add(name, static_cast<uint32_t>(sequence));
   if (progress) {

@@ -8,7 +8,8 @@
 #include "backend/callback_threads.h"
 #include "backend/options.h"
 #include "backend/stats.h"
-#include "backend/work.h"
+#include "backend/group_work.h"
+#include "backend/inner_work.h"
 #include "collective/all_gather.h"
 #include "collective/device_codec.h"
 #include "collective/reduce_scatter.h"
@@ -319,7 +320,7 @@ class LowcommBackend : public c10d::Backend {
     bool exact;
   };
   WorkPtr submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
-                 std::shared_ptr<OpBuffers> prepared);
+                 std::shared_ptr<OpBuffers> buffers);
   // Queues a job under a number of the group's and blocks until it has ended; throws its error.
   void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
   void agreeOn(const std::string& op, const KeyValues& hello, std::exception_ptr mine);
@@ -329,7 +330,7 @@ class LowcommBackend : public c10d::Backend {
   DeviceQueue* queueOf(const std::string& op, const at::Tensor& tensor);
   void expectNoCapture(const std::string& op, const at::Tensor& tensor) const;
   // `progress`: its entry in the flight record, where it has one.
-  InnerOp accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
+  InnerOpAccount accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
                     std::shared_ptr<OpProgress> progress = nullptr) const;
   void expectLiving(const std::string& op);
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;

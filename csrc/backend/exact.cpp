@@ -123,7 +123,7 @@ WorkPtr LowcommBackend::callInner(const InnerCall& op, const std::function<WorkP
     runAndWait(op.name, op.sequence,
                [exchange = exchangeOf(*op.description)](OpContext& context) { runExchange(context, exchange); });
   }
-  InnerOp about = accountOf(op.name, op.sequence, op.detail + ", bytes handed over " + std::to_string(op.bytes));
+  InnerOpAccount about = accountOf(op.name, op.sequence, op.detail + ", bytes handed over " + std::to_string(op.bytes));
   NoPythonObjects guard;
   std::exception_ptr error;
   try {
@@ -171,8 +171,8 @@ void LowcommBackend::runInner(const InnerCall& op, const std::function<WorkPtr(c
                               OpContext& context) {
   constexpr std::chrono::milliseconds kGlance{200};  // how often the end of the group is looked for
   if (op.description) runExchange(context, exchangeOf(*op.description));
-  context.whole = true;  // what the inner backend meets ends the group by InnerOp::failed()
-  InnerOp about =
+  context.whole = true;  // what the inner backend meets ends the group by InnerOpAccount::failed()
+  InnerOpAccount about =
       accountOf(op.name, op.sequence, op.detail + ", bytes handed over " + std::to_string(op.bytes), context.progress);
   std::exception_ptr error;
   try {
@@ -332,7 +332,7 @@ void LowcommBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wai
   startPutOff();
   waitForPendingWorks();
   expectLiving("monitored_barrier");
-  const InnerOp about = accountOf("monitored_barrier", takeNumbers(1), "");
+  const InnerOpAccount about = accountOf("monitored_barrier", takeNumbers(1), "");
   NoPythonObjects guard;
   std::exception_ptr error;
   try {

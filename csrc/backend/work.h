@@ -1,20 +1,25 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <vector>
 
 #include "backend/callback_threads.h"
 #include "backend/profiler_ranges.h"
-#include "engine/engine.h"
 #include "tensor/device_queue.h"
 
 namespace lowcomm {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using Tensors = std::vector<at::Tensor>;
+
+// A future of a list of tensors. With devices, a callback has streams of its own, and whoever waits for its result
+// waits for these.
+FuturePtr tensorListFuture(std::vector<c10::Device> devices = {});
 
 // "lowcomm:all_gather": what the profiler shows for an op. The text lives as long as the process, as the profiler
 // needs.
@@ -35,7 +40,7 @@ class EngineWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return outputs_; }
   uint64_t getSequencenumber() const override { return name_.sequence; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  FuturePtr getFuture() override;
 
   // Blocks until the op is done and rethrows its error. DistBackendError when `timeout` is over first: the op goes on.
   bool wait(std::chrono::milliseconds timeout) override;
@@ -55,125 +60,8 @@ class EngineWork : public c10d::Work {
   DeviceQueue* const queue_;
   std::mutex future_mutex_;
   bool asked_ = false;  // somebody holds the future, and may have callbacks on it
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  FuturePtr future_;
   const ProfilerHere profiler_;  // that shows its title
-};
-
-// What lowcomm knows of an op that the inner backend serves: the account that its errors carry.
-struct InnerOp {
-  std::string what;  // "lowcomm: all_reduce failed on rank 0 of 2 [op all_reduce, ..."
-  std::chrono::steady_clock::time_point start;
-  std::weak_ptr<Engine> engine = {};          // whose flight record it stands in
-  std::shared_ptr<OpProgress> progress = {};  // null where nothing is recorded
-  uint32_t sequence = 0;
-
-  std::string story() const;  // with the time elapsed
-
-  // The inner backend's error as lowcomm's (asInnerError). A fault of a peer or the network ends the group, for gloo
-  // has closed its connections; `always`: any error is one. Of others the first writes the flight record, which is
-  // named at the message's end either way.
-  std::exception_ptr failed(std::exception_ptr error, bool always = false) const;
-
-  // For the flight record: it ended well.
-  void succeeded() const;
-};
-
-// An op the inner backend serves. Everything is the inner Work's, but its errors carry lowcomm's account of the op, its
-// sequence number is the group's, and a future exists where gloo has none (point to point).
-class InnerWork : public c10d::Work {
- public:
-  // `finish`, where there is one, runs once, when the op has succeeded and before anybody is told.
-  InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOp op, Tensors outputs,
-            std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {});
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  int sourceRank() const override { return inner_->sourceRank(); }
-  std::vector<at::Tensor> result() override;
-  void synchronize() override;
-  bool wait(std::chrono::milliseconds timeout) override;
-  void blockCurrentStream() override { inner_->blockCurrentStream(); }
-  void abort() override { inner_->abort(); }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override { return inner_->getFutureResult(); }
-  float getDuration() const override { return inner_->getDuration(); }
-  uint64_t getSequencenumber() const override { return sequence_; }
-
-  // The inner Work and the outcome of waiting for it. Gloo's point-to-point Works can be waited for once only (a second
-  // wait would block until its time-out), so theirs is kept, and shared with the thread that completes a future.
-  struct Outcome {
-    WorkPtr inner;
-    InnerOp op;
-    bool once = false;
-    std::function<void()> finish;
-    std::once_flag finished;
-    void succeed() {
-      op.succeeded();
-      if (!finish) return;
-      std::call_once(finished, [this] {
-        inner->synchronize();  // of a device: `finish` comes after what the op wrote
-        finish();
-      });
-    }
-    std::mutex mutex;
-    bool settled = false, whole = false;
-    std::exception_ptr error;
-    bool settle(std::chrono::milliseconds timeout);
-  };
-
- private:
-  std::shared_ptr<Outcome> outcome_;
-  WorkPtr inner_;
-  uint64_t sequence_;
-  Tensors outputs_;
-  std::shared_ptr<CallbackThreads> threads_;
-  std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
-};
-
-// Several Works as one, and the stand-in for an op whose start a coalescing block puts off: parts are added until
-// issue(), wait() waits for all of them and throws the first error. A stand-in that is waited for inside the block (or
-// after an exception has left it open) starts its op then.
-class GroupWork : public c10d::Work {
- public:
-  GroupWork(int rank, c10d::OpType type) : c10d::Work(rank, type) {}
-
-  void add(WorkPtr part);
-  void issue() { issued_ = true; }
-  bool issued() const { return issued_; }
-
-  // A stand-in: `start` issues its op, once. `keeps` says whether somebody else raises an error that a wait without a
-  // time-out meets; such a wait returns.
-  void standFor(std::function<WorkPtr()> start, std::function<bool(std::exception_ptr)> keeps) {
-    start_ = std::move(start);
-    keeps_ = std::move(keeps);
-  }
-  // Issues it, if nobody has, and returns its Work. What it throws is this Work's error from then on.
-  WorkPtr start();
-  // Ends one that was not issued with an error, in place of its start.
-  void fail(std::exception_ptr error);
-
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  int sourceRank() const override;
-  uint64_t getSequencenumber() const override;
-  std::vector<at::Tensor> result() override;
-  void synchronize() override;
-  bool wait(std::chrono::milliseconds timeout) override;
-  void abort() override;
-  // Of the tensors of all parts.
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
-
- private:
-  std::vector<WorkPtr> parts_;
-  bool waitForParts(std::chrono::milliseconds timeout);
-
-  std::function<WorkPtr()> start_;
-  std::function<bool(std::exception_ptr)> keeps_;
-  std::exception_ptr error_;  // of the start
-  bool issued_ = false;
 };
 
 }  // namespace lowcomm

@@ -8,6 +8,8 @@
 #include <future>
 #include <set>
 
+#include "backend/group_work.h"
+#include "backend/inner_work.h"
 #include "fake_device.h"
 
 namespace lowcomm {
@@ -45,7 +47,7 @@ struct DeviceWork final : c10d::Work {
 c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, Tensors outputs,
                                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {}) {
   return c10::make_intrusive<InnerWork>(work, c10d::OpType::ALLREDUCE, 0, 1,
-                                        InnerOp{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()},
+                                        InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()},
                                         std::move(outputs), std::move(threads), std::move(finish));
 }
 

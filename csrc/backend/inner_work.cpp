@@ -1,0 +1,182 @@
+#include "backend/inner_work.h"
+
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+#include <utility>
+
+#include "tensor/errors.h"
+#include "tensor/python_state.h"
+
+namespace lowcomm {
+
+std::string InnerOpAccount::story() const {
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.3f", elapsed);
+  return what + ", elapsed " + seconds + " s]";
+}
+
+void InnerOpAccount::succeeded() const {
+  if (progress) progress->update([](OpProgress::State& state) { state.end(""); });
+}
+
+std::exception_ptr InnerOpAccount::failed(std::exception_ptr error, bool always) const {
+  if (!error) return error;
+  const auto living = engine.lock();
+  const auto end = [this](const std::string& why) {
+    if (progress) progress->update([&](OpProgress::State& state) { state.end(why); });
+  };
+  const auto told = asInnerError(error, story(), [&](const std::string& message, bool fault) -> std::string {
+    if (!living) return "";
+    if (progress && progress->over()) return living->record().named();
+    if (fault || always) return living->fault(message, sequence, progress);
+    end(message);
+    return living->record().write(message);
+  });
+  end("the inner backend refused it");  // where it has not ended so: a caller's mistake
+  return told;
+}
+
+InnerWork::InnerWork(WorkPtr inner, c10d::OpType type, int rank, uint64_t sequence, InnerOpAccount op, Tensors outputs,
+                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish)
+    : c10d::Work(rank, type),
+      outcome_(std::make_shared<Outcome>()),
+      inner_(std::move(inner)),
+      sequence_(sequence),
+      outputs_(std::move(outputs)),
+      threads_(std::move(threads)) {
+  outcome_->inner = inner_;
+  outcome_->op = std::move(op);
+  outcome_->once = c10d::isP2POp(type);
+  outcome_->finish = std::move(finish);
+}
+
+bool InnerWork::isCompleted() {
+  if (!inner_->isCompleted()) return false;
+  if (!inner_->exception()) outcome_->succeed();
+  return true;
+}
+
+// Not by the inner Work's own isSuccess(), which WorkNCCL throws from.
+bool InnerWork::isSuccess() const {
+  if (!inner_->isCompleted() || inner_->exception()) return false;
+  outcome_->succeed();
+  return true;
+}
+
+void InnerWork::synchronize() {
+  inner_->synchronize();
+  if (outcome_->finish && inner_->isCompleted() && !inner_->exception()) outcome_->succeed();
+}
+
+std::exception_ptr InnerWork::exception() const {
+  std::exception_ptr error;
+  blocking([&] { error = outcome_->op.failed(inner_->exception()); });  // which may end the group, and tell its peers
+  return error;
+}
+
+std::vector<at::Tensor> InnerWork::result() {
+  if (!outputs_.empty()) return outputs_;
+  try {
+    return inner_->result();
+  } catch (const c10::Error&) {
+    return outputs_;  // gloo's point-to-point Works have none
+  }
+}
+
+bool InnerWork::Outcome::settle(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
+  if (once) lock.lock();
+  if (!settled) {
+    std::exception_ptr failed;
+    bool waited = false;
+    try {
+      waited = inner->wait(timeout);
+    } catch (...) {
+      // A time-out of the wait's own: the op goes on, and what becomes of it is told when it is known.
+      const bool goes_on = !once && !inner->isCompleted();
+      failed = goes_on ? asInnerError(std::current_exception(), op.story()) : op.failed(std::current_exception());
+    }
+    if (!once) {
+      if (failed) std::rethrow_exception(failed);
+      if (waited) succeed();
+      return waited;
+    }
+    settled = true;
+    whole = waited;
+    error = failed;
+  }
+  if (error) std::rethrow_exception(error);
+  if (whole) succeed();
+  return whole;
+}
+
+bool InnerWork::wait(std::chrono::milliseconds timeout) {
+  bool whole = false;
+  blocking([&] { whole = outcome_->settle(timeout); });
+  return whole;
+}
+
+FuturePtr InnerWork::getFuture() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  if (future_) return future_;
+  FuturePtr inner;
+  try {
+    inner = inner_->getFuture();
+  } catch (const c10::Error&) {
+    // None of its own: one is made below.
+  }
+  if (inner && !inner->devices().empty()) {
+    future_ = inner;  // a device's carries its stream order
+  } else if (inner) {
+    // Gloo's future of a device's tensors does not wait for its copies to them; its synchronize() does.
+    std::vector<c10::Device> devices;
+    if (!outputs_.empty() && !outputs_[0].device().is_cpu()) devices.push_back(outputs_[0].device());
+    // The caller's error, and the caller's tensors, for which others stood in. Told by a callback thread, for which
+    // the process waits before it ends: the inner backend's would be unwound with a Python callback in its hands.
+    future_ = c10::make_intrusive<c10::ivalue::Future>(inner->elementType(), devices);
+    inner->addCallback([threads = threads_, expected = threads_->expect(), outcome = outcome_, outputs = outputs_,
+                        devices, future = future_](c10::ivalue::Future& done) mutable {
+      auto value = done.hasError() ? c10::IValue() : outputs.empty() ? done.value() : c10::IValue(std::move(outputs));
+      auto error = done.exception_ptr();
+      auto tell = [outcome = std::move(outcome), future = std::move(future), value = std::move(value), devices, error] {
+        try {
+          if (error) std::rethrow_exception(outcome->op.failed(error));
+          for (const c10::Device& device : devices) {
+            DeviceQueue::occupy(device);
+            outcome->inner->synchronize();
+          }
+          outcome->succeed();
+          future->markCompleted(value);
+        } catch (...) {
+          future->setErrorIfNeeded(std::current_exception());
+        }
+      };
+      threads->run(std::move(tell));
+      expected.reset();
+    });
+  } else {
+    future_ = tensorListFuture();
+    threads_->run(
+        [outcome = outcome_, future = future_, outputs = outputs_] {
+          try {
+            const bool whole = outcome->settle(kNoTimeout);
+            TORCH_CHECK_WITH(DistBackendError, whole, outcome->op.story(), ": it was aborted");
+            future->markCompleted(c10::IValue(outputs));
+          } catch (...) {
+            future->setErrorIfNeeded(std::current_exception());
+          }
+        },
+        [inner = inner_] {
+          try {
+            inner->abort();
+          } catch (const std::exception&) {
+            // One that is done, or that has no abort of its own.
+          }
+        });
+  }
+  return future_;
+}
+
+}  // namespace lowcomm
