@@ -8,7 +8,6 @@
 #include "backend/backend.h"
 #include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
-#include "tensor/errors.h"
 
 namespace lowcomm {
 namespace {
@@ -33,7 +32,7 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   expectLiving(kOp);
   for (const auto& tensor : tensors)
     checkOutput(kOp, tensor);
-  auto prepared = std::make_shared<OpBuffers>();
+  auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, tensors[0]);
   const uint64_t key = drawKey();
   const int drawer = globalRank();
@@ -42,10 +41,10 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
   if (std::any_of(codecs.begin(), codecs.end(), travelsExact)) because = "coalesced with a tensor that travels exact";
   const StagingRequest staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
-  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
+  buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
-    data.push_back(prepared->sourceAndTarget(tensor, queue));
+    data.push_back(buffers->sourceAndTarget(tensor, queue));
   // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
   const uint64_t sequence = ++sequence_;
@@ -56,12 +55,12 @@ WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::
                         data[i], Draws{key, streamOf(drawer, 0), static_cast<uint32_t>(sequence)}.slot(slot), state});
     slot += static_cast<uint64_t>(size_);
   }
-  prepared->run = [messages = std::move(messages), reduction, device_codec = prepared->device_codec.get()](
+  buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                       OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (residual) {
-    prepared->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
+    buffers->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
-  return submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
 }
 
 // An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.

@@ -59,7 +59,7 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
                     outputs[rank_].numel());
   expectLiving(kOp);
   checkOutputs(kOp, outputs);
-  auto prepared = std::make_shared<OpBuffers>();
+  auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, inputs[0]);
   AllToAllMessage message;
   message.dtype = WireElements(inputs[0]).dtype;
@@ -83,17 +83,17 @@ WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors 
     message.got.push_back(layoutOf(outputs[rank], false));
   }
   staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
-  prepared->enter(queue, coded ? deviceCodecFor(kOp, queue, staged) : nullptr);
-  message.device_codec = prepared->device_codec.get();
+  buffers->enter(queue, coded ? deviceCodecFor(kOp, queue, staged) : nullptr);
+  message.device_codec = buffers->device_codec.get();
   for (int rank = 0; rank < size_; ++rank) {
-    message.inputs.push_back(prepared->source(inputs[rank], queue));
-    message.outputs.push_back(prepared->target(outputs[rank]));
+    message.inputs.push_back(buffers->source(inputs[rank], queue));
+    message.outputs.push_back(buffers->target(outputs[rank]));
   }
   const uint64_t sequence = ++sequence_;
   message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-  prepared->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
+  buffers->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
   return submit({op, kOp, sequence, exact}, std::move(kept_inputs), std::move(kept_outputs), queue,
-                std::move(prepared));
+                std::move(buffers));
 }
 
 WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,

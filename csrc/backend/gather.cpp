@@ -1,14 +1,10 @@
 // all_gather in every form of c10d, on lowcomm's own exchange.
 #include <ATen/ATen.h>
-#include <ATen/ThreadLocalState.h>
 
 #include <algorithm>
 
 #include "backend/backend.h"
 #include "backend/op_buffers.h"
-#include "backend/profiler_ranges.h"
-#include "tensor/errors.h"
-#include "tensor/python_state.h"
 
 namespace lowcomm {
 namespace {
@@ -68,7 +64,7 @@ std::vector<CodecSpec> LowcommBackend::codecsOfParts(const std::string& op, cons
 WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs, Tensors inputs, const Layout* layout,
                                    Counter counter) {
   expectLiving(kOp);
-  auto prepared = std::make_shared<OpBuffers>();
+  auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = queueOf(kOp, inputs[0]);
   // Of the largest rank: what ranks decide alike by.
   uint64_t contribution = 0;
@@ -93,7 +89,7 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
     staged.tensors.insert(staged.tensors.end(), outputs[i].begin(), outputs[i].end());
   }
   if (layout) staged.add(*layout);
-  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
+  buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   std::vector<GatherMessage> messages;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor& in = inputs[i];
@@ -110,10 +106,10 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
       message.type_name = c10::toString(in.scalar_type());
       message.type_elements = countsOf(outputs[i], in);
     }
-    message.input = prepared->source(in, queue);
-    message.device_codec = prepared->device_codec.get();
+    message.input = buffers->source(in, queue);
+    message.device_codec = buffers->device_codec.get();
     for (auto& output : outputs[i]) {
-      auto* base = static_cast<std::byte*>(prepared->target(output));
+      auto* base = static_cast<std::byte*>(buffers->target(output));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t r = 0; r < ranks; ++r)
         message.outputs.push_back(base + r * in.nbytes());
@@ -125,8 +121,8 @@ WorkPtr LowcommBackend::gatherMany(c10d::OpType op, std::vector<Tensors> outputs
   const uint64_t sequence = ++sequence_;  // last: a mistake found above must not part this rank's numbers from others'
   for (GatherMessage& message : messages)
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
-  prepared->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
-  return submit({op, kOp, sequence, exact}, inputs, all, queue, std::move(prepared));
+  buffers->run = [messages = std::move(messages)](OpContext& context) { allGather(context, messages); };
+  return submit({op, kOp, sequence, exact}, inputs, all, queue, std::move(buffers));
 }
 
 WorkPtr LowcommBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {

@@ -9,7 +9,6 @@
 #include "backend/own_reduction.h"
 #include "collective/low_rank_all_reduce.h"
 #include "tensor/compression.h"
-#include "tensor/errors.h"
 
 namespace lowcomm {
 namespace {
@@ -61,12 +60,12 @@ WorkPtr LowcommBackend::allReduceLowRank(const Tensors& tensors, const c10d::Red
                       "lowcomm: compressed all_reduce: expected a slot and an owner a tensor, got ", slots.size(),
                       " and ", owners.size(), " for ", tensors.size());
     expectLiving(kOp);
-    auto prepared = std::make_shared<OpBuffers>();
+    auto buffers = std::make_shared<OpBuffers>();
     DeviceQueue* queue = queueOf(kOp, tensors[0]);
-    prepared->enter(queue, deviceCodecFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
+    buffers->enter(queue, deviceCodecFor(kOp, queue, {tensors, {codec}, /*keeps_own=*/true, "compressed by lc.ddp"}));
     LowRankMessage message{
         wireType(tensors[0].scalar_type()), codec, projection, {drawKey(), streamOf(globalRank(), 0), step}, {}};
-    const std::vector<void*> elements = prepared->sourcesAndTargets(tensors, queue);
+    const std::vector<void*> elements = buffers->sourcesAndTargets(tensors, queue);
     for (size_t i = 0; i < tensors.size(); ++i)
       message.tensors.push_back({elements[i], static_cast<uint64_t>(tensors[i].numel())});
     // Lent once nothing but a state's own mistake can fail before the op is queued.
@@ -97,15 +96,15 @@ WorkPtr LowcommBackend::allReduceLowRank(const Tensors& tensors, const c10d::Red
     const uint64_t sequence = ++sequence_;
     if (low_rank) ++sequence_;  // the second exchange's
     auto finite = std::make_shared<std::atomic<bool>>(false);
-    prepared->run = [message = std::move(message), reduction, finite](OpContext& context) {
+    buffers->run = [message = std::move(message), reduction, finite](OpContext& context) {
       *finite = lowRankAllReduce(context, message, reduction);
     };
-    prepared->ended = [states, finite](std::exception_ptr error) {
+    buffers->ended = [states, finite](std::exception_ptr error) {
       for (const auto& state : states)
         state->end(!error && *finite);
     };
     return submit({c10d::OpType::ALLREDUCE, kOp, sequence, /*exact=*/false}, tensors, tensors, queue,
-                  std::move(prepared));
+                  std::move(buffers));
   });
 }
 

@@ -30,44 +30,44 @@ void LowcommBackend::expectNoCapture(const std::string& op, const at::Tensor& te
 }
 
 WorkPtr LowcommBackend::submit(const OwnCall& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
-                               std::shared_ptr<OpBuffers> prepared) {
+                               std::shared_ptr<OpBuffers> buffers) {
   const std::string name = op.name;
   auto work = c10::make_intrusive<EngineWork>(rank_, op.type, profilerTitle(options_->name, name),
                                               EngineWork::Name{name, groupName(), op.sequence}, std::move(inputs),
                                               std::move(outputs), callbacks_, queue);
-  const bool copies = queue || !prepared->copies_in.empty() || !prepared->copies_out.empty();
+  const bool copies = queue || !buffers->copies_in.empty() || !buffers->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();
   const auto ranges = ProfilerRanges::ofCaller(name);
-  Engine::Job job = [prepared, queue, state, copies, ranges](OpContext& context) {
+  Engine::Job job = [buffers, queue, state, copies, ranges](OpContext& context) {
     if (ranges) ranges->follow(context);
     if (queue) DeviceQueue::occupy(queue->device());
     {
       std::optional<at::ThreadLocalStateGuard> restored;
       if (copies) restored.emplace(*state);
-      prepared->start(queue);
+      buffers->start(queue);
     }
-    prepared->run(context);
+    buffers->run(context);
     context.whole = true;
     if (copies) {
       at::ThreadLocalStateGuard restored(*state);
-      prepared->finish(queue);
+      buffers->finish(queue);
     }
-    prepared->count(context.counters);
-    prepared->device_codec.reset();
+    buffers->count(context.counters);
+    buffers->device_codec.reset();
   };
-  Engine::Done done = [this, work, prepared, name, ranges](std::exception_ptr error, const OpCounters& counters) {
+  Engine::Done done = [this, work, buffers, name, ranges](std::exception_ptr error, const OpCounters& counters) {
     if (ranges) ranges->report();
     OpCounters moved = counters;
     if (error) moved.raw_bytes = 0;  // nothing was delivered; what was sent was sent
     stats_.moved(name, moved);
-    if (prepared->ended) prepared->ended(error);
-    prepared->run = {};
-    prepared->device_codec.reset();
-    prepared->kept.clear();
-    prepared->copies_in.clear();
-    prepared->copies_out.clear();
-    prepared->packs.clear();
+    if (buffers->ended) buffers->ended(error);
+    buffers->run = {};
+    buffers->device_codec.reset();
+    buffers->kept.clear();
+    buffers->copies_in.clear();
+    buffers->copies_out.clear();
+    buffers->packs.clear();
     work->complete(asTorchError(error));
   };
   const auto start = [op, name, work, job, done](LowcommBackend& backend) -> WorkPtr {

@@ -32,20 +32,20 @@ WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     checkOutput(kOp, tensors[0]);
     const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
     const bool exact = codecs[0].id == CodecId::none;
-    auto prepared = std::make_shared<OpBuffers>();
+    auto buffers = std::make_shared<OpBuffers>();
     DeviceQueue* queue = queueOf(kOp, tensors[0]);
-    prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, {tensors, codecs}));
+    buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, {tensors, codecs}));
     const WireElements elements(tensors[0]);
-    BroadcastMessage message{elements.count, codecs[0], elements.dtype, prepared->sourceAndTarget(tensors[0], queue)};
-    message.device_codec = prepared->device_codec.get();
+    BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(tensors[0], queue)};
+    message.device_codec = buffers->device_codec.get();
     message.type_name = elements.type_name;
     message.type_elements = elements.type_elements;
     const uint64_t sequence = ++sequence_;
     message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-    prepared->run = [message = std::move(message), root](OpContext& context) {
+    buffers->run = [message = std::move(message), root](OpContext& context) {
       lowcomm::broadcast(context, {message}, root);
     };
-    return submit({c10d::OpType::BROADCAST, kOp, sequence, exact}, tensors, tensors, queue, std::move(prepared));
+    return submit({c10d::OpType::BROADCAST, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
   });
 }
 
@@ -74,24 +74,24 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
     }
     const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
     const bool exact = codecs[0].id == CodecId::none;
-    auto prepared = std::make_shared<OpBuffers>();
+    auto buffers = std::make_shared<OpBuffers>();
     DeviceQueue* queue = queueOf(kOp, inputs[0]);
     StagingRequest staged{to, codecs};
     staged.tensors.push_back(inputs[0]);
-    prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
+    buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
     const WireElements elements(inputs[0]);
-    RootGatherMessage message{elements.count, codecs[0], elements.dtype, prepared->source(inputs[0], queue)};
-    message.device_codec = prepared->device_codec.get();
+    RootGatherMessage message{elements.count, codecs[0], elements.dtype, buffers->source(inputs[0], queue)};
+    message.device_codec = buffers->device_codec.get();
     message.type_name = elements.type_name;
     message.type_elements = elements.type_elements;
     for (const auto& output : to)
-      message.outputs.push_back(prepared->target(output));
+      message.outputs.push_back(buffers->target(output));
     const uint64_t sequence = ++sequence_;
     message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-    prepared->run = [message = std::move(message), root](OpContext& context) {
+    buffers->run = [message = std::move(message), root](OpContext& context) {
       lowcomm::gather(context, {message}, root);
     };
-    return submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(prepared));
+    return submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(buffers));
   });
 }
 

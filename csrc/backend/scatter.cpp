@@ -25,7 +25,7 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
 WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
                                     const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
   expectLiving(kOp);
-  auto prepared = std::make_shared<OpBuffers>();
+  auto buffers = std::make_shared<OpBuffers>();
   const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
   const bool reducible = reduction.kind == ReduceKind::sum;
   DeviceQueue* queue = queueOf(kOp, outputs[0]);
@@ -51,7 +51,7 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
     staged.tensors.insert(staged.tensors.end(), inputs[i].begin(), inputs[i].end());
   }
   if (layout) staged.add(*layout);
-  prepared->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
+  buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
   uint64_t slot = counter.slot;
   std::vector<ScatterMessage> messages;
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -62,13 +62,13 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
       const at::Tensor& input = inputs[i][r];
       const uint64_t count = one ? outputs[i].numel() : input.numel();
       message.layouts.push_back(layout ? *layout : Layout::single(count, codecs[i][r]));
-      const auto* base = static_cast<const std::byte*>(prepared->source(input, queue));
+      const auto* base = static_cast<const std::byte*>(buffers->source(input, queue));
       const size_t ranks = one ? static_cast<size_t>(size_) : 1;
       for (size_t slice = 0; slice < ranks; ++slice)
         message.inputs.push_back(base + slice * outputs[i].nbytes());
       flat.push_back(input);
     }
-    message.output = prepared->target(outputs[i]);
+    message.output = buffers->target(outputs[i]);
     message.draws = Draws{key, streamOf(drawer, 0), counter.step}.slot(slot);
     slot += static_cast<uint64_t>(size_);
     messages.push_back(std::move(message));
@@ -76,9 +76,9 @@ WorkPtr LowcommBackend::scatterMany(c10d::OpType op, Tensors outputs, std::vecto
   const uint64_t sequence = ++sequence_;  // last, as in an all_gather
   for (ScatterMessage& message : messages)
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
-  prepared->run = [messages = std::move(messages), reduction, device_codec = prepared->device_codec.get()](
+  buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                       OpContext& context) { reduceScatter(context, messages, reduction, device_codec); };
-  return submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(prepared));
+  return submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(buffers));
 }
 
 WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
