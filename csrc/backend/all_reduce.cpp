@@ -6,8 +6,9 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
+#include "tensor/op_buffers.h"
+#include "tensor/op_checks.h"
 
 namespace lowcomm {
 namespace {

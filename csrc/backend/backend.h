@@ -24,6 +24,8 @@ namespace lowcomm {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
+struct OpBuffers;
+
 // What an inner backend is made for.
 enum class Role { host, device, lane };
 
@@ -213,7 +215,6 @@ class LowcommBackend : public c10d::Backend {
     std::function<void()> prepare;  // before anything of the block is issued; may be empty
   };
   struct Block;
-  struct OpBuffers;
   struct P2pRequest;
   struct P2pInFlight;
 

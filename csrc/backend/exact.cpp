@@ -7,11 +7,11 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
 #include "backend/premultiply.h"
 #include "collective/exchange.h"
 #include "tensor/errors.h"
+#include "tensor/op_checks.h"
 #include "tensor/python_state.h"
 
 namespace lowcomm {

@@ -4,7 +4,8 @@
 #include <algorithm>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
+#include "tensor/op_buffers.h"
+#include "tensor/op_checks.h"
 
 namespace lowcomm {
 namespace {
@@ -35,12 +36,6 @@ std::string countsOf(const Tensors& outputs, const at::Tensor& input) {
 }
 
 }  // namespace
-
-// A caller's mistake, found before anything is sent.
-void checkCoded(const Layout& layout, at::ScalarType type) {
-  TORCH_CHECK_TYPE(!layout.coded() || type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                   "lowcomm: a layout with codecs: expected float32, float16 or bfloat16, got ", type);
-}
 
 // What stochastic codecs draw by: groups of other ranks (the replicas of HSDP) must not share this rank's draws.
 int LowcommBackend::globalRank() const {

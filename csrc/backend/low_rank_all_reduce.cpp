@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
 #include "collective/low_rank_all_reduce.h"
 #include "tensor/compression.h"
+#include "tensor/op_buffers.h"
 
 namespace lowcomm {
 namespace {

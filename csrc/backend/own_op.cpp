@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/profiler_ranges.h"
 #include "tensor/errors.h"
+#include "tensor/op_buffers.h"
 #include "tensor/python_state.h"
 
 namespace lowcomm {

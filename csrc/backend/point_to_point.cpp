@@ -6,10 +6,11 @@
 #include <atomic>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/profiler_ranges.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
+#include "tensor/op_buffers.h"
+#include "tensor/op_checks.h"
 #include "tensor/python_state.h"
 #include "tensor/wire_elements.h"
 

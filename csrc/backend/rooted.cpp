@@ -4,7 +4,8 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
+#include "tensor/op_buffers.h"
+#include "tensor/op_checks.h"
 #include "tensor/wire_elements.h"
 
 namespace lowcomm {

@@ -2,9 +2,10 @@
 #include <ATen/ATen.h>
 
 #include "backend/backend.h"
-#include "backend/op_buffers.h"
 #include "backend/own_reduction.h"
 #include "collective/reduce_scatter.h"
+#include "tensor/op_buffers.h"
+#include "tensor/op_checks.h"
 
 namespace lowcomm {
 namespace {

@@ -1,13 +1,17 @@
 #pragma once
 
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
-#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <utility>
 #include <vector>
 
-#include "backend/backend.h"
+#include "collective/context.h"
 #include "collective/device_codec.h"
-#include "tensor/wire_type.h"
+#include "tensor/device_queue.h"
 
 namespace lowcomm {
 
@@ -15,7 +19,7 @@ namespace lowcomm {
 // Contiguous host tensors are used where they are; others are copied in when the op starts and out at its end, so that
 // ops see each other's results however a tensor lies in memory. A device's go through pinned host copies on a side
 // stream, or stay where they are, with a device codec.
-struct LowcommBackend::OpBuffers {
+struct OpBuffers {
   // The op itself, on the worker; what it moves lives in its closure or in `kept`.
   std::function<void(OpContext&)> run;
 
@@ -47,7 +51,7 @@ struct LowcommBackend::OpBuffers {
 
   // As sourceAndTarget(), of each of several contiguous tensors of one type and device: a device's are packed there,
   // and take one copy of all in either direction, not one a tensor.
-  std::vector<void*> sourcesAndTargets(const Tensors& tensors, DeviceQueue* queue);
+  std::vector<void*> sourcesAndTargets(const std::vector<at::Tensor>& tensors, DeviceQueue* queue);
 
   // Enqueues what comes before the op on the side stream: a wait for the caller's, copies from the device. Once.
   void load(DeviceQueue* queue);
@@ -66,22 +70,11 @@ struct LowcommBackend::OpBuffers {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_in, copies_out;  // (to, from)
   struct Pack {
     at::Tensor host;  // flat: of all parts, one after the other
-    Tensors parts;
+    std::vector<at::Tensor> parts;
   };
   std::vector<Pack> packs;
   DeviceQueue::Mark issued, landed;
   uint64_t to_host = 0;  // bytes of values
 };
-
-// Throws ValueError where elements of an op's output share memory, as those of an expanded tensor do: found before
-// anything is sent.
-void checkOutput(const char* op, const at::Tensor& output);
-
-// As checkOutput() of each output that has elements, and ValueError where two of them share memory, as far as dense
-// ones tell.
-void checkOutputs(const char* op, const std::vector<at::Tensor>& outputs);
-
-// Throws TypeError where a layout codes and the dtype cannot be: found before anything is sent.
-void checkCoded(const Layout& layout, at::ScalarType type);
 
 }  // namespace lowcomm
