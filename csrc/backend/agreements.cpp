@@ -1,32 +1,27 @@
-// Agreements of a group's ranks: on a policy, on layouts, on a hook's options.
-#include "collective/agree.h"
+#include "backend/agreements.h"
 
-#include "backend/backend.h"
+#include "base/error.h"
+#include "collective/agree.h"
 #include "tensor/errors.h"
 
 namespace lowcomm {
 
-void LowcommBackend::runAndWait(const std::string& op, uint64_t sequence, Engine::Job job) {
-  auto work =
-      c10::make_intrusive<EngineWork>(rank_, c10d::OpType::UNKNOWN, nullptr,
-                                      EngineWork::Name{op, groupName(), sequence}, Tensors{}, Tensors{}, callbacks_);
-  engine().submit(
-      op, std::move(job), [work](std::exception_ptr error, const OpCounters&) { work->complete(asTorchError(error)); },
-      static_cast<uint32_t>(sequence));
-  work->wait(kNoTimeout);
-}
+namespace {
 
 // A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
-void LowcommBackend::agreeOn(const std::string& op, const KeyValues& hello, std::exception_ptr mine) {
+void agreeOn(GroupParts& parts, const std::string& op, const KeyValues& hello, std::exception_ptr mine) {
   try {
-    if (size_ > 1) runAndWait(op, takeNumbers(1), [hello](OpContext& context) { agree(context, hello); });
+    if (parts.group.size > 1)
+      parts.issuer.runAndWait(op, parts.blocks.takeNumbers(1), [hello](OpContext& context) { agree(context, hello); });
   } catch (...) {
     if (!mine) throw;
   }
   if (mine) std::rethrow_exception(mine);
 }
 
-void LowcommBackend::setPolicy(const std::string& text) {
+}  // namespace
+
+void setPolicy(GroupParts& parts, const std::string& text) {
   Policy policy;
   KeyValues hello;
   std::exception_ptr mine;
@@ -37,13 +32,12 @@ void LowcommBackend::setPolicy(const std::string& text) {
     mine = asTorchError(std::current_exception());
     hello.fields = {{"error", error.what()}};
   }
-  agreeOn("set_policy", hello, mine);
-  std::lock_guard<std::mutex> lock(settings_mutex_);
-  settings_.policy = std::move(policy);
+  agreeOn(parts, "set_policy", hello, mine);
+  parts.group.setPolicy(std::move(policy));
 }
 
-void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layout>>& layouts,
-                                  const std::string& error) {
+void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, Layout>>& layouts,
+                    const std::string& error) {
   // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
   // text as there is room for says where to look.
   constexpr size_t kRoom = 30000;
@@ -59,17 +53,17 @@ void LowcommBackend::agreeLayouts(const std::vector<std::pair<std::string, Layou
     hello.fields.emplace_back(name, text);
   }
   hello.fields.emplace_back("hash of all layouts", std::to_string(all));
-  agreeOnTexts("agreement on layouts", std::move(hello.fields), error);
+  agreeOnTexts(parts, "agreement on layouts", std::move(hello.fields), error);
 }
 
-void LowcommBackend::agreeOnTexts(const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
-                                  const std::string& error) {
+void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+                  const std::string& error) {
   KeyValues hello;
   hello.fields = std::move(fields);
-  if (error.empty()) return agreeOn(what, hello, nullptr);
+  if (error.empty()) return agreeOn(parts, what, hello, nullptr);
   hello.fields = {{"error", error.substr(0, 1000)}};
   try {
-    agreeOn(what, hello, nullptr);
+    agreeOn(parts, what, hello, nullptr);
   } catch (const c10::DistBackendError&) {
     // The caller throws its own error.
   }

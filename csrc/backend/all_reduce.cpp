@@ -1,126 +1,114 @@
 // all_reduce by policy or by a codec that the caller names; without either it is the inner backend's.
-#include "collective/all_reduce.h"
+#include "backend/all_reduce.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
-#include "backend/backend.h"
+#include "backend/exact.h"
 #include "backend/own_reduction.h"
+#include "collective/all_reduce.h"
 #include "tensor/op_buffers.h"
 #include "tensor/op_checks.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {
 
 constexpr const char* kOp = "all_reduce";
 
-}  // namespace
-
-// The codec of each tensor of an op that the policy names; none for those that travel exact.
-std::vector<CodecSpec> LowcommBackend::codecsOf(const std::string& op, const Tensors& tensors) {
-  uint64_t contribution = 0;
-  for (const auto& tensor : tensors)
-    contribution += tensor.nbytes();
-  std::vector<CodecSpec> codecs;
-  for (const auto& tensor : tensors)
-    codecs.push_back(chooseCodec(op, tensor, contribution).value_or(CodecSpec{}));
-  return codecs;
-}
-
-WorkPtr LowcommBackend::reduceMany(c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
-                                   const Reduction& reduction, std::shared_ptr<Residual> residual) {
-  expectLiving(kOp);
+WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
+                   const Reduction& reduction, std::shared_ptr<Residual> residual) {
+  parts.group.expectLiving(kOp);
   for (const auto& tensor : tensors)
     checkOutput(kOp, tensor);
   auto buffers = std::make_shared<OpBuffers>();
-  DeviceQueue* queue = queueOf(kOp, tensors[0]);
-  const uint64_t key = drawKey();
-  const int drawer = globalRank();
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, tensors[0]);
+  Draws draws = parts.draws.ofStep(0);
   const auto travelsExact = [](const CodecSpec& codec) { return codec.id == CodecId::none; };
   const bool exact = std::all_of(codecs.begin(), codecs.end(), travelsExact);
   std::string because = residual ? "a residual" : reduction.premultiplied ? "PREMUL_SUM" : "";
   if (std::any_of(codecs.begin(), codecs.end(), travelsExact)) because = "coalesced with a tensor that travels exact";
   const StagingRequest staged{tensors, codecs, /*keeps_own=*/true, std::move(because)};
-  buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
+  buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, staged));
   std::vector<void*> data;
   for (const auto& tensor : tensors)
     data.push_back(buffers->sourceAndTarget(tensor, queue));
   // Lent once nothing can fail before the op is queued.
   float* state = residual ? residual->begin(tensors[0].numel()) : nullptr;
-  const uint64_t sequence = ++sequence_;
+  const uint64_t sequence = ++parts.group.sequence;
+  draws.step = static_cast<uint32_t>(sequence);
   uint64_t slot = 0;
   std::vector<AllReduceMessage> messages;
   for (size_t i = 0; i < tensors.size(); ++i) {
     messages.push_back({static_cast<uint64_t>(tensors[i].numel()), codecs[i], wireType(tensors[i].scalar_type()),
-                        data[i], Draws{key, streamOf(drawer, 0), static_cast<uint32_t>(sequence)}.slot(slot), state});
-    slot += static_cast<uint64_t>(size_);
+                        data[i], draws.slot(slot), state});
+    slot += static_cast<uint64_t>(parts.group.size);
   }
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                       OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (residual) {
     buffers->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
-  return submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
+  return parts.issuer.submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
 }
 
 // An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.
-WorkPtr LowcommBackend::reduceByPolicy(c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
+WorkPtr reduceByPolicy(GroupParts& parts, c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
   std::optional<Reduction> reduction;
   const bool own = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     reduction = ownReduction(reduce, tensor.scalar_type());
-    return ownOp(tensor, kOp) && reduction;
+    return parts.issuer.takes(kOp, tensor) && reduction;
   });
   // Of several tensors in one call c10d's allreduce wants the sum over all of them, not one sum each.
   const bool one_sum = op == c10d::OpType::ALLREDUCE && tensors.size() != 1;
   if (!own || !reduction || one_sum) {
     const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());
-    noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
+    parts.group.noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
     return nullptr;
   }
   if (reduction->kind != ReduceKind::sum) {
-    noteExact(kOp, std::string("reduce op ") + reduction->name());
-    return reduceMany(op, tensors, std::vector<CodecSpec>(tensors.size()), *reduction, nullptr);
+    parts.group.noteExact(kOp, std::string("reduce op ") + reduction->name());
+    return reduceMany(parts, op, tensors, std::vector<CodecSpec>(tensors.size()), *reduction, nullptr);
   }
-  return reduceMany(op, tensors, codecsOf(kOp, tensors), *reduction, nullptr);
+  return reduceMany(parts, op, tensors, parts.codecs.codecsOf(kOp, tensors), *reduction, nullptr);
 }
 
-WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return inBlock(c10d::OpType::ALLREDUCE, [&]() -> WorkPtr {
-    expectLiving(kOp);
-    WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
-    return own ? own : exactAllReduce(tensors, opts);
-  });
+}  // namespace
+
+WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  parts.group.expectLiving(kOp);
+  WorkPtr own =
+      parts.codecs.names(kOp) ? reduceByPolicy(parts, c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
+  return own ? own : exactAllReduce(parts, tensors, opts);
 }
 
-WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  return inBlock(c10d::OpType::ALLREDUCE_COALESCED, [&]() -> WorkPtr {
-    expectLiving(kOp);
-    WorkPtr own = named(kOp) ? reduceByPolicy(c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp) : nullptr;
-    return own ? own : exactAllReduceCoalesced(tensors, opts);
-  });
+WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+  parts.group.expectLiving(kOp);
+  WorkPtr own = parts.codecs.names(kOp)
+                    ? reduceByPolicy(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)
+                    : nullptr;
+  return own ? own : exactAllReduceCoalesced(parts, tensors, opts);
 }
 
-WorkPtr LowcommBackend::allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
-                                       std::shared_ptr<Residual> residual) {
-  return inBlock(c10d::OpType::ALLREDUCE, [&]() -> WorkPtr {
-    const at::ScalarType type = tensor.scalar_type();
-    TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
-                     "lowcomm: all_reduce: expected float32, float16 or bfloat16, got ", type);
-    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "lowcomm: all_reduce: expected a dense tensor, got layout ",
-                      tensor.layout());
-    const auto reduction = ownReduction(op, type);
-    TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !(residual && reduction->premultiplied),
-                      "lowcomm: all_reduce: expected SUM or AVG", residual ? "" : " or PREMUL_SUM", ", got another op");
-    TORCH_CHECK_VALUE(codec.id != CodecId::none, "lowcomm: all_reduce: expected a codec that rounds, got none");
-    const std::string misfit = untaken(codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
-    TORCH_CHECK_VALUE(misfit.empty(), "lowcomm: all_reduce: expected a tensor that ", codec.str(), " takes, got ",
-                      misfit);
-    TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
-                      codec.str());
-    const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
-    return reduceMany(c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
-  });
+WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                            const CodecSpec& codec, std::shared_ptr<Residual> residual) {
+  const at::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kHalf || type == at::kBFloat16,
+                   "lowcomm: all_reduce: expected float32, float16 or bfloat16, got ", type);
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "lowcomm: all_reduce: expected a dense tensor, got layout ",
+                    tensor.layout());
+  const auto reduction = ownReduction(op, type);
+  TORCH_CHECK_VALUE(reduction && reduction->kind == ReduceKind::sum && !(residual && reduction->premultiplied),
+                    "lowcomm: all_reduce: expected SUM or AVG", residual ? "" : " or PREMUL_SUM", ", got another op");
+  TORCH_CHECK_VALUE(codec.id != CodecId::none, "lowcomm: all_reduce: expected a codec that rounds, got none");
+  const std::string misfit = untaken(codec, {tensor.sizes().data(), tensor.sizes().size()}).value_or("");
+  TORCH_CHECK_VALUE(misfit.empty(), "lowcomm: all_reduce: expected a tensor that ", codec.str(), " takes, got ",
+                    misfit);
+  TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
+                    codec.str());
+  const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
+  return reduceMany(parts, c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
 }
 
 }  // namespace lowcomm

@@ -1,10 +1,11 @@
 // all_to_all of codes. Every part is encoded by itself, or not, by a rule that both of its ends can apply: equal splits
 // or not, neither needs to know another pair's sizes.
-#include "collective/all_to_all.h"
+#include "backend/all_to_all.h"
 
 #include <ATen/ATen.h>
 
-#include "backend/backend.h"
+#include "backend/exact.h"
+#include "collective/all_to_all.h"
 #include "tensor/op_buffers.h"
 #include "tensor/op_checks.h"
 #include "tensor/wire_elements.h"
@@ -32,11 +33,9 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
   return tensor.split_with_sizes(sizes, 0);
 }
 
-}  // namespace
-
 // Whether all parts go by lowcomm's own exchange.
-bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) {
-  if (!named(kOp)) return false;
+bool takes(GroupParts& parts, const Tensors& inputs, const Tensors& outputs) {
+  if (!parts.codecs.names(kOp)) return false;
   bool own = true;
   for (const Tensors* list : {&inputs, &outputs}) {
     for (const auto& tensor : *list) {
@@ -45,75 +44,76 @@ bool LowcommBackend::ownAllToAll(const Tensors& inputs, const Tensors& outputs) 
                        ", got ", tensor.scalar_type());
       TORCH_CHECK_VALUE(tensor.device() == inputs[0].device(), "lowcomm: all_to_all: expected tensors of one device, ",
                         inputs[0].device(), ", got ", tensor.device());
-      own = own && ownOp(tensor, kOp);
+      own = own && parts.issuer.takes(kOp, tensor);
     }
   }
   if (own) return true;
-  noteExact(kOp, "layout");
+  parts.group.noteExact(kOp, "layout");
   return false;
 }
 
-WorkPtr LowcommBackend::exchangeParts(c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs,
-                                      Tensors kept_inputs) {
-  TORCH_CHECK_VALUE(inputs[rank_].numel() == outputs[rank_].numel(), "lowcomm: all_to_all: of what rank ", rank_,
-                    " keeps: expected as many elements out as in, ", inputs[rank_].numel(), ", got ",
-                    outputs[rank_].numel());
-  expectLiving(kOp);
+WorkPtr exchangeParts(GroupParts& parts, c10d::OpType op, Tensors outputs, Tensors inputs, Tensors kept_outputs,
+                      Tensors kept_inputs) {
+  TORCH_CHECK_VALUE(inputs[parts.group.rank].numel() == outputs[parts.group.rank].numel(),
+                    "lowcomm: all_to_all: of what rank ", parts.group.rank,
+                    " keeps: expected as many elements out as in, ", inputs[parts.group.rank].numel(), ", got ",
+                    outputs[parts.group.rank].numel());
+  parts.group.expectLiving(kOp);
   checkOutputs(kOp, outputs);
   auto buffers = std::make_shared<OpBuffers>();
-  DeviceQueue* queue = queueOf(kOp, inputs[0]);
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, inputs[0]);
   AllToAllMessage message;
   message.dtype = WireElements(inputs[0]).dtype;
   message.type_name = WireElements(inputs[0]).type_name;
   bool exact = true, coded = false;  // what is sent, and anything
   StagingRequest staged{inputs, {}, /*keeps_own=*/true};
-  const std::string because = exactBecauseOf(inputs[0].scalar_type());
-  if (!because.empty()) noteExact(kOp, because);  // once, not for each part
+  const std::string because = CodecChooser::reasonAgainst(inputs[0].scalar_type()).text;
+  if (!because.empty()) parts.group.noteExact(kOp, because);  // once, not for each part
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {
     // As if every part had this one's size: what equal splits are measured by.
-    std::optional<CodecSpec> codec;
-    if (part.numel() > 0 && because.empty())
-      codec = chooseCodec(kOp, part, part.nbytes() * static_cast<uint64_t>(size_));
-    exact = exact && !(sent && codec);
-    coded = coded || codec;
-    staged.codecs.push_back(codec.value_or(CodecSpec{}));
-    return Layout::single(WireElements(part).count, codec.value_or(CodecSpec{}));
+    const uint64_t contribution = part.nbytes() * static_cast<uint64_t>(parts.group.size);
+    CodecSpec codec;
+    if (part.numel() > 0 && because.empty()) codec = parts.codecs.codecOf(kOp, part, contribution);
+    const bool codes = codec.id != CodecId::none;
+    exact = exact && !(sent && codes);
+    coded = coded || codes;
+    staged.codecs.push_back(codec);
+    return Layout::single(WireElements(part).count, codec);
   };
-  for (int rank = 0; rank < size_; ++rank) {
+  for (int rank = 0; rank < parts.group.size; ++rank) {
     message.sent.push_back(layoutOf(inputs[rank], true));
     message.got.push_back(layoutOf(outputs[rank], false));
   }
   staged.tensors.insert(staged.tensors.end(), outputs.begin(), outputs.end());
-  buffers->enter(queue, coded ? deviceCodecFor(kOp, queue, staged) : nullptr);
+  buffers->enter(queue, coded ? parts.issuer.deviceCodecFor(kOp, queue, staged) : nullptr);
   message.device_codec = buffers->device_codec.get();
-  for (int rank = 0; rank < size_; ++rank) {
+  for (int rank = 0; rank < parts.group.size; ++rank) {
     message.inputs.push_back(buffers->source(inputs[rank], queue));
     message.outputs.push_back(buffers->target(outputs[rank]));
   }
-  const uint64_t sequence = ++sequence_;
-  message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
+  const uint64_t sequence = ++parts.group.sequence;
+  message.draws = parts.draws.ofStep(static_cast<uint32_t>(sequence));
   buffers->run = [message = std::move(message)](OpContext& context) { allToAll(context, message); };
-  return submit({op, kOp, sequence, exact}, std::move(kept_inputs), std::move(kept_outputs), queue,
-                std::move(buffers));
+  return parts.issuer.submit({op, kOp, sequence, exact}, std::move(kept_inputs), std::move(kept_outputs), queue,
+                             std::move(buffers));
 }
 
-WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
-                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
-  return inBlock(c10d::OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
-    if (!ownAllToAll({input}, {output})) return exactAllToAllBase(output, input, output_sizes, input_sizes, opts);
-    return exchangeParts(c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, size_, "output"),
-                         partsOf(input, input_sizes, size_, "input"), {output}, {input});
-  });
+}  // namespace
+
+WorkPtr issueAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                          std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
+  if (!takes(parts, {input}, {output})) return exactAllToAllBase(parts, output, input, output_sizes, input_sizes, opts);
+  return exchangeParts(parts, c10d::OpType::ALLTOALL_BASE, partsOf(output, output_sizes, parts.group.size, "output"),
+                       partsOf(input, input_sizes, parts.group.size, "input"), {output}, {input});
 }
 
-WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
-  return inBlock(c10d::OpType::ALLTOALL, [&]() -> WorkPtr {
-    TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == static_cast<size_t>(size_),
-                      "lowcomm: all_to_all: expected ", size_, " inputs and outputs, got ", inputs.size(), " and ",
-                      outputs.size());
-    if (!ownAllToAll(inputs, outputs)) return exactAllToAll(outputs, inputs, opts);
-    return exchangeParts(c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
-  });
+WorkPtr issueAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
+  TORCH_CHECK_VALUE(
+      inputs.size() == static_cast<size_t>(parts.group.size) && outputs.size() == static_cast<size_t>(parts.group.size),
+      "lowcomm: all_to_all: expected ", parts.group.size, " inputs and outputs, got ", inputs.size(), " and ",
+      outputs.size());
+  if (!takes(parts, inputs, outputs)) return exactAllToAll(parts, outputs, inputs, opts);
+  return exchangeParts(parts, c10d::OpType::ALLTOALL, outputs, inputs, outputs, inputs);
 }
 
 }  // namespace lowcomm

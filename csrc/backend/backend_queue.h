@@ -18,25 +18,27 @@ class BackendQueue : public OpQueue {
   int rank() const override { return backend_->getRank(); }
   int size() const override { return backend_->getSize(); }
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
-    backend_->queueOwn(op, sequences, std::move(job), std::move(done));
+    backend_->parts().issuer.submitJob(op, sequences, std::move(job), std::move(done));
   }
-  GroupContext& group() override { return backend_->engine().group(); }
+  GroupContext& group() override { return engine().group(); }
   void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) override {
-    sendOver(backend_->engine(), message, std::move(source));
+    sendOver(engine(), message, std::move(source));
   }
   void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
-    recvOver(backend_->engine(), message, std::move(sink));
+    recvOver(engine(), message, std::move(sink));
   }
   // Counted as c10d's messages are, whether it is delivered or not.
   void finish(P2pMessage& message) override {
-    const auto error = messageEnded(backend_->engine(), message);
+    const auto error = messageEnded(engine(), message);
     const char* name = message.sends ? "send" : "recv";
-    backend_->stats().call(name, !message.plan.layout.coded());
-    backend_->stats().moved(name, message.op.counters);
+    backend_->parts().group.stats.call(name, !message.plan.layout.coded());
+    backend_->parts().group.stats.moved(name, message.op.counters);
     if (error) std::rethrow_exception(error);
   }
 
  private:
+  Engine& engine() { return backend_->parts().group.engine(); }
+
   const c10::intrusive_ptr<LowcommBackend> backend_;
 };
 

@@ -1,11 +1,10 @@
-// send and recv: on lowcomm's own lane, encoded or exact, where the policy names `p2p`; else served by the inner
-// backend.
+#include "backend/point_to_point.h"
+
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
 #include <atomic>
 
-#include "backend/backend.h"
 #include "backend/profiler_ranges.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
@@ -83,7 +82,7 @@ class P2pWork : public EngineWork {
 }  // namespace
 
 // A message of lowcomm's own from the call to its Work. The engine first: frames go back to its pool.
-struct LowcommBackend::P2pRequest {
+struct PointToPoint::P2pRequest {
   std::shared_ptr<Engine> engine;
   const c10d::OpType type;
   const at::Tensor tensor;
@@ -107,7 +106,7 @@ struct LowcommBackend::P2pRequest {
 
 // A message between its issue and its end. Destroyed from the last to the first: the engine goes after the
 // frames.
-struct LowcommBackend::P2pInFlight {
+struct PointToPoint::P2pInFlight {
   std::shared_ptr<P2pRequest> coded;
   std::shared_ptr<P2pMessage> message;
   std::shared_ptr<OpBuffers> prepared;
@@ -116,15 +115,15 @@ struct LowcommBackend::P2pInFlight {
   at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
 };
 
-void LowcommBackend::checkPeer(const char* name, int peer) const {
-  TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "lowcomm: ", name,
-                    ": expected a peer among the group's ranks 0...", size_ - 1, " other than this one, ", rank_,
-                    ", got ", peer);
+void PointToPoint::checkPeer(const char* name, int peer) const {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < parts_.group.size && peer != parts_.group.rank, "lowcomm: ", name,
+                    ": expected a peer among the group's ranks 0...", parts_.group.size - 1, " other than this one, ",
+                    parts_.group.rank, ", got ", peer);
 }
 
 // Refuses a message that the inner backend would refuse, or take for a fault of the peer, once other ops of a block are
 // under way.
-void LowcommBackend::checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const {
+void PointToPoint::checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const {
   const char* name = op == c10d::OpType::SEND ? "send" : "recv";
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined(), "lowcomm: ", name, ": expected one tensor, got ",
                     tensors.size());
@@ -139,41 +138,42 @@ void LowcommBackend::checkExact(c10d::OpType op, const Tensors& tensors, int pee
 }
 
 // The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
-std::shared_ptr<LowcommBackend::P2pRequest> LowcommBackend::coded(c10d::OpType type, const Tensors& tensors, int peer,
-                                                                  int tag) {
-  if (!named(kPolicyKey)) return nullptr;
+std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::coded(c10d::OpType type, const Tensors& tensors, int peer,
+                                                              int tag) {
+  if (!parts_.codecs.names(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
-  expectLiving(name);
+  parts_.group.expectLiving(name);
   // A sender cannot know that its receiver would take anybody's, and frames wait under their sender's name.
   TORCH_CHECK_VALUE(type != c10d::OpType::RECVANYSOURCE,
                     "lowcomm: recv under a policy that names p2p: expected a named source, got any");
-  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && ownOp(tensors[0], kPolicyKey), "lowcomm: ", name,
-                    " under a policy that names p2p: expected one dense tensor, got ", tensors.size(),
-                    tensors.size() == 1 ? " of another layout" : "");
+  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && parts_.issuer.takes(kPolicyKey, tensors[0]),
+                    "lowcomm: ", name, " under a policy that names p2p: expected one dense tensor, got ",
+                    tensors.size(), tensors.size() == 1 ? " of another layout" : "");
   checkPeer(name, peer);
   TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
                     " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
   if (type == c10d::OpType::RECV) checkOutput(name, tensors[0]);
-  const auto codec = chooseCodec(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
+  const CodecSpec codec = parts_.codecs.codecOf(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
   return std::shared_ptr<P2pRequest>(
-      new P2pRequest{engine_, type, tensors[0], codec.value_or(CodecSpec{}), peer, static_cast<uint32_t>(tag)});
+      new P2pRequest{parts_.group.sharedEngine(), type, tensors[0], codec, peer, static_cast<uint32_t>(tag)});
 }
 
 // What of a send can be under way before anything is posted: copies of values from a device.
-void LowcommBackend::prepare(P2pRequest& message) {
+void PointToPoint::prepare(P2pRequest& message) {
   if (!message.sends() || message.prepared) return;
   auto prepared = std::make_shared<OpBuffers>();
-  DeviceQueue* queue = queueOf(message.name(), message.tensor);
-  prepared->enter(
-      queue, message.exact() ? nullptr : deviceCodecFor(message.name(), queue, {{message.tensor}, {message.codec}}));
+  DeviceQueue* queue = parts_.issuer.queueOf(message.name(), message.tensor);
+  prepared->enter(queue, message.exact() ? nullptr
+                                         : parts_.issuer.deviceCodecFor(message.name(), queue,
+                                                                        {{message.tensor}, {message.codec}}));
   message.input = prepared->source(message.tensor, queue);
   if (!prepared->device_codec) prepared->load(queue);
-  message.draws = {drawKey(), streamOf(globalRank(), 0), kP2pSteps + sent_++ % kP2pSteps};
+  message.draws = parts_.draws.ofNextMessage();
   message.prepared = std::move(prepared);  // last: what failed before is tried again
 }
 
-WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
-  expectLiving(coded->name());
+WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& coded) {
+  parts_.group.expectLiving(coded->name());
   prepare(*coded);
   auto prepared = std::make_shared<OpBuffers>();
   std::shared_ptr<DeviceQueue> queue;
@@ -186,17 +186,17 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
   std::unique_ptr<Sink> sink;
   const auto ranges = ProfilerRanges::ofCaller(coded->name());
   if (coded->sends()) {
-    coded->prepared->start(queueOf(coded->name(), coded->tensor));
+    coded->prepared->start(parts_.issuer.queueOf(coded->name(), coded->tensor));
     sent = std::make_shared<P2pSend>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
                                      elements.type_elements);
     source = makeSource(sent->op, coded->prepared->device_codec.get(), {sent->plan, coded->input, coded->draws});
     message = sent;
   } else {
-    if (const DeviceQueue* shared = queueOf(coded->name(), coded->tensor))
+    if (const DeviceQueue* shared = parts_.issuer.queueOf(coded->name(), coded->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
     prepared->enter(queue.get(), coded->exact()
                                      ? nullptr
-                                     : deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
+                                     : parts_.issuer.deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
     received = std::make_shared<P2pRecv>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
                                          elements.type_elements);
     sink = makeSink(received->op, prepared->device_codec.get(), {received->plan, prepared->target(coded->tensor)});
@@ -209,8 +209,8 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
   if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(asTorchError(error));
   if (coded->prepared) coded->prepared->count(message->op.counters);
   coded->prepared.reset();  // it is encoded
-  stats_.call(coded->name(), coded->exact());
-  stats_.moved(coded->name(), message->op.counters);
+  parts_.group.stats.call(coded->name(), coded->exact());
+  parts_.group.stats.moved(coded->name(), message->op.counters);
 
   NoPythonObjects guard;
   const std::shared_ptr<P2pInFlight> flight(
@@ -222,14 +222,15 @@ WorkPtr LowcommBackend::post(const std::shared_ptr<P2pRequest>& coded) {
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
-  return c10::make_intrusive<P2pWork>(rank_, coded->type, profilerTitle(options_->name, coded->name()),
-                                      EngineWork::Name{coded->name(), groupName(), message->op.sequence},
-                                      Tensors{coded->tensor}, coded->peer, callbacks_, queue, finish);
+  return c10::make_intrusive<P2pWork>(parts_.group.rank, coded->type,
+                                      profilerTitle(parts_.group.options->name, coded->name()),
+                                      EngineWork::Name{coded->name(), parts_.group.name(), message->op.sequence},
+                                      Tensors{coded->tensor}, coded->peer, parts_.group.callbacks, queue, finish);
 }
 
-void LowcommBackend::finish(P2pInFlight& flight) {
+void PointToPoint::finish(P2pInFlight& flight) {
   struct Count {
-    LowcommBackend& backend;
+    Stats& stats;
     const P2pInFlight& flight;
     ~Count() {
       OpCounters later;  // the rest was counted when it was posted
@@ -238,9 +239,9 @@ void LowcommBackend::finish(P2pInFlight& flight) {
       later.wait_by_peer = flight.message->op.counters.wait_by_peer;
       flight.prepared->count(later);
       flight.prepared->device_codec.reset();
-      backend.stats_.moved(flight.coded->name(), later);
+      stats.moved(flight.coded->name(), later);
     }
-  } count{*this, flight};
+  } count{parts_.group.stats, flight};
   flight.prepared->start(flight.queue.get());
   flight.coded->engine->messages().finish(*flight.message);
   flight.message->op.whole = true;
@@ -249,41 +250,44 @@ void LowcommBackend::finish(P2pInFlight& flight) {
   flight.prepared->finish(flight.queue.get());
 }
 
-WorkPtr LowcommBackend::pointToPoint(c10d::OpType op, const Tensors& tensors, int peer, int tag,
-                                     std::function<WorkPtr(c10d::Backend&)> call) {
-  return inBlock(op, [&] { return exactOrCoded(op, tensors, peer, tag, std::move(call)); });
-}
-
-WorkPtr LowcommBackend::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
-                                     std::function<WorkPtr(c10d::Backend&)> call) {
+WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
+                                   std::function<WorkPtr(c10d::Backend&)> call) {
   const bool receive = op != c10d::OpType::SEND;
   const char* name = receive ? "recv" : "send";
-  const auto backend = living(name);
+  const auto living = parts_.group.living(name);
   if (auto message = coded(op, tensors, peer, tag)) {
-    return postpone(op, {nullptr, receive, /*device=*/false, [backend, message] { backend()->prepare(*message); }},
-                    [backend, message] { return backend()->post(message); });
+    const auto prepared = [this, living, message] {
+      const BackendPtr held = living();
+      prepare(*message);
+    };
+    return parts_.blocks.putOffMessage(op, {receive, /*device=*/false, prepared}, [this, living, message] {
+      const BackendPtr held = living();
+      return post(message);
+    });
   }
   checkExact(op, tensors, peer, tag);
   const bool device = !tensors[0].device().is_cpu();
-  InnerCall inner{op, name, tensors, receive ? tensors : Tensors{}};
+  InnerOps::Op inner{op, name, tensors, receive ? tensors : Tensors{}};
   inner.collective = false;
   inner.detail = ", peer rank " + (peer < 0 ? std::string("any") : std::to_string(peer));
-  return postpone(op, {nullptr, receive, device, {}},
-                  [backend, inner, call = std::move(call)] { return backend()->viaInner(inner, call); });
+  return parts_.blocks.putOffMessage(op, {receive, device}, [this, living, inner, call = std::move(call)] {
+    const BackendPtr held = living();
+    return parts_.inner.issue(inner, call);
+  });
 }
 
-WorkPtr LowcommBackend::send(Tensors& tensors, int to, int tag) {
-  return pointToPoint(c10d::OpType::SEND, tensors, to, tag,
+WorkPtr PointToPoint::send(Tensors& tensors, int to, int tag) {
+  return exactOrCoded(c10d::OpType::SEND, tensors, to, tag,
                       [tensors, to, tag](c10d::Backend& inner) mutable { return inner.send(tensors, to, tag); });
 }
 
-WorkPtr LowcommBackend::recv(Tensors& tensors, int from, int tag) {
-  return pointToPoint(c10d::OpType::RECV, tensors, from, tag,
+WorkPtr PointToPoint::recv(Tensors& tensors, int from, int tag) {
+  return exactOrCoded(c10d::OpType::RECV, tensors, from, tag,
                       [tensors, from, tag](c10d::Backend& inner) mutable { return inner.recv(tensors, from, tag); });
 }
 
-WorkPtr LowcommBackend::recvAnysource(Tensors& tensors, int tag) {
-  return pointToPoint(c10d::OpType::RECVANYSOURCE, tensors, -1, tag,
+WorkPtr PointToPoint::recvAnysource(Tensors& tensors, int tag) {
+  return exactOrCoded(c10d::OpType::RECVANYSOURCE, tensors, -1, tag,
                       [tensors, tag](c10d::Backend& inner) mutable { return inner.recvAnysource(tensors, tag); });
 }
 

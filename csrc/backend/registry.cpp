@@ -32,7 +32,7 @@ c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int ra
   Registry::Entry entry{made.get(), Weak(made)};
   std::lock_guard<std::mutex> lock(registry().mutex);
   // Swapped: dropping what stood there may run a destructor, which takes the lock.
-  auto [at, fresh] = registry().backends.try_emplace(made->groupName(), entry);
+  auto [at, fresh] = registry().backends.try_emplace(made->group().name(), entry);
   if (!fresh) std::swap(at->second, entry);
   return made;
 }
@@ -40,7 +40,7 @@ c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int ra
 void LowcommBackend::leaveRegistry() {
   Registry::Entry entry{nullptr, Weak(c10::intrusive_ptr<LowcommBackend>())};
   std::lock_guard<std::mutex> lock(registry().mutex);
-  auto found = registry().backends.find(groupName());
+  auto found = registry().backends.find(parts_.group.name());
   // A later group may have taken the name.
   if (found == registry().backends.end() || found->second.who != this) return;
   std::swap(found->second, entry);

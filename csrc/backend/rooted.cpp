@@ -1,9 +1,10 @@
 // broadcast and gather, encoded or exact, where the policy names them; else they are the inner backend's.
-#include "collective/rooted.h"
+#include "backend/rooted.h"
 
 #include <ATen/ATen.h>
 
-#include "backend/backend.h"
+#include "backend/exact.h"
+#include "collective/rooted.h"
 #include "tensor/op_buffers.h"
 #include "tensor/op_checks.h"
 #include "tensor/wire_elements.h"
@@ -19,81 +20,79 @@ int checkedRoot(const char* op, int64_t root, int size) {
 
 }  // namespace
 
-WorkPtr LowcommBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-  return inBlock(c10d::OpType::BROADCAST, [&]() -> WorkPtr {
-    constexpr const char* kOp = "broadcast";
-    if (!named(kOp)) return exactBroadcast(tensors, opts);
-    const int root = checkedRoot(kOp, opts.rootRank, size_);
-    // Several tensors in one call are one tensor to c10d, to be written to all of them.
-    if (tensors.size() != 1 || !ownOp(tensors[0], kOp)) {
-      noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
-      return exactBroadcast(tensors, opts);
-    }
-    expectLiving(kOp);
-    checkOutput(kOp, tensors[0]);
-    const std::vector<CodecSpec> codecs = codecsOf(kOp, tensors);
-    const bool exact = codecs[0].id == CodecId::none;
-    auto buffers = std::make_shared<OpBuffers>();
-    DeviceQueue* queue = queueOf(kOp, tensors[0]);
-    buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, {tensors, codecs}));
-    const WireElements elements(tensors[0]);
-    BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(tensors[0], queue)};
-    message.device_codec = buffers->device_codec.get();
-    message.type_name = elements.type_name;
-    message.type_elements = elements.type_elements;
-    const uint64_t sequence = ++sequence_;
-    message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-    buffers->run = [message = std::move(message), root](OpContext& context) {
-      lowcomm::broadcast(context, {message}, root);
-    };
-    return submit({c10d::OpType::BROADCAST, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
-  });
+WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  constexpr const char* kOp = "broadcast";
+  if (!parts.codecs.names(kOp)) return exactBroadcast(parts, tensors, opts);
+  const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  // Several tensors in one call are one tensor to c10d, to be written to all of them.
+  if (tensors.size() != 1 || !parts.issuer.takes(kOp, tensors[0])) {
+    parts.group.noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
+    return exactBroadcast(parts, tensors, opts);
+  }
+  parts.group.expectLiving(kOp);
+  checkOutput(kOp, tensors[0]);
+  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, tensors);
+  const bool exact = codecs[0].id == CodecId::none;
+  auto buffers = std::make_shared<OpBuffers>();
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, tensors[0]);
+  buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, {tensors, codecs}));
+  const WireElements elements(tensors[0]);
+  BroadcastMessage message{elements.count, codecs[0], elements.dtype, buffers->sourceAndTarget(tensors[0], queue)};
+  message.device_codec = buffers->device_codec.get();
+  message.type_name = elements.type_name;
+  message.type_elements = elements.type_elements;
+  const uint64_t sequence = ++parts.group.sequence;
+  message.draws = parts.draws.ofStep(static_cast<uint32_t>(sequence));
+  buffers->run = [message = std::move(message), root](OpContext& context) {
+    lowcomm::broadcast(context, {message}, root);
+  };
+  return parts.issuer.submit({c10d::OpType::BROADCAST, kOp, sequence, exact}, tensors, tensors, queue,
+                             std::move(buffers));
 }
 
-WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
-  return inBlock(c10d::OpType::GATHER, [&]() -> WorkPtr {
-    constexpr const char* kOp = "gather";
-    if (!named(kOp)) return exactGather(outputs, inputs, opts);
-    const int root = checkedRoot(kOp, opts.rootRank, size_);
-    if (inputs.size() != 1 || !ownOp(inputs[0], kOp)) {
-      noteExact(kOp, "layout");
-      return exactGather(outputs, inputs, opts);
-    }
-    expectLiving(kOp);
-    const Tensors none;
-    const Tensors& to = outputs.empty() ? none : outputs[0];
-    const size_t expected = root == rank_ ? static_cast<size_t>(size_) : 0;
-    TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ", rank_,
-                      ", got ", to.size());
-    for (const auto& output : to) {
-      TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
-                        "lowcomm: gather: expected outputs of ", inputs[0].numel(), " elements on ", inputs[0].device(),
-                        ", got ", output.numel(), " on ", output.device());
-      TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
-                       inputs[0].scalar_type(), ", got ", output.scalar_type());
-      checkOutput(kOp, output);
-    }
-    const std::vector<CodecSpec> codecs = codecsOf(kOp, inputs);
-    const bool exact = codecs[0].id == CodecId::none;
-    auto buffers = std::make_shared<OpBuffers>();
-    DeviceQueue* queue = queueOf(kOp, inputs[0]);
-    StagingRequest staged{to, codecs};
-    staged.tensors.push_back(inputs[0]);
-    buffers->enter(queue, exact ? nullptr : deviceCodecFor(kOp, queue, staged));
-    const WireElements elements(inputs[0]);
-    RootGatherMessage message{elements.count, codecs[0], elements.dtype, buffers->source(inputs[0], queue)};
-    message.device_codec = buffers->device_codec.get();
-    message.type_name = elements.type_name;
-    message.type_elements = elements.type_elements;
-    for (const auto& output : to)
-      message.outputs.push_back(buffers->target(output));
-    const uint64_t sequence = ++sequence_;
-    message.draws = {drawKey(), streamOf(globalRank(), 0), static_cast<uint32_t>(sequence)};
-    buffers->run = [message = std::move(message), root](OpContext& context) {
-      lowcomm::gather(context, {message}, root);
-    };
-    return submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(buffers));
-  });
+WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::GatherOptions& opts) {
+  constexpr const char* kOp = "gather";
+  if (!parts.codecs.names(kOp)) return exactGather(parts, outputs, inputs, opts);
+  const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  if (inputs.size() != 1 || !parts.issuer.takes(kOp, inputs[0])) {
+    parts.group.noteExact(kOp, "layout");
+    return exactGather(parts, outputs, inputs, opts);
+  }
+  parts.group.expectLiving(kOp);
+  const Tensors none;
+  const Tensors& to = outputs.empty() ? none : outputs[0];
+  const size_t expected = root == parts.group.rank ? static_cast<size_t>(parts.group.size) : 0;
+  TORCH_CHECK_VALUE(to.size() == expected, "lowcomm: gather: expected ", expected, " outputs on rank ",
+                    parts.group.rank, ", got ", to.size());
+  for (const auto& output : to) {
+    TORCH_CHECK_VALUE(output.numel() == inputs[0].numel() && output.device() == inputs[0].device(),
+                      "lowcomm: gather: expected outputs of ", inputs[0].numel(), " elements on ", inputs[0].device(),
+                      ", got ", output.numel(), " on ", output.device());
+    TORCH_CHECK_TYPE(output.scalar_type() == inputs[0].scalar_type(), "lowcomm: gather: expected outputs of dtype ",
+                     inputs[0].scalar_type(), ", got ", output.scalar_type());
+    checkOutput(kOp, output);
+  }
+  const std::vector<CodecSpec> codecs = parts.codecs.codecsOf(kOp, inputs);
+  const bool exact = codecs[0].id == CodecId::none;
+  auto buffers = std::make_shared<OpBuffers>();
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, inputs[0]);
+  StagingRequest staged{to, codecs};
+  staged.tensors.push_back(inputs[0]);
+  buffers->enter(queue, exact ? nullptr : parts.issuer.deviceCodecFor(kOp, queue, staged));
+  const WireElements elements(inputs[0]);
+  RootGatherMessage message{elements.count, codecs[0], elements.dtype, buffers->source(inputs[0], queue)};
+  message.device_codec = buffers->device_codec.get();
+  message.type_name = elements.type_name;
+  message.type_elements = elements.type_elements;
+  for (const auto& output : to)
+    message.outputs.push_back(buffers->target(output));
+  const uint64_t sequence = ++parts.group.sequence;
+  message.draws = parts.draws.ofStep(static_cast<uint32_t>(sequence));
+  buffers->run = [message = std::move(message), root](OpContext& context) {
+    lowcomm::gather(context, {message}, root);
+  };
+  return parts.issuer.submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(buffers));
 }
 
 }  // namespace lowcomm

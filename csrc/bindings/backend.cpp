@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "backend/agreements.h"
 #include "backend/backend.h"
 #include "backend/exact_scope.h"
 #include "bindings/bindings.h"
@@ -72,7 +73,7 @@ Layout layoutOf(const LayoutEntries& entries, const std::optional<LevelTables>& 
 
 py::dict statsOf(const LowcommBackend& backend) {
   py::dict ops;
-  for (const auto& [op, s] : backend.stats().snapshot()) {
+  for (const auto& [op, s] : backend.group().stats.snapshot()) {
     py::dict entry;
     entry["calls"] = s.calls;
     entry["exact_calls"] = s.exact_calls;
@@ -226,14 +227,16 @@ void bindBackend(py::module_& m) {
       .def_property_readonly(
           "options",
           [](LowcommBackend& b) { return c10::static_intrusive_pointer_cast<Options>(b.getBackendOptions()); })
-      .def_property_readonly("inner", &LowcommBackend::inner)
-      .def_property_readonly("group_name", &LowcommBackend::groupName)
-      .def_property_readonly("policy", [](const LowcommBackend& b) { return b.settings().policy.str(); })
-      .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.settings().min_bytes; })
+      .def_property_readonly("inner", [](LowcommBackend& b) { return b.parts().backends.host(); })
+      .def_property_readonly("group_name", [](const LowcommBackend& b) { return b.group().name(); })
+      .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
+      .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
       .def("stats", &statsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
-      .def("reset_stats", [](LowcommBackend& b) { b.stats().reset(); })
-      .def("set_policy", &LowcommBackend::setPolicy, py::arg("policy"), py::call_guard<py::gil_scoped_release>())
+      .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
+      .def(
+          "set_policy", [](LowcommBackend& b, const std::string& policy) { setPolicy(b.parts(), policy); },
+          py::arg("policy"), py::call_guard<py::gil_scoped_release>())
       .def(
           "agree_layouts",
           [](LowcommBackend& b, const std::vector<std::pair<std::string, std::shared_ptr<Layout>>>& layouts,
@@ -241,11 +244,14 @@ void bindBackend(py::module_& m) {
             std::vector<std::pair<std::string, Layout>> named;
             for (const auto& [name, layout] : layouts)
               named.emplace_back(name, *layout);
-            b.agreeLayouts(named, error);
+            agreeOnLayouts(b.parts(), named, error);
           },
           py::arg("layouts"), py::arg("error") = "", py::call_guard<py::gil_scoped_release>())
-      .def("agree_on_texts", &LowcommBackend::agreeOnTexts, py::arg("what"), py::arg("fields"), py::arg("error") = "",
-           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "agree_on_texts",
+          [](LowcommBackend& b, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+             const std::string& error) { agreeOnTexts(b.parts(), what, std::move(fields), error); },
+          py::arg("what"), py::arg("fields"), py::arg("error") = "", py::call_guard<py::gil_scoped_release>())
       .def(
           "all_reduce_coded",
           [](LowcommBackend& b, const at::Tensor& tensor, const c10d::ReduceOp& op, const std::string& codec,
@@ -268,9 +274,16 @@ void bindBackend(py::module_& m) {
           },
           py::arg("tensors"), py::arg("op"), py::arg("codec"), py::arg("projection"), py::arg("states"), py::kw_only(),
           py::arg("slots"), py::arg("owners"), py::arg("step"), py::call_guard<py::gil_scoped_release>())
-      .def("reserve_slots", &LowcommBackend::reserveSlots, py::arg("count"))
-      .def("note_exact", &LowcommBackend::noteExact, py::arg("op"), py::arg("because"))
-      .def_property_readonly("draw_key", &LowcommBackend::drawKey)
+      .def(
+          "reserve_slots", [](LowcommBackend& b, uint64_t count) { return b.parts().draws.reserveSlots(count); },
+          py::arg("count"))
+      .def(
+          "note_exact",
+          [](LowcommBackend& b, const std::string& op, const std::string& because) {
+            b.parts().group.noteExact(op, because);
+          },
+          py::arg("op"), py::arg("because"))
+      .def_property_readonly("draw_key", [](LowcommBackend& b) { return b.parts().draws.key(); })
       .def(
           "all_gather_layout",
           [](LowcommBackend& b, const at::Tensor& output, const at::Tensor& input, const Layout& layout, uint64_t slot,
@@ -292,7 +305,7 @@ void bindBackend(py::module_& m) {
          const Ptr<LowcommBackend>& parent) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
-        if (parent) options->inherit(parent->settings());
+        if (parent) options->inherit(parent->group().settings());
         if (!options->timeout_set) options->timeout = timeout;
         options->group_name = group_name;
         options->global_ranks_in_group = global_ranks;

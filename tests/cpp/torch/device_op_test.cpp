@@ -52,7 +52,7 @@ class DeviceOpTest : public testing::Test {
   // The worker stands until the promise is kept.
   std::promise<void> standStill() {
     std::promise<void> go;
-    backend_->queueOwn(
+    backend_->parts().issuer.submitJob(
         "stands", 1, [until = go.get_future().share()](OpContext&) { until.wait(); },
         [](std::exception_ptr, const OpCounters&) {});
     return go;
@@ -126,7 +126,7 @@ TEST_F(DeviceOpTest, SeveralTensorsTakeOneCopyInEitherDirection) {
   EXPECT_EQ(elementsOf(tensors[0]), (std::vector<float>{1, 2}));
   EXPECT_EQ(elementsOf(tensors[1]), (std::vector<float>{3, 4, 5}));
   EXPECT_EQ(elementsOf(tensors[2]), (std::vector<float>{6}));
-  const auto counted = backend_->stats().snapshot().at("all_reduce");
+  const auto counted = backend_->group().stats.snapshot().at("all_reduce");
   EXPECT_EQ(counted.device_to_host_bytes, 6 * sizeof(float));
   EXPECT_EQ(counted.host_to_device_bytes, 6 * sizeof(float));
 }

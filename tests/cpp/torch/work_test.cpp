@@ -46,9 +46,10 @@ struct DeviceWork final : c10d::Work {
 
 c10::intrusive_ptr<InnerWork> inner(const c10::intrusive_ptr<DeviceWork>& work, Tensors outputs,
                                     std::shared_ptr<CallbackThreads> threads, std::function<void()> finish = {}) {
-  return c10::make_intrusive<InnerWork>(work, c10d::OpType::ALLREDUCE, 0, 1,
-                                        InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()},
-                                        std::move(outputs), std::move(threads), std::move(finish));
+  return c10::make_intrusive<InnerWork>(
+      work, c10d::OpType::ALLREDUCE, 0, 1,
+      InnerOpAccount{"lowcomm: all_reduce failed [", std::chrono::steady_clock::now()}, std::move(outputs),
+      std::move(threads), std::move(finish));
 }
 
 c10::TypePtr tensors() {

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "backend/group.h"
+#include "codec/spec.h"
+
+namespace lowcomm {
+
+// Why a tensor travels exact; empty where the policy does not name the op.
+struct ReasonExact {
+  std::string text;
+};
+using CodecChoice = std::variant<CodecSpec, ReasonExact>;
+
+// Chooses the codec of each tensor of an op: the policy's, where the policy names the op and nothing speaks against it
+// (lc.exact(), the dtype, fewer than min_bytes, a shape that the codec does not take). All ranks that hold tensors of
+// one shape decide alike, and ranks compare the result before any element is sent. Thread-safe.
+class CodecChooser {
+ public:
+  // `group` outlives this.
+  explicit CodecChooser(Group& group) : group_(group) {}
+
+  // Whether the policy names the op.
+  bool names(const std::string& op) const { return group_.policyCodec(op).has_value(); }
+
+  // Of one tensor of an op to which a rank contributes `raw_bytes`. With axis=channel the codec follows the tensor's
+  // last dimension.
+  CodecChoice choose(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes) const;
+
+  // The same: `none` where it travels exact. That is counted, where the policy names the op, in the group's stats under
+  // `counted_as`.
+  CodecSpec codecOf(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes, const std::string& counted_as);
+  CodecSpec codecOf(const std::string& op, const at::Tensor& tensor, uint64_t raw_bytes) {
+    return codecOf(op, tensor, raw_bytes, op);
+  }
+
+  // Of each tensor of an op, which contributes all of them.
+  std::vector<CodecSpec> codecsOf(const std::string& op, const std::vector<at::Tensor>& tensors);
+
+  // Of each part of a tensor of a collective, by the part's own shape: all ranks have all shapes where the parts are a
+  // list. All parts travel exact where one must.
+  std::vector<CodecSpec> codecsOfParts(const std::string& op, const std::vector<at::Tensor>& parts,
+                                       uint64_t contribution);
+
+  // Why the calling thread codes no tensor of the type now, whatever its size and shape; empty where it may.
+  static ReasonExact reasonAgainst(at::ScalarType type);
+
+ private:
+  Group& group_;
+};
+
+}  // namespace lowcomm

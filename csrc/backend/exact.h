@@ -1,0 +1,25 @@
+#pragma once
+
+#include "backend/group_parts.h"
+
+namespace lowcomm {
+
+// c10d's ops as the inner backend serves them: those without a schedule of lowcomm's own, and those that travel exact.
+// Arguments, results and errors are c10d's. Called inside Coalescing::run(), but monitoredBarrier().
+WorkPtr exactBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts);
+WorkPtr exactAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
+WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
+WorkPtr exactAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
+WorkPtr exactReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptions& opts);
+WorkPtr exactGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts);
+WorkPtr exactScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& inputs,
+                     const c10d::ScatterOptions& opts);
+WorkPtr exactAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                          std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
+WorkPtr exactAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
+WorkPtr exactBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
+
+// Blocks until all ranks are there; a rank that does not come is a fault of the group.
+void monitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
+
+}  // namespace lowcomm

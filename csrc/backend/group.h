@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "backend/callback_threads.h"
+#include "backend/options.h"
+#include "backend/stats.h"
+#include "engine/engine.h"
+
+namespace lowcomm {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// One group as its ops see it: who it is, its settings, its counters, the numbers of its ops, and its engine while it
+// lives. Thread-safe, but open() and close().
+class Group {
+ public:
+  // `owner` is the backend that this belongs to, and outlives it.
+  Group(c10d::Backend& owner, c10::intrusive_ptr<Options> options);
+
+  const int rank, size;
+  const c10::intrusive_ptr<Options> options;
+  const std::shared_ptr<CallbackThreads> callbacks = std::make_shared<CallbackThreads>();
+  Stats stats;
+  std::atomic<uint64_t> sequence{0};  // the number of the last op
+
+  const std::string& name() const { return options->group_name; }
+
+  std::string uid() const { return owner_.getGroupUid(); }  // c10d's; empty until it has given one
+
+  // This rank in the world, as far as the options know it.
+  int globalRank() const;
+
+  // Fills in the settings from the options. Throws ValueError as Options::resolve().
+  void resolve();
+  Settings settings() const;
+  void setPolicy(Policy policy);
+  // The policy's codec for an op; nothing where it does not name the op.
+  std::optional<CodecSpec> policyCodec(const std::string& op) const;
+  uint64_t minBytes() const { return settings_.min_bytes; }  // never changes
+
+  // Counts a call that goes exact though somebody named it, and logs it (INFO) the first time for this reason.
+  void noteExact(const std::string& op, const std::string& because);
+
+  // ---- life ----
+  void open(std::shared_ptr<Engine> engine) { engine_ = std::move(engine); }
+
+  // Lets go of the engine, when nobody can have an op under way any more.
+  void close() { engine_.reset(); }
+
+  // The engine; throws DistBackendError where the group was shut down.
+  Engine& engine();
+
+  // The engine if there is one, also of a group that is over. `stop`: no op is issued from now on.
+  Engine* running(bool stop = false);
+
+  // The same for an object that outlives the group.
+  const std::shared_ptr<Engine>& sharedEngine() const { return engine_; }
+
+  // Shuts the engine down. Any number of times.
+  void stop();
+
+  bool lives();
+
+  // An op of a group that is over fails at once, with the first cause, also where the inner backend would have served
+  // it: DistBackendError.
+  void expectLiving(const std::string& op);
+
+  // For an op that is put off and may outlive the group: keeps the backend while the result of the call lives. The call
+  // throws DistBackendError where the backend is gone.
+  std::function<BackendPtr()> living(const char* op) const;
+
+ private:
+  c10d::Backend& owner_;
+  mutable std::mutex settings_mutex_;
+  Settings settings_;
+  std::mutex engine_mutex_;
+  std::shared_ptr<Engine> engine_;  // shared with point-to-point Works, which outlive the group as its empty shell
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace lowcomm

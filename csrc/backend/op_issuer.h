@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/codec_chooser.h"
+#include "backend/coalescing.h"
+#include "tensor/device_queue.h"
+#include "tensor/op_buffers.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+// The properties of an op that decide whether its elements can stay on their device.
+struct StagingRequest {
+  Tensors tensors;                // inputs and outputs
+  std::vector<CodecSpec> codecs;  // of all of them
+  bool keeps_own = false;         // whether something is not encoded that obeys the codec's nonfinite= all the same
+  std::string because = {};       // another reason against it
+
+  void add(const Layout& layout);  // its segments' codecs
+};
+
+// Throws ValueError where the tensor's device captures a CUDA graph.
+void expectNoCapture(const Group& group, const std::string& op, const at::Tensor& tensor);
+
+// Issues the ops that lowcomm carries itself: finds the queue of their tensors' device, decides whether values or codes
+// leave the device, and puts them into the engine's queue.
+//
+// Threads: one caller at a time, as any c10d backend.
+class OpIssuer {
+ public:
+  // All of them outlive this.
+  OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks);
+
+  // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
+  // missing or may not be used because the policy wants the op coded.
+  bool takes(const std::string& op, const at::Tensor& tensor) const;
+
+  // The queue of the tensor's device; null: on the host. ValueError where a CUDA graph is captured.
+  DeviceQueue* queueOf(const std::string& op, const at::Tensor& tensor);
+
+  // The device codec of an op, or null: its tensors are on the host (`queue` is null), or their values are copied
+  // there, which is counted and, the first time for its reason, logged (INFO).
+  std::shared_ptr<DeviceCodec> deviceCodecFor(const std::string& op, DeviceQueue* queue, const StagingRequest& staged);
+
+  struct Op {
+    c10d::OpType type;
+    const char* name;
+    uint64_t sequence;
+    bool exact;
+  };
+  // Queues an op that was checked and numbered: now, or at the end of an open block. `buffers` say how it runs.
+  WorkPtr submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQueue* queue, std::shared_ptr<OpBuffers> buffers);
+
+  // Queues an op of an object that keeps state between ops (engine/op_queue.h); it takes `sequences` sequence numbers
+  // and is counted under `op`. `done` gets the core's own exceptions.
+  void submitJob(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done);
+
+  // Queues a job under a number of the group's and blocks until it has ended; throws its error.
+  void runAndWait(const std::string& op, uint64_t sequence, Engine::Job job);
+
+ private:
+  Group& group_;
+  InnerBackends& inner_;
+  const CodecChooser& codecs_;
+  Coalescing& blocks_;
+  std::map<c10::DeviceIndex, DeviceQueue> queues_;
+};
+
+}  // namespace lowcomm
