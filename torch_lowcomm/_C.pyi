@@ -312,6 +312,7 @@ def create_backend(
     timeout: timedelta,
     group_name: str,
     global_ranks: list[int],
-    maker: Callable[[str, Store, int, int, timedelta, int], Backend | None],
+    make_gloo: Callable[[Store, int, int, Options, int | None], Backend],
+    make_nccl: Callable[[Store, int, int, Options], Backend | None],
     parent: LowcommBackend | None = None,
 ) -> LowcommBackend: ...

@@ -14,31 +14,27 @@ from torch_lowcomm.codec import caution_of_policy
 logger = logging.getLogger("torch_lowcomm")
 
 
-def make_inner(role: str, store: Store, rank: int, size: int, of: _C.Options, connections: int = 1) -> Any:
-    """Makes an inner backend.
+def make_gloo(store: Store, rank: int, size: int, of: _C.Options, connections: int | None) -> Any:
+    """Makes a process group of gloo.
 
     Args:
-        role: "host", a ProcessGroupGloo for ops that lowcomm does not serve; "device", a ProcessGroupNCCL, or None where
-            this torch or machine has none; "lane", a ProcessGroupGloo whose connections carry lowcomm's frames.
-        store: Rendezvous store of the group; each role has separate keys in it.
+        store: Rendezvous store, for this process group alone.
         rank: This process's rank in the group.
         size: Number of ranks.
         of: The group's options: time-out, name and global ranks.
-        connections: Connections of a lane to every peer, each with a separate thread; a transfer's tag picks one.
+        connections: Connections to every peer, each with a separate thread, for a process group that only sends and
+            receives; a transfer's tag picks one. None for a process group that serves every op.
 
     Returns:
-        A c10d Backend, or None.
+        A ProcessGroupGloo.
     """
     # The class is named in distributed_c10d too, where `torch_lowcomm run` puts lowcomm in its place: take the original.
-    if role == "device":
-        return _make_nccl(store, rank, size, of)
     options = ProcessGroupGloo._Options()
-    options._devices = _devices(connections if role == "lane" else None)
+    options._devices = _devices(connections)
     options._timeout = of._timeout
-    # A lane only sends and receives, which no worker thread takes part in.
-    options._threads = 1 if role == "lane" else 2 * len(options._devices)
-    prefix = torch.distributed.PrefixStore(role, store)
-    backend = ProcessGroupGloo(prefix, rank, size, options)
+    # No worker thread takes part in sends and receives.
+    options._threads = 2 * len(options._devices) if connections is None else 1
+    backend = ProcessGroupGloo(store, rank, size, options)
     backend._set_sequence_number_for_group()
     return backend
 
@@ -60,7 +56,12 @@ def _devices(connections: int | None) -> list[Any]:
     ]
 
 
-def _make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
+def make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
+    """Makes a process group of NCCL; the arguments are those of `make_gloo`.
+
+    Returns:
+        A ProcessGroupNCCL, or None where this torch or machine has none.
+    """
     if not (torch.distributed.is_nccl_available() and torch.cuda.is_available()):
         return None
     from torch._C._distributed_c10d import ProcessGroupNCCL
@@ -69,7 +70,7 @@ def _make_nccl(store: Store, rank: int, size: int, of: _C.Options) -> Any:
     options._timeout = of._timeout
     # NCCL's flight recorder and time-outs name the group and its ranks by these.
     options.group_name, options.global_ranks_in_group = of.group_name, of.global_ranks_in_group
-    return ProcessGroupNCCL(torch.distributed.PrefixStore("device", store), rank, size, options)
+    return ProcessGroupNCCL(store, rank, size, options)
 
 
 def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
@@ -98,7 +99,8 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         o.timeout,
         o.group_id,
         list(o.global_ranks_in_group) or list(range(o.group_size)),
-        make_inner,
+        make_gloo,
+        make_nccl,
         _C.find_backend(dist.group.WORLD.group_name) if dist.is_initialized() else None,
     )
     _announce(backend, o.group_rank, o.group_size)

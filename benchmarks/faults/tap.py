@@ -88,22 +88,22 @@ class Tap:
         """Groups made inside have their bulk lane tapped."""
         from torch_lowcomm import _create
 
-        make = _create.make_inner
+        make = _create.make_gloo
 
-        def tapped(role: str, store: Any, rank: int, *args: Any) -> Any:
-            made = make(role, store, rank, *args)
-            if role != "lane":
+        def tapped(store: Any, rank: int, size: int, of: Any, connections: int | None) -> Any:
+            made = make(store, rank, size, of, connections)
+            if connections is None:
                 return made
             store.set(f"tap{rank}", "")  # under the lane's prefix, which does not tell its name otherwise
-            if not store.underlying_store.check([f"lowcomm/lane/bulk/tap{rank}"]):
+            if not store.underlying_store.check([f"lowcomm/lane/bulk/lane/tap{rank}"]):
                 return made
-            return self._open(make, made, *args)
+            return self._open(make, made, size, of, connections)
 
-        _create.make_inner = tapped
+        _create.make_gloo = tapped
         try:
             yield
         finally:
-            _create.make_inner = make
+            _create.make_gloo = make
 
     def count(self) -> dict[int, int]:
         """Frames passed on to each peer since the last call."""
@@ -142,7 +142,7 @@ class Tap:
         ends: dict[int, Any] = {}
 
         def end(rank: int) -> None:
-            ends[rank] = make("lane", inside, rank, size, patient, connections)
+            ends[rank] = make(dist.PrefixStore("lane", inside), rank, size, patient, connections)
 
         threads = [threading.Thread(target=end, args=(rank,)) for rank in range(size)]
         for thread in threads:

@@ -19,7 +19,7 @@ WorkPtr issueAllGatherCoalesced(GroupParts& parts, Tensors& outputs, Tensors& in
                                 const c10d::AllgatherOptions& opts);
 
 // Of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
-WorkPtr issueAllGatherLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,
-                             const Layout& layout, Counter counter);
+WorkPtr issueAllGatherLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+                             Counter counter);
 
 }  // namespace lowcomm

@@ -1,14 +1,17 @@
-// A group's life: hands, engine, split, timeouts, abort, shutdown.
+// A group's life: handshake, connections, engine, split, time-outs, abort, shutdown.
 #include "backend/backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "backend/c10d_transport.h"
-#include "backend/handshake.h"
+#include "backend/gloo_transport.h"
+#include "backend/store_rendezvous.h"
+#include "base/error.h"
+#include "engine/handshake.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 #include "wire/frame.h"
@@ -27,11 +30,27 @@ KeyValues greeting(const Settings& settings) {
   return hello;
 }
 
+GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoch) {
+  GroupConfig config;
+  config.group = group.name();
+  config.global_ranks.assign(group.options->global_ranks_in_group.begin(), group.options->global_ranks_in_group.end());
+  config.epoch = epoch;
+  config.chunk_bytes = settings.chunk_bytes;
+  config.connections = static_cast<int>(settings.connections);
+  config.ring_from = static_cast<int>(std::min<uint64_t>(settings.ring_from, INT_MAX));
+  config.timeout = group.options->timeout;
+  config.flight_record = settings.flight_record;
+  if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;
+  return config;
+}
+
 }  // namespace
 
-LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make)
+LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options,
+                               InnerMakers make)
     : c10d::Backend(rank, size), make_(std::move(make)), parts_(*this, std::move(options), store, make_) {
   Group& group = parts_.group;
+  StoreRendezvous rendezvous(store);
   try {
     group.resolve();
     if (group.settings().nccl == true && !parts_.backends.device()) {
@@ -40,14 +59,18 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     static std::atomic<uint64_t> groups{0};
     group.options->of_group = std::to_string(++groups);
   } catch (const ValueError& error) {
-    refuseHands(*store, rank, error.what());
+    refuseHandshake(rendezvous, rank, error.what());
     std::rethrow_exception(asTorchError(std::current_exception()));
   }
+  const Settings settings = group.settings();
   const uint32_t epoch =
-      translated([&] { return handshake(*store, rank, size, greeting(group.settings()), group.options->timeout); });
+      translated([&] { return handshake(rendezvous, rank, size, greeting(settings), group.options->timeout); });
   NoPythonObjects guard;
   parts_.backends.openHost();
-  connect(store, epoch);
+  // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
+  auto transport =
+      connectGloo(rendezvous, rank, size, group.options, static_cast<int>(settings.connections), make_.gloo);
+  group.open(std::make_shared<Engine>(std::move(transport), configOf(group, settings, epoch)));
   init();
 }
 
@@ -80,30 +103,6 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
   };
   Engine* engine = parts_.group.running();
   return (!engine || engine->drainFor(left())) && parts_.group.callbacks->idleWithin(left());
-}
-
-// With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
-void LowcommBackend::connect(const StorePtr& store, uint32_t epoch) {
-  Group& group = parts_.group;
-  const Settings settings = group.settings();
-  auto lane = [&](const char* name, uint64_t connections) {
-    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(std::string("lowcomm/lane/") + name, store);
-    return make_(Role::lane, prefixed, rank_, size_, group.options, static_cast<int>(connections));
-  };
-  BackendPtr control = lane("control", 1);  // in an order that every rank shares: both wait for all ranks
-  BackendPtr bulk = lane("bulk", settings.connections);
-  GroupConfig config;
-  config.group = group.name();
-  config.global_ranks.assign(group.options->global_ranks_in_group.begin(), group.options->global_ranks_in_group.end());
-  config.epoch = epoch;
-  config.chunk_bytes = settings.chunk_bytes;
-  config.connections = static_cast<int>(settings.connections);
-  config.ring_from = static_cast<int>(std::min<uint64_t>(settings.ring_from, INT_MAX));
-  config.timeout = group.options->timeout;
-  config.flight_record = settings.flight_record;
-  if (const char* folder = std::getenv("LOWCOMM_FLIGHT_DIR")) config.flight_folder = folder;
-  group.open(std::make_shared<Engine>(std::make_unique<C10dTransport>(std::move(control), std::move(bulk)),
-                                      std::move(config)));
 }
 
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {

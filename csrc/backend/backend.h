@@ -32,8 +32,8 @@ class LowcommBackend : public c10d::Backend {
   // Collective over the group: ranks compare their options through the store, then connect. DistBackendError when ranks
   // differ or do not show up, ValueError for this rank's options.
   static c10::intrusive_ptr<LowcommBackend> create(StorePtr store, int rank, int size,
-                                                   c10::intrusive_ptr<Options> options, MakeInner make);
-  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, MakeInner make);
+                                                   c10::intrusive_ptr<Options> options, InnerMakers make);
+  LowcommBackend(StorePtr store, int rank, int size, c10::intrusive_ptr<Options> options, InnerMakers make);
   ~LowcommBackend() override;
 
   // Releases everything. c10 calls this when the last strong reference goes; the destructor, which does the same, runs
@@ -115,12 +115,11 @@ class LowcommBackend : public c10d::Backend {
   const Group& group() const { return parts_.group; }
 
  private:
-  void connect(const StorePtr& store, uint32_t epoch);
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
   void release();
   void leaveRegistry();
 
-  const MakeInner make_;
+  const InnerMakers make_;
   GroupParts parts_;
   PointToPoint messages_{parts_};
   std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;

@@ -15,8 +15,6 @@
 
 namespace lowcomm {
 
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-
 // One group as its ops see it: who it is, its settings, its counters, the numbers of its ops, and its engine while it
 // lives. Thread-safe, but open() and close().
 class Group {

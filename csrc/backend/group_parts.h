@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "backend/codec_chooser.h"
 #include "backend/coalescing.h"
+#include "backend/codec_chooser.h"
 #include "backend/draw_counter.h"
 #include "backend/group.h"
 #include "backend/inner_backends.h"
@@ -15,7 +15,7 @@ namespace lowcomm {
 // The objects with which the ops of one group are issued. Its LowcommBackend owns them.
 struct GroupParts {
   // `owner` is that backend.
-  GroupParts(c10d::Backend& owner, c10::intrusive_ptr<Options> options, StorePtr store, MakeInner make)
+  GroupParts(c10d::Backend& owner, c10::intrusive_ptr<Options> options, StorePtr store, InnerMakers make)
       : group(owner, std::move(options)), backends(group, std::move(store), std::move(make)) {}
 
   Group group;

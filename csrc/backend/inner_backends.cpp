@@ -1,16 +1,22 @@
 #include "backend/inner_backends.h"
 
+#include <optional>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "tensor/python_state.h"
 
 namespace lowcomm {
 
-InnerBackends::InnerBackends(Group& group, StorePtr store, MakeInner make)
+InnerBackends::InnerBackends(Group& group, StorePtr store, InnerMakers make)
     : group_(group), store_(std::move(store)), make_(std::move(make)) {}
 
+StorePtr InnerBackends::keys(const char* prefix) const {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store_);
+}
+
 void InnerBackends::openHost() {
-  host_ = make_(Role::host, store_, group_.rank, group_.size, group_.options, 1);
+  host_ = make_.gloo(keys("host"), group_.rank, group_.size, group_.options, std::nullopt);
 }
 
 void InnerBackends::close() {
@@ -31,7 +37,7 @@ BackendPtr InnerBackends::device() {
   BackendPtr made;
   if (group_.settings().nccl != false) {
     NoPythonObjects guard;
-    made = make_(Role::device, store_, group_.rank, group_.size, group_.options, 1);
+    made = make_.nccl(keys("device"), group_.rank, group_.size, group_.options);
     if (made && !group_.uid().empty()) made->setGroupUid(group_.uid());
   }
   std::lock_guard<std::mutex> lock(mutex_);

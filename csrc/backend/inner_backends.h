@@ -2,29 +2,29 @@
 
 #include <functional>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "backend/gloo_transport.h"
 #include "backend/group.h"
 
 namespace lowcomm {
 
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
+// Makes a ProcessGroupNCCL, or null where this torch or machine has none. `options` are the group's: time-out, name,
+// global ranks.
+using MakeNccl =
+    std::function<BackendPtr(const StorePtr&, int rank, int size, const c10::intrusive_ptr<Options>& options)>;
 
-// What an inner backend is made for.
-enum class Role { host, device, lane };
-
-// Makes an inner backend: Role::host a full ProcessGroupGloo, Role::device a ProcessGroupNCCL or null where there is
-// none, Role::lane a ProcessGroupGloo with `connections` of its own to every peer for lowcomm's frames. `options` are
-// the group's: time-out, name, global ranks.
-using MakeInner = std::function<BackendPtr(Role, const StorePtr&, int rank, int size,
-                                           const c10::intrusive_ptr<Options>& options, int connections)>;
+// How process groups of torch's are made; Python gives both.
+struct InnerMakers {
+  MakeGloo gloo;
+  MakeNccl nccl;
+};
 
 // The backends that serve the ops which lowcomm does not: one for host tensors, gloo, and one for CUDA tensors, NCCL,
 // where there is one. Thread-safe, but openHost() and close().
 class InnerBackends {
  public:
   // `group` outlives this.
-  InnerBackends(Group& group, StorePtr store, MakeInner make);
+  InnerBackends(Group& group, StorePtr store, InnerMakers make);
 
   // Collective: gloo connects all ranks.
   void openHost();
@@ -49,9 +49,11 @@ class InnerBackends {
   BackendPtr deviceOrHost();
 
  private:
+  StorePtr keys(const char* prefix) const;  // the store, for one backend
+
   Group& group_;
   StorePtr store_;
-  const MakeInner make_;
+  const InnerMakers make_;
   BackendPtr host_;
   mutable std::mutex mutex_;
   bool asked_ = false;  // whether `device_` is what there is

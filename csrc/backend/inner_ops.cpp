@@ -45,7 +45,8 @@ InnerOps::InnerOps(Group& group, InnerBackends& backends, const CodecChooser& co
 WorkPtr InnerOps::issue(Op op, Call call) {
   group_.expectLiving(op.name);
   op.inner = op.tensors.empty() ? backends_.host() : backends_.of(op.tensors[0]);
-  if (!op.tensors.empty() && op.tensors[0].defined() && op.inner == backends_.host()) expectNoCapture(group_, op.name, op.tensors[0]);
+  if (!op.tensors.empty() && op.tensors[0].defined() && op.inner == backends_.host())
+    expectNoCapture(group_, op.name, op.tensors[0]);
   op.bytes = bytesOf(op.tensors);
   op.sequence = group_.sequence + (op.collective ? 1 : 0);
   const bool put_off = op.collective && blocks_.open();
@@ -64,13 +65,15 @@ WorkPtr InnerOps::serve(const Op& op, const Call& call) {
   if (op.type == c10d::OpType::BARRIER) waitForAll();
   // Gloo numbers collectives by order of issue: one that is issued behind a queued one is queued too.
   if (op.collective && op.inner == backends_.host() && (op.description || queued_ > 0)) {
-    if (op.tensors.empty() || !op.tensors[0].defined() || op.tensors[0].device().is_cpu()) return serveOnWorker(op, call);
+    if (op.tensors.empty() || !op.tensors[0].defined() || op.tensors[0].device().is_cpu())
+      return serveOnWorker(op, call);
     // A device's tensors are read in the order of the caller's stream.
     waitForAll();
   }
   if (op.description) {
-    issuer_.runAndWait(op.name, op.sequence,
-               [exchange = exchangeOf(*op.description)](OpContext& context) { runExchange(context, exchange); });
+    issuer_.runAndWait(op.name, op.sequence, [exchange = exchangeOf(*op.description)](OpContext& context) {
+      runExchange(context, exchange);
+    });
   }
   InnerOpAccount about = accountOf(op.name, op.sequence, op.detail + ", bytes handed over " + std::to_string(op.bytes));
   NoPythonObjects guard;
@@ -79,8 +82,8 @@ WorkPtr InnerOps::serve(const Op& op, const Call& call) {
     WorkPtr served = call(*op.inner);
     if (op.collective) group_.sequence = std::max(group_.sequence.load(), op.sequence);
     group_.stats.inner(op.name, op.type == c10d::OpType::RECV || op.type == c10d::OpType::RECVANYSOURCE ? 0 : op.bytes);
-    return c10::make_intrusive<InnerWork>(std::move(served), op.type, group_.rank, op.sequence, about, op.outputs, group_.callbacks,
-                                          op.finish);
+    return c10::make_intrusive<InnerWork>(std::move(served), op.type, group_.rank, op.sequence, about, op.outputs,
+                                          group_.callbacks, op.finish);
   } catch (...) {
     error = about.failed(std::current_exception());
   }
@@ -116,8 +119,7 @@ WorkPtr InnerOps::serveOnWorker(const Op& op, const Call& call) {
   return work;
 }
 
-void InnerOps::runOnWorker(const Op& op, const Call& call,
-                              OpContext& context) {
+void InnerOps::runOnWorker(const Op& op, const Call& call, OpContext& context) {
   constexpr std::chrono::milliseconds kGlance{200};  // how often the end of the group is looked for
   if (op.description) runExchange(context, exchangeOf(*op.description));
   context.whole = true;  // what the inner backend meets ends the group by InnerOpAccount::failed()
@@ -146,8 +148,8 @@ void InnerOps::runOnWorker(const Op& op, const Call& call,
   if (error) std::rethrow_exception(error);
 }
 
-std::optional<KeyValues> InnerOps::describe(
-    const std::string& op, const Tensors& tensors, const std::vector<std::pair<std::string, std::string>>& more) const {
+std::optional<KeyValues> InnerOps::describe(const std::string& op, const Tensors& tensors,
+                                            const std::vector<std::pair<std::string, std::string>>& more) const {
   if (!codecs_.names(op) || group_.size == 1) return std::nullopt;
   std::vector<MessageSummary> described;
   for (const auto& tensor : tensors)
@@ -158,7 +160,7 @@ std::optional<KeyValues> InnerOps::describe(
 }
 
 InnerOpAccount InnerOps::accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
-                                  std::shared_ptr<OpProgress> progress) const {
+                                   std::shared_ptr<OpProgress> progress) const {
   if (!progress) progress = group_.sharedEngine()->record().add(name, static_cast<uint32_t>(sequence));
   if (progress) {
     progress->update([&](OpProgress::State& state) {
@@ -166,10 +168,11 @@ InnerOpAccount InnerOps::accountOf(const std::string& name, uint64_t sequence, c
       state.start();
     });
   }
-  return {"lowcomm: " + name + " failed on rank " + std::to_string(group_.rank) + " of " + std::to_string(group_.size) + " [op " +
-              name + ", sequence " + std::to_string(sequence) + ", group " + group_.name() + ", inner backend " +
-              backends_.host()->getBackendName() + detail,
-          std::chrono::steady_clock::now(), group_.sharedEngine(), std::move(progress), static_cast<uint32_t>(sequence)};
+  return {"lowcomm: " + name + " failed on rank " + std::to_string(group_.rank) + " of " + std::to_string(group_.size) +
+              " [op " + name + ", sequence " + std::to_string(sequence) + ", group " + group_.name() +
+              ", inner backend " + backends_.host()->getBackendName() + detail,
+          std::chrono::steady_clock::now(), group_.sharedEngine(), std::move(progress),
+          static_cast<uint32_t>(sequence)};
 }
 
 void InnerOps::waitForAll() {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "backend/codec_chooser.h"
 #include "backend/coalescing.h"
+#include "backend/codec_chooser.h"
 #include "backend/inner_work.h"
 #include "backend/op_issuer.h"
 #include "wire/key_values.h"

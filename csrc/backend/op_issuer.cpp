@@ -50,7 +50,7 @@ void StagingRequest::add(const Layout& layout) {
 }
 
 std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, DeviceQueue* queue,
-                                                            const StagingRequest& staged) {
+                                                      const StagingRequest& staged) {
   if (!queue) return nullptr;
   std::string because;
   std::unique_ptr<CodecKernels> kernels;
@@ -90,7 +90,7 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
 }
 
 WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQueue* queue,
-                               std::shared_ptr<OpBuffers> buffers) {
+                         std::shared_ptr<OpBuffers> buffers) {
   const std::string name = op.name;
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
                                               EngineWork::Name{name, group_.name(), op.sequence}, std::move(inputs),

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/codec_chooser.h"
 #include "backend/coalescing.h"
+#include "backend/codec_chooser.h"
 #include "tensor/device_queue.h"
 #include "tensor/op_buffers.h"
 #include "wire/layout.h"

@@ -10,6 +10,8 @@
 
 namespace lowcomm {
 
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
 // What a group runs with once everything is filled in; the same on all its ranks, but for what is said to be each
 // rank's own affair.
 struct Settings {

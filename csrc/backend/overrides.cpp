@@ -20,24 +20,32 @@ WorkPtr LowcommBackend::_allgather_base(at::Tensor& output, at::Tensor& input, c
   return parts_.blocks.run(OpType::_ALLGATHER_BASE, [&] { return issueAllGatherBase(parts_, output, input, opts); });
 }
 
-WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  return parts_.blocks.run(OpType::ALLGATHER_COALESCED, [&] { return issueAllGatherLists(parts_, outputs, inputs, opts); });
+WorkPtr LowcommBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& opts) {
+  return parts_.blocks.run(OpType::ALLGATHER_COALESCED,
+                           [&] { return issueAllGatherLists(parts_, outputs, inputs, opts); });
 }
 
-WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr LowcommBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& opts) {
   return parts_.blocks.run(OpType::COALESCED, [&] { return issueAllGatherCoalesced(parts_, outputs, inputs, opts); });
 }
 
-WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) {
+WorkPtr LowcommBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const c10d::ReduceScatterOptions& opts) {
   return parts_.blocks.run(OpType::REDUCE_SCATTER, [&] { return issueReduceScatter(parts_, outputs, inputs, opts); });
 }
 
-WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  return parts_.blocks.run(OpType::_REDUCE_SCATTER_BASE, [&] { return issueReduceScatterBase(parts_, output, input, opts); });
+WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                             const c10d::ReduceScatterOptions& opts) {
+  return parts_.blocks.run(OpType::_REDUCE_SCATTER_BASE,
+                           [&] { return issueReduceScatterBase(parts_, output, input, opts); });
 }
 
-WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  return parts_.blocks.run(OpType::REDUCE_SCATTER_TENSOR_COALESCED, [&] { return issueReduceScatterCoalesced(parts_, outputs, inputs, opts); });
+WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                        const c10d::ReduceScatterOptions& opts) {
+  return parts_.blocks.run(OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                           [&] { return issueReduceScatterCoalesced(parts_, outputs, inputs, opts); });
 }
 
 WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -56,8 +64,10 @@ WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts
   return parts_.blocks.run(OpType::REDUCE, [&] { return exactReduce(parts_, tensors, opts); });
 }
 
-WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
-  return parts_.blocks.run(OpType::ALLTOALL_BASE, [&] { return issueAllToAllBase(parts_, output, input, output_sizes, input_sizes, opts); });
+WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts) {
+  return parts_.blocks.run(OpType::ALLTOALL_BASE,
+                           [&] { return issueAllToAllBase(parts_, output, input, output_sizes, input_sizes, opts); });
 }
 
 WorkPtr LowcommBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {

@@ -27,7 +27,7 @@ Registry& registry() {
 }  // namespace
 
 c10::intrusive_ptr<LowcommBackend> LowcommBackend::create(StorePtr store, int rank, int size,
-                                                          c10::intrusive_ptr<Options> options, MakeInner make) {
+                                                          c10::intrusive_ptr<Options> options, InnerMakers make) {
   auto made = c10::make_intrusive<LowcommBackend>(std::move(store), rank, size, std::move(options), std::move(make));
   Registry::Entry entry{made.get(), Weak(made)};
   std::lock_guard<std::mutex> lock(registry().mutex);

@@ -37,19 +37,29 @@ bool askCapturing() {
   return py::module_::import("torch.cuda").attr("is_current_stream_capturing")().cast<bool>();
 }
 
-// The Python maker may be called, and dropped, without the interpreter's lock; at exit it is leaked on purpose.
-MakeInner wrapMaker(py::object maker) {
-  std::shared_ptr<py::object> held(new py::object(std::move(maker)), [](py::object* object) {
-    if (!Py_IsInitialized()) return;
-    py::gil_scoped_acquire locked;
-    delete object;
-  });
-  return [held](Role role, const StorePtr& store, int rank, int size, const Ptr<Options>& options, int connections) {
-    static constexpr const char* kRoles[] = {"host", "device", "lane"};
-    py::gil_scoped_acquire locked;
-    py::object made = (*held)(kRoles[static_cast<int>(role)], store, rank, size, options, connections);
-    return made.is_none() ? BackendPtr() : made.cast<BackendPtr>();
-  };
+// A Python function that may be called, and dropped, without the interpreter's lock; at exit it is leaked on purpose.
+std::shared_ptr<py::object> held(py::object function) {
+  return {new py::object(std::move(function)), [](py::object* object) {
+            if (!Py_IsInitialized()) return;
+            py::gil_scoped_acquire locked;
+            delete object;
+          }};
+}
+
+template <class... Args>
+BackendPtr made(const std::shared_ptr<py::object>& make, const Args&... args) {
+  py::gil_scoped_acquire locked;
+  py::object backend = (*make)(args...);
+  return backend.is_none() ? BackendPtr() : backend.cast<BackendPtr>();
+}
+
+InnerMakers makersOf(py::object make_gloo, py::object make_nccl) {
+  const auto gloo = held(std::move(make_gloo)), nccl = held(std::move(make_nccl));
+  return {[gloo](const StorePtr& store, int rank, int size, const Ptr<Options>& options,
+                 std::optional<int> connections) { return made(gloo, store, rank, size, options, connections); },
+          [nccl](const StorePtr& store, int rank, int size, const Ptr<Options>& options) {
+            return made(nccl, store, rank, size, options);
+          }};
 }
 
 using LevelTables = std::vector<std::optional<LevelTable>>;
@@ -301,20 +311,20 @@ void bindBackend(py::module_& m) {
   m.def(
       "create_backend",
       [](const StorePtr& store, int rank, int size, const Options& given, std::chrono::milliseconds timeout,
-         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object maker,
-         const Ptr<LowcommBackend>& parent) {
+         const std::string& group_name, const std::vector<uint64_t>& global_ranks, py::object make_gloo,
+         py::object make_nccl, const Ptr<LowcommBackend>& parent) {
         // The same object reaches every group that is made with it: copied before a field is written.
         auto options = c10::make_intrusive<Options>(given);
         if (parent) options->inherit(parent->group().settings());
         if (!options->timeout_set) options->timeout = timeout;
         options->group_name = group_name;
         options->global_ranks_in_group = global_ranks;
-        MakeInner make = wrapMaker(std::move(maker));
+        InnerMakers make = makersOf(std::move(make_gloo), std::move(make_nccl));
         py::gil_scoped_release released;
         return LowcommBackend::create(store, rank, size, std::move(options), std::move(make));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options"), py::arg("timeout"), py::arg("group_name"),
-      py::arg("global_ranks"), py::arg("maker"), py::arg("parent") = nullptr);
+      py::arg("global_ranks"), py::arg("make_gloo"), py::arg("make_nccl"), py::arg("parent") = nullptr);
   m.def("find_backend", &findBackend, py::arg("group_name"));
   m.def("backend_names", &backendNames);
   py::module_::import("atexit").attr("register")(py::cpp_function([] { settleBackends(std::chrono::seconds(1)); }));

@@ -11,7 +11,7 @@ from datetime import timedelta
 from torch.distributed import DistBackendError, PrefixStore, Store
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_inner
+from torch_lowcomm._create import make_gloo, make_nccl
 from torch_lowcomm.membership.agreement import expect_alike
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
@@ -203,6 +203,7 @@ class Membership:
             self._timeout,
             f"lowcomm-members-{number}",
             list(range(len(machines))),
-            make_inner,
+            make_gloo,
+            make_nccl,
         )
         return Formed(number, tuple(machines), rank, backend)

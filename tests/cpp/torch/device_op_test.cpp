@@ -35,13 +35,16 @@ class DeviceOpTest : public testing::Test {
     options->group_name = "devices";
     options->global_ranks_in_group = {0};
     options->nccl = nccl;
-    const MakeInner make = [this](Role role, const StorePtr&, int, int, const c10::intrusive_ptr<Options>& of, int) {
-      if (role != Role::device) return BackendPtr(c10::make_intrusive<Silent>());
+    const MakeGloo gloo = [](const StorePtr&, int, int, const c10::intrusive_ptr<Options>&, std::optional<int>) {
+      return BackendPtr(c10::make_intrusive<Silent>());
+    };
+    const MakeNccl nccl_or_none = [this](const StorePtr&, int, int, const c10::intrusive_ptr<Options>& of) {
       ++asked_;
       EXPECT_EQ(of->group_name, "devices");
       return has_nccl_ ? BackendPtr(c10::make_intrusive<Silent>()) : BackendPtr();
     };
-    backend_ = LowcommBackend::create(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::move(options), make);
+    backend_ =
+        LowcommBackend::create(c10::make_intrusive<c10d::HashStore>(), 0, 1, std::move(options), {gloo, nccl_or_none});
   }
 
   WorkPtr gather(const at::Tensor& output, const at::Tensor& input) {

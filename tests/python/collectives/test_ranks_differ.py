@@ -82,12 +82,12 @@ def _other_version(r):
     if r.rank == 0:
         watcher.start()
     with pytest.raises(dist.DistBackendError) as failure:
-        from torch_lowcomm._create import make_inner
+        from torch_lowcomm._create import make_gloo, make_nccl
 
         members = list(range(r.size))
-        _C.create_backend(
-            dist.PrefixStore("g", store), r.rank, r.size, _C.Options(), timedelta(seconds=20), "g", members, make_inner
-        )
+        options, timeout = _C.Options(), timedelta(seconds=20)
+        store = dist.PrefixStore("g", store)
+        _C.create_backend(store, r.rank, r.size, options, timeout, "g", members, make_gloo, make_nccl)
     if r.rank == 0:
         watcher.join()
     r.say(f"heard{r.rank}")

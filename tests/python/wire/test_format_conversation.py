@@ -15,21 +15,21 @@ from format_reader.spec import IDS
 from torch.distributed import HashStore
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_inner
+from torch_lowcomm._create import make_gloo
 
 TIMEOUT = timedelta(seconds=30)
 
 
-def no_device(role, *args):
-    """The inner backends of a machine without a GPU."""
-    return None if role == "device" else make_inner(role, *args)
+def no_nccl(*args):
+    """As on a machine without a GPU."""
+    return None
 
 
 def gather(store, policy, x, into):
     """Rank 0: the library."""
     try:
         options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
-        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], no_device)
+        backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, no_nccl)
         y = torch.empty(2 * x.numel())
         backend._allgather_base(y, x).wait()
         into.update(y=y, backend=backend)
@@ -77,9 +77,9 @@ def test_a_group_is_made_though_its_peer_has_left_it():
     store, gone, made = HashStore(), threading.Event(), {}
     lanes = []
 
-    def slowly(role, *args):
-        backend = no_device(role, *args)
-        if role == "lane":
+    def slowly(store, rank, size, options, connections):
+        backend = make_gloo(store, rank, size, options, connections)
+        if connections is not None:
             lanes.append(backend)
             if len(lanes) == 2:
                 gone.wait(30)
@@ -87,7 +87,7 @@ def test_a_group_is_made_though_its_peer_has_left_it():
 
     def make():
         try:
-            made["group"] = _C.create_backend(store, 0, 2, _C.Options(), TIMEOUT, "left early", [0, 1], slowly)
+            made["group"] = _C.create_backend(store, 0, 2, _C.Options(), TIMEOUT, "left early", [0, 1], slowly, no_nccl)
         except Exception as error:
             made["error"] = error
 

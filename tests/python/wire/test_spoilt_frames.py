@@ -90,22 +90,21 @@ def _lanes_kept():
     """Gives the lane that carries a group's data, once a group was made inside."""
     from torch_lowcomm import _create
 
-    lanes = {}
-    make = _create.make_inner
+    lanes, made = {}, []
+    make = _create.make_gloo
 
-    def record(role, store, rank, *args):
-        made = make(role, store, rank, *args)
-        if role == "lane" and rank == CULPRIT:  # what is kept here stays open
-            store.set(f"lane{len(lanes)}", "")
-            bulk = store.underlying_store.check([f"lowcomm/lane/bulk/lane{len(lanes)}"])
-            lanes["bulk" if bulk else "control"] = made
-        return made
+    def record(store, rank, size, options, connections):
+        backend = make(store, rank, size, options, connections)
+        if connections is not None and rank == CULPRIT:  # what is kept here stays open
+            lanes["bulk" if len(made) % 2 else "control"] = backend  # made in this order
+            made.append(backend)
+        return backend
 
-    _create.make_inner = record
+    _create.make_gloo = record
     try:
         yield lanes
     finally:
-        _create.make_inner = make
+        _create.make_gloo = make
 
 
 def _play(bulk, name, victims):

@@ -1,6 +1,13 @@
-#include "backend/c10d_transport.h"
+#include "backend/gloo_transport.h"
 
 #include <ATen/ops/from_blob.h>
+
+#include <climits>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+#include <vector>
 
 #include "tensor/python_state.h"
 
@@ -21,12 +28,12 @@ std::string firstLine(const std::string& text) {
 
 // The Work stands in the lane's list alone: gloo keeps a connection open as long as any Work of it lives, so cancel()
 // must be able to drop them all, whoever still holds a transfer.
-class C10dTransfer : public Transfer {
+class GlooTransfer : public Transfer {
  public:
-  C10dTransfer(std::shared_ptr<C10dTransport::LaneState> lane, std::list<WorkPtr>::iterator work, int peer)
+  GlooTransfer(std::shared_ptr<GlooTransport::LaneState> lane, std::list<WorkPtr>::iterator work, int peer)
       : lane_(std::move(lane)), at_(work), peer_(peer) {}
 
-  ~C10dTransfer() override {
+  ~GlooTransfer() override {
     WorkPtr dropped;
     std::lock_guard<std::mutex> lock(lane_->mutex);
     if (!lane_->backend) return;
@@ -60,34 +67,35 @@ class C10dTransfer : public Transfer {
   }
 
  private:
-  std::shared_ptr<C10dTransport::LaneState> lane_;
+  std::shared_ptr<GlooTransport::LaneState> lane_;
   std::list<WorkPtr>::iterator at_;
   int peer_;
 };
 
 }  // namespace
 
-C10dTransport::C10dTransport(BackendPtr control, BackendPtr bulk) : rank_(bulk->getRank()), size_(bulk->getSize()) {
+GlooTransport::GlooTransport(BackendPtr control, BackendPtr bulk) : rank_(bulk->getRank()), size_(bulk->getSize()) {
   for (auto& lane : lanes_)
     lane = std::make_shared<LaneState>();
   lanes_[static_cast<int>(Lane::control)]->backend = std::move(control);
   lanes_[static_cast<int>(Lane::bulk)]->backend = std::move(bulk);
 }
 
-C10dTransport::~C10dTransport() {
+GlooTransport::~GlooTransport() {
   cancel(Lane::control);
   cancel(Lane::bulk);
 }
 
-std::unique_ptr<Transfer> C10dTransport::isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) {
+std::unique_ptr<Transfer> GlooTransport::isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) {
   return start(lane, peer, tag, const_cast<std::byte*>(data.data()), data.size(), true);
 }
 
-std::unique_ptr<Transfer> C10dTransport::irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) {
+std::unique_ptr<Transfer> GlooTransport::irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) {
   return start(lane, peer, tag, data.data(), data.size(), false);
 }
 
-std::unique_ptr<Transfer> C10dTransport::start(Lane lane, int peer, uint32_t tag, void* data, size_t bytes, bool send) {
+std::unique_ptr<Transfer> GlooTransport::start(Lane lane, int peer, uint32_t tag, void* data, size_t bytes, bool send) {
+  if (tag > INT_MAX) throw std::logic_error("gloo transport: expected a tag below 2^31, got " + std::to_string(tag));
   auto& state = lanes_[static_cast<int>(lane)];
   std::vector<at::Tensor> tensors{
       at::from_blob(data, {static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte))};
@@ -102,10 +110,10 @@ std::unique_ptr<Transfer> C10dTransport::start(Lane lane, int peer, uint32_t tag
   } catch (const std::exception& error) {
     throw TransportError(kindOf(error.what()), peer, firstLine(error.what()));
   }
-  return std::make_unique<C10dTransfer>(state, std::prev(state->works.end()), peer);
+  return std::make_unique<GlooTransfer>(state, std::prev(state->works.end()), peer);
 }
 
-void C10dTransport::cancel(Lane lane) {
+void GlooTransport::cancel(Lane lane) {
   auto& state = lanes_[static_cast<int>(lane)];
   BackendPtr dropped;
   std::list<WorkPtr> works;
@@ -122,6 +130,19 @@ void C10dTransport::cancel(Lane lane) {
       // A work that is already done needs no abort.
     }
   }
+}
+
+std::unique_ptr<Transport> connectGloo(const StoreRendezvous& rendezvous, int rank, int size,
+                                       const c10::intrusive_ptr<Options>& options, int connections,
+                                       const MakeGloo& make) {
+  const auto lane = [&](const std::string& name, int connections) {
+    const auto keys = c10::make_intrusive<c10d::PrefixStore>("lowcomm/lane/" + name + "/lane", rendezvous.store());
+    return make(keys, rank, size, options, connections);
+  };
+  // In an order that every rank shares: both wait for all ranks.
+  BackendPtr control = lane("control", 1);
+  BackendPtr bulk = lane("bulk", connections);
+  return std::make_unique<GlooTransport>(std::move(control), std::move(bulk));
 }
 
 }  // namespace lowcomm

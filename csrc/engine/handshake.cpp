@@ -1,4 +1,4 @@
-#include "backend/handshake.h"
+#include "engine/handshake.h"
 
 #include <chrono>
 
@@ -12,19 +12,13 @@ std::string keyOf(int rank) {
 }
 constexpr const char* kEpochKey = "lowcomm/epoch";
 
-std::vector<uint8_t> bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::string fetch(c10d::Store& store, const std::string& key, int peer, std::chrono::milliseconds timeout) {
+std::string fetch(Rendezvous& rendezvous, const std::string& key, int peer, std::chrono::milliseconds timeout) {
   try {
-    store.wait({key}, timeout);
-    const std::vector<uint8_t> value = store.get(key);
-    return {value.begin(), value.end()};
+    rendezvous.wait(key, timeout);
+    return rendezvous.get(key);
   } catch (const std::exception& error) {
-    const std::string why(error.what());  // torch appends a stack, line by line
     throw PeerError("lowcomm: making a group: rank " + std::to_string(peer) + " did not say hello within " +
-                        std::to_string(timeout.count()) + " ms: " + why.substr(0, why.find('\n')),
+                        std::to_string(timeout.count()) + " ms: " + error.what(),
                     peer);
   }
 }
@@ -37,27 +31,28 @@ uint32_t drawEpoch() {
 
 }  // namespace
 
-uint32_t handshake(c10d::Store& store, int rank, int size, const KeyValues& mine, std::chrono::milliseconds timeout) {
+uint32_t handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& mine,
+                   std::chrono::milliseconds timeout) {
   uint32_t epoch = drawEpoch();
   if (size == 1) return epoch;
-  if (rank == 0) store.set(kEpochKey, bytes(std::to_string(epoch)));
-  store.set(keyOf(rank), bytes(mine.text()));
+  if (rank == 0) rendezvous.set(kEpochKey, std::to_string(epoch));
+  rendezvous.set(keyOf(rank), mine.text());
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     try {
-      expectSameHello(mine, rank, KeyValues::parse(fetch(store, keyOf(peer), peer, timeout)), peer);
+      expectSameHello(mine, rank, KeyValues::parse(fetch(rendezvous, keyOf(peer), peer, timeout)), peer);
     } catch (const WireError& error) {
       throw PeerError(std::string("lowcomm: making a group: ") + error.what(), peer);
     }
   }
-  if (rank != 0) epoch = static_cast<uint32_t>(std::stoul(fetch(store, kEpochKey, 0, timeout)));
+  if (rank != 0) epoch = static_cast<uint32_t>(std::stoul(fetch(rendezvous, kEpochKey, 0, timeout)));
   return epoch;
 }
 
-void refuseHands(c10d::Store& store, int rank, const std::string& why) {
+void refuseHandshake(Rendezvous& rendezvous, int rank, const std::string& why) {
   KeyValues hello;
   hello.fields = {{"error", why}};
-  store.set(keyOf(rank), bytes(hello.text()));
+  rendezvous.set(keyOf(rank), hello.text());
 }
 
 }  // namespace lowcomm
