@@ -1,10 +1,9 @@
 // all_gather in every form of c10d, on lowcomm's own exchange.
-#include "backend/all_gather.h"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "backend/collectives.h"
 #include "collective/all_gather.h"
 #include "tensor/op_buffers.h"
 #include "tensor/op_checks.h"

@@ -1,10 +1,9 @@
 // all_reduce by policy or by a codec that the caller names; without either it is the inner backend's.
-#include "backend/all_reduce.h"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "backend/collectives.h"
 #include "backend/exact.h"
 #include "backend/own_reduction.h"
 #include "collective/all_reduce.h"

@@ -1,9 +1,8 @@
 // all_to_all of codes. Every part is encoded by itself, or not, by a rule that both of its ends can apply: equal splits
 // or not, neither needs to know another pair's sizes.
-#include "backend/all_to_all.h"
-
 #include <ATen/ATen.h>
 
+#include "backend/collectives.h"
 #include "backend/exact.h"
 #include "collective/all_to_all.h"
 #include "tensor/op_buffers.h"

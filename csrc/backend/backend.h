@@ -95,7 +95,7 @@ class LowcommBackend : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // ---- beyond c10d; all_reduce.h, low_rank_all_reduce.h, all_gather.h and reduce_scatter.h say how ----
+  // ---- beyond c10d; collectives.h says how ----
   WorkPtr allReduceCoded(const at::Tensor& tensor, const c10d::ReduceOp& op, const CodecSpec& codec,
                          std::shared_ptr<Residual> residual);
   WorkPtr allReduceLowRank(const Tensors& tensors, const c10d::ReduceOp& op, const CodecSpec& codec,

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,6 +13,20 @@
 #include "codec/spec.h"
 
 namespace lowcomm {
+
+// lc.exact(): ops that a thread issues between enter() and leave() are not compressed. Scopes nest. leave() may be
+// called on another thread (a generator that is closed elsewhere): it ends the scope of the thread that entered.
+class ExactScope {
+ public:
+  void enter();
+  void leave();
+
+  // Whether the calling thread is inside a scope.
+  static bool active();
+
+ private:
+  std::shared_ptr<std::atomic<bool>> open_;
+};
 
 // Why a tensor travels exact; empty where the policy does not name the op.
 struct ReasonExact {

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "backend/own_reduction.h"
-#include "backend/premultiply.h"
 #include "tensor/op_checks.h"
 #include "tensor/python_state.h"
 

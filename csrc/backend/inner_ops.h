@@ -46,9 +46,9 @@ class InnerOps {
   // Hands the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
   WorkPtr issue(Op op, Call call);
 
-  // What ranks compare of an op that the policy names and the inner backend is to serve, with `more` fields before the
-  // codec; nothing where the policy does not name it. Such ops are sparse tensors, or reductions and types that lowcomm
-  // has no loop for. Other ranks may code the same op on lowcomm's lane, where nobody would join them.
+  // The fields that ranks compare of an op that the policy names and the inner backend is to serve, with `more` before
+  // the codec; nothing where the policy does not name it. Such ops are sparse tensors, or reductions and types that
+  // lowcomm has no loop for. Other ranks may code the same op on lowcomm's lane, where nobody would join them.
   std::optional<KeyValues> describe(const std::string& op, const Tensors& tensors,
                                     const std::vector<std::pair<std::string, std::string>>& more = {}) const;
 

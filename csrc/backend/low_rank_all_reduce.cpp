@@ -1,14 +1,12 @@
 // all_reduce of several tensors by codes and low-rank factors, with a state each that the caller owns.
-#include "backend/low_rank_all_reduce.h"
-
 #include <ATen/ATen.h>
 
 #include <atomic>
 #include <memory>
 
+#include "backend/collectives.h"
 #include "backend/own_reduction.h"
 #include "collective/low_rank_all_reduce.h"
-#include "tensor/compression.h"
 #include "tensor/op_buffers.h"
 #include "tensor/wire_type.h"
 

@@ -1,12 +1,7 @@
 // Every op of c10d leads from here to the file that is named after it.
-#include "backend/all_gather.h"
-#include "backend/all_reduce.h"
-#include "backend/all_to_all.h"
 #include "backend/backend.h"
+#include "backend/collectives.h"
 #include "backend/exact.h"
-#include "backend/low_rank_all_reduce.h"
-#include "backend/reduce_scatter.h"
-#include "backend/rooted.h"
 
 namespace lowcomm {
 

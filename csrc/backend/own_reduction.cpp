@@ -1,10 +1,18 @@
 #include "backend/own_reduction.h"
 
-#include "backend/premultiply.h"
+#include <ATen/ATen.h>
+
 #include "kernels/reduce.h"
 #include "tensor/wire_type.h"
 
 namespace lowcomm {
+
+std::optional<double> premultiplyFactor(const c10d::ReduceOp& op) {
+  // The name that 2.11 has and later versions keep.
+  const auto* given = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM || !given) return std::nullopt;
+  return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
+}
 
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {
   Reduction reduction;

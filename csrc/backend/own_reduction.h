@@ -9,8 +9,12 @@
 
 namespace lowcomm {
 
-// What the exchange can reduce by itself; nothing for the rest, which is the inner backend's.
+// The reduction that the exchange does by itself; nothing for the rest, which are the inner backend's.
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type);
+
+// The factor of a PREMUL_SUM, by which every rank multiplies its contribution; nothing for other ops. Reads the tensor
+// that holds it, so a device's is waited for.
+std::optional<double> premultiplyFactor(const c10d::ReduceOp& op);
 
 // As a description names it: "sum", "avg", "premul_sum", "band", ...
 const char* reduceOpName(const c10d::ReduceOp& op);

@@ -1,8 +1,7 @@
 // reduce_scatter in every form of c10d, on lowcomm's own exchange.
-#include "backend/reduce_scatter.h"
-
 #include <ATen/ATen.h>
 
+#include "backend/collectives.h"
 #include "backend/own_reduction.h"
 #include "collective/reduce_scatter.h"
 #include "tensor/op_buffers.h"

@@ -1,8 +1,7 @@
 // broadcast and gather, encoded or exact, where the policy names them; else they are the inner backend's.
-#include "backend/rooted.h"
-
 #include <ATen/ATen.h>
 
+#include "backend/collectives.h"
 #include "backend/exact.h"
 #include "collective/rooted.h"
 #include "tensor/op_buffers.h"

@@ -28,7 +28,7 @@ const char* profilerTitle(const std::string& backend, const std::string& op);
 // An op of lowcomm's own: completed by the worker, with a future (a list of the output tensors) that needs no wait().
 class EngineWork : public c10d::Work {
  public:
-  // What an op is called in messages.
+  // An op's name in messages.
   struct Name {
     std::string op, group;
     uint64_t sequence = 0;

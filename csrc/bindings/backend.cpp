@@ -5,7 +5,7 @@
 
 #include "backend/agreements.h"
 #include "backend/backend.h"
-#include "backend/exact_scope.h"
+#include "backend/codec_chooser.h"
 #include "bindings/bindings.h"
 #include "codec/dispatch.h"
 #include "collective/low_rank_all_reduce.h"

@@ -59,7 +59,7 @@ struct OpBuffers {
   // Before the engine reads: load(), copies in are made, and those from the device have landed.
   void start(DeviceQueue* queue);
 
-  // What crossed between device and host for the op: payloads of a device codec, else values.
+  // Adds the bytes that crossed between device and host for the op: payloads of a device codec, else values.
   void count(OpCounters& counters) const;
 
   // After the engine wrote: copies out. On a device they, and what a device codec has enqueued, have landed when it

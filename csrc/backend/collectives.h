@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/group_parts.h"
+#include "tensor/compression.h"
+#include "tensor/residual.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+// The collectives that lowcomm carries itself. Each checks its arguments, chooses codecs, takes the op's number and
+// submits it; tensors, reductions and types that it does not take go to the inner backend (exact.h). Arguments and
+// results are c10d's. ValueError or TypeError before anything is sent. All are called inside Coalescing::run().
+
+// ---- all_gather in every form of c10d (all_gather.cpp) ----
+WorkPtr issueAllGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
+                       const c10d::AllgatherOptions& opts);
+WorkPtr issueAllGatherBase(GroupParts& parts, at::Tensor& output, at::Tensor& input,
+                           const c10d::AllgatherOptions& opts);
+// Of several tensors, into a list of outputs a rank.
+WorkPtr issueAllGatherLists(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
+                            const c10d::AllgatherOptions& opts);
+// Of several tensors, each into one output.
+WorkPtr issueAllGatherCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
+                                const c10d::AllgatherOptions& opts);
+// Of a flat buffer whose layout was agreed: [n] into [size·n], one message, each segment by its own codec.
+WorkPtr issueAllGatherLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input, const Layout& layout,
+                             Counter counter);
+
+// ---- reduce_scatter in every form of c10d (reduce_scatter.cpp) ----
+WorkPtr issueReduceScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& inputs,
+                           const c10d::ReduceScatterOptions& opts);
+WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts);
+WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
+                                    const c10d::ReduceScatterOptions& opts);
+// Of a flat buffer [size·n] into [n], whose slices have the agreed layout.
+WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,
+                                 const Layout& layout, const c10d::ReduceOp& op, Counter counter);
+
+// ---- all_reduce where the policy names it (all_reduce.cpp) ----
+WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
+WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts);
+// Of one dense tensor by a codec named by the caller, whatever the policy, min_bytes and lc.exact() say; with error
+// feedback where `residual` is not null. SUM, AVG, or (without a residual) PREMUL_SUM. Errors: another op, dtype or
+// codec, a residual of another size or in use.
+WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c10d::ReduceOp& op,
+                            const CodecSpec& codec, std::shared_ptr<Residual> residual);
+
+// ---- all_reduce by codes and low-rank factors (low_rank_all_reduce.cpp) ----
+// Of tensors in one message or, where a state has a rank, in two (collective/low_rank_all_reduce.h), whatever policy
+// and lc.exact() say. Of each tensor: its slot in the draws, of which it takes 2 a rank of the group, and the rank,
+// modulo their number, that sums its first slice; by these its bits are the same whatever it travels with. `projection`
+// is P's codec. When the Work ends each state's done() tells whether the result is finite, and the caller commits or
+// rolls back. Errors: tensors, op, codecs (they have nonfinite=poison) or states that will not do.
+WorkPtr issueLowRankAllReduce(GroupParts& parts, const Tensors& tensors, const c10d::ReduceOp& op,
+                              const CodecSpec& codec, const CodecSpec& projection,
+                              const std::vector<std::shared_ptr<Compression>>& states,
+                              const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
+
+// ---- all_to_all where the policy names it (all_to_all.cpp) ----
+WorkPtr issueAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                          std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
+WorkPtr issueAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
+
+// ---- broadcast and gather where the policy names them (rooted.cpp) ----
+WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts);
+WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts);
+
+}  // namespace lowcomm
