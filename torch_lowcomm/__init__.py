@@ -17,9 +17,9 @@ from torch_lowcomm import ddp, fsdp, pipeline  # noqa: E402
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
+from torch_lowcomm.diloco import DiLoCoX  # noqa: E402
 from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
-from torch_lowcomm.outer import DiLoCoX  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.replay import SeedReplay, StoreExchange  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402

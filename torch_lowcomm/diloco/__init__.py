@@ -3,6 +3,7 @@
 opt = lc.DiLoCoX(torch.optim.AdamW(model.parameters()), sync_every=125, codec="sym4:bucket=128", model=model)
 """
 
-from torch_lowcomm.outer.diloco import DiLoCoX
+from torch_lowcomm.diloco.optimizer import DiLoCoX
+from torch_lowcomm.diloco.options import DiLoCoXOptions
 
-__all__ = ["DiLoCoX"]
+__all__ = ["DiLoCoX", "DiLoCoXOptions"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import torch.distributed as dist
@@ -12,6 +13,46 @@ from torch_lowcomm.groups import backend_of
 from torch_lowcomm.membership import Membership
 
 _made = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopGroups:
+    """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
+
+    Attributes:
+        backend: Backend of the group to average over; None with a Membership, which forms groups later.
+        cluster: Backend of the group of the other shards or stages of this rank's model, or None.
+        shared: Key of the tensors that are equal on all ranks of the group.
+        own: Key of the tensors of this rank.
+        made: The groups themselves, which end with their last reference.
+    """
+
+    backend: _C.LowcommBackend | None
+    cluster: _C.LowcommBackend | None
+    shared: str
+    own: str
+    made: tuple[dist.ProcessGroup, ...]
+
+    @staticmethod
+    def make(over: dist.ProcessGroup | Membership | None, parts: dist.ProcessGroup | None) -> LoopGroups:
+        """Makes a loop's groups of what `chosen` returned. Collective over both.
+
+        Raises:
+            ValueError: A group is not of backend lowcomm.
+        """
+        shared, own, backend, made = "outer", "", None, []
+        if isinstance(over, Membership):
+            own = over.machine_id
+        else:
+            group, backend = own_backend(over)
+            # Other shards and stages may have tensors of the same names: the first rank of the group tells them apart.
+            shared, own = f"outer{dist.get_process_group_ranks(group)[0]}", f"rank{dist.get_rank()}"
+            made.append(group)
+        cluster = None
+        if parts is not None:
+            group, cluster = own_backend(parts)
+            made.append(group)
+        return LoopGroups(backend, cluster, shared, own, tuple(made))
 
 
 def chosen(

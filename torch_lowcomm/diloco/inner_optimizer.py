@@ -1,0 +1,74 @@
+"""An optimizer around an optimizer: in its place for schedulers, gradient scalers and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_lowcomm.diloco.parameters import local
+
+
+class OptimizerAround(torch.optim.Optimizer):
+    """Shares the parameter groups, state and defaults of an inner optimizer, and makes its steps.
+
+    Attributes:
+        inner: The inner optimizer.
+    """
+
+    inner: torch.optim.Optimizer
+
+    # With this attribute a gradient scaler also calls step() for a step that it skips. Ranks that skip a step and ranks that
+    # do not then have the same count of steps; else the last outer step would wait for ever.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        # Sets the attributes of torch's own optimizers that its schedulers and profilers need.
+        super().__init__([torch.zeros(())], {})
+        self.inner = inner
+        self._share_inner()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Calls the inner optimizer's zero_grad."""
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises: the ranks have agreed on the parameters.
+
+        Raises:
+            ValueError: Always, after construction.
+        """
+        if not hasattr(self, "inner"):
+            return super().add_param_group(param_group)
+        raise ValueError(
+            "DiLoCoX: add_param_group: expected the parameters that it was made with, got more: add them to the inner "
+            "optimizer first and make a new one"
+        )
+
+    def _inner_step(self, closure: Callable[[], Any] | None) -> Any:
+        """Makes an inner step, unless a gradient scaler skips it; returns the step's result."""
+        scale, infinities = getattr(self, "grad_scale", None), getattr(self, "found_inf", 0.0)
+        if float(infinities) > 0:
+            return None
+        if scale is not None:
+            inverse = scale.double().reciprocal().float().item()  # as the scaler computes it
+            for parameter in parameters_of(self.inner):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(inverse)
+        return self.inner.step(closure) if closure is not None else self.inner.step()
+
+    def _share_inner(self) -> None:
+        """Takes the inner optimizer's groups and state, which its `load_state_dict` replaces."""
+        self.param_groups = self.inner.param_groups
+        self.state = self.inner.state
+        self.defaults = self.inner.defaults
+
+    def _identities(self) -> list[tuple[int, int, torch.dtype]]:
+        """Returns (object, address of its elements, dtype) of every parameter: the outer loop reads and writes there."""
+        return [(id(p), local(p).data_ptr(), p.dtype) for p in parameters_of(self.inner)]
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Returns all parameters of an optimizer, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,147 @@
+"""The options of an outer loop: names, types, defaults and meanings in one table, and their checks as far as Python can."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from torch_lowcomm.codec import codec as checked_codec
+
+_RESIDUALS = ("float32", "int8")
+_KINDS: dict[str, tuple[type, str]] = {"int": (Integral, "an integer"), "float": (Real, "a number")}  # by annotation
+
+
+@dataclasses.dataclass(frozen=True)
+class DiLoCoXOptions:
+    """How an outer loop runs. `DiLoCoX` takes these fields as keyword arguments; all ranks give the same.
+
+    Attributes:
+        sync_every: H, inner steps from one outer step to the next.
+        mode: "sync" waits for the average, as DiLoCo does. In the other modes the average takes a whole interval, and
+            training goes on meanwhile from another point: "continue" from the outer parameters plus what this rank has
+            trained since, "restart" from the outer parameters, "eager" from an outer step with this rank's part alone.
+        outer_lr: γ.
+        outer_momentum: μ; None for 0.9 with mode "sync" and 0.6 with others.
+        sync_warmup: Number of first outer steps that wait as in mode "sync". DiLoCoX's paper gives no number; a tenth of all is
+            our choice.
+        codec: Codec text of the pseudo-gradients, e.g. "sym4:bucket=128", "gauss2"; None sends them in float32.
+        rank: Rank r of the two factors that are sent in place of a matrix (PowerSGD, arXiv 1905.13727) and are coded by
+            `codec`; None for no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
+        projection_codec: Codec text of each first factor; None for `codec`.
+        error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
+            "gauss", which loses little. Residuals and their copy take 8 bytes an element in host memory.
+        residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
+        adapt_rank: Whether the rank r_t follows the averages' effective rank (arXiv 2506.21263, section 2.4.3).
+        adapt_sync_every: Whether the interval follows r_t too: H·r_t/r. Shards need `cluster`, or a `mesh` of two dimensions.
+        min_rank: The least rank.
+        min_sync_every: The least interval, in inner steps.
+        window: Number of outer steps over which r_t is a mean.
+        energy: Share of the squared singular values that counts for the effective rank.
+        rank_rule: In place of that mean: a function from the effective ranks of all outer steps so far to a number in
+            [1, rank].
+        sync_rule: In place of H·r_t/r: a function from r_t to the interval in inner steps.
+        fragments: Number of parts of the parameters. Each part has separate outer steps, spread evenly over the interval.
+        fragment_sync_delay: Inner steps from a fragment's pseudo-gradient to its outer step; None for a whole interval (or
+            0 with mode "sync").
+        fragment_update_alpha: Mode "restart": the share of the rank's own parameters that remains after an outer step.
+        average_buffers: Whether every outer step also averages the model's floating-point buffers, exactly.
+        check_every: Outer steps between comparisons of a checksum of the outer parameters; 0 for never.
+        seed: Seed of the first factors and of codecs that round at random.
+    """
+
+    sync_every: int
+    mode: str = "continue"
+    outer_lr: float = 0.7
+    outer_momentum: float | None = None
+    sync_warmup: int = 0
+    codec: str | None = "sym4:bucket=128"
+    rank: int | None = None
+    projection_codec: str | None = None
+    error_feedback: bool | None = None
+    residual_dtype: str = "float32"
+    adapt_rank: bool = False
+    adapt_sync_every: bool = False
+    min_rank: int = 1
+    min_sync_every: int = 1
+    window: int = 5
+    energy: float = 0.95
+    rank_rule: Callable[[Sequence[float]], float] | None = None
+    sync_rule: Callable[[float], int] | None = None
+    fragments: int = 1
+    fragment_sync_delay: int | None = None
+    fragment_update_alpha: float = 0.0
+    average_buffers: bool = False
+    check_every: int = 10
+    seed: int = 0
+
+    def for_core(self) -> dict[str, Any]:
+        """Returns these options as `_C.DiLoCoX` takes them; that class checks ranges and combinations.
+
+        Raises:
+            TypeError: An option has the wrong type.
+            ValueError: A codec or number is wrong. The message has the name, what was expected, and the value.
+        """
+        self._check_types()
+        self._check_values()
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("average_buffers", "residual_dtype"):
+            del given[name]
+        for name in ("codec", "projection_codec"):
+            given[name] = checked_codec(given[name]).spec if name in given else "none"
+        if self.error_feedback is None:
+            given["error_feedback"] = given["codec"] != "none" and not given["codec"].startswith("gauss")
+        if self.adapt_sync_every:
+            given["min_sync_every"] = max(self.min_sync_every, self.fragments)
+        return {
+            "outer_momentum": 0.9 if self.mode == "sync" else 0.6,
+            "eight_bits": self.residual_dtype == "int8",
+            **given,
+        }
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value, (kind, *others) = getattr(self, field.name), str(field.type).split(" | ")
+            if kind not in _KINDS or (value is None and others):
+                continue
+            expected, words = _KINDS[kind]
+            if isinstance(value, bool) or not isinstance(value, expected):
+                raise TypeError(f"DiLoCoX: {field.name}: expected {words}, got {value!r}")
+        if not isinstance(self.mode, str):
+            raise TypeError(f"DiLoCoX: mode: expected sync, continue, restart or eager, got {self.mode!r}")
+        for name in ("codec", "projection_codec"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"DiLoCoX: {name}: expected a codec's text, got {getattr(self, name)!r}")
+
+    def _check_values(self) -> None:
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"DiLoCoX: rank: expected 1 or more, or None for no factors, got {self.rank!r}")
+        if self.fragment_sync_delay is not None and self.fragment_sync_delay < 1:
+            raise ValueError(
+                f"DiLoCoX: fragment_sync_delay: expected 1 or more, or None, got {self.fragment_sync_delay!r}: "
+                "mode='sync' applies at once"
+            )
+        if self.seed < 0:
+            raise ValueError(f"DiLoCoX: seed: expected 0 or more, got {self.seed!r}")
+        if self.residual_dtype not in _RESIDUALS:
+            raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
+        adapts = self.adapt_sync_every or self.adapt_rank
+        for name, rule, of in (
+            ("rank_rule", self.rank_rule, adapts),
+            ("sync_rule", self.sync_rule, self.adapt_sync_every),
+        ):
+            if rule is not None and not callable(rule):
+                raise TypeError(f"DiLoCoX: {name}: expected a function, got {type(rule).__name__}")
+            if rule is not None and not of:
+                raise ValueError(f"DiLoCoX: {name}: expected adaptive compression too, got none")
+
+
+def with_options(signature: inspect.Signature) -> inspect.Signature:
+    """Returns a signature that ends in `**options`, with the options' names and defaults in that place, for `help()`."""
+    named = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        p for name, p in inspect.signature(DiLoCoXOptions).parameters.items() if name not in signature.parameters
+    ]
+    return signature.replace(parameters=[*named, *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in options)])
