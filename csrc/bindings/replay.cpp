@@ -62,6 +62,11 @@ std::vector<std::vector<std::byte>> listOf(const std::vector<std::string>& messa
   return list;
 }
 
+struct HeldLog {
+  py::bytes log;
+  ReplayRecords records() const { return ReplayRecords(spanOf(log)); }
+};
+
 py::dict entryOf(const ReplayRecord& record) {
   std::vector<uint64_t> machines;
   std::vector<uint16_t> counts;
@@ -122,6 +127,18 @@ void bindReplay(py::module_& m) {
           },
           py::arg("messages"), py::kw_only(), py::arg("lr"), py::arg("weight_decay"))
       .def(
+          "check_message",
+          [](const SeedReplay& s, const py::bytes& message, uint64_t machine) {
+            asPythonErrors([&] { s.checkMessage(machine, spanOf(message)); });
+          },
+          py::arg("message"), py::kw_only(), py::arg("machine"))
+      .def(
+          "check_rates",
+          [](const SeedReplay& s, float lr, float weight_decay) {
+            asPythonErrors([&] { s.checkRates(lr, weight_decay); });
+          },
+          py::kw_only(), py::arg("lr"), py::arg("weight_decay"))
+      .def(
           "apply",
           [](SeedReplay& s, const py::bytes& records) {
             return asPythonErrors([&] {
@@ -139,6 +156,19 @@ void bindReplay(py::module_& m) {
       .def_property("sums", &SeedReplay::sums, [](SeedReplay& s, std::vector<float> sums) {
         asPythonErrors([&] { s.setSums(std::move(sums)); });
       });
+  // Holds the log's bytes, of which a ReplayRecords is a view.
+  py::class_<HeldLog>(m, "ReplayRecords")
+      .def(py::init<py::bytes>(), py::arg("log"))
+      .def_property_readonly(
+          "first_iteration",
+          [](const HeldLog& held) { return asPythonErrors([&] { return held.records().firstIteration(); }); })
+      .def(
+          "skip",
+          [](const HeldLog& held, uint64_t count) {
+            return asPythonErrors([&] { return bytesOf(held.records().skip(count)); });
+          },
+          py::arg("count"))
+      .def_property_readonly("whole_prefix", [](const HeldLog& held) { return bytesOf(held.records().wholePrefix()); });
   m.def(
       "read_replay_message",
       [](const py::bytes& message) {
@@ -153,7 +183,7 @@ void bindReplay(py::module_& m) {
       [](const py::bytes& log) {
         return asPythonErrors([&] {
           std::vector<py::dict> records;
-          for (const ReplayRecord& record : readReplayRecords(spanOf(log)))
+          for (const ReplayRecord& record : ReplayRecords(spanOf(log)).read())
             records.push_back(entryOf(record));
           return records;
         });

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -53,16 +52,7 @@ void SeedReplay::setIteration(uint64_t iteration) {
 }
 
 std::span<const std::byte> SeedReplay::logFrom(uint64_t first) const {
-  size_t at = 0;
-  while (at < log_.size()) {
-    uint32_t length;
-    uint64_t iteration;
-    std::memcpy(&length, log_.data() + at, sizeof length);
-    std::memcpy(&iteration, log_.data() + at + sizeof length, sizeof iteration);
-    if (iteration >= first) break;
-    at += length;
-  }
-  return std::span(log_).subspan(at);
+  return ReplayRecords(log_).from(first);
 }
 
 void SeedReplay::forgetLog(uint64_t before) {
@@ -154,7 +144,7 @@ std::vector<std::byte> SeedReplay::message(uint64_t machine, std::span<const flo
 std::vector<std::byte> SeedReplay::record(const std::vector<std::vector<std::byte>>& messages, float lr,
                                           float weight_decay) const {
   ReplayRecord record{iteration_, lr, weight_decay, {}};
-  expectRates(record);
+  checkRates(lr, weight_decay);
   for (const auto& bytes : messages) {
     try {
       const ReplayMessage message = readReplayMessage(bytes);
@@ -179,27 +169,45 @@ std::vector<std::byte> SeedReplay::record(const std::vector<std::vector<std::byt
   return writeReplayRecord(record);
 }
 
-void SeedReplay::expectRates(const ReplayRecord& record) const {
-  if (!std::isfinite(record.lr) || !std::isfinite(record.weight_decay)) {
-    throw ValueError("seed replay record of iteration " + std::to_string(record.iteration) +
-                     ": expected a finite learning rate and weight decay, got " + std::to_string(record.lr) + " and " +
-                     std::to_string(record.weight_decay));
+void SeedReplay::checkMessage(uint64_t machine, std::span<const std::byte> bytes) const {
+  try {
+    const ReplayMessage message = readReplayMessage(bytes);
+    if (message.machine != machine || message.iteration != iteration_) {
+      throw ValueError("seed replay: message: expected one of machine " + std::to_string(machine) + " and iteration " +
+                       std::to_string(iteration_) + ", got one of machine " + std::to_string(message.machine) +
+                       " and iteration " + std::to_string(message.iteration));
+    }
+    codec_.decode(message.payload, message.count);  // checks its length
+  } catch (const WireError& error) {
+    throw ValueError(error.what());
   }
-  if (record.weight_decay != 0 && !bases_.empty()) {
+}
+
+void SeedReplay::checkRates(float lr, float weight_decay) const {
+  checkRates(iteration_, lr, weight_decay);
+}
+
+void SeedReplay::checkRates(uint64_t iteration, float lr, float weight_decay) const {
+  if (!std::isfinite(lr) || !std::isfinite(weight_decay)) {
+    throw ValueError("seed replay record of iteration " + std::to_string(iteration) +
+                     ": expected a finite learning rate and weight decay, got " + std::to_string(lr) + " and " +
+                     std::to_string(weight_decay));
+  }
+  if (weight_decay != 0 && !bases_.empty()) {
     throw ValueError("seed replay: base '" + options_.base + "': expected weight_decay=0, got " +
-                     std::to_string(record.weight_decay));
+                     std::to_string(weight_decay));
   }
 }
 
 std::vector<ReplayRecord> SeedReplay::checked(std::span<const std::byte> bytes) const {
   try {
-    std::vector<ReplayRecord> records = readReplayRecords(bytes);
+    std::vector<ReplayRecord> records = ReplayRecords(bytes).read();
     if (!records.empty() && records[0].iteration != iteration_) {
       throw ValueError("seed replay record: expected iteration " + std::to_string(iteration_) + ", got " +
                        std::to_string(records[0].iteration));
     }
     for (const ReplayRecord& record : records)
-      expectRates(record);
+      checkRates(record.iteration, record.lr, record.weight_decay);
     return records;
   } catch (const WireError& error) {
     throw ValueError(error.what());

@@ -58,6 +58,10 @@ class SeedReplay {
   void perturb(uint64_t machine, uint64_t sample, float factor);
 
   // ---- messages and records ----
+  // Throws ValueError: bytes that are no message of this machine and of the present iteration, with a whole payload.
+  void checkMessage(uint64_t machine, std::span<const std::byte> bytes) const;
+  // Throws ValueError: rates that no record may have: not finite, or a weight decay with a quantized base.
+  void checkRates(float lr, float weight_decay) const;
   // A machine's message of the present iteration. ValueError: more than 65535 estimates.
   std::vector<std::byte> message(uint64_t machine, std::span<const float> estimates) const;
   // The present iteration's record of machines' messages, in any order. ValueError: one of another iteration, with
@@ -85,7 +89,7 @@ class SeedReplay {
   uint64_t seedOf(uint64_t machine, uint64_t iteration, uint64_t sample) const;
   uint32_t pooled(uint64_t machine, uint64_t iteration, uint64_t sample) const;
   std::vector<NoiseTerm> poolTerms() const;
-  void expectRates(const ReplayRecord& record) const;
+  void checkRates(uint64_t iteration, float lr, float weight_decay) const;
   std::vector<ReplayRecord> checked(std::span<const std::byte> records) const;
 
   SeedReplayOptions options_;

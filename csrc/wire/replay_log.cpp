@@ -38,6 +38,10 @@ void expectChecksum(std::span<const std::byte> whole, const std::string& what) {
   }
 }
 
+std::string nameAt(size_t at) {
+  return "seed replay record at byte " + std::to_string(at);
+}
+
 ReplayRecord readRecord(std::span<const std::byte> bytes, const std::string& what) {
   expectChecksum(bytes, what);
   Cursor cursor(bytes.first(bytes.size() - 4), "seed replay record");
@@ -120,22 +124,62 @@ std::vector<std::byte> writeReplayRecord(const ReplayRecord& record) {
   return out;
 }
 
-std::vector<ReplayRecord> readReplayRecords(std::span<const std::byte> log) {
+ReplayRecords::Header ReplayRecords::headerAt(size_t at) const {
+  Header header{};
+  const size_t left = log_.size() - at;
+  if (left >= sizeof header.length) std::memcpy(&header.length, log_.data() + at, sizeof header.length);
+  if (header.length < kLeastRecord || header.length > left) {
+    throw WireError(nameAt(at) + ": expected a length of " + std::to_string(kLeastRecord) + " to " +
+                    std::to_string(left) + " bytes, got " + std::to_string(header.length));
+  }
+  std::memcpy(&header.iteration, log_.data() + at + sizeof header.length, sizeof header.iteration);
+  return header;
+}
+
+uint64_t ReplayRecords::firstIteration() const {
+  return headerAt(0).iteration;
+}
+
+std::span<const std::byte> ReplayRecords::skip(uint64_t count) const {
+  size_t at = 0;
+  for (uint64_t skipped = 0; skipped < count; ++skipped)
+    at += headerAt(at).length;
+  return log_.subspan(at);
+}
+
+std::span<const std::byte> ReplayRecords::from(uint64_t first) const {
+  size_t at = 0;
+  while (at < log_.size()) {
+    const Header header = headerAt(at);
+    if (header.iteration >= first) break;
+    at += header.length;
+  }
+  return log_.subspan(at);
+}
+
+std::span<const std::byte> ReplayRecords::wholePrefix() const {
+  size_t at = 0;
+  try {
+    while (at < log_.size()) {
+      const Header header = headerAt(at);
+      readRecord(log_.subspan(at, header.length), nameAt(at));
+      at += header.length;
+    }
+  } catch (const WireError&) {  // the record at `at` is not whole
+  }
+  return log_.first(at);
+}
+
+std::vector<ReplayRecord> ReplayRecords::read() const {
   std::vector<ReplayRecord> records;
-  for (size_t at = 0; at < log.size();) {
-    const std::string what = "seed replay record at byte " + std::to_string(at);
-    uint32_t length = 0;
-    if (log.size() - at >= sizeof length) std::memcpy(&length, log.data() + at, sizeof length);
-    if (length < kLeastRecord || length > log.size() - at) {
-      throw WireError(what + ": expected a length of " + std::to_string(kLeastRecord) + " to " +
-                      std::to_string(log.size() - at) + " bytes, got " + std::to_string(length));
+  for (size_t at = 0; at < log_.size();) {
+    const Header header = headerAt(at);
+    records.push_back(readRecord(log_.subspan(at, header.length), nameAt(at)));
+    if (records.size() > 1 && header.iteration != records[records.size() - 2].iteration + 1) {
+      throw WireError(nameAt(at) + ": expected iteration " + std::to_string(records[records.size() - 2].iteration + 1) +
+                      ", got " + std::to_string(header.iteration));
     }
-    records.push_back(readRecord(log.subspan(at, length), what));
-    if (records.size() > 1 && records.back().iteration != records[records.size() - 2].iteration + 1) {
-      throw WireError(what + ": expected iteration " + std::to_string(records[records.size() - 2].iteration + 1) +
-                      ", got " + std::to_string(records.back().iteration));
-    }
-    at += length;
+    at += header.length;
   }
   return records;
 }

@@ -7,8 +7,9 @@
 
 namespace lowcomm {
 
-// What seed replay sends and keeps (FORMAT.md, "Seed replay"; Zelikman et al.: Just One Byte (per Gradient), 2023,
-// section 2): a machine's projected gradients of one iteration, and records of what all machines applied.
+// The bytes that seed replay sends and keeps (FORMAT.md, "Seed replay"; Zelikman et al.: Just One Byte (per Gradient),
+// 2023, section 2): messages with a machine's projected gradients of one iteration, and records, which all machines
+// apply.
 
 // A message: {machine u64, iteration u64, count u16, payload, CRC-32C u32}, little-endian.
 struct ReplayMessage {
@@ -43,8 +44,36 @@ struct ReplayRecord {
 
 std::vector<std::byte> writeReplayRecord(const ReplayRecord& record);
 
-// All records of a log. Throws WireError: a record that ends early, a checksum that does not fit, machines that do not
-// ascend, an iteration that does not follow the one before.
-std::vector<ReplayRecord> readReplayRecords(std::span<const std::byte> log);
+// A log, read record by record; it does not own the bytes. Only read() and wholePrefix() look further into a record
+// than its header, so that a walk over a long log is cheap.
+class ReplayRecords {
+ public:
+  explicit ReplayRecords(std::span<const std::byte> log) : log_(log) {}
+
+  // The iteration of the first record. Throws WireError: the log has no whole record.
+  uint64_t firstIteration() const;
+
+  // The log without its first `count` records. Throws WireError: it has fewer.
+  std::span<const std::byte> skip(uint64_t count) const;
+
+  // The records of iterations from `first` on. Throws WireError as read() does for a record that ends early.
+  std::span<const std::byte> from(uint64_t first) const;
+
+  // The whole records with which the log begins: bytes that a process left which was killed while it appended a record.
+  std::span<const std::byte> wholePrefix() const;
+
+  // All records. Throws WireError: a record ends early, a checksum is wrong, machines do not ascend, or an iteration
+  // does not follow the one before.
+  std::vector<ReplayRecord> read() const;
+
+ private:
+  struct Header {
+    uint32_t length;  // of the record, in bytes
+    uint64_t iteration;
+  };
+  Header headerAt(size_t at) const;
+
+  std::span<const std::byte> log_;
+};
 
 }  // namespace lowcomm

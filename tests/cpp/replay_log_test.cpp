@@ -39,7 +39,7 @@ TEST(ReplayLog, RecordsComeBack) {
   auto log = record(41);
   const auto next = record(42);
   log.insert(log.end(), next.begin(), next.end());
-  const auto records = readReplayRecords(log);
+  const auto records = ReplayRecords(log).read();
   ASSERT_EQ(records.size(), 2u);
   EXPECT_EQ(records[1].iteration, 42u);
   EXPECT_EQ(records[1].lr, 0.5f);
@@ -47,7 +47,7 @@ TEST(ReplayLog, RecordsComeBack) {
   ASSERT_EQ(records[1].entries.size(), 2u);
   EXPECT_EQ(records[1].entries[0].payload.size(), 3u);
   EXPECT_EQ(records[1].entries[1].machine, uint64_t{1} << 63);
-  EXPECT_TRUE(readReplayRecords({}).empty());
+  EXPECT_TRUE(ReplayRecords({}).read().empty());
 }
 
 TEST(ReplayLog, AnyBitFlippedIsRefused) {
@@ -56,7 +56,7 @@ TEST(ReplayLog, AnyBitFlippedIsRefused) {
   for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
     auto spoilt = whole;
     spoilt[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
-    EXPECT_THROW(readReplayRecords(spoilt), WireError) << bit;
+    EXPECT_THROW(ReplayRecords(spoilt).read(), WireError) << bit;
   }
   for (size_t bit = 0; bit < message.size() * 8; ++bit) {
     auto spoilt = message;
@@ -69,7 +69,7 @@ TEST(ReplayLog, AnyCutIsRefused) {
   const auto whole = record(5);
   const auto message = writeReplayMessage({1, 5, 3, bytes({1, 2, 3})});
   for (size_t size = 1; size < whole.size(); ++size)
-    EXPECT_THROW(readReplayRecords(std::span(whole).first(size)), WireError) << size;
+    EXPECT_THROW(ReplayRecords(std::span(whole).first(size)).read(), WireError) << size;
   for (size_t size = 0; size < message.size(); ++size)
     EXPECT_THROW(readReplayMessage(std::span(message).first(size)), WireError) << size;
 }
@@ -78,9 +78,52 @@ TEST(ReplayLog, OrderIsChecked) {
   auto gap = record(5);
   const auto later = record(7);
   gap.insert(gap.end(), later.begin(), later.end());
-  EXPECT_THROW(readReplayRecords(gap), WireError);
-  EXPECT_THROW(readReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {1, 0, {}}}})), WireError);
-  EXPECT_THROW(readReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {2, 0, {}}}})), WireError);
+  EXPECT_THROW(ReplayRecords(gap).read(), WireError);
+  EXPECT_THROW(ReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {1, 0, {}}}})).read(), WireError);
+  EXPECT_THROW(ReplayRecords(writeReplayRecord({5, 1, 0, {{2, 0, {}}, {2, 0, {}}}})).read(), WireError);
+}
+
+std::vector<std::byte> logOf(uint64_t first, int count) {
+  std::vector<std::byte> log;
+  for (int i = 0; i < count; ++i) {
+    const auto one = record(first + i);
+    log.insert(log.end(), one.begin(), one.end());
+  }
+  return log;
+}
+
+TEST(ReplayLog, SkipsAndFindsRecordsByTheirHeaders) {
+  const auto log = logOf(41, 3);
+  const size_t one = log.size() / 3;
+  const ReplayRecords records(log);
+  EXPECT_EQ(records.firstIteration(), 41u);
+  for (size_t count = 0; count <= 3; ++count) {
+    EXPECT_EQ(records.skip(count).data(), log.data() + count * one);
+    EXPECT_EQ(records.skip(count).size(), log.size() - count * one);
+    EXPECT_EQ(records.from(41 + count).size(), log.size() - count * one);
+  }
+  EXPECT_EQ(records.from(0).size(), log.size());
+  EXPECT_TRUE(records.from(99).empty());
+  EXPECT_THROW(records.skip(4), WireError);
+  EXPECT_THROW(ReplayRecords({}).firstIteration(), WireError);
+  EXPECT_TRUE(ReplayRecords({}).skip(0).empty());
+  for (size_t size = 1; size < one; ++size) {
+    EXPECT_THROW(ReplayRecords(std::span(log).first(size)).firstIteration(), WireError) << size;
+    EXPECT_THROW(ReplayRecords(std::span(log).first(size)).skip(1), WireError) << size;
+  }
+}
+
+TEST(ReplayLog, WholePrefixEndsBeforeACutOrSpoiltRecord) {
+  const auto log = logOf(5, 3);
+  const size_t one = log.size() / 3;
+  for (size_t size = 0; size <= log.size(); ++size)
+    EXPECT_EQ(ReplayRecords(std::span(log).first(size)).wholePrefix().size(), size / one * one) << size;
+  for (size_t at = one; at < 2 * one; ++at) {
+    auto spoilt = log;
+    spoilt[at] ^= std::byte{1};
+    EXPECT_EQ(ReplayRecords(spoilt).wholePrefix().size(), one) << at;
+  }
+  EXPECT_EQ(ReplayRecords(std::vector<std::byte>(64)).wholePrefix().size(), 0u);
 }
 
 }  // namespace

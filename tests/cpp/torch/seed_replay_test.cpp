@@ -176,9 +176,9 @@ TEST(SeedReplay, WhatIsRefusedChangesNothing) {
   for (int t = 0; t < 5; ++t)
     iterate(forgetful, 0.01f, 0);
   forgetful.forgetLog(3);
-  ASSERT_EQ(readReplayRecords(forgetful.log()).size(), 2u);
-  EXPECT_EQ(readReplayRecords(forgetful.log())[0].iteration, 3u);
-  EXPECT_EQ(readReplayRecords(forgetful.logFrom(4)).size(), 1u);
+  ASSERT_EQ(ReplayRecords(forgetful.log()).read().size(), 2u);
+  EXPECT_EQ(ReplayRecords(forgetful.log()).read()[0].iteration, 3u);
+  EXPECT_EQ(ReplayRecords(forgetful.logFrom(4)).read().size(), 1u);
   EXPECT_EQ(core.checksum(), before);
   core.apply(good);
   EXPECT_THROW(core.record({message}, 0.01f, 0), ValueError);  // of an iteration that is over
@@ -247,6 +247,28 @@ TEST(SeedReplay, AQuantizedBaseMovesBySums) {
     EXPECT_LT((moved - expected).norm().item<float>(), 1e-4f * expected.norm().item<float>()) << kind;
     EXPECT_NE(kept.checksum(), 0u);
   }
+}
+
+TEST(SeedReplay, ChecksAMessageWithoutARecord) {
+  SeedReplay core(model(at::kFloat), options(Noise::rademacher));
+  const auto message = core.message(7, std::vector<float>{0.5f, 1.0f});
+  core.checkMessage(7, message);
+  EXPECT_THROW(core.checkMessage(8, message), ValueError);
+  EXPECT_THROW(core.checkMessage(7, std::span(message).first(message.size() - 1)), ValueError);
+  auto spoilt = message;
+  spoilt[3] ^= std::byte{1};
+  EXPECT_THROW(core.checkMessage(7, spoilt), ValueError);
+  const auto long_payload = writeReplayMessage({7, 0, 1, std::span(message).subspan(18, 2)});
+  EXPECT_THROW(core.checkMessage(7, long_payload), ValueError);
+  core.setIteration(1);
+  EXPECT_THROW(core.checkMessage(7, message), ValueError);
+}
+
+TEST(SeedReplay, ChecksRatesWithoutARecord) {
+  const SeedReplay core(model(at::kFloat), options(Noise::rademacher));
+  core.checkRates(0.1f, 0.01f);
+  EXPECT_THROW(core.checkRates(std::nanf(""), 0.0f), ValueError);
+  EXPECT_THROW(core.checkRates(0.1f, HUGE_VALF), ValueError);
 }
 
 }  // namespace
