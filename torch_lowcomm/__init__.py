@@ -21,7 +21,7 @@ from torch_lowcomm.diloco import DiLoCoX  # noqa: E402
 from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
-from torch_lowcomm.replay import SeedReplay, StoreExchange  # noqa: E402
+from torch_lowcomm.seed_replay import SeedReplay, StoreExchange  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it

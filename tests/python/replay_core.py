@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay.store_exchange import StoreExchange
+from torch_lowcomm.seed_replay.store.exchange import StoreExchange
 
 OPTIONS = {
     "noise": "rademacher",

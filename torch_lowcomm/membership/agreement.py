@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from torch_lowcomm._text_difference import differing_parts
 
-def expect_alike(what: str, first: str, text: str) -> None:
+
+def expect_equal(what: str, first: str, text: str) -> None:
     """Compares this machine's description with the first machine's.
 
     Args:
@@ -16,9 +18,8 @@ def expect_alike(what: str, first: str, text: str) -> None:
     """
     if first == text:
         return
-    at = next((i for i, (a, b) in enumerate(zip(first, text, strict=False)) if a != b), min(len(first), len(text)))
-    begin = max(0, first.rfind(" ", 0, at))
+    theirs, mine = differing_parts(first, text)
     raise ValueError(
-        f"{what}: expected what the other machines of this store have, {first[begin : at + 60].strip()!r}..., got "
-        f"{text[begin : at + 60].strip()!r}...: a run with other options needs another store or prefix"
+        f"{what}: expected what the other machines of this store have, {theirs!r}..., got {mine!r}...: a run with other "
+        "options needs another store or prefix"
     )

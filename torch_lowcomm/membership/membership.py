@@ -12,7 +12,7 @@ from torch.distributed import DistBackendError, PrefixStore, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._create import make_gloo, make_nccl
-from torch_lowcomm.membership.agreement import expect_alike
+from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
@@ -130,7 +130,7 @@ class Membership:
             ValueError: The first machine's description differs.
             ConnectionError: The store is lost.
         """
-        expect_alike(what, self._store.set_first(f"agreed/{what}", text), text)
+        expect_equal(what, self._store.set_first(f"agreed/{what}", text), text)
 
     def waiting(self) -> bool:
         """Whether a machine waits for the next group. This is the view of this rank; others may not have it yet.

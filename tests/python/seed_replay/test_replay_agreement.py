@@ -6,40 +6,41 @@ import time
 import pytest
 import torch.distributed as dist
 
-from torch_lowcomm.replay.agreed import Agreed, Founded
-from torch_lowcomm.replay.head import Head
-from torch_lowcomm.replay.pace import Pace
-from torch_lowcomm.replay.run_log import RunLog
-from torch_lowcomm.replay.run_store import RunStore
+from torch_lowcomm.seed_replay.store.commit import Commit
+from torch_lowcomm.seed_replay.store.founding import Founding
+from torch_lowcomm.seed_replay.store.head import Head
+from torch_lowcomm.seed_replay.store.keys import RunStore
+from torch_lowcomm.seed_replay.store.log import RunLog
+from torch_lowcomm.seed_replay.store.pace import Pace
 
 
 def _head(store):
     keys = RunStore(dist.PrefixStore("lowcomm/replay", store.clone()), 10.0)
-    return Head(keys, RunLog(keys, 4), Founded(0, 0, (1, 2), 2, 1, False))
+    return Head(keys, RunLog(keys, 4), Founding(0, 0, (1, 2), 2, 1, False).commit())
 
 
 def test_an_iteration_is_agreed_on_once(store):
     """Whoever was stopped before its compare_set loses it, however much later, whatever was deleted since."""
     late, other = _head(store), _head(store)
     for iteration in range(9):
-        assert other.swap(Agreed(iteration, b"theirs", (1,), 2, 1))
+        assert other.propose(Commit(iteration, b"theirs", (1,), 2, 1))
         store.delete_key(f"lowcomm/replay/log/{iteration - 1}")
-    assert not late.swap(Agreed(0, b"mine", (1, 2), 2, 2))
-    assert late.agreed == other.agreed == Agreed(8, b"theirs", (1,), 2, 1)
-    assert late.swap(Agreed(9, b"mine", (1, 2), 2, 2))
-    assert not other.swap(Agreed(9, b"theirs", (1,), 2, 1))
-    assert other.agreed.record == b"mine"
+    assert not late.propose(Commit(0, b"mine", (1, 2), 2, 2))
+    assert late.commit == other.commit == Commit(8, b"theirs", (1,), 2, 1)
+    assert late.propose(Commit(9, b"mine", (1, 2), 2, 2))
+    assert not other.propose(Commit(9, b"theirs", (1,), 2, 1))
+    assert other.commit.record == b"mine"
 
 
 def test_a_set_that_nobody_told_of_is_found(store):
     """It was moved by a machine that died before it set the log's key."""
     first, second = _head(store), _head(store)
-    store.set("lowcomm/replay/head", Agreed(0, b"theirs", (1,), 2, 1).encode())
+    store.set("lowcomm/replay/head", Commit(0, b"theirs", (1,), 2, 1).encode())
     assert not first.wait(0, 0.05)
     first.look()
-    assert first.agreed.record == b"theirs"
+    assert first.commit.record == b"theirs"
     assert second.wait(0, 5.0), "it was not put to the log"
-    assert second.agreed == first.agreed
+    assert second.commit == first.commit
 
 
 def test_values_of_any_size(store):
@@ -64,22 +65,22 @@ def test_the_deadline_follows_measured_iterations(monkeypatch):
     pace = Pace(4.0, 5.0, 300.0)
     assert pace.deadline_s == 300.0
     for took in (10.0, 10.0, 10.0):
-        pace.agreed()
+        pace.committed()
         clock[0] += took
-    pace.agreed()
+    pace.committed()
     assert pace.deadline_s == pytest.approx(40.0)
     clock[0] += 20.0
-    pace.agreed()
+    pace.committed()
     assert pace.deadline_s == pytest.approx(4 * (0.75 * 10 + 0.25 * 20))
     pace.interrupted()
     clock[0] += 1e6  # away: no measurement
-    pace.agreed()
+    pace.committed()
     assert pace.deadline_s == pytest.approx(50.0)
     for _ in range(50):
         clock[0] += 0.01
-        pace.agreed()
+        pace.committed()
     assert pace.deadline_s == 5.0
     for _ in range(50):
         clock[0] += 1000.0
-        pace.agreed()
+        pace.committed()
     assert pace.deadline_s == 300.0

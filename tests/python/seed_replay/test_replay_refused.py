@@ -109,7 +109,7 @@ DIFFERENT = {
 
 
 def _different(r, port, what):
-    from torch_lowcomm.replay import store_exchange
+    from torch_lowcomm.seed_replay.store import exchange as store_exchange
 
     if r.rank == 1:
         r.hear("begun", DEADLINE_S)

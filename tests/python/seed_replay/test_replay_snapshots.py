@@ -13,11 +13,10 @@ from replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay import StoreExchange
-from torch_lowcomm.replay.names import Names
-from torch_lowcomm.replay.parameters import machine_number
-from torch_lowcomm.replay.run_store import RunStore
-from torch_lowcomm.replay.snapshots import Snapshots
+from torch_lowcomm.seed_replay import StoreExchange, machine_number
+from torch_lowcomm.seed_replay.store.keys import RunStore
+from torch_lowcomm.seed_replay.store.names import Names
+from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 
 DEADLINE_S = 120
 
@@ -51,11 +50,11 @@ def _away(r, port):
         while not all(_posted(machine, 3, f"machine{other}") for other in range(2)):
             time.sleep(0.01)
         machine.step()  # as the last
-        assert machine.exchange._head.agreed.closer == machine.exchange.machine
+        assert machine.exchange._head.commit.leader == machine.exchange.machine
         for other in range(2):
             r.hear(f"ahead{other}", DEADLINE_S)
         kept = _kept(machine)
-        enter = machine.exchange._entry.enter
+        enter = machine.exchange._joiner.join
 
         def entering(core):
             machine.exchange._snapshots.finish(30)
@@ -64,7 +63,7 @@ def _away(r, port):
             r.say("looked")
             return enter(core)
 
-        machine.exchange._entry.enter = entering
+        machine.exchange._joiner.join = entering
         machine.step()
         r.say("back")
     return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from replay_core import OPTIONS, Machine, end_together
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay import ReplayMismatch, StoreExchange
-from torch_lowcomm.replay.agreed import Agreed
-from torch_lowcomm.replay.run_store import RunStore
+from torch_lowcomm.seed_replay import ReplayMismatch, StoreExchange
+from torch_lowcomm.seed_replay.store.commit import Commit
+from torch_lowcomm.seed_replay.store.keys import RunStore
 
 DEADLINE_S = 120
 
@@ -65,17 +65,17 @@ def test_what_is_agreed_is_short():
     """Machines that are the record's are not named again; those let in, and those of no record, are."""
     core = _C.SeedReplay([("weight", torch.zeros(4), True, 0)], OPTIONS)
     record = core.record([core.message(m, [0.5]) for m in (7, 2**64 - 1)], lr=0.1, weight_decay=0.0)
-    assert len(Agreed(0, record, (7, 2**64 - 1), 2, 7).encode()) == 18 + len(record)
+    assert len(Commit(0, record, (7, 2**64 - 1), 2, 7).encode()) == 18 + len(record)
     for agreed in (
-        Agreed(-1, b"", (7, 2**64 - 1), 3, 2**64 - 1),
-        Agreed(2**40, b"no record", (5,), 70_000, 5, 2),
-        Agreed(0, record, (7, 2**64 - 1), 2, 2**64 - 1),
-        Agreed(0, record, (7, 2**64 - 1, 3), 3, 7),
+        Commit(-1, b"", (7, 2**64 - 1), 3, 2**64 - 1),
+        Commit(2**40, b"no record", (5,), 70_000, 5, 2),
+        Commit(0, record, (7, 2**64 - 1), 2, 2**64 - 1),
+        Commit(0, record, (7, 2**64 - 1, 3), 3, 7),
     ):
-        assert Agreed.decode(agreed.encode()) == agreed
-    for short in (b"", b"x" * 17, Agreed(1, b"", (7,), 1, 7).encode()[:20]):
+        assert Commit.decode(agreed.encode()) == agreed
+    for short in (b"", b"x" * 17, Commit(1, b"", (7,), 1, 7).encode()[:20]):
         with pytest.raises(ValueError, match="expected what machines agreed on, got"):
-            Agreed.decode(short)
+            Commit.decode(short)
 
 
 def _late(r, port, chunk):

@@ -1,4 +1,4 @@
-"""An iteration's evaluations: of a user's loss, at perturbed weights, in eval mode and without gradients."""
+"""An iteration's evaluations of a user's loss at perturbed weights, in eval mode and without gradients."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from torch_lowcomm.replay.estimators import Estimator
-from torch_lowcomm.replay.perturbation import Perturbation
+from torch_lowcomm.seed_replay.estimators import Estimator
+from torch_lowcomm.seed_replay.weights import Perturbation
 
 
 class Measure:
     """Evaluates losses until there are enough samples, or time is over.
 
     Args:
-        model: Whose mode is eval meanwhile.
-        perturbation: Of its weights.
+        model: The model, which is in eval mode meanwhile.
+        perturbation: Perturbs its weights.
         estimator: Makes projected gradients of losses.
-        samples: An iteration, at most.
-        seconds: After which no other sample is begun; one is always taken.
+        samples: The most samples in an iteration.
+        seconds: Time after which no other sample is begun; one is always taken. None for no limit.
 
     Attributes:
-        evaluations: Of the loss, so far.
+        evaluations: Number of evaluations of the loss so far.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Measure:
         self.evaluations = 0
 
     def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:
-        """(losses, estimates). Whatever the closure throws, the weights are as before."""
+        """Returns (losses, estimates). If the closure throws, the weights are as before."""
         begin, loss_of = time.monotonic(), _with_batch(closure)
 
         def evaluate(sample: int, factor: float, batch: int) -> float:
@@ -69,7 +69,7 @@ class Measure:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients; every module's own mode afterwards."""
+    """Sets eval mode without gradients, and every module's own mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -81,7 +81,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _with_batch(closure: Callable[..., Any]) -> Callable[[int], Any]:
-    """A closure that takes the batch's number, whether or not this one does."""
+    """Returns a closure that takes the batch's number, whether this one does or not."""
     try:
         takes = any(
             p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)

@@ -1,4 +1,4 @@
-"""The paper's way to perturb: the weights themselves, to and fro, and now and then put right from a copy."""
+"""The paper's way to perturb: the weights themselves, to and fro; now and then a copy puts them right."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch_lowcomm import _C
 class InPlace:
     """θ + εz, θ − εz, θ: in place, with the roundings that this leaves (MeZO, algorithm 1; Just One Byte, section 2).
 
-    All machines keep a copy that no perturbation touches and that takes every update; the weights are set to it every
-    `restore_every` iterations. Between those they drift apart by roundings, so what machines compare is the copy.
+    All machines keep a copy that no perturbation touches and that takes every update. The weights are set to it every
+    `restore_every` iterations. In between they drift apart by roundings, and so machines compare the copies.
 
     Args:
-        parameters: The model's, in the order of the cores.
+        parameters: The model's parameters, in the order of the cores.
         weights: The core of the model's parameters.
-        copies: The core of copies of them, which are passed beside it.
-        copied: Those copies.
-        machine: Whose directions.
-        restore_every: n_b: 1 is the paper's, 16 enough in practice.
+        copies: The core of the copies.
+        copied: The copies.
+        machine: Number of this machine, for its directions.
+        restore_every: n_b: 1 in the paper; 16 is enough in practice.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class InPlace:
         self._parameters, self._copied = parameters, copied
         self._weights, self._copies = weights, copies
         self._machine, self._restore_every = machine, restore_every
-        self._at: tuple[int, float] | None = None  # the sample, and by which factor the weights are off
+        self._at: tuple[int, float] | None = None  # the sample and the factor of the perturbation in place
 
     @contextmanager
     def at(self, sample: int, factor: float) -> Iterator[None]:
-        """Within it, and until the next call, the model has the weights w + factor·z of a sample."""
+        """Inside the context, and until the next call, the model has the weights w + factor·z of a sample."""
         if self._at is not None and self._at[0] == sample:
             self._weights.perturb(self._machine, sample, factor - self._at[1])
         else:
@@ -51,17 +51,17 @@ class InPlace:
         yield
 
     def complete(self) -> bool:
-        """Always: all parameters are."""
+        """Returns True: all parameters are perturbed."""
         return True
 
     def put_back(self) -> None:
-        """Takes the last perturbation back, but for its roundings."""
+        """Takes the last perturbation back, except its roundings."""
         if self._at is not None:
             self._weights.perturb(self._machine, self._at[0], -self._at[1])
             self._at = None
 
     def applied(self, record: bytes) -> None:
-        """The copies have taken `record`; the weights follow."""
+        """Lets the weights follow the copies, which have applied a record."""
         if self._weights.iteration + 1 == self._copies.iteration and self._copies.iteration % self._restore_every:
             self._weights.apply(record)
         else:

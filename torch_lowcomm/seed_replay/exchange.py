@@ -1,7 +1,8 @@
-"""How machines come to the record of an iteration: alone, in a static group, or at a store (store_exchange.py)."""
+"""How machines come to the record of an iteration: alone, in a static group, or at a store (`store/`)."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import time
 from typing import Any, Protocol
@@ -11,45 +12,50 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm._text_difference import differing_parts
 from torch_lowcomm.groups import exact
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before each message of a static group
 
 
+class ReplayMismatch(RuntimeError):
+    """Machines that applied the same records have different weights: something else has written to them."""
+
+
 class Exchange(Protocol):
-    """What an optimizer asks of whoever brings machines together.
+    """The interface between an optimizer and the way in which machines meet.
 
     Attributes:
-        machine: This machine's id, below 2^64 and no other's.
+        machine: This machine's number, below 2^64 and different from all others.
     """
 
     machine: int
 
     def join(self, core: _C.SeedReplay) -> None:
-        """Before the first iteration: agrees on `core.agreement`, brings `core` to where the others are.
+        """Agrees on `core.agreement` before the first iteration, and brings `core` to the others' iteration.
 
         Raises:
             ValueError: The others run something else.
         """
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """The record of `core.iteration`, the same on all machines; the caller applies it.
+        """Returns the record of `core.iteration`, equal on all machines; the caller applies it.
 
         A machine that the others went on without is brought to their iteration first: `core` has moved then.
         """
 
     def check(self, core: _C.SeedReplay) -> bool:
-        """Compares checksums with another machine; whether the weights were set anew.
+        """Compares checksums with another machine, and returns whether the weights were replaced.
 
         Raises:
             RuntimeError: They differ.
         """
 
     def leave(self) -> None:
-        """Ends this machine's part. Any number of times."""
+        """Ends this machine's part. It may be called any number of times."""
 
     def stats(self) -> dict[str, Any]:
-        """`machines` of the last record, `sent_bytes` and `received_bytes` of messages and records, `waited_s`."""
+        """Counts: `machines` of the last record, `sent_bytes` and `received_bytes` of messages and records, `waited_s`."""
 
 
 class Alone:
@@ -62,7 +68,7 @@ class Alone:
         """There is nobody to agree with."""
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """The record of one message."""
+        """Returns a record of one message."""
         return core.record([message], lr=lr, weight_decay=weight_decay)
 
     def check(self, core: _C.SeedReplay) -> bool:
@@ -78,12 +84,12 @@ class Alone:
 
 
 class StaticExchange:
-    """A group whose ranks are the machines: one all_gather an iteration. Who fails ends the run; no one comes.
+    """A group whose ranks are the machines: one all_gather an iteration. A rank that fails ends the run; none can come.
 
     Args:
-        group: Of any backend that gathers bytes; None for the default group. Ids are its ranks.
-        samples: Of this rank in every iteration; None where their number changes. Unless it is the same on all ranks, the
-            lengths of messages are gathered before them.
+        group: A group of any backend that gathers bytes; None for the default group. Machines' numbers are its ranks.
+        samples: Number of this rank's samples in every iteration; None if it changes. Unless it is equal on all ranks, the
+            lengths of messages are gathered before the messages.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, *, samples: int | None) -> None:
@@ -94,10 +100,10 @@ class StaticExchange:
         self._waited_s = 0.0
 
     def join(self, core: _C.SeedReplay) -> None:
-        """All ranks are at one iteration, with the same weights and options.
+        """Compares iteration, weights and options of all ranks.
 
         Raises:
-            ValueError: A rank is not: all raise it.
+            ValueError: A rank differs; all ranks raise it.
         """
         mine = (core.agreement, core.iteration, core.checksum(), self._samples)
         all_have = all_gather_json(mine, self._group)
@@ -106,16 +112,16 @@ class StaticExchange:
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
             if other is not None:
                 raise ValueError(
-                    f"SeedReplay: {name}: expected the same on all ranks, got {' and '.join(apart(values[0], values[other]))} on "
+                    f"SeedReplay: {name}: expected the same on all ranks, got {_both(values[0], values[other])} on "
                     f"ranks 0 and {other}"
                 )
         self._fixed = self._samples is not None and all(have[3] == self._samples for have in all_have)
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
-        """The record of all ranks' messages.
+        """Returns the record of all ranks' messages.
 
         Raises:
-            ValueError: Ranks have different learning rates or weight decays: all raise it.
+            ValueError: Ranks have different learning rates or weight decays; all ranks raise it.
         """
         begin = time.monotonic()
         mine = torch.frombuffer(bytearray(_STEP.pack(lr, weight_decay) + message), dtype=torch.uint8)
@@ -147,7 +153,7 @@ class StaticExchange:
         return False
 
     def leave(self) -> None:
-        """The group is the caller's."""
+        """Leaves the group as it is: it is the caller's."""
 
     def stats(self) -> dict[str, Any]:
         """As Exchange.stats."""
@@ -162,16 +168,33 @@ class StaticExchange:
         found = mine.new_empty(self._size * mine.numel())
         with exact():
             dist.all_gather_into_tensor(found, mine, group=self._group)
-        # Of the direct exchange: to every other rank, and from every other rank.
+        # As in a direct exchange: to every other rank, and from every other rank.
         self._sent += (self._size - 1) * mine.nbytes
         self._received += (self._size - 1) * mine.nbytes
         return found
 
 
-def apart(a: object, b: object) -> tuple[str, str]:
-    """How two values read: of long texts a piece, from a little before where they part."""
-    if not (isinstance(a, str) and isinstance(b, str)):
-        return str(a), str(b)
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    begin = max(0, a.rfind(" ", 0, at))
-    return repr(a[begin : at + 60].strip()), repr(b[begin : at + 60].strip())
+def machine_number(machine_id: int | str) -> int:
+    """Returns the 64-bit number of a machine in messages and directions.
+
+    A number stands for itself. The number of a text is the first 8 bytes of its SHA-256, little-endian.
+
+    Raises:
+        TypeError: The id is neither a number nor a text.
+        ValueError: The number has more than 64 bits, or is 2^64 - 1, which is no machine's; or the text is empty.
+    """
+    if isinstance(machine_id, str):
+        if not machine_id:
+            raise ValueError("SeedReplay: machine_id: expected a text that is not empty, got ''")
+        return int.from_bytes(hashlib.sha256(machine_id.encode()).digest()[:8], "little")
+    if not isinstance(machine_id, int) or isinstance(machine_id, bool):
+        raise TypeError(f"SeedReplay: machine_id: expected an int or a str, got {type(machine_id).__name__}")
+    if not 0 <= machine_id < 2**64 - 1:
+        raise ValueError(f"SeedReplay: machine_id: expected 0 to 2^64 - 2, got {machine_id}")
+    return machine_id
+
+
+def _both(a: object, b: object) -> str:
+    """Shows two values in one text; of long texts the pieces that differ."""
+    first, second = map(repr, differing_parts(a, b)) if isinstance(a, str) and isinstance(b, str) else (a, b)
+    return f"{first} and {second}"

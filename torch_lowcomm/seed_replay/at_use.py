@@ -1,4 +1,4 @@
-"""Weights that are perturbed where they are used: w + factor·z for as long as a layer needs it, and w is never touched."""
+"""Weights that are perturbed where they are used: w + factor·z exists while a layer needs it, and w is never touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_lowcomm import _C
 
 
 class _Weights(dict[str, Any]):
-    """A module's parameters by name, as attribute access finds them: perturbed. `items()` and `values()` are as ever."""
+    """A module's parameters by name. Attribute access finds them perturbed; `items()` and `values()` do not."""
 
     def __init__(self, own: dict[str, Any], uses: AtUse) -> None:
         super().__init__(own)
@@ -26,15 +26,15 @@ class _Weights(dict[str, Any]):
 class AtUse:
     """Evaluates a model at w + factor·z without a second copy of it (peak memory: one module's weights more).
 
-    Whoever reads `module.weight` during an evaluation, the module itself or another one, gets a perturbed tensor of its own.
-    Parameters that a model has references to by another way (the flat weights of recurrent layers) are never seen so; the
-    first evaluation finds them out, and from then on they are perturbed in place and put back from a copy.
+    A module that reads `module.weight` during an evaluation, its own or another's, gets a separate perturbed tensor.
+    A model may refer to parameters in another way (the flat weights of recurrent layers), which is never seen so. The first
+    evaluation finds these parameters; from then on they are perturbed in place and put back from a copy.
 
     Args:
-        model: In eager mode: what a compiler has traced reads no attributes.
+        model: A model in eager mode: what a compiler has traced reads no attributes.
         core: Makes the perturbed tensors.
-        numbers: id of a parameter -> its number in the core.
-        machine: Whose directions.
+        numbers: Number of a parameter in the core by its id().
+        machine: Number of this machine, for its directions.
         quantized: Whether the parameters' own memory is gone, so that every use, perturbed or not, comes from the core.
     """
 
@@ -56,7 +56,7 @@ class AtUse:
 
     @contextmanager
     def at(self, sample: int, factor: float) -> Iterator[None]:
-        """Within it the model has the weights w + factor·z of a sample."""
+        """Inside the context the model has the weights w + factor·z of a sample."""
         self._sample, self._factor = sample, factor
         copies = {number: p.detach().clone() for number, p in self._in_place.items()}
         if not self._quantized:
@@ -75,11 +75,12 @@ class AtUse:
                     self._in_place[number].copy_(copy)
 
     def complete(self) -> bool:
-        """After an evaluation: whether every parameter was perturbed. If not, what was missed is from now on, and the
-        evaluation is to be made again.
+        """Returns whether every parameter was perturbed in an evaluation.
+
+        If not, the missed parameters will be perturbed in place from now on, and the evaluation is to be made again.
 
         Raises:
-            ValueError: Such a parameter's memory is gone.
+            ValueError: A missed parameter's memory is gone.
         """
         if self._checked:
             return True
@@ -96,12 +97,12 @@ class AtUse:
         return not missed
 
     def of(self, weights: _Weights, parameter: Any) -> Any:
-        """What a reader of `parameter`, one of a module's `weights`, gets."""
+        """Returns the tensor that a reader of `parameter`, one of a module's `weights`, gets."""
         number = self._numbers.get(id(parameter))
         if number is None or (self._factor == 0 and not self._quantized):
             return parameter
         self._seen.add(number)
-        # A module reads a weight several times (its dtype, its shape); the next module's reading lets go of it.
+        # A module reads a weight several times (its dtype, its shape). When the next module reads, the tensor is let go.
         if self._last is None or self._last[0] is not weights:
             self._last = (weights, {})
         made = self._last[1]
@@ -110,18 +111,18 @@ class AtUse:
         return made[number]
 
     def restore(self) -> None:
-        """The weights have moved: nothing that was made of them is used any more."""
+        """Lets go of the tensors that were made of the weights, which have moved."""
         self._last = None
 
     def applied(self, record: bytes) -> None:
-        """As restore()."""
+        """Does what `restore` does."""
         self.restore()
 
     def take(self) -> None:
-        """The core's weights are the model's."""
+        """Does nothing: the core's weights are the model's."""
 
     def put_back(self) -> None:
-        """The model's weights were never touched."""
+        """Does nothing: the model's weights were never touched."""
 
     def _install(self) -> None:
         for module, own in self._own:

@@ -1,4 +1,4 @@
-"""A folder with a snapshot of the weights and the log since: what a machine goes on from after it was killed."""
+"""A folder with a snapshot of the weights and the log since, from which a machine that was killed goes on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch_lowcomm import _C
 
 if TYPE_CHECKING:
-    from torch_lowcomm.replay.optimizer import SeedReplay
+    from torch_lowcomm.seed_replay.optimizer import SeedReplay
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -20,13 +20,13 @@ logger = logging.getLogger("torch_lowcomm")
 class Checkpoint:
     """Snapshots `snapshot-<iteration>.pt` and, from each on, `log-<iteration>.bin`: records one behind another.
 
-    A record is written before the next iteration starts, so that a process that is killed loses at most the record it was
-    at; a snapshot takes its name when it is whole. The last two snapshots stay, with their logs: `core.log` reaches back to
-    the one before the last, for machines that are behind when a run goes on at another store.
+    A record is written before the next iteration starts, so that a process that is killed loses one record at most. A
+    snapshot gets its name when it is whole. The last two snapshots stay, with their logs: `core.log` reaches back to the one
+    before the last, for machines that are behind when a run goes on at another store.
 
     Args:
-        folder: Of one machine; made where there is none.
-        every: Iterations from a snapshot to the next.
+        folder: The folder of one machine; it is made if it does not exist.
+        every: Iterations from one snapshot to the next.
     """
 
     def __init__(self, folder: Path, every: int) -> None:
@@ -36,7 +36,7 @@ class Checkpoint:
         folder.mkdir(parents=True, exist_ok=True)
 
     def restore(self, optimizer: SeedReplay) -> None:
-        """Brings model and optimizer to where the folder is; makes the first snapshot where it is empty.
+        """Brings model and optimizer to where the folder is; makes the first snapshot if it is empty.
 
         Raises:
             ValueError: The snapshot is of another model or other options.
@@ -56,7 +56,7 @@ class Checkpoint:
         self._begin, self._next = found[-1], optimizer.iteration
 
     def restart(self, optimizer: SeedReplay) -> None:
-        """The weights are others than records have made: nothing that is in the folder leads to them."""
+        """Begins again: no record led to the present weights, and so nothing in the folder does."""
         if self._restoring:
             return
         begin = self._snapshot(optimizer)
@@ -66,7 +66,7 @@ class Checkpoint:
         self._log(begin).unlink(missing_ok=True)
 
     def applied(self, optimizer: SeedReplay) -> None:
-        """The optimizer has moved on by records."""
+        """Writes the records that the optimizer has applied since the last call."""
         with self._log(self._begin).open("ab") as file:
             file.write(optimizer.core.log_from(self._next))
         self._next = optimizer.iteration
@@ -91,10 +91,10 @@ class Checkpoint:
         self._log(begin).unlink(missing_ok=True)
 
     def _records(self, begin: int) -> bytes:
-        """A snapshot's log, without a record that a process was killed at."""
+        """Reads a snapshot's log, without the last record if a process was killed while it wrote it."""
         log = self._log(begin)
         records = log.read_bytes() if log.exists() else b""
-        whole = _whole(records)
+        whole = _C.ReplayRecords(records).whole_prefix
         if len(whole) < len(records):
             logger.warning("%s: dropped %d bytes of a record that was not whole", log, len(records) - len(whole))
             part = log.with_suffix(".part")
@@ -108,15 +108,3 @@ class Checkpoint:
 
     def _log(self, begin: int) -> Path:
         return self._folder / f"log-{begin}.bin"
-
-
-def _whole(log: bytes) -> bytes:
-    """The records at the start of a log that are whole."""
-    at = 0
-    while at < len(log) and (length := int.from_bytes(log[at : at + 4], "little")) > 0:
-        try:
-            _C.read_replay_records(log[at : at + length])
-        except ValueError:
-            break
-        at += length
-    return log[:at]

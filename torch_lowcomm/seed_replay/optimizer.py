@@ -1,4 +1,4 @@
-"""SeedReplay: fine-tuning by forward passes alone, of which a byte each travels."""
+"""SeedReplay: fine-tuning by forward passes alone, which sends one byte for each gradient."""
 
 from __future__ import annotations
 
@@ -13,63 +13,64 @@ import torch.distributed as dist
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay.checkpoint import Checkpoint
-from torch_lowcomm.replay.estimators import ESTIMATORS
-from torch_lowcomm.replay.exchange import Alone, Exchange, StaticExchange, apart
-from torch_lowcomm.replay.measure import Measure
-from torch_lowcomm.replay.options import expect_numbers, expect_ways, most_samples
-from torch_lowcomm.replay.parameters import entries
-from torch_lowcomm.replay.perturbation import core_and_perturbation
-from torch_lowcomm.replay.store_exchange import StoreExchange
+from torch_lowcomm._text_difference import differing_parts
+from torch_lowcomm.seed_replay.checkpoint import Checkpoint
+from torch_lowcomm.seed_replay.estimators import ESTIMATORS
+from torch_lowcomm.seed_replay.exchange import Alone, Exchange, StaticExchange
+from torch_lowcomm.seed_replay.measure import Measure
+from torch_lowcomm.seed_replay.options import expect_numbers, expect_ways, most_samples
+from torch_lowcomm.seed_replay.store import StoreExchange
+from torch_lowcomm.seed_replay.weights import core_and_perturbation, entries
 
 
 class SeedReplay(torch.optim.Optimizer):
-    """Zeroth-order optimizer: machines measure the loss along directions made of seeds, and send what came out, a byte each.
+    """Zeroth-order optimizer: machines measure the loss along directions that they make from seeds, and send one byte for each.
 
         opt = lc.SeedReplay(model, lr=1e-2, samples=4, group=dist.group.WORLD)
         for batches in data:
             loss = opt.step(lambda sample: loss_of(model, batches[sample]))
 
     Every machine makes all directions again and takes the same step, θ ← θ − lr/√k · Σ decoded(estimate)·z over the k
-    estimates of an iteration (Zelikman et al., Just One Byte (per Gradient), 2023; MeZO, arXiv 2305.17333), so that weights
-    stay equal to the bit, on any device, and never travel. The model is evaluated in eval mode without gradients: dropout and
+    estimates of an iteration (Zelikman et al., Just One Byte (per Gradient), 2023; MeZO, arXiv 2305.17333). So weights stay
+    equal to the bit, on any device, and never travel. The model is evaluated in eval mode without gradients: dropout and
     running means are off.
 
-    Trusted peers only: a wrong byte steers every machine, and projected gradients keep no secret of the data.
+    Use it among trusted peers only: a wrong byte steers every machine, and projected gradients do not keep the data secret.
 
-    Learning-rate schedulers work on it (every machine with the same one); `state_dict` has what weights do not tell.
+    Learning-rate schedulers work on it (the same one on every machine). `state_dict` has the state that the weights do not.
 
     Args:
         model: Its parameters that require gradients are trained: all, or adapters (LoRA) alone. float32, float16 or bfloat16.
-        lr: η. By `lr_scale` "sqrt", the paper's, the step is η/√k, by "mean" η/k.
+        lr: η. With `lr_scale` "sqrt", the paper's, the step is η/√k; with "mean" it is η/k.
         eps: ε, how far along a direction the loss is measured.
-        samples: n, directions an iteration and machine; with `seconds` at most so many.
-        seconds: Take directions for so long in every iteration, at least one.
+        samples: n, the number of directions of a machine in an iteration; with `seconds` the most.
+        seconds: Time for which every iteration takes directions; it takes at least one.
         weight_decay: θ ← θ·(1 − lr·weight_decay) of parameters with two dimensions or more.
         noise: "rademacher", ±1, or "gaussian".
-        codec: Of estimates: "logbyte" (sign and rounded logarithm in a byte), "log9", "sign1", "fp16", "none".
+        codec: Codec of estimates: "logbyte" (sign and rounded logarithm in a byte), "log9", "sign1", "fp16", "none".
+        lr_scale: "sqrt" or "mean", as under `lr`.
         estimator: "two-sided" (2 evaluations a sample), "one-sided" (1, and 1 an iteration; divided by the losses' standard
             deviation, FZOO), "previous" (1, against the loss before).
-        pool: Take directions from K fixed ones (FedKSeed, arXiv 2312.06353); 0: each is new.
-        base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them: what they have moved by
-            is kept as the pool's K sums (needs `pool`, noise "rademacher", and no weight decay). The parameters' own memory is
-            given up. Every use of a weight makes the K directions again, so a step's time grows with K.
-        perturb: "at-use": each layer's weights when it reads them, in a tensor of their own; or "in-place": the weights
-            themselves, with a copy that puts them right every `restore_every` iterations, for models that a compiler has
-            traced.
+        pool: Number K of fixed directions to take from (FedKSeed, arXiv 2312.06353); 0: each direction is new.
+        base: "int8" or "nf4": keep the weights quantized, in blocks of 64, and never write them. Their change is kept as the
+            pool's K sums (needs `pool`, noise "rademacher", and no weight decay). The parameters' own memory is given up.
+            Every use of a weight makes the K directions again, so a step's time grows with K.
+        perturb: "at-use": each layer's weights when it reads them, in a separate tensor. "in-place": the weights themselves,
+            with a copy that puts them right every `restore_every` iterations, for models that a compiler has traced.
         restore_every: n_b of "in-place".
-        seed: Of the run.
-        group: A static world: ranks of this process group, one all_gather an iteration. None, without `exchange`: one machine.
-        store: Machines come and go over this c10d store (`StoreExchange`, whose other options it takes as `exchange=`).
-        machine_id: With a store, this machine's: a number or a name, unlike all others'.
-        exchange: What else brings machines together.
-        check_every: So many iterations apart checksums are compared; 0: never.
-        checkpoint: A folder for snapshots and the log since the last one. If there are, the model goes on from them.
-        snapshot_every: Iterations from a snapshot to the next.
+        seed: Seed of the run.
+        group: Static machines: the ranks of this process group, one all_gather an iteration. None, without `store` and
+            `exchange`: one machine.
+        store: Machines come and go over this c10d store (`StoreExchange`, which takes more options, as `exchange=`).
+        machine_id: With a store: id of this machine, a number or a name, different from all others.
+        exchange: Another way in which machines meet.
+        check_every: Iterations between comparisons of checksums; 0 for never.
+        checkpoint: A folder for snapshots and the log since the last one. If it has some, the model goes on from them.
+        snapshot_every: Iterations from one snapshot to the next.
 
     Raises:
-        TypeError: Something of another type.
-        ValueError: An option or a parameter that will not do; with the first `step()`, machines that differ.
+        TypeError: An argument has the wrong type.
+        ValueError: An option or a parameter is wrong; or, with the first `step()`, machines differ.
     """
 
     def __init__(
@@ -156,11 +157,11 @@ class SeedReplay(torch.optim.Optimizer):
 
     @property
     def iteration(self) -> int:
-        """Iterations that were applied since the run's start, on this machine or before it came."""
+        """Iterations since the run began, those before this machine came included."""
         return self._core.iteration
 
     def join(self) -> None:
-        """Meets the other machines, and takes what they have applied so far; the first `step()` does it otherwise.
+        """Meets the other machines and applies the records that they have so far; else the first `step()` does it.
 
         Raises:
             ValueError: They run something else.
@@ -171,33 +172,32 @@ class SeedReplay(torch.optim.Optimizer):
             self._perturbation.restore()
 
     def leave(self) -> None:
-        """Ends this machine's part. Any number of times; the next `step()` joins again."""
+        """Ends this machine's part. It may be called any number of times; the next `step()` joins again."""
         self._exchange.leave()
         self._joined = False
 
     def step(self, closure: Callable[..., Any] | None = None) -> float:  # type: ignore[override]
-        """An iteration: measures, exchanges, applies.
+        """Makes an iteration: measures losses, exchanges messages, and applies the record.
 
         Args:
-            closure: Evaluates the loss with the model as it is, a number or a tensor of one element; without gradients. With
-                an argument, it gets the batch's number within the iteration, 0 to samples - 1: calls with the same number
-                are to use the same batch. Two-sided, every sample has one and two calls; one-sided, all share batch 0.
+            closure: Evaluates the loss with the model as it is, without gradients: a number or a tensor of one element. If it
+                takes an argument, it gets the batch's number within the iteration, 0 to samples - 1. Calls with the same
+                number must use the same batch. Two-sided, every sample has a batch and two calls; one-sided, all share batch 0.
 
         Returns:
-            The mean of the losses that were measured on this machine, NaN where none was finite.
+            The mean of the losses that were measured on this machine, NaN if none was finite.
 
         Raises:
-            ValueError: There is no closure, or a rate that is not finite; of a static group, rates that differ.
-            DistBackendError, ConnectionError, TimeoutError, RuntimeError: Of the exchange. What was measured here is not
-                applied then, but records that this machine had missed may be.
+            ValueError: There is no closure, or a rate is not finite, or rates differ in a static group.
+            DistBackendError, ConnectionError, TimeoutError, RuntimeError: The exchange failed. This machine's measurements
+                are not applied then, but records that it had missed may be.
             RuntimeError: The checksums differ, after the iteration was applied.
         """
         if closure is None:
             raise ValueError("SeedReplay: step: expected a closure that evaluates the loss, got None")
         group = self.param_groups[0]
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        # Raises where they will not do, before others hear of them.
-        self._core.record([], lr=lr, weight_decay=weight_decay)
+        self._core.check_rates(lr=lr, weight_decay=weight_decay)  # before others hear of them
         self.join()
         losses, estimates = self._measure(closure)
         before = self._core.iteration
@@ -206,7 +206,7 @@ class SeedReplay(torch.optim.Optimizer):
         try:
             record = self._exchange.exchange(self._core, message, lr=lr, weight_decay=weight_decay)
         finally:
-            # The others had gone on, and what was measured here is void; or a perturbation in place is to leave no rounding.
+            # The others went on, and the measurements are void; or a perturbation in place must leave no rounding.
             if record is None or self._core.iteration != before:
                 self._perturbation.restore()
         self._apply(record)
@@ -221,9 +221,9 @@ class SeedReplay(torch.optim.Optimizer):
         """Counts since construction.
 
         Returns:
-            `iteration`; `gradients`, estimates of all machines that were applied; `evaluations` of the loss here; `skipped`,
-            estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and what the exchange
-            counts: `machines` of the last iteration, `sent_bytes`, `received_bytes`, `waited_s`.
+            `iteration`; `gradients`, applied estimates of all machines; `evaluations` of the loss on this machine; `skipped`,
+            estimates that were not finite; `payload_bytes`, codes of the other machines' estimates; and the exchange's counts:
+            `machines` of the last iteration, `sent_bytes`, `received_bytes`, `waited_s`.
         """
         return {
             "iteration": self._core.iteration,
@@ -233,7 +233,7 @@ class SeedReplay(torch.optim.Optimizer):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups' options, and `replay`: iteration, checksum of the weights it belongs to, the pool's sums."""
+        """Returns the groups' options, and `replay`: iteration, checksum of the weights, the pool's sums."""
         state = super().state_dict()
         state["replay"] = {
             "iteration": self._core.iteration,
@@ -244,10 +244,10 @@ class SeedReplay(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """After the model's own state was loaded.
+        """Loads what `state_dict` returned. Load the model's own state first.
 
         Raises:
-            ValueError: State of another model or other options, or weights that are not those it was saved with.
+            ValueError: The state is of another model, of other options, or of other weights.
         """
         replay = state_dict.get("replay")
         if replay is None:
@@ -273,12 +273,14 @@ class SeedReplay(torch.optim.Optimizer):
             self._checkpoint.restart(self)
 
     def dequantized(self) -> dict[str, torch.Tensor]:
-        """The trained parameters by name, as they stand, in tensors of their own; of a quantized base what it stands for."""
+        """Returns copies of the trained parameters by name; of a quantized base the values that its codes mean."""
         return {name: self._core.perturbed(number, 0, 0, 0.0) for number, name in enumerate(self._names)}
 
     def snapshot(self) -> dict[str, Any]:
-        """All that another process needs to go on: `optimizer`, the state, and `weights` by name, or None with a quantized
-        base, which belongs to the base model's own file.
+        """Returns everything that another process needs to go on.
+
+        Returns:
+            `optimizer`, the state, and `weights` by name, or None with a quantized base, which is in the base model's own file.
         """
         return {"optimizer": self.state_dict(), "weights": None if self._quantized else self.dequantized()}
 
@@ -286,7 +288,7 @@ class SeedReplay(torch.optim.Optimizer):
         """Sets weights and state to a snapshot's.
 
         Raises:
-            ValueError: It is of another model or other options.
+            ValueError: The snapshot is of another model or other options.
         """
         self._expect_same(saved["optimizer"]["replay"]["description"])
         if saved["weights"] is None:
@@ -306,13 +308,13 @@ class SeedReplay(torch.optim.Optimizer):
             raise
 
     def replay(self, records: bytes) -> int:
-        """Applies records of the present iteration and those after it, e.g. of a log.
+        """Applies records of the present iteration and later ones, for example of a log.
 
         Returns:
-            How many estimates took part.
+            Number of estimates in them that were applied.
 
         Raises:
-            ValueError: They are spoilt, or begin at another iteration; nothing was applied.
+            ValueError: The records are spoilt or begin at another iteration; nothing was applied.
         """
         taken = self._core.apply(records)
         self._perturbation.restore()
@@ -328,8 +330,8 @@ class SeedReplay(torch.optim.Optimizer):
 
     def _expect_same(self, description: str) -> None:
         if description != self._core.description:
-            mine, saved = apart(self._core.description, description)
-            raise ValueError(f"SeedReplay: state: expected one of {mine}, got one of {saved}")
+            mine, saved = differing_parts(self._core.description, description)
+            raise ValueError(f"SeedReplay: state: expected one of {mine!r}, got one of {saved!r}")
 
     def _apply(self, record: bytes) -> None:
         (said,) = _C.read_replay_records(record)

@@ -1,4 +1,4 @@
-"""The keys of a run at a store: values are bytes, every call has a deadline, what travels is counted."""
+"""The keys of a run at a store: values are bytes, every call has a deadline, and the bytes that travel are counted."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _VANISHED_S = 60.0  # for a key that was there, and was deleted before it was re
 
 
 class RunStore:
-    """A client of the run's keys, for one thread. Every method raises ConnectionError where the store is lost.
+    """A client of the run's keys, for one thread. Every method raises ConnectionError if the store is lost.
 
-    A key that may be deleted is never empty: an empty value is what TCPStore gives for one deleted while it was asked for.
+    No key that may be deleted is ever empty: TCPStore returns an empty value for a key that is deleted while it is read.
 
     Args:
         store: A client that nobody else uses.
-        patience_s: How long an answer may take.
+        patience_s: Seconds that an answer may take.
 
     Attributes:
-        sent_bytes: Of keys and values, without the store's own framing.
-        received_bytes: Of values.
+        sent_bytes: Bytes of keys and values, without the store's own framing.
+        received_bytes: Bytes of values.
     """
 
     def __init__(self, store: Store, patience_s: float) -> None:
@@ -36,20 +36,20 @@ class RunStore:
         self.sent_bytes = self.received_bytes = 0
 
     def put(self, key: str, value: bytes) -> None:
-        """Sets a key. ValueError: a value that TCPStore does not take."""
+        """Sets a key. ValueError: TCPStore does not take such a long value."""
         self._expect_fits(key, value)
         self.sent_bytes += len(key) + len(value)
         self._patient.ask(lambda: self._store.set(key, value))
 
     def find(self, key: str) -> bytes | None:
-        """The value of a key, None where there is none."""
+        """Returns the value of a key, or None if it is not set."""
         self.sent_bytes += len(key)
         if not self._patient.ask(lambda: self._store.check([key])):
             return None
         return self._received(key, lambda: self._get(key, self._vanished_s))
 
     def find_all(self, keys: list[str]) -> list[bytes | None]:
-        """The values of keys, None where there is none: one call where all are there."""
+        """Returns the values of keys, None for those that are not set: in one call if all are set."""
         self.sent_bytes += sum(map(len, keys))
         if keys and self._patient.ask(lambda: self._store.check(keys)):
             with contextlib.suppress(TimeoutError):
@@ -57,10 +57,10 @@ class RunStore:
         return [self.find(key) for key in keys]
 
     def get_all(self, keys: list[str]) -> list[bytes]:
-        """The values of keys that are there.
+        """Returns the values of keys that are all set.
 
         Raises:
-            TimeoutError: One is not.
+            TimeoutError: One of them is not set.
         """
 
         def call() -> list[bytes] | None:
@@ -78,21 +78,21 @@ class RunStore:
         return values
 
     def wait_for(self, key: str, seconds: float) -> bytes | None:
-        """The value of a key as soon as it has one; None where it has none by then. The store tells, nobody polls."""
+        """Returns the value of a key as soon as it has one, or None if it has none in time. The store tells; nobody polls."""
         return self._received(key, lambda: self._get(key, seconds), wait_s=seconds)
 
     def swap(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Sets a key that is `expected` (b"": not there), else leaves it; returns what it is now. ValueError as put()."""
+        """Sets a key if its value is `expected` (b"": not set); returns its value now. ValueError as in `put`."""
         self._expect_fits(key, desired)
         self.sent_bytes += len(expected) + len(desired)
         return self._received(key, lambda: self._store.compare_set(key, expected, desired))
 
     def set_first(self, key: str, value: bytes) -> bytes:
-        """Sets a key that is not there yet; returns what it is now."""
+        """Sets a key unless it is set already; returns its value now."""
         return self.swap(key, b"", value)
 
     def count(self, key: str) -> int:
-        """Adds 1 to a number, and returns it."""
+        """Adds 1 to a number and returns the sum."""
         self.sent_bytes += len(key)
         return self._patient.ask(lambda: self._store.add(key, 1))
 
@@ -110,10 +110,10 @@ class RunStore:
         self.put(key, json.dumps({"bytes": len(value), **head}).encode())
 
     def find_large(self, key: str) -> tuple[dict[str, Any], bytes] | None:
-        """What was set so, or None; None too where it is being deleted.
+        """Returns the head and the value that `put_large` set, or None if they are not set or are being deleted.
 
         Raises:
-            ValueError: Pieces that do not make up the length that the head says.
+            ValueError: The pieces do not have the length that the head says.
         """
         head = self.find(key)
         if head is None:
@@ -128,7 +128,7 @@ class RunStore:
         return told, value
 
     def delete_large_later(self, key: str, size: int) -> None:
-        """Deletes what was set so, its head first."""
+        """Deletes a value that `put_large` set, its head first."""
         self.delete_later([key, *(f"{key}/{i}" for i in range(-(-size // _PIECE)))])
 
     @staticmethod
@@ -141,7 +141,7 @@ class RunStore:
     def _get(self, key: str, seconds: float) -> bytes | None:
         self._store.set_timeout(timedelta(seconds=max(seconds, 0.001)))
         try:
-            return self._store.get(key) or None  # b"" where it was deleted after the wait: no such key is empty
+            return self._store.get(key) or None  # b"": it was deleted after the wait
         except DistStoreError:
             return None
 

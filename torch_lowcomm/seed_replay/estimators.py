@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Callable
 
-# The loss at w + factor·z of a sample, on a batch: (sample, factor, batch).
+# Returns the loss at w + factor·z of a sample, on a batch: (sample, factor, batch).
 Evaluate = Callable[[int, float, int], float]
-# Whether another sample, counted from 0, is to be taken.
+# Says whether another sample, counted from 0, is to be taken.
 More = Callable[[int], bool]
 # Gives (losses, estimates) of an iteration's samples.
 Estimator = Callable[[Evaluate, More], tuple[list[float], list[float]]]
@@ -21,7 +21,7 @@ class TwoSided:
         self._eps = eps
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
-        """(losses, estimates) of this iteration's samples."""
+        """Returns (losses, estimates) of this iteration's samples."""
         losses, estimates = [], []
         while more(len(estimates)):
             sample = len(estimates)
@@ -34,14 +34,15 @@ class TwoSided:
 class OneSided:
     """Batched one-sided estimates whose step is divided by the losses' standard deviation (FZOO, arXiv 2506.09034).
 
-    One evaluation each and one without a perturbation, all of batch 0; the deviation takes the place of ε.
+    A sample takes one evaluation, and an iteration one more without a perturbation, all of batch 0. The deviation takes the
+    place of ε.
     """
 
     def __init__(self, eps: float) -> None:
         self._eps = eps
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
-        """(losses, estimates) of this iteration's samples."""
+        """Returns (losses, estimates) of this iteration's samples."""
         start = evaluate(0, 0.0, 0)
         losses: list[float] = []
         while more(len(losses)) or len(losses) < 2:
@@ -52,14 +53,14 @@ class OneSided:
 
 
 class Previous:
-    """(l(w + εz) − the loss before) / ε: one evaluation each, of weights and a batch that have moved on meanwhile."""
+    """(l(w + εz) − the loss before) / ε: one evaluation each. Weights and batch have moved on since the loss before."""
 
     def __init__(self, eps: float) -> None:
         self._eps = eps
         self.before: float | None = None
 
     def __call__(self, evaluate: Evaluate, more: More) -> tuple[list[float], list[float]]:
-        """(losses, estimates) of this iteration's samples."""
+        """Returns (losses, estimates) of this iteration's samples."""
         if self.before is None:
             self.before = evaluate(0, 0.0, 0)
         losses, estimates = [], []

@@ -1,4 +1,4 @@
-"""Snapshots of the weights, for machines that the log does not reach back to."""
+"""Snapshots of the weights, for machines to which the log does not reach back (PROTOCOL.md, "Snapshots")."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch_lowcomm import _C
-from torch_lowcomm.replay.run_store import RunStore
+from torch_lowcomm.seed_replay.store.keys import RunStore
 
 logger = logging.getLogger("torch_lowcomm")
 
 
 class Snapshots:
-    """Keys `snapshot` and `snapshot/<iteration>` (PROTOCOL.md, "Snapshots"), written on a thread of their own.
+    """The keys `snapshot` and `snapshot/<iteration>`, written on a separate thread.
 
-    Several machines may write at once, for a link may take longer than the run from one snapshot to the next: `snapshot` is
-    moved on by `compare_set`, to later ones alone.
+    Several machines may write at a time, because a link may take longer than the run from one snapshot to the next.
+    `compare_set` moves the key `snapshot` on, to later snapshots only.
 
     Args:
-        client: Makes a client of the run's keys, for that thread.
-        every: Iterations from one to the next; 0: none.
-        folder: That all machines share, for the weights; None: they go through the store.
+        client: Makes a client of the run's keys for the thread.
+        every: Iterations from one snapshot to the next; 0 for no snapshots.
+        folder: A folder that all machines share, for the weights; None: they go through the store.
     """
 
     def __init__(self, client: Callable[[], RunStore], every: int, folder: Path | None) -> None:
@@ -35,29 +35,29 @@ class Snapshots:
         self._thread: threading.Thread | None = None
 
     def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
-        """Says how weights become bytes, and how they are set to them again, with the core's iteration."""
+        """Sets how weights and the core's iteration become bytes, and how they are set to these bytes again."""
         self._save, self._load = save, load
 
     @property
     def sent_bytes(self) -> int:
-        """Through the store."""
+        """Bytes that this machine sent to the store for snapshots."""
         return self._store.sent_bytes if self._store is not None else 0
 
-    # ---- by the closer of the iteration before ----
+    # ---- the leader of the iteration before writes a snapshot ----
     def due(self, iteration: int) -> bool:
-        """Whether one is to be made before an iteration."""
+        """Whether a snapshot is to be made before an iteration."""
         return self._every > 0 and iteration % self._every == 0 and self._save is not None
 
     def write(self, core: _C.SeedReplay, begun: int, forget: Callable[[RunStore, int], None]) -> None:
-        """Takes one, and puts it to the store or the folder while the caller goes on.
+        """Takes a snapshot, and puts it to the store or the folder while the caller goes on.
 
         Args:
-            core: Of the weights.
+            core: The core that has the weights.
             begun: The run's first iteration at this store.
-            forget: Deletes, by a client, what of the log is before an iteration.
+            forget: Deletes the log before an iteration, by the client that it is given.
         """
         if self._save is None or (self._thread is not None and self._thread.is_alive()):
-            return  # the link is slower than this: one is enough
+            return  # the link is slow, and one at a time is enough
         if self._store is None:
             self._store = self._client()
         made = (core.iteration, core.checksum(), self._save(), begun)
@@ -65,7 +65,7 @@ class Snapshots:
         self._thread.start()
 
     def finish(self, timeout_s: float) -> None:
-        """Waits for the one under way."""
+        """Waits for the snapshot under way."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -88,7 +88,7 @@ class Snapshots:
                 logger.info("seed replay: no snapshot of iteration %d: there is a later one", iteration)
                 self._remove(store, iteration, len(value))
             elif there:
-                # The one before last goes, and what machines began and died over. A joiner may just read the last but one.
+                # Deletes the third last, and those that a machine began and died over. A joiner may read the last but one now.
                 first = there[0]["iteration"] if len(there) == 2 else (begun // self._every + 1) * self._every
                 for gone in range(first, there[-1]["iteration"], self._every):
                     self._remove(store, gone, len(value))
@@ -98,13 +98,13 @@ class Snapshots:
 
     @staticmethod
     def _claim(store: RunStore, iteration: int) -> bool:
-        """Whether to write the one of an iteration: two may think that they closed it, where one has taken over."""
+        """Whether this machine writes the snapshot of an iteration: after a takeover two machines may think so."""
         mine = secrets.token_hex(8).encode()
         return store.set_first(f"snapshot/{iteration}/by", mine) == mine
 
     @staticmethod
     def _list(store: RunStore, told: dict[str, int]) -> list[dict[str, int]] | None:
-        """Lists one as the latest; returns those listed before, or None where one is as late."""
+        """Lists a snapshot as the latest; returns those listed before it, or None if one of them is as late."""
         while True:
             value = store.find("snapshot") or b""
             there = json.loads(value or b"[]")
@@ -114,12 +114,12 @@ class Snapshots:
             if store.swap("snapshot", value, desired) == desired:
                 return there
 
-    # ---- by a machine that comes ----
+    # ---- a machine that joins takes one ----
     def take(self, store: RunStore, core: _C.SeedReplay, *, after: int) -> bool:
-        """Sets the core's weights to the latest; False where there is none of an iteration after `after`.
+        """Sets the core's weights to the latest snapshot; returns False if there is none of an iteration after `after`.
 
         Raises:
-            ValueError: It is not what it says.
+            ValueError: The snapshot has another iteration or checksum than the list says.
         """
         if self._load is None:
             return False

@@ -10,14 +10,13 @@ _KEPT = 0.75  # of the average, when a new measurement comes
 class Pace:
     """T_apply (Just One Byte, algorithm 1), from measured times.
 
-    What is measured is a whole iteration, from one agreed set to the next. The wait for others alone would be shorter,
-    but a machine that is always last would learn from it that nobody is ever late, and drop the others the first time
-    it comes before them.
+    It measures whole iterations, from one commit to the next. The wait for others alone would be shorter, but a machine that
+    is always last would learn from it that nobody is ever late, and would drop the others the first time it is early.
 
     Args:
         factor: T_apply in average iterations.
-        least_s: T_apply at least.
-        most_s: T_apply at most, and until something has been measured.
+        least_s: The least T_apply.
+        most_s: The greatest T_apply, which holds until an iteration has been measured.
     """
 
     def __init__(self, factor: float, least_s: float, most_s: float) -> None:
@@ -25,8 +24,8 @@ class Pace:
         self._mean_s: float | None = None
         self._last: float | None = None
 
-    def agreed(self) -> None:
-        """An iteration has been agreed on, now."""
+    def committed(self) -> None:
+        """Counts an iteration that is committed now."""
         now = time.monotonic()
         if self._last is not None:
             took = min(now - self._last, self._most_s)
@@ -34,17 +33,17 @@ class Pace:
         self._last = now
 
     def interrupted(self) -> None:
-        """What is under way is no measurement: this machine was away."""
+        """Leaves the iteration under way unmeasured: this machine was away."""
         self._last = None
 
     @property
     def deadline_s(self) -> float:
-        """T_apply, from a machine's own message on."""
+        """T_apply, counted from a machine's own message."""
         if self._mean_s is None:
             return self._most_s
         return min(max(self._factor * self._mean_s, self._least_s), self._most_s)
 
     @property
     def look_again_s(self) -> float:
-        """After how long to see whether somebody left, or died as the last of all and with the set unwritten."""
+        """Seconds until a machine looks whether another left, or died as the last to post and before it proposed."""
         return min(max(2 * (self._mean_s or 0.5), 1.0), self._most_s)

@@ -1,16 +1,16 @@
-"""Checks of the options of lc.SeedReplay that the core does not make itself, before anything is made of them."""
+"""Checks the options of lc.SeedReplay that the core does not check itself."""
 
 from __future__ import annotations
 
 import math
 
-from torch_lowcomm.replay.estimators import ESTIMATORS
+from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 
-_MOST_SAMPLES = 65535  # that a message has room for
+_MOST_SAMPLES = 65535  # in a message
 
 
 def most_samples(samples: int | None, seconds: float | None) -> int:
-    """Directions that a machine takes in an iteration, at most; with `seconds` as many as a message has room for."""
+    """Returns the most directions that a machine takes in an iteration; with `seconds`, as many as a message has room for."""
     if samples is not None:
         return samples
     return 1 if seconds is None else _MOST_SAMPLES
@@ -19,17 +19,17 @@ def most_samples(samples: int | None, seconds: float | None) -> int:
 def expect_numbers(
     *, lr: float, eps: float, seconds: float | None, weight_decay: float, least: dict[str, tuple[int, int]]
 ) -> None:
-    """Finite numbers, and integers that are large enough.
+    """Checks that numbers are finite and integers large enough.
 
     Args:
-        lr: Above 0.
-        eps: Above 0.
-        seconds: Above 0, or None.
+        lr: A number above 0.
+        eps: A number above 0.
+        seconds: A number above 0, or None.
         weight_decay: 0 or more.
-        least: By name, an integer and the least that it may be; among them "samples".
+        least: By name, an integer and its least value; among them "samples".
 
     Raises:
-        ValueError: One of them is not.
+        ValueError: One of them is wrong.
     """
     for name, value in (("lr", lr), ("eps", eps), ("seconds", seconds)):
         if value is not None and not (value > 0 and math.isfinite(value)):
@@ -44,7 +44,7 @@ def expect_numbers(
 
 
 def expect_ways(*, estimator: str, samples: int, perturb: str, base: str | None, weight_decay: float) -> None:
-    """Names that there are, and that go together.
+    """Checks that names exist and go together.
 
     Raises:
         ValueError: They do not.

@@ -1,0 +1,12 @@
+"""Shows where two long texts differ, such as the descriptions that machines or ranks compare."""
+
+from __future__ import annotations
+
+_SHOWN = 60  # characters from the first that differs
+
+
+def differing_parts(a: str, b: str) -> tuple[str, str]:
+    """Returns a piece of each text, from the word with the first difference."""
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    begin = max(0, a.rfind(" ", 0, at))
+    return a[begin : at + _SHOWN].strip(), b[begin : at + _SHOWN].strip()

@@ -1,0 +1,322 @@
+"""Seed replay among machines that come and go, over a c10d store."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store
+
+from torch_lowcomm import _C
+from torch_lowcomm.membership.agreement import expect_equal
+from torch_lowcomm.membership.heartbeat import Heartbeat
+from torch_lowcomm.membership.patient_store import PatientStore
+from torch_lowcomm.seed_replay.exchange import machine_number
+from torch_lowcomm.seed_replay.store.catch_up import CatchUp
+from torch_lowcomm.seed_replay.store.founding import Founding, found
+from torch_lowcomm.seed_replay.store.head import Head
+from torch_lowcomm.seed_replay.store.iteration import LEFT, Proposer
+from torch_lowcomm.seed_replay.store.join_requests import JoinRequests
+from torch_lowcomm.seed_replay.store.joining import Joiner
+from torch_lowcomm.seed_replay.store.keys import RunStore
+from torch_lowcomm.seed_replay.store.log import LogMoved, RunLog, forget_chunks, forget_earlier
+from torch_lowcomm.seed_replay.store.names import Names
+from torch_lowcomm.seed_replay.store.options import expect_options
+from torch_lowcomm.seed_replay.store.pace import Pace
+from torch_lowcomm.seed_replay.store.snapshots import Snapshots
+from torch_lowcomm.seed_replay.store.weight_check import other_weights
+
+logger = logging.getLogger("torch_lowcomm")
+
+_VERSION = 2  # of PROTOCOL.md
+_CHECK_WAIT = 0.25  # of T_apply, for a checksum: the others wait for this machine's next message meanwhile
+
+
+class StoreExchange:
+    """The machines of a run, each with a separate launcher. They come, go, and agree on every iteration's record.
+
+        store = dist.TCPStore("10.0.0.1", 29500, is_master=False)
+        opt = lc.SeedReplay(model, lr=1e-2, exchange=lc.StoreExchange(store, "office-a"))
+
+    `PROTOCOL.md` next to this file says which keys there are, which machine writes them when, and what follows for machines
+    that die, stop, wake up or come late. Machines trust each other: a wrong byte steers all of them. The learning rate and
+    weight decay of a record are those of the machine in it that has been in the run for longest.
+
+    Args:
+        store: A client of the store that all machines share, under a prefix of this run.
+        machine_id: Id of this machine, a number or a name, different from all others; the machine may come back under it.
+        least: The least number of machines with which a run begins.
+        deadline_factor: How long a machine waits for the others' messages, in average iterations.
+        deadline_least_s: The least such wait in seconds.
+        deadline_most_s: The longest such wait in seconds, which also holds until an iteration has been measured.
+        lost_after_s: Seconds of silence at the store after which a machine is gone; another process may take its id then.
+        chunk: Number of iterations whose records are packed into one value; equal on all machines.
+        snapshot_every: Iterations from one snapshot of the weights to the next, a multiple of `chunk`; equal on all machines.
+            The logs, that of the store and `core.log`, lose what is before the last snapshot but one. 0: no snapshots, and
+            whole logs.
+        snapshots: A folder that all machines share, for snapshots; None: they go through the store, in a machine's memory.
+        resync: Whether a machine takes a snapshot if its weights turn out to differ from the run's, in place of raising.
+        timeout: How long the store may take for an answer, and how long to wait for machines to begin with or to be let in.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A number is wrong.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        machine_id: int | str,
+        *,
+        least: int = 1,
+        deadline_factor: float = 4.0,
+        deadline_least_s: float = 5.0,
+        deadline_most_s: float = 300.0,
+        lost_after_s: float = 10.0,
+        chunk: int = 256,
+        snapshot_every: int = 0,
+        snapshots: str | Path | None = None,
+        resync: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
+    ) -> None:
+        expect_options(
+            store,
+            least=least,
+            deadline_factor=deadline_factor,
+            deadline_least_s=deadline_least_s,
+            deadline_most_s=deadline_most_s,
+            lost_after_s=lost_after_s,
+            chunk=chunk,
+            snapshot_every=snapshot_every,
+            timeout=timeout,
+        )
+        self.machine = machine_number(machine_id)
+        self._shared, self._name, self._least = store, str(machine_id), least
+        self._lost_after_s, self._timeout_s = lost_after_s, timeout.total_seconds()
+        self._chunk, self._snapshot_every = chunk, snapshot_every
+        self._options = f"store_protocol={_VERSION} chunk={chunk} snapshot_every={snapshot_every}"
+        self._store = self._keys()
+        self._names, self._requests = Names(self._store), JoinRequests(self._store)
+        self._log = RunLog(self._store, chunk)
+        self._snapshots = Snapshots(self._keys, snapshot_every, None if snapshots is None else Path(snapshots))
+        self._catch_up = CatchUp(self._store, self._log, self._snapshots, resync=resync)
+        self._pace = Pace(deadline_factor, deadline_least_s, deadline_most_s)
+        self._beats: list[PatientStore] = []  # clients for signs of life, one for each join()
+        # Between join() and leave():
+        self._beat: Heartbeat | None = None
+        self._founding: Founding
+        self._head: Head
+        self._proposer: Proposer | None = None
+        self._joiner: Joiner
+        self._there: list[int] = []  # machines of the last record
+        self._returned = 0  # the iteration of that record
+        self._waited_s, self._void, self._dropped, self._warned = 0.0, 0, 0, False
+
+    def attach(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
+        """Sets how snapshots are made and taken. The owner of the weights calls it.
+
+        Args:
+            save: Returns the weights, and everything else that belongs to the core's iteration, as bytes.
+            load: Sets all this to such bytes, and the core to that iteration.
+        """
+        self._snapshots.attach(save, load)
+
+    def join(self, core: _C.SeedReplay) -> None:
+        """Joins the run, or founds it: brings the core to the present and waits to be let in.
+
+        Raises:
+            ValueError: The run has another version, model or options, or did not begin with these weights; or a living
+                machine has this machine's id.
+            RuntimeError: The log does not reach back to the core's iteration.
+            ReplayMismatch: The replayed weights differ from the others'.
+            TimeoutError: There were too few machines to begin with, or nobody let this machine in.
+            ConnectionError: The store is lost.
+        """
+        if self._beat is not None:
+            raise RuntimeError("seed replay: expected leave() before another join(): an exchange serves one optimizer")
+        text = f"{self._options} {core.agreement}"
+        expect_equal("SeedReplay", self._store.set_first("description", text.encode()).decode(), text)
+        self._names.claim(self.machine, self._name)
+        self._beats.append(PatientStore(self._client(), self._timeout_s))
+        self._beat = Heartbeat(self._beats[-1], self._name, lost_after_s=self._lost_after_s)
+        atexit.register(self._end)
+        alive = self._beat.alive
+        try:
+            me = (self.machine, self._name)
+            self._founding = found(
+                self._store, self._requests, self._names, core, me, alive, least=self._least, timeout_s=self._timeout_s
+            )
+            self._head = Head(self._store, self._log, self._founding.commit())
+            at_store = (self._store, self._head, self._requests, self._names)
+            self._proposer = Proposer(*at_store, self._pace, self.machine, self._beat.gone, self._beat.heard)
+            self._joiner = Joiner(*at_store, self._catch_up, self._founding, self.machine, alive, self._timeout_s)
+            commit = self._joiner.join(core)
+            if commit is not None:
+                core.apply(commit.record)
+        except BaseException:
+            self.leave()
+            raise
+
+    def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
+        """Posts this machine's message of the core's iteration and returns the record that all machines apply.
+
+        A machine that the others went on without is brought to the present first. The core then is at a later iteration,
+        whose record is returned, and the message is void.
+
+        Raises:
+            ValueError: The message is of another machine or iteration.
+            RuntimeError, ReplayMismatch, TimeoutError, ConnectionError: As `join` raises them.
+        """
+        if self._beat is None or self._proposer is None:
+            raise RuntimeError("seed replay: expected join() before the first iteration, got exchange()")
+        self._beat.alive()  # raises if the store is lost, or this machine's place
+        core.check_message(message, machine=self.machine)
+        iteration = core.iteration
+        begun = time.monotonic()
+        self._shorten_log(core)
+        self._keep(core)
+        last, commit = self._head.commit, None
+        if last.iteration == iteration - 1 and self.machine in last.quorum:
+            commit = self._proposer.commit(core, message, lr=lr, weight_decay=weight_decay)
+        while commit is None:
+            logger.warning("seed replay: iteration %d: the others went on without this machine", core.iteration)
+            self._pace.interrupted()
+            commit = self._joiner.join(core)
+            if commit is None:
+                if core.iteration != iteration:
+                    message = core.message(self.machine, [])
+                commit = self._proposer.commit(core, message, lr=lr, weight_decay=weight_decay)
+        self._waited_s += time.monotonic() - begun
+        told = _C.read_replay_records(commit.record)[0]
+        self._there = told["machines"]
+        self._void += self.machine not in self._there
+        self._compare_rates(told, lr, weight_decay)
+        self._returned = core.iteration
+        return commit.record
+
+    def check(self, core: _C.SeedReplay) -> bool:
+        """Compares the weights with those of one other machine, drawn at random. All call it after the same iterations.
+
+        A machine that is gone, or that does not send its checksum in time, is not compared with.
+
+        Returns:
+            Whether the weights were set to a snapshot.
+
+        Raises:
+            ReplayMismatch: The weights differ.
+            ConnectionError: The store is lost.
+        """
+        wait_s = _CHECK_WAIT * self._pace.deadline_s
+        error = other_weights(self._store, self._names, core, self.machine, self._there, self._gone, wait_s=wait_s)
+        if error is None:
+            return False
+        # Nobody knows whose weights are wrong: with resync, every machine that sees a difference takes a snapshot.
+        if not (self._catch_up.resync and self._catch_up.again(core, self._founding, self._head.commit)):
+            raise error
+        logger.warning("%s: took a snapshot", error)
+        return True
+
+    def leave(self) -> None:
+        """Leaves the run, so that the others do not wait for this machine. It may be called any number of times."""
+        if self._beat is None:
+            return
+        atexit.unregister(self._end)
+        self._end()
+        if self._proposer is not None:
+            self._dropped += self._proposer.dropped
+        beat, self._beat, self._proposer = self._beat, None, None
+        mail = self._names.mail(self.machine)
+        try:
+            posted = self._store.find(mail) or b""
+            # In its place this process posted that mail; a successor that has come since posts something else.
+            if beat.in_place():
+                self._store.swap(mail, posted, LEFT)
+        except ConnectionError as error:
+            logger.warning("%s", error)
+
+    def stats(self) -> dict[str, float]:
+        """Counts since construction.
+
+        Returns:
+            `machines` of the last record; `sent_bytes` and `received_bytes`, keys and values at the store, with signs of life
+            in what is sent, without prefixes and the store's own framing; `waited_s`, seconds in `exchange`; `void`, own
+            messages that no record has; `dropped`, other machines that this one dropped.
+        """
+        return {
+            "machines": len(self._there),
+            "sent_bytes": self._store.sent_bytes + self._snapshots.sent_bytes + sum(b.sent_bytes for b in self._beats),
+            "received_bytes": self._store.received_bytes,
+            "waited_s": self._waited_s,
+            "void": self._void,
+            "dropped": self._dropped + (0 if self._proposer is None else self._proposer.dropped),
+        }
+
+    def _shorten_log(self, core: _C.SeedReplay) -> None:
+        """Cuts the core's log off where the store's begins, except records that the caller may not have seen yet."""
+        if self._snapshot_every:
+            snapshot = core.iteration // self._snapshot_every * self._snapshot_every
+            core.forget_log(before=max(min(snapshot - self._snapshot_every, self._returned), 0))
+
+    def _keep(self, core: _C.SeedReplay) -> None:
+        """Packs the log and takes a snapshot if this machine led the last iteration of a chunk.
+
+        If the run has gone on since, because the caller was away for long, it does nothing: others have packed this chunk, and
+        may have deleted it.
+        """
+        if not (self._log.due(core.iteration) and self._led_last(core)):
+            return
+        self._head.look()
+        if not self._led_last(core):
+            return
+        try:
+            self._log.pack(core, self._founding)
+        except LogMoved:
+            self._head.look()
+            if self._led_last(core):
+                raise
+            return
+        if self._snapshots.due(core.iteration):
+            self._snapshots.write(core, self._founding.iteration, self._forget)
+
+    def _forget(self, store: RunStore, before: int) -> None:
+        """Deletes the log at the store before an iteration."""
+        forget_earlier(store, self._founding)
+        forget_chunks(store, before, self._chunk)
+
+    def _led_last(self, core: _C.SeedReplay) -> bool:
+        """Whether the last known commit is of the iteration before the core's, and this machine led it."""
+        last = self._head.commit
+        return last.leader == self.machine and bool(last.record) and last.iteration == core.iteration - 1
+
+    def _compare_rates(self, told: dict[str, Any], lr: float, weight_decay: float) -> None:
+        own, agreed = torch.tensor([lr, weight_decay]).tolist(), [told["lr"], told["weight_decay"]]
+        if own != agreed and not self._warned:
+            self._warned = True
+            logger.warning(
+                "seed replay: iteration %d: lr and weight decay are %s, those of the machine that has been here for longest; "
+                "this machine's own, %s, are not used",
+                told["iteration"],
+                agreed,
+                own,
+            )
+
+    def _gone(self) -> set[str]:
+        return set() if self._beat is None else self._beat.gone()
+
+    def _end(self) -> None:
+        """Ends the threads: none may come back from the store when the interpreter is gone."""
+        if self._beat is not None:
+            self._beat.stop()
+        self._snapshots.finish(self._timeout_s)
+
+    def _keys(self) -> RunStore:
+        return RunStore(self._client(), self._timeout_s)
+
+    def _client(self) -> PrefixStore:
+        return PrefixStore("lowcomm/replay", self._shared.clone())

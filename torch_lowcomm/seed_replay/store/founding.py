@@ -1,0 +1,122 @@
+"""How a run begins at a store (PROTOCOL.md, "Founding")."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+
+from torch_lowcomm import _C
+from torch_lowcomm.seed_replay.store.commit import Commit
+from torch_lowcomm.seed_replay.store.join_requests import JoinRequest, JoinRequests
+from torch_lowcomm.seed_replay.store.keys import RunStore
+from torch_lowcomm.seed_replay.store.names import Names
+
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0  # between looks at the machines that have come since; doubles
+
+
+@dataclasses.dataclass(frozen=True)
+class Founding:
+    """How a run began at this store: the value of the key `founded`. The fields are the names in its JSON.
+
+    Attributes:
+        iteration: The first iteration that is committed here; above 0 where a run goes on at a new store.
+        checksum: Checksum of the weights before it.
+        machines: Numbers of the machines that take part in it, ascending.
+        asked: Number of join requests that the founding answers.
+        source: Number of the machine whose records of earlier iterations are at the store.
+        earlier: Whether there are such records.
+    """
+
+    iteration: int
+    checksum: int
+    machines: tuple[int, ...]
+    asked: int
+    source: int
+    earlier: bool
+
+    def encode(self) -> bytes:
+        """Returns the founding as JSON."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @staticmethod
+    def decode(value: bytes) -> Founding:
+        """Reads what `encode` returned."""
+        told = json.loads(value)
+        return Founding(**{**told, "machines": tuple(told["machines"])})
+
+    def commit(self) -> Commit:
+        """Returns the first value of `head`, which any machine may set."""
+        return Commit(self.iteration - 1, b"", self.machines, self.asked, self.source)
+
+
+def found(
+    store: RunStore,
+    requests: JoinRequests,
+    names: Names,
+    core: _C.SeedReplay,
+    me: tuple[int, str],
+    alive: Callable[[], set[str]],
+    *,
+    least: int,
+    timeout_s: float,
+) -> Founding:
+    """Returns how the run at this store began; machines that come to an empty store agree on it first.
+
+    1. A machine puts its log to the store, if it has one, and sends a join request with its iteration and checksum.
+    2. When `least` living machines have done so, one of them writes the founding by `compare_set`. The run begins at the
+       latest iteration that a machine comes with; the machines that are behind replay that machine's log.
+    3. The others read the founding.
+
+    Args:
+        store: The run's keys.
+        requests: Join requests at the store.
+        names: Names at the store.
+        core: The weights that this machine comes with, and their log.
+        me: This machine's number and name.
+        alive: Returns the names of the living machines.
+        least: The least number of machines.
+        timeout_s: How long to wait for them.
+
+    Raises:
+        TimeoutError: There were too few machines.
+        ConnectionError: The store is lost.
+    """
+    value = store.find("founded")
+    if value is not None:
+        return Founding.decode(value)
+    log: bytes = core.log
+    if log:
+        store.put_large(f"earlier/{me[0]}", log, first=_C.ReplayRecords(log).first_iteration)
+    store.put(names.mail(me[0]), b"")
+    requests.send(JoinRequest(*me, core.iteration, core.checksum(), len(log)))
+    deadline, wait_s, seen = time.monotonic() + timeout_s, _FIRST_WAIT_S, 0
+    all_requests: list[JoinRequest] = []
+    while value is None:
+        count = requests.count()
+        all_requests += requests.between(seen + 1, count)
+        seen = count
+        there = {request.machine: request for request in all_requests if request.name in alive()}
+        if len(there) >= least:
+            value = store.set_first("founded", _proposal(list(there.values()), count).encode())
+            break
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                f"seed replay: expected {least} machines or more to begin with, got {sorted(a.name for a in there.values())} "
+                f"in {timeout_s:g} s"
+            )
+        value = store.wait_for("founded", wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    founding = Founding.decode(value)
+    if log and founding.source != me[0]:
+        store.delete_large_later(f"earlier/{me[0]}", len(log))
+    return founding
+
+
+def _proposal(there: list[JoinRequest], count: int) -> Founding:
+    """Returns a founding with the latest weights; the source is the machine with the longest log that has them."""
+    source = max(there, key=lambda request: (request.iteration, request.earlier))
+    fitting = [r for r in there if r.iteration < source.iteration or r.checksum == source.checksum]
+    machines = tuple(sorted(request.machine for request in fitting))
+    return Founding(source.iteration, source.checksum, machines, count, source.machine, source.earlier > 0)

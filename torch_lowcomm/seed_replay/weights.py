@@ -1,0 +1,90 @@
+"""The weights that seed replay trains, and how a model has perturbed ones while it is evaluated."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from torch_lowcomm import _C
+from torch_lowcomm.seed_replay.at_use import AtUse
+from torch_lowcomm.seed_replay.in_place import InPlace
+
+# A row of the core's list: name, tensor, whether it decays, its first element's place in the whole tensor.
+Entry = tuple[str, torch.Tensor, bool, int]
+
+
+class Perturbation(Protocol):
+    """The interface of both ways to perturb weights, where they are used (`AtUse`) and in place (`InPlace`)."""
+
+    def at(self, sample: int, factor: float) -> AbstractContextManager[None]:
+        """Inside the context the model has the weights w + factor·z of a sample."""
+
+    def complete(self) -> bool:
+        """After an evaluation at a factor other than 0: whether all parameters were perturbed. If not, evaluate again."""
+
+    def put_back(self) -> None:
+        """Ends an iteration's evaluations."""
+
+    def applied(self, record: bytes) -> None:
+        """Follows the core, which has applied a record."""
+
+    def restore(self) -> None:
+        """Sets the model's weights to the core's."""
+
+    def take(self) -> None:
+        """Sets the core's weights to the model's, which were loaded."""
+
+
+def entries(model: nn.Module) -> list[Entry]:
+    """Returns the parameters that require gradients, in the order of the model's names. Biases and norms do not decay.
+
+    Raises:
+        ValueError: There is no such parameter, or one is a shard, which a perturbation would have to gather.
+    """
+    found = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"SeedReplay: parameter {name!r}: expected a plain tensor, got a DTensor: each machine holds the whole model"
+            )
+        found.append((name, parameter.detach(), parameter.dim() >= 2, 0))
+    if not found:
+        raise ValueError("SeedReplay: model: expected parameters that require gradients, got none")
+    return found
+
+
+def core_and_perturbation(
+    model: nn.Module, own: list[Entry], options: dict[str, Any], machine: int, *, perturb: str, restore_every: int
+) -> tuple[_C.SeedReplay, Perturbation]:
+    """Makes the core of the weights that machines agree on, and the way to perturb the model.
+
+    Args:
+        model: The model that is evaluated.
+        own: Its parameters that are trained.
+        options: Options of the core. With a base the parameters give up their memory.
+        machine: Number of this machine, for its directions.
+        perturb: "at-use" or "in-place".
+        restore_every: With "in-place": iterations from one restoring of the weights to the next.
+
+    Returns:
+        (core, perturbation).
+    """
+    core = _C.SeedReplay(own, options)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if perturb == "in-place":
+        copied = [tensor.clone() for _, tensor, _, _ in own]
+        second = [(name, copy, decays, first) for (name, _, decays, first), copy in zip(own, copied, strict=True)]
+        copies = _C.SeedReplay(second, options)
+        return copies, InPlace(parameters, core, copies, copied, machine, restore_every)
+    numbers = {id(p): number for number, p in enumerate(parameters)}
+    quantized = bool(options["base"])
+    if quantized:
+        for parameter in parameters:
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    return core, AtUse(model, core, numbers, machine, quantized=quantized)
