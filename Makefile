@@ -115,12 +115,12 @@ docs: build
 
 # The results of benchmarks/; minutes to hours, never part of the tests.
 bench: build
-	$(BIN)/python benchmarks/collectives.py
-	$(BIN)/python benchmarks/convergence.py qsdp
-	$(BIN)/python benchmarks/convergence.py ddp
-	$(BIN)/python benchmarks/convergence.py dilocox
-	$(BIN)/python benchmarks/convergence.py seed_replay
-	$(BIN)/python benchmarks/exit_aborts.py
+	$(BIN)/python benchmarks collectives
+	$(BIN)/python benchmarks convergence fsdp
+	$(BIN)/python benchmarks convergence ddp
+	$(BIN)/python benchmarks convergence diloco
+	$(BIN)/python benchmarks convergence seed_replay
+	$(BIN)/python benchmarks exit_aborts
 
 # The codecs' kernels against the bounds that memory sets, torch-free, and perturbations against torch; two minutes.
 bench-codec: $(VENV)/.built
@@ -128,7 +128,7 @@ bench-codec: $(VENV)/.built
 	cmake --build build-codec --target codec_perf noise_peers low_rank_peers --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
 	  $(BIN)/python benchmarks/report.py benchmarks/results/codec_perf.json && \
-	  $(BIN)/python benchmarks/noise_peers.py build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
+	  $(BIN)/python benchmarks noise_peers build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
 
 # The torch-free tests under sanitizers, the simulated CUDA kernels too (which ThreadSanitizer has nothing to say about).
 SANITIZED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DCMAKE_CXX_FLAGS_RELEASE=-O1
@@ -165,8 +165,8 @@ fuzz-seeds:
 # Collectives on slow links made of network namespaces, against gloo and what the links can carry; a quarter of an hour, as
 # root (it says so in a sentence otherwise).
 lab: build
-	$(BIN)/python benchmarks/linklab lanes --json benchmarks/results/linklab_lanes.json; lanes=$$?; \
-	  $(BIN)/python benchmarks/linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png && exit $$lanes
+	$(BIN)/python benchmarks linklab lanes --json benchmarks/results/linklab_lanes.json; lanes=$$?; \
+	  $(BIN)/python benchmarks linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png && exit $$lanes
 .PHONY: lab
 
 # The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are. Without a GPU nothing is written.

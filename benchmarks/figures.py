@@ -1,11 +1,9 @@
-"""Whether the figures of the pages are those of the results: README.md's table, and the blocks of benchmarks/results/*.md.
+"""Finds figures of pages in results: those of README.md's table, and of the blocks on the pages under results/.
 
-python benchmarks/figures.py            # exit status 1 where one is not, with the line and what the JSON says
-
-A row of README.md's table is found by how it begins, and all of its figures are compared. A block of a
-result's page (`result_pages.py`) names its JSON, and has the same gates: names, values, bounds. Each figure of its rows is a
-number of that JSON in some unit, at the precision it is printed with: what was mistyped or left from an earlier run is hardly
-ever another one.
+A row of README.md's table is found by how it begins, and all of its figures are compared. A block of a result's page
+(`result_pages.py`) names its JSON and has the same gates: names, values, bounds. Each figure of its rows is a number of that
+JSON in some unit, at the precision with which it is printed; a mistyped figure, or one of an earlier run, hardly ever is.
+`python benchmarks pages` runs these checks.
 """
 
 from __future__ import annotations
@@ -162,7 +160,7 @@ def _ratio(result: str, name: str) -> str:
 
 
 def _ratio_of_losses(name: str) -> str:
-    """The same of seed 0 of `convergence.py dilocox`, whose runs have losses in nats."""
+    """The same of seed 0 of `convergence diloco`, whose runs have losses in nats."""
     runs = {run["name"]: run for run in load("dilocox")["curves"] if run["seed"] == 0}
     return f"{math.exp(runs[name]['validation'] - runs['all_reduce']['validation']):.3f}"
 
@@ -173,18 +171,3 @@ def _cells(row: str) -> list[str]:
 
 def _is_figure(cell: str) -> bool:
     return re.fullmatch(r"[\d.,]+ ?[×%]?", cell) is not None
-
-
-def main() -> int:
-    """The exit status."""
-    readme = (ROOT / "README.md").read_text()
-    wrong = [*wrong_in_readme(readme)]
-    for page in sorted(RESULTS.glob("*.md")):
-        wrong += wrong_in_page(page.name, page.read_text())
-    wrong += [f"README.md: expected a result for the figures of {row!r}, got none" for row in unmeasured(readme)]
-    print("\n".join(wrong or ["all figures are the results'"]))
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,12 +1,13 @@
-"""Whether a page under results/ has the figures of the results that it names; and those, as a page shows them.
+"""Checks the figures of README.md and of the pages under results/ against the results, and shows a result as a page has it.
 
-python benchmarks/pages.py              # exit status 1 where a page has others, with the line
-python benchmarks/pages.py RESULT...    # tables and gates of results/RESULT.json, to be put on a page
+python benchmarks pages              # exit status 1 if a page has another figure, with the line
+python benchmarks pages RESULT...    # tables and gates of results/RESULT.json, to be put on a page
 
-This is of pages with tables that a program rendered and kept in its JSON; figures.py checks the blocks of all others. Such a page
-names its results by their files, `qsdp_levels.json`. A row of its tables is one that such a result keeps in its `tables`, to the
-letter; or, of results without `tables`, has figures that are all numbers of theirs, as figures.py finds them. A line of PASS or
-FAIL is a gate of such a result.
+A page has a program's output in one of two forms. A block is what the program printed, and the program fills it
+(result_pages.py); figures.py checks it. A table is rendered from the `tables` in the result's JSON and is checked here. A page
+with tables names its results by their files, for example `qsdp_levels.json`. A row of its tables is a row of such a result, to
+the letter; or, for a result without `tables`, all of its figures are numbers of that result. A line of PASS or FAIL is a gate
+of such a result.
 """
 
 from __future__ import annotations
@@ -65,15 +66,23 @@ def shown(name: str) -> str:
     return "\n\n".join([*parts, "\n".join(["```", *gates, "```"])])
 
 
-def main(names: list[str]) -> int:
-    """Shows the results of these names; without one checks all pages. The exit status."""
-    if names:
+def wrong() -> Iterator[str]:
+    """All rows, figures and gates of README.md and of the results' pages that are not the results'."""
+    readme = (figures.ROOT / "README.md").read_text()
+    yield from figures.wrong_in_readme(readme)
+    for row in figures.unmeasured(readme):
+        yield f"README.md: expected a result for the figures of {row!r}, got none"
+    for page in sorted(figures.RESULTS.glob("*.md")):
+        yield from figures.wrong_in_page(page.name, page.read_text())
+    for page in of_tables():
+        yield from wrong_in_page(page)
+
+
+def main() -> int:
+    """Shows the results that are named; without one checks all pages. Returns the exit status."""
+    if names := sys.argv[1:]:
         print("\n\n".join(shown(name) for name in names))
         return 0
-    wrong = [said for page in of_tables() for said in wrong_in_page(page)]
-    print("\n".join(wrong or ["all figures are the results'"]))
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    found = list(wrong())
+    print("\n".join(found or ["all figures are the results'"]))
+    return 1 if found else 0

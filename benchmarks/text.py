@@ -8,11 +8,8 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import data
 

@@ -89,7 +89,7 @@ def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
                 worker.join()
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs rows; 1 when one fails, 2 for wrong arguments, 77 where links are to be cut and no lab can be made."""
     top = parser()
     args = top.parse_args(argv)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from faults.home import interface_bytes
 from faults.ops import Issued
-
-if TYPE_CHECKING:
-    from faults.rank import Player
+from faults.player import Player
 
 _SHORT_S = 0.5
 _UNDER_WAY = 16 << 10  # bytes across the interface, of 160 KiB and more

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from faults.rank import Player
+from faults.player import Player
 
 
 def play(player: Player) -> None:

@@ -16,16 +16,16 @@ from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
 from faults.facts import Attempt, Facts
 from faults.home import Home
 from faults.ops import Caller, Issued, options, same_bits
+from faults.player import Player, Rank
 from faults.tap import Tap
 
-Rank = Any  # ranks.Rank, of the tests
 _PATIENCE_S = 40.0  # for what another rank says
 _REFERENCE, _SPACER = "a", "b"  # the data of the op that fails, and of one between it and its undisturbed run
 _FAMILIES = {SIGNALS: signals.play, CUTS: cuts.play, FRAMES: frames.play, DIFFERENCES: differences.play}
 
 
-class Player:
-    """A rank. What the files of the faults use is public."""
+class RowPlayer(Player):
+    """A rank of a row: the Player that the faults see, and the run around it."""
 
     def __init__(self, r: Rank, case: Case, home: Home | None) -> None:
         self.r, self.case, self.home = r, case, home
@@ -156,4 +156,4 @@ def play(r: Rank, case: Case, home: Home | None) -> dict[str, Any]:
     """A rank of the row, in a process of its own; facts as a dict."""
     if home:
         home.enter(r.rank)
-    return dataclasses.asdict(Player(r, case, home).play())
+    return dataclasses.asdict(RowPlayer(r, case, home).play())

@@ -107,7 +107,7 @@ def gates_of(rows: list) -> list:
     ]
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; 77 with one sentence where no lab can be made, 2 for wrong arguments."""
     top = parser()
     args = top.parse_args(argv)

@@ -26,8 +26,9 @@ DATAGRAMS = 3000
 KINDS = ("goodput", "loss", "round trip", "exchange")
 _DEADLINE_S = 120
 
-# What a program on a host needs to import linklab.
-ON_HOSTS = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))}
+# The environment in which a program on a host finds the modules of this folder's parent and those of the examples.
+_FOLDERS = (str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "examples"))
+ON_HOSTS = {"PYTHONPATH": os.pathsep.join(filter(None, (*_FOLDERS, os.environ.get("PYTHONPATH"))))}
 
 
 @dataclasses.dataclass(frozen=True)

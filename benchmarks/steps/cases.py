@@ -57,7 +57,7 @@ CASES = {
     ],
 }
 
-# By --model: parameters of the byte-level GPT. "10M" is what the bounds are for, "base" what convergence.py trains.
+# By --model: parameters of the byte-level GPT. "10M" is what the bounds are for, "base" what `convergence` trains.
 MODELS = {
     "10M": {"width": 384, "layers": 6, "heads": 6, "context": 64},
     "base": {"width": 128, "layers": 4, "heads": 4, "context": 64},

@@ -1,4 +1,4 @@
-"""The command: `python benchmarks/steps METHOD …`."""
+"""The command: `python benchmarks steps METHOD …`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def gates_of(method: str, rows: list[Row]) -> list[report.Gate]:
         for row in rows
         if not row.peer and row.rate == "100mbit"
     ]
-    # The setting that has PowerSGD's loss (convergence.py ddp), and no other, is to be smaller and faster too.
+    # The setting that has PowerSGD's loss (`convergence ddp`), and no other, is to be smaller and faster too.
     ours, theirs = named.get("lowcomm rank 4, sym8"), named.get("gloo, torch's PowerSGD rank 4")
     if ours and theirs and ours.rate == "100mbit":
         gates.append(report.Gate(f"{method}: PowerSGD's bytes over ours, rank 4", theirs.sent / ours.sent, ">=", 3.0))

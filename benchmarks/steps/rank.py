@@ -10,15 +10,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "examples"))
-
 import model
 import text
+import torch
+import torch.distributed as dist
 from linklab.rank import interface_sent
+from torch import nn
 
 import torch_lowcomm as lc
 from steps.cases import MODELS, Case

@@ -47,10 +47,21 @@ def refusal(name, arguments, monkeypatch, capsys):
 
 
 def quick_convergence(method, gates, directory, *arguments):
-    """`benchmarks/convergence.py <method> --quick <arguments>`, whose gates all pass; what its JSON holds."""
+    """`python benchmarks convergence <method> --quick <arguments>`, whose gates all pass; what its JSON holds."""
     file, picture = directory / "run.json", directory / "run.png"
-    script = str(EXAMPLES.parent / "benchmarks" / "convergence.py")
-    command = [sys.executable, script, method, "--quick", "--json", str(file), "--plot", str(picture), *arguments]
+    benchmarks = str(EXAMPLES.parent / "benchmarks")
+    command = [
+        sys.executable,
+        benchmarks,
+        "convergence",
+        method,
+        "--quick",
+        "--json",
+        str(file),
+        "--plot",
+        str(picture),
+        *arguments,
+    ]
     status, out, err = ranks.run_command(command, deadline_s=600, cwd=directory)
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""`benchmarks/convergence.py --data`: which text every rank of a method trains on, and what is refused."""
+"""`python benchmarks convergence --data`: which text every rank of a method trains on, and what is refused."""
 
 import hashlib
 import importlib
@@ -15,10 +15,10 @@ SENTENCE = b"The quick brown fox jumps over the lazy dog. "
 def convergence(monkeypatch):
     """A function: main() with a command line; what was chosen by it is forgotten after the test."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    program, text = importlib.import_module("convergence"), importlib.import_module("text")
+    program, text = importlib.import_module("convergence.cli"), importlib.import_module("text")
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["convergence.py", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["benchmarks convergence", *map(str, arguments)])
         return program.main()
 
     yield run
@@ -43,29 +43,33 @@ def test_every_rank_reads_the_text(tmp_path, convergence):
 
 
 def test_no_rank_reads_another_text():
-    """All that convergence.py starts takes its text from text.py."""
-    files = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "benchmarks" / "steps").glob("*.py")]
+    """Every run of the convergence program takes its text from text.py."""
+    benchmarks = ROOT / "benchmarks"
+    files = [file for folder in (".", "convergence", "steps") for file in (benchmarks / folder).rglob("*.py")]
     others = {
-        "codec_errors.py",
-        "overlap.py",
-        "replay_cost.py",
-        "replay_base_rank.py",
-        "dilocox_throughput_rank.py",
+        "codec/errors.py",
+        "steps/overlap.py",
+        "seed_replay/cost.py",
+        "seed_replay/base_rank.py",
+        "diloco/throughput_rank.py",
+        "diloco/rank.py",
+        "convergence/pretrained_rank.py",
         "text.py",
-    }  # programs of their own, and text.py
-    assert not [file.name for file in files if "data.load(" in file.read_text() and file.name not in others]
+    }  # separate programs, and text.py
+    reading = {str(file.relative_to(benchmarks)) for file in files if "data.load(" in file.read_text()}
+    assert reading <= others
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["qsdp", "--data", "nowhere"], "--data expects a file or a directory, got"),
+        (["fsdp", "--data", "nowhere"], "--data expects a file or a directory, got"),
         (
             ["seed_replay", "--data", "fox.txt"],
             "expected a method that trains on a text, got seed_replay, which has none",
         ),
-        (["qsdp", "--only", "timing"], "--only: expected none of qsdp, got 'timing'"),
-        (["qsdp_variants", "--only", "time"], "--only: expected training or timing or accumulation, got 'time'"),
+        (["fsdp", "--only", "timing"], "--only: expected none of fsdp, got 'timing'"),
+        (["fsdp_variants", "--only", "time"], "--only: expected training or timing or accumulation, got 'time'"),
     ],
 )
 def test_what_is_refused(convergence, capsys, arguments, said):

@@ -1,4 +1,4 @@
-"""`benchmarks/convergence.py --runs`: what is taken from the folder, and what is not."""
+"""`python benchmarks convergence --runs`: what is taken from the folder, and what is not."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""`benchmarks/convergence.py seed_replay` with four machines."""
+"""`python benchmarks convergence seed_replay` with four machines."""
 
 import pytest
 from example_main import quick_convergence

@@ -228,7 +228,7 @@ def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
 @contextlib.contextmanager
 def labs_process():
     """A lab of another process, up, with ranks that have a child each; (process, names of its namespaces)."""
-    command = [sys.executable, str(BENCHMARKS / "linklab"), "run", "--", "sh", "-c", "sleep 1000 & wait"]
+    command = [sys.executable, str(BENCHMARKS), "linklab", "run", "--", "sh", "-c", "sleep 1000 & wait"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,

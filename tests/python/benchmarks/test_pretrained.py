@@ -1,4 +1,4 @@
-"""benchmarks/pretrained.py without its model: the text it reads, what it says where there is none, and its gates."""
+"""`python benchmarks pretrained` without its model: the text it reads, what it says where there is none, and its gates."""
 
 import io
 import json
@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import pretrained  # noqa: E402
+from convergence import pretrained  # noqa: E402
 
 
 def test_verses_of_the_archive_are_lines(tmp_path):

@@ -99,17 +99,17 @@ def test_example_refuses_once_for_all_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    content = quick_convergence("qsdp", 5, tmp_path)
+    content = quick_convergence("fsdp", 5, tmp_path)
     assert {"python", "torch", "torch_lowcomm"} <= content["versions"].keys()
 
 
 def test_convergence_refuses_unknown_method(monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    monkeypatch.setattr(sys, "argv", ["convergence.py", "zip"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks convergence", "zip"])
     with pytest.raises(SystemExit) as refusal:
-        importlib.import_module("convergence").main()
+        importlib.import_module("convergence.cli").main()
     assert refusal.value.code == 2
     assert (
-        "expected one of qsdp, qsdp_variants, qsdp_tables, ddp, dilocox, dilocox_table1, seed_replay, seed_replay_lora, got 'zip'"
+        "expected one of fsdp, fsdp_variants, fsdp_tables, ddp, diloco, diloco_table1, seed_replay, seed_replay_lora, got 'zip'"
         in capsys.readouterr().err
     )

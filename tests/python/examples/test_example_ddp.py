@@ -1,4 +1,4 @@
-"""examples/train_ddp.py and `benchmarks/convergence.py ddp` at 2 ranks."""
+"""examples/train_ddp.py and `python benchmarks convergence ddp` at 2 ranks."""
 
 import json
 from pathlib import Path

@@ -100,6 +100,6 @@ def _ddp(r):
 
 
 def test_ddp_exits_cleanly_twelve_of_twelve():
-    """Plain gloo is known to abort in some such runs (benchmarks/exit_aborts.py counts them)."""
+    """Plain gloo is known to abort in some such runs (`python benchmarks exit_aborts` counts them)."""
     for _ in range(12):
         ranks.run_ranks(_ddp, 2)

@@ -1,0 +1,50 @@
+"""Runs a program of this folder: `python benchmarks PROGRAM …`; without a program it lists them."""
+
+import importlib
+import sys
+from pathlib import Path
+
+# By name: the module whose main() is the program, and the question that it answers.
+PROGRAMS = {
+    "convergence": (
+        "convergence.cli",
+        "loss against bytes of fsdp, ddp, diloco and seed_replay, next to exact training",
+    ),
+    "pretrained": ("convergence.pretrained", "what fsdp and diloco cost a pretrained model on real text"),
+    "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),
+    "overlap": ("steps.overlap", "how much of fsdp's communication a step waits for; as root"),
+    "diloco": ("diloco.cli", "the share of its speed without communication that diloco keeps; as root"),
+    "diloco_throughput": ("diloco.throughput", "tokens a second of each row of DiLoCoX's Table 1; as root"),
+    "seed_replay_base": ("seed_replay.base", "what quantized weights cost seed_replay in loss, seconds and memory"),
+    "seed_replay_cost": ("seed_replay.cost", "what a step of seed_replay costs beyond its forward passes"),
+    "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),
+    "codec_peers": ("codec.peers", "speed of codecs next to FBGEMM and pi-quant"),
+    "noise_peers": ("codec.noise_peers", "speed of perturbations next to torch"),
+    "low_rank_peers": ("codec.low_rank_peers", "speed of low-rank products next to torch"),
+    "collectives": ("collectives.loopback", "speed of coded collectives on loopback, next to gloo's exact ones"),
+    "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
+    "faults": ("faults.cli", "whether every op ends every fault as promised; as root"),
+    "exit_aborts": ("faults.exit_aborts", "trainings that abort or hang as their processes end"),
+    "pages": ("pages", "whether the figures of all pages are those of the results"),
+}
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the program that the first argument names; returns its exit status."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        for name, (_, question) in PROGRAMS.items():
+            print(f"  {name:<20}{question}")
+        return 0 if arguments else 2
+    name, *others = arguments
+    if name not in PROGRAMS:
+        raise SystemExit(f"benchmarks: expected one of {', '.join(PROGRAMS)}, got {name!r}")
+    # Models and texts are the examples'; the faults' ranks are started as the tests' are.
+    sys.path[:1] = [str(_ROOT / folder) for folder in ("benchmarks", "examples", "tests/python")]
+    sys.argv = [f"benchmarks {name}", *others]
+    return importlib.import_module(PROGRAMS[name][0]).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

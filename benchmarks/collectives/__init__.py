@@ -1,0 +1,1 @@
+"""Collectives on one machine."""

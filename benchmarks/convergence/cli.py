@@ -1,0 +1,125 @@
+"""Convergence against bytes: each method beside its exact baseline, with gates.
+
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|seed_replay|seed_replay_lora
+        [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
+
+Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import kept
+import report
+import text
+
+from convergence import link_curves
+from convergence.ddp import runs as ddp_runs
+from convergence.diloco import plot as diloco_plot
+from convergence.diloco import runs as diloco_runs
+from convergence.diloco import table1 as diloco_table1
+from convergence.fsdp import errors as fsdp_errors
+from convergence.fsdp import runs as fsdp_runs
+from convergence.fsdp import tables as fsdp_tables
+from convergence.fsdp import variants as fsdp_variants
+from convergence.seed_replay import lora as seed_replay_lora
+from convergence.seed_replay import plot as seed_replay_plot
+from convergence.seed_replay import runs as seed_replay_runs
+
+METHODS: dict[str, Callable] = {
+    "fsdp": fsdp_runs.measure,
+    "fsdp_variants": fsdp_variants.measure,
+    "fsdp_tables": fsdp_tables.measure,
+    "ddp": ddp_runs.measure,
+    "diloco": diloco_runs.measure,
+    "diloco_table1": diloco_table1.measure,
+    "seed_replay": seed_replay_runs.measure,
+    "seed_replay_lora": seed_replay_lora.measure,
+}
+# What can be run by itself.
+PARTS: dict[str, dict[str, Callable]] = {"fsdp_variants": fsdp_variants.PARTS, "fsdp_tables": fsdp_tables.PARTS}
+WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
+# In place of loss against bytes alone, and of what in place of curves.
+DRAWS: dict[str, Callable] = {
+    "fsdp_tables": fsdp_errors.draw,
+    "diloco": diloco_plot.draw,
+    "seed_replay": seed_replay_plot.draw,
+}
+DRAWN = {"fsdp_tables": "errors"}
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
+    parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
+    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
+    parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
+    parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")
+    parser.add_argument("--json", type=Path, help="versions, machine, configurations, curves and gates")
+    parser.add_argument("--plot", type=Path, help="loss against bytes (PNG)")
+    parser.add_argument("--seconds", type=Path, help="loss against seconds at 10, 100 and 1000 Mbit/s (PNG), as root")
+    args = parser.parse_args()
+    if args.seconds and args.only:
+        parser.error(f"--seconds: expected a whole method, got --only {args.only}")
+    if args.seconds and args.method in METHODS and args.method not in link_curves.DRAWN:
+        parser.error(f"--seconds: expected one of {', '.join(link_curves.DRAWN)}, got {args.method!r}")
+    if args.method not in METHODS:
+        parser.error(f"METHOD: expected one of {', '.join(METHODS)}, got {args.method!r}")
+    if args.seeds is None:
+        args.seeds = 1 if args.quick else 5
+    if args.seeds < 1:
+        parser.error(f"--seeds: expected a positive number, got {args.seeds}")
+    parts = PARTS.get(args.method, {})
+    if args.only and args.only not in parts:
+        parser.error(f"--only: expected {' or '.join(parts) or f'none of {args.method}'}, got {args.only!r}")
+    if args.data and args.method in WITHOUT_TEXT:
+        parser.error(f"--data: expected a method that trains on a text, got {args.method}, which has none")
+    text.choose(args.data)
+    try:
+        kept.choose(args.runs)
+        args.text = None if args.method in WITHOUT_TEXT else text.about()
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+def draw(curves: list[dict], path: Path, *, title: str, names: list[str] | None = None) -> None:
+    """Draws seed 0's curves of the runs that counted bytes, the short one on gloo left out; `names`: of these only."""
+    import plot
+
+    longest = max(len(curve["step"]) for curve in curves)
+    chosen = [curve for curve in curves if curve["seed"] == 0 and len(curve["step"]) == longest and curve["bytes"][-1]]
+    chosen = [curve for curve in chosen if names is None or curve["name"] in names]
+    lines = [plot.Curve(curve["name"], curve["loss"], curve["bytes"]) for curve in chosen]
+    plot.loss_against_bytes(lines, path, title=title)
+
+
+def main() -> int:
+    """Runs the method and reports."""
+    args = parse()
+    options = {"quick": args.quick, "seeds": args.seeds}
+    if args.text:
+        options["text"] = "{name}, {bytes} bytes, sha256 {sha256}".format(**args.text)
+    print(report.heading(f"convergence {args.method}", **options))
+    try:
+        chosen = {"only": args.only} if args.only else {}
+        content, gates = METHODS[args.method](quick=args.quick, seeds=args.seeds, **chosen)
+    except RuntimeError as error:
+        raise SystemExit(f"convergence: {error}") from None
+    if args.plot:
+        drawn = DRAWN.get(args.method, "curves")
+        if not content.get(drawn):
+            print(f"# no plot: {args.only} has no {drawn}")
+        elif args.method in DRAWS:
+            DRAWS[args.method](content[drawn], args.plot, title=f"{args.method}, seed 0")
+        else:
+            draw(content["curves"], args.plot, title=f"{args.method}, seed 0", names=content.get("drawn"))
+    if args.seconds and (times := link_curves.step_seconds(args.method, content["configurations"])):
+        content["step_seconds"] = times
+        link_curves.draw(content["curves"], times, args.seconds, args.method)
+    return report.finish(gates, args.json, {"method": args.method, "quick": args.quick, "text": args.text, **content})

@@ -1,0 +1,1 @@
+"""The DDP hook against exact DDP and torch's PowerSGD hook."""

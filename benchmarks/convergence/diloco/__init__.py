@@ -1,0 +1,1 @@
+"""lc.DiLoCoX, and other methods that talk seldom."""

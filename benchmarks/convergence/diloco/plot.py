@@ -1,0 +1,79 @@
+"""Draws the runs of `convergence diloco`: loss against bytes, which span three orders of magnitude, and r_t and H_t."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LINES = (
+    "all_reduce",
+    "DiLoCo",
+    "DiLoCo, int4 EF",
+    "DiLoCo, gauss2",
+    "H=5 continue",
+    "SparseLoCo",
+    "DiLoCoX",
+    "OpenDiLoCo",
+    "CocktailSGD",
+)
+_RECENT = 4  # points of a curve, of 5 steps each, that one of a line is the mean of
+
+
+def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+    """Writes a PNG of three panels, of seed 0: training loss against bytes; validation loss of every run; r_t and H_t.
+
+    Args:
+        curves: Of the JSON.
+        path: Of the PNG.
+        title: Above all of it.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
+    figure, (lines, ends, adaptation) = pyplot.subplots(1, 3, figsize=(17, 5), dpi=120, layout="constrained")
+    for name in (name for name in _LINES if name in first):
+        loss, sent = first[name]["loss"], first[name]["bytes"]
+        recent = [loss[max(0, i + 1 - _RECENT) : i + 1] for i in range(len(loss))]
+        points = [(b / 1e6, sum(r) / len(r)) for b, r in zip(sent, recent, strict=True) if b]
+        lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
+    lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
+    lines.legend(fontsize=8)
+    for name, curve in first.items():
+        at = curve["bytes"][-1] / 1e6, curve["validation"]
+        ends.plot(*at, "o", markersize=4, color="tab:red" if name == "DiLoCoX" else "tab:blue")
+        ends.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    ends.set_ylabel("validation loss of the outer parameters")
+    for axes in (lines, ends):
+        axes.set_xscale("log")
+        axes.set_xlabel("sent by a rank (MB)")
+        axes.grid(alpha=0.3, which="both")
+    draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def draw_adaptation(axes: Any, outer: Sequence[Mapping[str, float]]) -> None:
+    """r_t, what it is a mean of, and H_t on a second axis, against inner steps."""
+    steps = [step["step"] for step in outer]
+    arrived = [(step["step"], step["effective_rank"]) for step in outer if step["effective_rank"]]
+    handles = [
+        *axes.plot(*zip(*arrived, strict=True), ".", color="tab:gray", label="effective rank of an average"),
+        *axes.plot(steps, [step["rank"] for step in outer], color="tab:blue", label="r_t", drawstyle="steps-post"),
+    ]
+    axes.set_xlabel("inner steps")
+    axes.set_ylabel("rank")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    intervals = axes.twinx()
+    handles += intervals.plot(
+        steps, [step["sync_every"] for step in outer], color="tab:orange", label="H_t", drawstyle="steps-post"
+    )
+    intervals.set_ylabel("inner steps from one outer step to the next")
+    intervals.set_ylim(bottom=0)
+    axes.legend(handles=handles, fontsize=8)

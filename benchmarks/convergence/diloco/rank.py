@@ -1,0 +1,128 @@
+"""One rank of a run that talks every so many steps: trains the byte-level GPT, counts bytes, measures the outer parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import model
+import text
+import torch
+import torch.distributed as dist
+from measure import mean_over_ranks, reduced_bytes, sent_bytes
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_lowcomm as lc
+from convergence.diloco.cocktail import CocktailSGD
+from convergence.validation import perplexity
+
+SHAPE = model.Config(width=96, layers=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One run. `outer`: what `lc.DiLoCoX` is given; `cocktail`: what `CocktailSGD` is; with neither an exact all_reduce of
+    gradients by DDP.
+    """
+
+    outer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cocktail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    muon: bool = False  # the inner optimizer of matrices, in place of AdamW
+    ranks: int = 2
+    steps: int = 600
+    warm_up: int = 100
+    seed: int = 0
+    batch: int = 8
+    lr: float = 1e-3
+    only_timed: bool = False  # nothing but what training sends: losses are not averaged, and not validated
+
+
+class Both(torch.optim.Optimizer):
+    """Muon for the layers' matrices, AdamW for embedding, head and norms, as one optimizer."""
+
+    def __init__(self, gpt: nn.Module, lr: float) -> None:
+        hidden = [p for name, p in gpt.named_parameters() if name.startswith("blocks") and p.ndim == 2]
+        others = [p for p in gpt.parameters() if not any(p is matrix for matrix in hidden)]
+        self.parts = (
+            torch.optim.Muon(hidden, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=lr),
+        )
+        super().__init__([*hidden, *others], {"lr": lr})
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """A step of each."""
+        for part in self.parts:
+            part.step()
+
+
+def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[str, Any]:
+    """Trains one model.
+
+    Returns:
+        Lists with an element a step: `loss` (of the ranks' own parameters, mean over ranks), `bytes` (sent so far, frames
+        included) and `seconds`; `outer`, an element an outer step: {"step" (inner steps by then), "rank" and "sync_every"
+        (r_t and H_t, which it ended with), "effective_rank", "sent_rank" (that its message had)}; and `validation`, the
+        mean cross entropy of the outer parameters on the validation text.
+    """
+    c = configuration
+    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=c.ranks)
+    torch.manual_seed(c.seed)
+    gpt = model.GPT(SHAPE)
+    trained, optimizer, count = trainer(gpt, c)
+    corpus = text.load()
+    run: dict[str, Any] = {"loss": [], "bytes": [], "seconds": [], "outer": []}
+    start = time.monotonic()
+    for step in range(c.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = c.lr * min(1, (step + 1) / c.warm_up)
+        loss = trained(*corpus.batch(c.batch, SHAPE.context, seed=c.seed, step=step, rank=rank))
+        loss.backward()
+        before = optimizer.report if c.outer else {}
+        if not before.get("outer_steps"):
+            before["rank"] = c.outer.get("rank", 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if c.outer and optimizer.report["outer_steps"] > before["outer_steps"]:
+            run["outer"].append(outer_step(c.outer, step + 1, before, optimizer.report))
+        run["bytes"].append(count())
+        run["loss"].append(loss.item() if c.only_timed else mean_over_ranks(loss))
+        run["seconds"].append(time.monotonic() - start)
+    if c.outer or c.cocktail:
+        optimizer.finish()
+    run["bytes"][-1] = count()
+    if not c.only_timed:
+        run["validation"] = math.log(perplexity(gpt, corpus, SHAPE.context, rank=rank, world=c.ranks))
+    dist.destroy_process_group()
+    return run
+
+
+def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[[], int]]:
+    """What a configuration makes of a model.
+
+    Returns:
+        The module to call, the optimizer to step (`finish()` ends it with `outer` or `cocktail`), and what counts the bytes
+        that this rank has sent.
+    """
+    inner = Both(gpt, c.lr) if c.muon else torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
+    if c.outer:
+        return gpt, lc.DiLoCoX(inner, model=gpt, **c.outer), outer_bytes
+    if c.cocktail:
+        return gpt, CocktailSGD(inner, **c.cocktail), reduced_bytes
+    return DistributedDataParallel(gpt), inner, reduced_bytes
+
+
+def outer_bytes() -> int:
+    """What this rank has sent in outer steps, frames included."""
+    return sent_bytes("outer_step")
+
+
+def outer_step(options: Mapping[str, Any], step: int, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of an outer step. One that waits for its own average adapts after it was sent, others before."""
+    waits = options.get("mode") == "sync" or after["outer_steps"] <= options.get("sync_warmup", 0)
+    kept = {key: after[key] for key in ("rank", "sync_every", "effective_rank")}
+    return {"step": step, **kept, "sent_rank": math.floor((before if waits else after)["rank"] + 0.5)}

@@ -1,0 +1,47 @@
+"""QSDP's own tables and figures (arXiv 2302.02390), part by part, beside what the paper has.
+
+`levels`: learned against even levels (Table 3). `bits`: pairs of bits for weights and gradients (Tables 1 and 2), and 8 bits
+without buckets. `errors`: what levels lose while a model trains (Figures 7 and 8). `fake`: what a step would take were only
+a share of the bytes sent (Figure 6 and Appendix B), as root. A part is a file, qsdp_<part>.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from report import Gate
+
+from convergence.fsdp import bits as fsdp_bits
+from convergence.fsdp import errors as fsdp_errors
+from convergence.fsdp import fake as fsdp_fake
+from convergence.fsdp import levels as fsdp_levels
+
+PARTS = {
+    "levels": fsdp_levels.measure,
+    "bits": fsdp_bits.measure,
+    "errors": fsdp_errors.measure,
+    "fake": fsdp_fake.measure,
+}
+
+
+def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
+    """Runs all parts, or `only` one of PARTS; prints a row a run and a table a part.
+
+    Args:
+        quick: A few runs of a few steps, without `fake`, and bounds that are loose.
+        seeds: Of `levels` and `bits`; `errors` has one.
+        only: A part.
+
+    Returns:
+        `tables`, and the parts' `configurations`, `curves`, `errors` and `links` for the JSON; and the gates.
+    """
+    content: dict[str, Any] = {"tables": [], "configurations": {}, "curves": []}
+    gates: list[Gate] = []
+    for part, measure_part in PARTS.items():
+        if only not in ("", part) or (quick and part == "fake" and not only):
+            continue
+        found, passed = measure_part(quick=quick, seeds=seeds)
+        for key, value in found.items():
+            content[key] = content[key] | value if key == "configurations" else content.get(key, []) + value
+        gates += passed
+    return content, gates

@@ -1,0 +1,108 @@
+"""Loss against seconds on slow links: a run's losses, a step of each as long as it takes in the lab."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from linklab import LabUnavailable
+from steps.cases import Case
+from steps.measure import measure
+
+from convergence.diloco import link as diloco_link
+
+RATES = ("10mbit", "100mbit", "1gbit")
+# Of methods whose steps are all alike: how `steps` wraps the model, and by a run's name how its steps travel.
+CASES: dict[str, tuple[str, dict[str, Case]]] = {
+    "fsdp": (
+        "fsdp",
+        {
+            "exact": Case("exact", weights="none", gradients="none"),
+            "W8G8/1024": Case("W8G8/1024", weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1024"),
+        },
+    ),
+    "ddp": (
+        "ddp",
+        {
+            "exact": Case("exact"),
+            "sym4": Case("sym4", hook="lowcomm", codec="sym4:bucket=128"),
+            "rank 4, sym4": Case("rank 4, sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4),
+            "rank 4, sym8/sym4": Case(
+                "rank 4, sym8/sym4", hook="lowcomm", codec="sym4:bucket=128", rank=4, projection="sym8:bucket=128"
+            ),
+            "PowerSGD rank 4": Case("PowerSGD rank 4", "gloo", hook="powersgd", rank=4),
+        },
+    ),
+}
+_STEPS = 3  # timed of every case, in turn: they differ by the link, not by the step
+
+
+def of_cases(method: str, rate: str, configurations: Mapping[str, Any]) -> dict[str, float]:
+    """{run's name: seconds a step} of the base model on 2 hosts, those of one of CASES; LabError when a rank fails."""
+    wrapping, cases = CASES[method]
+    _, rows = measure(wrapping, list(cases.values()), rate=rate, model="base", batch=8, repetitions=_STEPS)
+    return {name: row.seconds for name, row in zip(cases, rows, strict=True)}
+
+
+# By a method of the convergence program: seconds a step at a rate, of the configurations in its JSON.
+DRAWN: dict[str, Callable[[str, Mapping[str, Any]], dict[str, float]]] = {
+    **{method: functools.partial(of_cases, method) for method in CASES},
+    "diloco": diloco_link.step_seconds,
+}
+
+
+def step_seconds(method: str, configurations: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """{rate: {run's name: seconds a step}}; {} with a sentence where there is no lab.
+
+    Args:
+        method: A method of the convergence program, one of DRAWN.
+        configurations: Of its JSON.
+
+    Raises:
+        LabError: A rank failed.
+    """
+    found: dict[str, dict[str, float]] = {}
+    try:
+        for rate in RATES:
+            found[rate] = DRAWN[method](rate, configurations)
+            times = ", ".join(f"{name} {seconds:.3f}" for name, seconds in found[rate].items())
+            print(f"# seconds a step at {rate}: {times}", flush=True)
+    except LabUnavailable as error:
+        print(f"# no loss against seconds: {error}")
+    return found
+
+
+def draw(
+    curves: Sequence[Mapping[str, Any]], seconds: Mapping[str, Mapping[str, float]], path: Path, title: str
+) -> None:
+    """Writes a PNG with a panel a rate: the mean over seeds of each run's loss against seconds.
+
+    Of its last 10 steps; where a point of a curve is the mean of several, of its last 4 points.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, len(seconds), figsize=(4.6 * len(seconds), 4.2), dpi=140, layout="constrained")
+    for axes, (rate, times) in zip(panels, seconds.items(), strict=True):
+        for name, step_s in times.items():
+            of_name = [curve for curve in curves if curve["name"] == name]
+            mean = [statistics.mean(step) for step in zip(*(curve["loss"] for curve in of_name), strict=True)]
+            steps = of_name[0]["step"]
+            last = 10 if steps[0] == 1 else 4
+            recent = [statistics.mean(mean[max(0, i + 1 - last) : i + 1]) for i in range(len(mean))]
+            axes.plot([step_s * step for step in steps], recent, label=name, linewidth=1.6)
+        axes.set_title(rate)
+        axes.set_xlabel("seconds")
+        axes.set_xscale("log")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("training loss (nats a byte)")
+    panels[0].legend(fontsize=7)
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)

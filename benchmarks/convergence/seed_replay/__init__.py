@@ -1,0 +1,1 @@
+"""lc.SeedReplay, next to methods that send tensors."""

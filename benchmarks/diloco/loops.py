@@ -1,0 +1,99 @@
+"""An inner optimizer with the outer loop of a case around it, and what that took of the training thread."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+import torch_lowcomm as lc
+from diloco.cases import OUTER_LR, Case
+
+
+class Loop(Protocol):
+    """`step` is the optimizer's, after a backward; `waited_s` what of it so far was waiting for the network, in seconds."""
+
+    waited_s: float
+
+    def step(self) -> None:
+        """An inner step, and what is due of the outer loop after it."""
+
+    def finish(self) -> None:
+        """The last averages are applied, and the model has the outer parameters."""
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+
+
+class Alone:
+    """No outer loop."""
+
+    waited_s = 0.0
+
+    def __init__(self, case: Case, gpt: nn.Module, inner: torch.optim.Optimizer, job: dict[str, Any]) -> None:
+        self._inner = inner
+
+    def step(self) -> None:
+        """The inner one."""
+        self._inner.step()
+
+    def finish(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def wrapped(case: Case, inner: torch.optim.Optimizer, every: int, gpt: nn.Module | None = None) -> lc.DiLoCoX:
+    """The outer loop of a case of ours."""
+    return lc.DiLoCoX(
+        inner,
+        every,
+        mode=case.mode,
+        model=gpt,
+        codec=case.codec,
+        rank=case.rank,
+        residual_dtype=case.residual,
+        outer_lr=OUTER_LR,
+        outer_momentum=case.momentum,
+        fragments=case.fragments,
+        fragment_sync_delay=case.delay,
+    )
+
+
+class Lowcomm:
+    """`lc.DiLoCoX`."""
+
+    def __init__(self, case: Case, gpt: nn.Module, inner: torch.optim.Optimizer, job: dict[str, Any]) -> None:
+        self.waited_s = 0.0
+        self._every: int = job["every"]
+        self._outer = wrapped(case, inner, self._every, gpt)
+        sends = [self._every * (f + 1) // case.fragments for f in range(case.fragments)]
+        # After which steps the report is of an average that has just come.
+        self._arrivals = {(at + (case.delay or 0)) % self._every for at in sends}
+
+    def step(self) -> None:
+        """The wrapper's."""
+        self._outer.step()
+        if self._outer.steps % self._every in self._arrivals:
+            self.waited_s += self._outer.report["waited_s"]
+
+    def finish(self) -> None:
+        """The wrapper's."""
+        self._outer.finish()
+
+    def close(self) -> None:
+        """Nothing: its group stays, idle."""
+
+
+class InnerEnd:
+    """When an optimizer's last step ended. To be made before the loop around it, whose own hooks come after."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.at = 0.0
+        inner.register_step_post_hook(self._ended)
+
+    def _ended(self, *_: object) -> None:
+        self.at = time.perf_counter()

@@ -1,0 +1,59 @@
+"""Resident memory of the outer state, by mode and codec, against the formula of csrc/optim/fragment.h."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from linklab import Lab
+
+from diloco.cases import Case
+from diloco.measure import in_lab
+
+SHAPES = [[1024, 3072]] * 16  # 50.3 M parameters
+_FLOAT = 4
+
+CASES = [
+    Case("continue int4"),
+    Case("continue gauss2", codec="gauss2"),
+    Case("continue fp32", codec=None),
+    Case("continue rank 64, int4", rank=64),
+    Case("continue int4, residuals int8", residual="int8"),
+    Case("restart int4", mode="restart"),
+    Case("eager int4", mode="eager"),
+    Case("sync int4", mode="sync"),
+    Case("sync fp32", mode="sync", codec=None),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """Bytes a parameter on rank 0, of fp32 parameters: `resident` after two outer steps less before the loop was made,
+    `peak` the most since, `formula` what the former must be.
+    """
+
+    name: str
+    resident: float
+    peak: float
+    formula: float
+
+
+def formula(case: Case) -> float:
+    """Bytes a parameter by the class comment, with a message under way but in mode sync."""
+    copies = 3 + (case.mode != "sync") + 2 * (case.mode == "eager")
+    if case.codec is None or case.codec.startswith("gauss"):
+        return _FLOAT * copies
+    if case.residual == "float32":
+        return _FLOAT * (copies + 2)
+    return _FLOAT * copies + 1 + _FLOAT / 512 + (_FLOAT if case.mode != "sync" else 0)
+
+
+def measure() -> list[Row]:
+    """A row a case, each in processes of its own. LabError when a rank fails."""
+    rows = []
+    for case in CASES:
+        with Lab(hosts=2) as lab:
+            job: dict[str, Any] = {"case": dataclasses.asdict(case), "shapes": SHAPES}
+            found = in_lab(lab, "diloco.memory_rank", job)[0]
+        rows.append(Row(case.name, found["resident"], found["peak"], formula(case)))
+    return rows

@@ -1,0 +1,105 @@
+"""One rank of the timing, run on every host: `python -m diloco.rank JOB.json`; writes what it measured beside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import data
+import model
+import torch
+import torch.distributed as dist
+from linklab.rank import interface_sent
+from steps.cases import MODELS
+from torch import nn
+
+import torch_lowcomm as lc
+from diloco.cases import Case
+from diloco.loops import Alone, InnerEnd, Lowcomm
+from diloco.torchft_loop import Torchft
+
+LOOPS = {"alone": Alone, "lowcomm": Lowcomm, "torchft": Torchft}
+_VALIDATION = (4, 16)  # batches, windows each
+
+
+def others_cpu_s() -> float:
+    """Processor seconds of this process's threads but the calling one: codecs, low-rank products, sockets."""
+    return time.process_time() - time.thread_time()
+
+
+def outer_ops() -> dict[str, float]:
+    """Of all outer steps' ops since `reset_stats`: their number, bytes, seconds of coding."""
+    ops = [ops["outer_step"] for ops in lc.stats().values() if "outer_step" in ops]
+    return {
+        "calls": sum(op["calls"] for op in ops),
+        "wire_bytes": sum(op["wire_bytes"] for op in ops),
+        "coding_s": sum(op["encode_s"] + op["decode_s"] for op in ops),
+    }
+
+
+def validation(gpt: nn.Module, corpus: data.Corpus, context: int) -> float:
+    """Mean cross entropy in nats a byte."""
+    batches, windows = _VALIDATION
+    with torch.no_grad():
+        return sum(gpt(*corpus.validation_batch(windows, context, i)).item() for i in range(batches)) / batches
+
+
+def run(case: Case, job: dict[str, Any], corpus: data.Corpus) -> dict[str, Any]:
+    """A training of so many rounds from the same start; the first round is not timed."""
+    config = MODELS[job["model"]]
+    torch.manual_seed(0)
+    gpt = model.GPT(model.Config(**config))
+    inner = torch.optim.AdamW(gpt.parameters(), lr=1e-3, fused=True)
+    inner_end = InnerEnd(inner)
+    loop = LOOPS[case.loop](case, gpt, inner, job)
+    rank, rounds = dist.get_rank(), []
+    lc.reset_stats()
+    dist.barrier()
+    sent, others = interface_sent(), others_cpu_s()
+    for number in range(job["rounds"]):
+        start, waited, after_inner = time.perf_counter(), loop.waited_s, 0.0
+        for step in range(number * job["every"], (number + 1) * job["every"]):
+            gpt(*corpus.batch(job["batch"], config["context"], seed=0, step=step, rank=rank)).backward()
+            loop.step()
+            after_inner += time.perf_counter() - inner_end.at
+            inner.zero_grad()
+        waited = loop.waited_s - waited
+        rounds.append({"s": time.perf_counter() - start, "waited_s": waited, "local_s": after_inner - waited})
+    loop.finish()
+    result = {
+        "rounds": rounds[1:],
+        "sent": (interface_sent() - sent) / job["rounds"],
+        "others_cpu_s": (others_cpu_s() - others) / job["rounds"],
+        **{name: value / job["rounds"] for name, value in outer_ops().items()},
+        "loss": validation(gpt, corpus, config["context"]),
+    }
+    dist.barrier()
+    loop.close()
+    return result
+
+
+def main() -> None:
+    """Every case, so many times in turn."""
+    path = Path(sys.argv[1])
+    job = json.loads(path.read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("lowcomm")
+    corpus = data.load()
+    cases = [Case(**case) for case in job["cases"]]
+    runs: list[list[dict[str, Any]]] = [[] for _ in cases]
+    for _ in range(job["repetitions"]):
+        for case, of_case in zip(cases, runs, strict=True):
+            of_case.append(run(case, job, corpus))
+    config = MODELS[job["model"]]
+    shapes = [list(p.shape) for p in model.GPT(model.Config(**config)).parameters()]
+    written = {"runs": runs, "shapes": shapes, "context": config["context"]}
+    path.with_name(f"rank{dist.get_rank()}.json").write_text(json.dumps(written))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The cost of lc.SeedReplay: seconds, memory, and quantized weights."""

@@ -1,0 +1,82 @@
+"""`python benchmarks convergence diloco` at 2 ranks, and its own CocktailSGD."""
+
+import dataclasses
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from example_main import quick_convergence
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.slow
+def test_convergence_quick(tmp_path):
+    quick_convergence("diloco", 7, tmp_path)
+
+
+def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    table1 = importlib.import_module("convergence.diloco.table1")
+    for name, row in table1.ROWS.items():
+        assert table1.ratio_as_counted(row.configuration) == row.ratio, name
+    assert table1.ROWS["OpenDiLoCo"].configuration.outer["sync_every"] == 500
+
+
+def test_what_is_timed_on_links_is_what_ran(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    link, runs = importlib.import_module("convergence.diloco.link"), importlib.import_module("convergence.diloco.runs")
+    full = {"configuration": runs.PRESETS["DiLoCoX"], "ratio": 186.2, "bytes": [2_301_000]}
+    known = {**runs.PRESETS, **runs.equally_compressed(full)}
+    timed = {name: link.timed(dataclasses.asdict(known[name])) for name in link.DRAWN}
+    assert timed["all_reduce"] == timed["CocktailSGD"] == (3, 1, 10)
+    assert timed["DiLoCoX"] == (60, 20, 5) and timed["OpenDiLoCo"] == (60, 200, 1), "whole intervals"
+    even = [float(step) for step in range(1, 12)]
+    late = [step + (50.0 if step > 8 else 0.0) for step in even]  # one interval of three is stalled
+    assert link.seconds_of([even, late], 3, 2) == 1.0
+    assert link.seconds_of([even, [2 * step for step in even]], 3, 2) == 2.0, "the slower host counts"
+
+
+def test_every_row_of_table1_is_timed_as_a_long_run_is(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    throughput, table1 = (
+        importlib.import_module("diloco.throughput"),
+        importlib.import_module("convergence.diloco.table1"),
+    )
+    turns = {of: {turn.name: turn for turn in throughput.turns(of, quick=False)} for of in throughput.RATES}
+    assert set().union(*turns.values()) == {*table1.ROWS, throughput.ALONE}
+    assert all({name, other} <= set(turns[of]) for name, other, of in throughput.CLAIMS)
+    full = turns["107B"]["Full DiLoCoX"]
+    assert full.untimed == full.timed == 125, "its message has an interval to travel in before the clock starts"
+    assert full.configuration.outer["mode"] == "continue" and "sync_warmup" not in full.configuration.outer
+    assert turns["107B"]["w/o Overlap"].untimed == 0
+    assert turns["107B"]["AllReduce"].paper == 10.4
+
+
+def _cocktail(r, steps, stride, keep):
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    cocktail = importlib.import_module("convergence.diloco.cocktail")
+    r.init()
+    weight = torch.nn.Parameter(torch.zeros(1500))
+    optimizer = cocktail.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
+    draw = torch.Generator().manual_seed(r.rank)
+    owed = torch.zeros(1500)
+    for _ in range(steps):
+        weight.grad = torch.randn(1500, generator=draw)
+        owed += weight.grad
+        optimizer.step()
+    optimizer.finish()
+    held = optimizer.error()
+    return owed.double(), held.double(), weight.detach().double()
+
+
+def test_cocktail_loses_nothing(pair):
+    """Over ranks, what was to be applied is what was applied and what waits; the ranks' parameters are the same."""
+    sides = pair(_cocktail, 12, 5, 0.1)
+    owed, held = (sum(side[i] for side in sides) for i in (0, 1))
+    applied = sides[0][2]
+    assert torch.equal(applied, sides[1][2])
+    assert applied.count_nonzero() < 0.9 * 1500
+    torch.testing.assert_close(-2 * applied + held, owed, rtol=0, atol=1e-4)
