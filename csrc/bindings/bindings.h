@@ -8,8 +8,8 @@ namespace lowcomm {
 void bindCodec(pybind11::module_& m);
 void bindLevels(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
-void bindOptim(pybind11::module_& m);
-void bindReplay(pybind11::module_& m);
+void bindDiLoCoX(pybind11::module_& m);
+void bindSeedReplay(pybind11::module_& m);
 void bindPipeline(pybind11::module_& m);
 
 }  // namespace lowcomm

@@ -8,7 +8,7 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindCodec(m);
   lowcomm::bindLevels(m);
   lowcomm::bindBackend(m);
-  lowcomm::bindOptim(m);
-  lowcomm::bindReplay(m);
+  lowcomm::bindDiLoCoX(m);
+  lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
 }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "optim/outer_options.h"
+#include "optim/diloco_options.h"
 
 namespace lowcomm {
 
@@ -15,7 +15,7 @@ namespace lowcomm {
 class Adaptation {
  public:
   // `options` outlives this.
-  explicit Adaptation(const OuterOptions& options) : options_(options) {}
+  explicit Adaptation(const DiLoCoXOptions& options) : options_(options) {}
 
   // r'_t of one more outer step.
   void add(double effective_rank) { effective_.push_back(effective_rank); }
@@ -30,7 +30,7 @@ class Adaptation {
   void set(std::vector<double> effective_ranks) { effective_ = std::move(effective_ranks); }
 
  private:
-  const OuterOptions& options_;
+  const DiLoCoXOptions& options_;
   std::vector<double> effective_;
 };
 

@@ -19,7 +19,7 @@ double since(Clock::time_point start) {
 }
 
 // What ranks must have alike.
-std::string textOf(const OuterOptions& o) {
+std::string textOf(const DiLoCoXOptions& o) {
   return c10::str("sync_every=", o.sync_every, " mode=", outerModeName(o.mode), " fragments=", o.fragments,
                   " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha, " sync_warmup=", o.sync_warmup,
                   " outer_lr=", o.lr, " outer_momentum=", o.momentum, " codec=", o.codec.str(),
@@ -37,8 +37,8 @@ std::string shapesOf(const std::vector<OuterParameter>& parameters) {
   return c10::str(parameters.size(), ", hash ", fnv1a(text));
 }
 
-OuterOptions averaging(const OuterOptions& options) {
-  OuterOptions exact;
+DiLoCoXOptions averaging(const DiLoCoXOptions& options) {
+  DiLoCoXOptions exact;
   exact.sync_every = options.sync_every;
   exact.mode = options.mode == OuterMode::sync ? OuterMode::sync : OuterMode::proceed;
   exact.sync_warmup = options.sync_warmup;
@@ -49,7 +49,7 @@ OuterOptions averaging(const OuterOptions& options) {
 
 }  // namespace
 
-DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, OuterOptions options,
+DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
                  std::shared_ptr<OpQueue> cluster, std::vector<OuterParameter> buffers)
     : options_(std::move(options)),
       group_(std::move(group)),

@@ -11,7 +11,7 @@
 #include "engine/op_queue.h"
 #include "optim/adaptation.h"
 #include "optim/fragment.h"
-#include "optim/outer_options.h"
+#include "optim/diloco_options.h"
 
 namespace lowcomm {
 
@@ -50,7 +50,7 @@ class DiLoCoX {
   //
   // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefused naming what
   // differs on another rank, PeerError.
-  DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, OuterOptions options,
+  DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
   ~DiLoCoX();
   DiLoCoX(const DiLoCoX&) = delete;
@@ -87,7 +87,7 @@ class DiLoCoX {
   std::string agreed() const;
 
   const OuterReport& report() const { return report_; }
-  const OuterOptions& options() const { return options_; }
+  const DiLoCoXOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }
 
   // What a checkpoint holds: tensors under the parameters' names, counters, and under "own.…" what is this rank's
@@ -128,9 +128,9 @@ class DiLoCoX {
   TensorMap counters() const;
   uint32_t checksum() const;
 
-  const OuterOptions options_;
+  const DiLoCoXOptions options_;
   std::shared_ptr<OpQueue> group_, cluster_;
-  OuterOptions buffer_options_;  // of buffers: an exact mean
+  DiLoCoXOptions buffer_options_;  // of buffers: an exact mean
   std::deque<FragmentSchedule> fragments_;
   size_t of_parameters_ = 0;  // fragments; one of buffers may follow
   std::string shapes_;

@@ -66,7 +66,7 @@ struct Fragment::OuterMessage {
   }
 };
 
-Fragment::Fragment(const OuterOptions& options, std::vector<OuterParameter> parameters, uint32_t number)
+Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters, uint32_t number)
     : options_(options), next_rank_(options.rank) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/op_queue.h"
-#include "optim/outer_options.h"
+#include "optim/diloco_options.h"
 #include "optim/outer_step.h"
 #include "tensor/compression.h"
 
@@ -38,7 +38,7 @@ class Fragment {
 
   // Takes θ̄ from the parameters. `options` outlives this. `number`: of the first tensor among the loop's, by which
   // draws and the summing are shared out.
-  Fragment(const OuterOptions& options, std::vector<OuterParameter> parameters, uint32_t number);
+  Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters, uint32_t number);
 
   Phase phase() const { return phase_; }
   int64_t elements() const;
@@ -113,7 +113,7 @@ class Fragment {
   void forget();
   OuterRule rule() const;
 
-  const OuterOptions& options_;
+  const DiLoCoXOptions& options_;
   std::vector<ParameterState> kept_;
   Phase phase_ = Phase::idle;
   Ticket ticket_;

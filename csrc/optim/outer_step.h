@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-#include "optim/outer_options.h"
+#include "optim/diloco_options.h"
 
 namespace lowcomm {
 

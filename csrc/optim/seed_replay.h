@@ -7,8 +7,8 @@
 
 #include "optim/estimate_codec.h"
 #include "optim/quantized_base.h"
-#include "optim/replay_weights.h"
-#include "wire/replay_log.h"
+#include "optim/seed_replay_weights.h"
+#include "wire/seed_replay_log.h"
 
 namespace lowcomm {
 

@@ -44,7 +44,7 @@ Ended train(int rank, lowcomm::Engine& engine, const std::vector<torch::Tensor>&
       parameters.push_back({named.key(), named.value()});
     }
   }
-  lowcomm::OuterOptions options;
+  lowcomm::DiLoCoXOptions options;
   options.sync_every = 10;
   options.codec = lowcomm::CodecSpec::parse("sym4:bucket=64");
   options.error_feedback = true;

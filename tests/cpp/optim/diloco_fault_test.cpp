@@ -38,24 +38,24 @@ void expectSame(const TensorMap& a, const TensorMap& b, const std::string& suffi
 
 TEST(DiLoCoXFaults, RefusesOptions) {
   const auto refusal = [](auto&& change) {
-    OuterOptions o = options(10, OuterMode::proceed);
+    DiLoCoXOptions o = options(10, OuterMode::proceed);
     change(o);
     return thrownBy<ValueError>([&] { o.check(); });
   };
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.sync_every = 0; }), {"sync_every", "1 or more", "got 0"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.fragments = 11; }), {"fragments", "1...10", "got 11"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.delay = 11; }), {"fragment_sync_delay", "0...10"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.alpha = 0.5; }), {"fragment_update_alpha", "continue"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.momentum = 1; }), {"outer_momentum", "[0, 1)"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.rank = 4; }), {"codec", "beside rank"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) {
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.sync_every = 0; }), {"sync_every", "1 or more", "got 0"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.fragments = 11; }), {"fragments", "1...10", "got 11"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.delay = 11; }), {"fragment_sync_delay", "0...10"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.alpha = 0.5; }), {"fragment_update_alpha", "continue"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.momentum = 1; }), {"outer_momentum", "[0, 1)"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.rank = 4; }), {"codec", "beside rank"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) {
                       o.delay = 2;
                       o.mode = OuterMode::eager;
                     }),
                     {"fragment_sync_delay", "eager"}));
-  EXPECT_TRUE(holds(refusal([](OuterOptions& o) { o = coded(o, "levels4:bucket=64"); }), {"codec", "level table"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o = coded(o, "levels4:bucket=64"); }), {"codec", "level table"}));
   EXPECT_TRUE(holds(thrownBy<ValueError>([] { outerMode("later"); }), {"mode", "sync, continue", "'later'"}));
 }
 
@@ -64,20 +64,20 @@ TEST(DiLoCoXFaults, NamesWhatRanksHaveUnlike) {
     Ranks ranks(2);
     std::vector<std::string> errors(2);
     onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-      OuterOptions o = options(4, OuterMode::sync);
+      DiLoCoXOptions o = options(4, OuterMode::sync);
       Trainee trainee(rank, kShapes);
       if (rank == 1) change(o, trainee);
       errors[rank] = thrownBy<std::exception>([&] { DiLoCoX(trainee.parameters, queue, o); });
     });
     return errors;
   };
-  for (const std::string& error : differing([](OuterOptions& o, Trainee&) { o.sync_every = 5; }))
+  for (const std::string& error : differing([](DiLoCoXOptions& o, Trainee&) { o.sync_every = 5; }))
     EXPECT_TRUE(holds(error, {"options differs", "sync_every=4", "sync_every=5", "rank 0", "rank 1"}));
-  for (const std::string& error : differing([](OuterOptions&, Trainee& t) { t.parameters.pop_back(); }))
+  for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters.pop_back(); }))
     EXPECT_TRUE(holds(error, {"parameters differs"}));
-  for (const std::string& error : differing([](OuterOptions&, Trainee& t) { t.parameters[1].tensor.add_(1e-3); }))
+  for (const std::string& error : differing([](DiLoCoXOptions&, Trainee& t) { t.parameters[1].tensor.add_(1e-3); }))
     EXPECT_TRUE(holds(error, {"parameters' values differs"}));
-  const auto mistake = differing([](OuterOptions& o, Trainee&) { o.lr = -1; });
+  const auto mistake = differing([](DiLoCoXOptions& o, Trainee&) { o.lr = -1; });
   EXPECT_TRUE(holds(mistake[0], {"rank 1", "outer_lr"}));
   EXPECT_TRUE(holds(mistake[1], {"outer_lr", "above 0"}));
 }
@@ -87,7 +87,7 @@ TEST(DiLoCoXFaults, NotFiniteIsDroppedEverywhere) {
     for (int64_t rank_of : {0, 3}) {
       for (OuterMode mode : {OuterMode::sync, OuterMode::proceed}) {
         if (codec == "none" && rank_of > 0) continue;
-        OuterOptions o = options(2, mode);
+        DiLoCoXOptions o = options(2, mode);
         if (codec != "none") o = coded(o, codec, rank_of);
         Ranks ranks(2);
         onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
@@ -153,7 +153,7 @@ TEST(DiLoCoXFaults, PeerLostInTheMiddleOfAMessageChangesNothing) {
     for (int64_t rank_of : {0, 16}) {
       for (int frames : {3, 20}) {
         if (codec == "none" && rank_of > 0) continue;
-        OuterOptions o = options(2, OuterMode::sync);
+        DiLoCoXOptions o = options(2, OuterMode::sync);
         if (codec != "none") o = coded(o, codec, rank_of);
         Ranks ranks(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
         std::atomic<bool> counting{false};
@@ -193,7 +193,7 @@ TEST(DiLoCoXFaults, PeerLostInTheMiddleOfAMessageChangesNothing) {
 // A rank is lost in one group; the others go on in another, which a new rank joins.
 TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
   for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::eager}) {
-    OuterOptions o = coded(options(3, mode), "sym4:bucket=64", 3);
+    DiLoCoXOptions o = coded(options(3, mode), "sym4:bucket=64", 3);
     o.adapt_rank = true;
     o.window = 2;
     Ranks before(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), after(3);
@@ -277,7 +277,7 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
 TEST(DiLoCoXFaults, AStageThatFailedKeepsTheOthersGoing) {
   const auto patient = [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(5); };
   Ranks stages[] = {Ranks(2, patient), Ranks(2, patient)}, clusters[] = {Ranks(2, patient), Ranks(2, patient)};
-  OuterOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
+  DiLoCoXOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
   o.adapt_rank = o.adapt_sync_every = true;
   o.window = 2;
   std::vector<std::future<int>> all;

@@ -13,14 +13,14 @@
 
 namespace lowcomm::test {
 
-inline OuterOptions options(int64_t sync_every, OuterMode mode) {
-  OuterOptions o;
+inline DiLoCoXOptions options(int64_t sync_every, OuterMode mode) {
+  DiLoCoXOptions o;
   o.sync_every = sync_every;
   o.mode = mode;
   return o;
 }
 
-inline OuterOptions coded(OuterOptions o, const std::string& codec, int64_t rank = 0, bool feedback = true) {
+inline DiLoCoXOptions coded(DiLoCoXOptions o, const std::string& codec, int64_t rank = 0, bool feedback = true) {
   o.codec = CodecSpec::parse(codec);
   o.rank = rank;
   o.error_feedback = feedback;

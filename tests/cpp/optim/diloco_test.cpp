@@ -23,7 +23,7 @@ struct Trained {
   std::vector<OuterReport> reports;
 };
 
-Trained run(int size, const OuterOptions& o, int64_t steps, bool finish = false) {
+Trained run(int size, const DiLoCoXOptions& o, int64_t steps, bool finish = false) {
   Ranks ranks(size);
   Trained trained{std::vector<std::vector<at::Tensor>>(size), std::vector<std::vector<at::Tensor>>(size),
                   std::vector<OuterReport>(size)};
@@ -51,7 +51,7 @@ TEST(DiLoCoX, RanksEndWithTheSameBits) {
     for (const std::string codec : {"none", "sym4:bucket=64", "gauss2", "qsgd4:bucket=128"}) {
       for (int64_t rank : {0, 3}) {
         if (codec == "none" && rank > 0) continue;
-        OuterOptions o = options(3, mode);
+        DiLoCoXOptions o = options(3, mode);
         if (codec != "none") o = coded(o, codec, rank);
         o.check_every = 2;
         o.sync_warmup = 1;
@@ -68,7 +68,7 @@ TEST(DiLoCoX, RanksEndWithTheSameBits) {
 // One inner step an outer step, γ = 1 and no momentum: the outer loop is data parallel SGD.
 TEST(DiLoCoX, OfOneStepIsDataParallelSgd) {
   constexpr int kRanks = 2, kSteps = 12;
-  OuterOptions o = options(1, OuterMode::sync);
+  DiLoCoXOptions o = options(1, OuterMode::sync);
   o.lr = 1;
   o.momentum = 0;
   const Trained ended = run(kRanks, o, kSteps);
@@ -90,7 +90,7 @@ TEST(DiLoCoX, OfOneStepIsDataParallelSgd) {
 TEST(DiLoCoX, ModesAreWhatTheyAreDefinedAs) {
   constexpr int kRanks = 2, kEvery = 4, kSteps = 4 * 5 + 1;
   for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
-    const OuterOptions o = options(kEvery, mode);
+    const DiLoCoXOptions o = options(kEvery, mode);
     const Trained ended = run(kRanks, o, kSteps);
     std::vector<Trainee> replicas;
     for (int rank = 0; rank < kRanks; ++rank)
@@ -145,7 +145,7 @@ TEST(DiLoCoX, ModesAreWhatTheyAreDefinedAs) {
 TEST(DiLoCoX, ResumesWithTheSameBits) {
   for (int64_t delay : {0, 2}) {
     for (int64_t at : {7, 9, 12}) {
-      OuterOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
+      DiLoCoXOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
       o.fragments = 2;
       o.delay = delay;
       o.adapt_rank = true;
@@ -187,7 +187,7 @@ TEST(DiLoCoX, ResumesWithTheSameBits) {
 TEST(DiLoCoX, LosesNothing) {
   constexpr int kRanks = 2;
   for (int64_t rank : {0, 3}) {
-    OuterOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", rank);
+    DiLoCoXOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", rank);
     o.lr = 1;
     o.momentum = 0;  // θ̄ falls by what was sent
     Ranks ranks(kRanks);
@@ -229,7 +229,7 @@ TEST(DiLoCoX, RoundingOfTheParametersIsNoTraining) {
       Trainee trainee(rank, {{40, 30}});
       at::Tensor& x = trainee.parameters[0].tensor;
       x = x.to(at::kBFloat16);
-      OuterOptions o = options(1, mode);
+      DiLoCoXOptions o = options(1, mode);
       o.lr = 0.3;
       o.momentum = 0;
       trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -250,7 +250,7 @@ TEST(DiLoCoX, RoundingOfTheParametersIsNoTraining) {
 // Own outer steps that begin after synchronous ones begin with the momentum that these have left: alone, a rank's own
 // chain is the group's, one outer step ahead.
 TEST(DiLoCoX, EagerAfterTheWarmUpHasItsMomentum) {
-  OuterOptions o = options(2, OuterMode::eager);
+  DiLoCoXOptions o = options(2, OuterMode::eager);
   o.sync_warmup = 3;
   Ranks ranks(1);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
@@ -296,7 +296,7 @@ TEST(DiLoCoX, AFailingRuleLeavesEqualOuterParameters) {
   Ranks ranks(2);
   std::vector<std::vector<at::Tensor>> outer(2);
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-    OuterOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", 3);
+    DiLoCoXOptions o = coded(options(2, OuterMode::sync), "sym4:bucket=64", 3);
     o.adapt_rank = true;
     o.rank_rule = [rank](const std::vector<double>& effective) {
       return rank == 1 && effective.size() == 2 ? 99.0 : 3.0;
@@ -317,7 +317,7 @@ TEST(DiLoCoX, AFailingRuleLeavesEqualOuterParameters) {
 }
 
 TEST(DiLoCoX, FragmentsTakeTurns) {
-  OuterOptions o = options(8, OuterMode::restart);
+  DiLoCoXOptions o = options(8, OuterMode::restart);
   o.fragments = 4;
   o.delay = 3;
   o.alpha = 0.5;
@@ -327,7 +327,7 @@ TEST(DiLoCoX, FragmentsTakeTurns) {
 }
 
 TEST(DiLoCoX, RankAndIntervalFollowTheAverages) {
-  OuterOptions o = coded(options(10, OuterMode::sync), "sym8:bucket=64", 8);
+  DiLoCoXOptions o = coded(options(10, OuterMode::sync), "sym8:bucket=64", 8);
   o.adapt_rank = o.adapt_sync_every = true;
   o.min_sync_every = 2;
   o.window = 2;

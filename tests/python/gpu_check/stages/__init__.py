@@ -12,6 +12,6 @@ STAGES = (
     "ddp",
     "fsdp2",
     "diloco",
-    "replay",
+    "seed_replay",
     "speed",
 )

@@ -2,7 +2,7 @@
 
 import pytest
 import ranks
-import replay_model
+import seed_replay_model
 import torch
 import torch.distributed as dist
 
@@ -14,9 +14,9 @@ SIZE, SAMPLES, ITERATIONS = 4, 3, 6
 def _run(r, options):
     r.init()
     options = {"samples": SAMPLES, "weight_decay": 0.0 if "base" in options else 0.01, "check_every": 2, **options}
-    model, optimizer = replay_model.machine(group=dist.group.WORLD, **options)
+    model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, **options)
     for t in range(ITERATIONS):
-        optimizer.step(lambda sample, t=t: replay_model.loss(model, 100 * t + SAMPLES * r.rank + sample))
+        optimizer.step(lambda sample, t=t: seed_replay_model.loss(model, 100 * t + SAMPLES * r.rank + sample))
     return optimizer.core.checksum(), optimizer.core.log, optimizer.stats()
 
 
@@ -43,7 +43,7 @@ def test_payload_bytes_are_the_formula():
 def test_four_ranks_equal_one_that_takes_all_samples(noise):
     """With equal ids: 4 ranks x n directions and 1 rank x 4n end with the same bits."""
     spread = ranks.run_ranks(_run, SIZE, {"noise": noise})[0]
-    _, optimizer = replay_model.machine(samples=SAMPLES, weight_decay=0.01, noise=noise)
+    _, optimizer = seed_replay_model.machine(samples=SAMPLES, weight_decay=0.01, noise=noise)
     core = optimizer.core
     for t in range(ITERATIONS):
         messages = []
@@ -60,17 +60,17 @@ def test_four_ranks_equal_one_that_takes_all_samples(noise):
 
 
 def _at(core, machine, sample, factor, batch):
-    model = replay_model.net()
+    model = seed_replay_model.net()
     with torch.no_grad():
         for number, p in enumerate(model.parameters()):
             p.copy_(core.perturbed(number, machine, sample, factor))
-        return float(replay_model.loss(model, batch))
+        return float(seed_replay_model.loss(model, batch))
 
 
 def _unlike(r, seconds):
     r.init()
-    model, optimizer = replay_model.machine(samples=2 + r.rank, seconds=seconds, group=dist.group.WORLD)
-    replay_model.train(model, optimizer, 3)
+    model, optimizer = seed_replay_model.machine(samples=2 + r.rank, seconds=seconds, group=dist.group.WORLD)
+    seed_replay_model.train(model, optimizer, 3)
     return optimizer.core.checksum(), [entry["counts"] for entry in _C.read_replay_records(optimizer.core.log)]
 
 
@@ -91,15 +91,15 @@ def _differ(r, what):
         if what == "codec" and r.rank
         else {}
     )
-    model = replay_model.net()
+    model = seed_replay_model.net()
     if what == "weights" and r.rank:
         with torch.no_grad():
             model[0].bias[3] += 1
     if what == "model" and r.rank:
-        model = torch.nn.Linear(replay_model.WIDTH, replay_model.CLUSTERS)
-    model, optimizer = replay_model.machine(model, group=dist.group.WORLD, **options)
+        model = torch.nn.Linear(seed_replay_model.WIDTH, seed_replay_model.CLUSTERS)
+    model, optimizer = seed_replay_model.machine(model, group=dist.group.WORLD, **options)
     with pytest.raises(ValueError) as error:
-        replay_model.train(model, optimizer, 1)
+        seed_replay_model.train(model, optimizer, 1)
     return str(error.value)
 
 
@@ -119,14 +119,14 @@ def test_ranks_that_differ(what, said):
 
 def _rates(r):
     r.init()
-    model, optimizer = replay_model.machine(group=dist.group.WORLD, perturb="in-place")
-    replay_model.train(model, optimizer, 1)
+    model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, perturb="in-place")
+    seed_replay_model.train(model, optimizer, 1)
     optimizer.param_groups[0]["lr"] *= 1 + r.rank
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(
         ValueError, match=r"iteration 1: expected one lr and weight decay on all ranks, got .* on ranks 0 and 1"
     ):
-        replay_model.train(model, optimizer, 1)
+        seed_replay_model.train(model, optimizer, 1)
     return optimizer.iteration == 1 and all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -137,15 +137,15 @@ def test_rates_that_differ():
 
 def _spoilt(r):
     r.init()
-    model, optimizer = replay_model.machine(group=dist.group.WORLD, check_every=2)
-    replay_model.train(model, optimizer, 1)
+    model, optimizer = seed_replay_model.machine(group=dist.group.WORLD, check_every=2)
+    seed_replay_model.train(model, optimizer, 1)
     if r.rank == 1:
         with torch.no_grad():
             model[2].bias[0] += 1e-3
     with pytest.raises(
         RuntimeError, match=r"iteration 2: expected equal weights, got CRC-32C .* on rank 0 and .* on rank 1"
     ):
-        replay_model.train(model, optimizer, 1)
+        seed_replay_model.train(model, optimizer, 1)
     return True
 
 
@@ -155,13 +155,13 @@ def test_weights_that_part_are_found():
 
 def _lost(r):
     r.init()
-    model, optimizer = replay_model.machine(group=dist.group.WORLD)
-    replay_model.train(model, optimizer, 2)
+    model, optimizer = seed_replay_model.machine(group=dist.group.WORLD)
+    seed_replay_model.train(model, optimizer, 2)
     if r.rank == 1:
         raise SystemExit(0)
     before = optimizer.core.checksum()
     with pytest.raises(dist.DistBackendError, match="rank 1"):
-        replay_model.train(model, optimizer, 50)
+        seed_replay_model.train(model, optimizer, 50)
     return optimizer.core.checksum() == before and optimizer.iteration == 2
 
 

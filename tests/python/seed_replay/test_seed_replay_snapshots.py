@@ -7,9 +7,9 @@ import time
 
 import pytest
 import ranks
-import replay_model
+import seed_replay_model
 import torch.distributed as dist
-from replay_core import EXCHANGE, Machine, end_together
+from seed_replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
@@ -32,7 +32,7 @@ def _posted(machine, iteration, name):
 
 
 def _away(r, port):
-    """The closer of the iteration before a snapshot is busy elsewhere until the others have made two later ones."""
+    """The leader of the iteration before a snapshot is busy elsewhere until the others have made two later ones."""
     options = {"chunk": 4, "snapshot_every": 4, "deadline_least_s": 3, "deadline_most_s": 3}
     if r.rank == 3:
         r.hear("back", DEADLINE_S)
@@ -69,7 +69,7 @@ def _away(r, port):
     return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)
 
 
-def test_a_closer_that_was_away_leaves_snapshots_and_log_alone(store):
+def test_a_leader_that_was_away_leaves_snapshots_and_log_alone(store):
     ends = ranks.run_ranks(_away, 4, store.port, timeout=DEADLINE_S)
     assert len(set(ends)) == 1
 
@@ -78,7 +78,7 @@ VALUE = 2 << 20  # bytes of a snapshot, in two pieces
 
 
 class Weights:
-    """What snapshots are made of: an iteration, and bytes that are all alike."""
+    """The content of snapshots: an iteration, and bytes that are all alike."""
 
     def __init__(self, iteration, fill):
         self.iteration, self.value = iteration, bytes([fill]) * VALUE
@@ -233,14 +233,14 @@ def test_the_log_of_another_store_goes_with_the_chunks(store):
 def _from_checkpoints(r, port, folder):
     """Two machines were killed, one just after a snapshot and one just before; they go on at a store."""
     options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 4}
-    replay_model.train(*replay_model.machine(**options), 8 - r.rank)
+    seed_replay_model.train(*seed_replay_model.machine(**options), 8 - r.rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     exchange = StoreExchange(store, f"machine{r.rank}", **EXCHANGE)
-    model, optimizer = replay_model.machine(exchange=exchange, **options)
+    model, optimizer = seed_replay_model.machine(exchange=exchange, **options)
     assert optimizer.iteration == 8 - r.rank
     optimizer.join()
     assert optimizer.iteration == 8
-    replay_model.train(model, optimizer, 4)
+    seed_replay_model.train(model, optimizer, 4)
     optimizer.leave()
     return optimizer.iteration, optimizer.core.checksum()
 

@@ -10,7 +10,7 @@ from gpu_check.trial import GivenGradients, flat
 ITERATIONS, SAMPLES = 4, 4
 
 
-def replay(t):
+def seed_replay(t):
     t.init()
     for noise, dtype, perturb in itertools.product(
         ("rademacher", "gaussian"), (torch.float32, torch.bfloat16, torch.float16), ("at-use", "in-place")

@@ -5,10 +5,10 @@ import signal
 
 import pytest
 import ranks
-import replay_model
+import seed_replay_model
 import torch
 import torch.distributed as dist
-from replay_core import EXCHANGE, end_together
+from seed_replay_core import EXCHANGE, end_together
 
 import torch_lowcomm as lc
 
@@ -21,12 +21,12 @@ class Tuned:
     def __init__(self, port, name, least=2, exchange=None, **options):
         client = dist.TCPStore("127.0.0.1", port, is_master=False)
         self.exchange = lc.StoreExchange(client, name, **(EXCHANGE | {"least": least} | (exchange or {})))
-        self.model, self.opt = replay_model.machine(exchange=self.exchange, check_every=5, **options)
+        self.model, self.opt = seed_replay_model.machine(exchange=self.exchange, check_every=5, **options)
         self.opt.join()
         self.core = self.opt.core
 
     def step(self):
-        replay_model.train(self.model, self.opt, 1, first=self.exchange.machine % 1000)
+        seed_replay_model.train(self.model, self.opt, 1, first=self.exchange.machine % 1000)
 
     def until(self, iteration):
         while self.opt.iteration < iteration:
@@ -38,7 +38,7 @@ class Tuned:
 
     def loss(self):
         with torch.no_grad():
-            return replay_model.loss(self.model, -1).item()
+            return seed_replay_model.loss(self.model, -1).item()
 
 
 WAYS = {
@@ -146,7 +146,7 @@ def _beyond_the_log(r, port, folder, options):
         assert machine.opt.iteration >= 24
     ended = end_together(r, machine, lambda m: m.opt.stats()["machines"] == 2)
     if r.rank == 1:
-        _, again = replay_model.machine(checkpoint=folder, **options)
+        _, again = seed_replay_model.machine(checkpoint=folder, **options)
         assert (again.iteration, again.core.checksum()) == ended
     return ended
 
@@ -191,13 +191,13 @@ def test_weights_are_set_to_a_snapshot(store):
 )
 def test_refuses(given, says):
     with pytest.raises(ValueError, match=says):
-        replay_model.machine(**given)
+        seed_replay_model.machine(**given)
 
 
 def _by_store(r, port):
     client = dist.TCPStore("127.0.0.1", port, is_master=False)
-    model, opt = replay_model.machine(store=client, machine_id=r.rank)
-    replay_model.train(model, opt, 3)
+    model, opt = seed_replay_model.machine(store=client, machine_id=r.rank)
+    seed_replay_model.train(model, opt, 3)
     assert opt.stats()["machines"] == 1
     opt.leave()
 

@@ -23,8 +23,8 @@ std::vector<OuterParameter> parametersOf(const NamedParameters& named) {
 }
 
 // A rule of the user's is called from step(), which runs without the interpreter's lock; functional takes it.
-OuterOptions optionsOf(const py::dict& given) {
-  OuterOptions o;
+DiLoCoXOptions optionsOf(const py::dict& given) {
+  DiLoCoXOptions o;
   const auto take = [&](const char* name, auto& field) {
     if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
   };
@@ -76,13 +76,13 @@ py::dict reportOf(const OuterReport& report) {
 
 }  // namespace
 
-void bindOptim(py::module_& m) {
+void bindDiLoCoX(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
       .def(py::init([](const NamedParameters& parameters, const std::optional<Backend>& group,
                        const std::optional<Backend>& cluster, const NamedParameters& buffers, const py::dict& options) {
              return translated([&] {
-               OuterOptions parsed = optionsOf(options);
+               DiLoCoXOptions parsed = optionsOf(options);
                py::gil_scoped_release released;
                return std::make_unique<DiLoCoX>(parametersOf(parameters), queueOf(group), std::move(parsed),
                                                 queueOf(cluster), parametersOf(buffers));

@@ -1,4 +1,4 @@
-#include "wire/replay_log.h"
+#include "wire/seed_replay_log.h"
 
 #include <cstring>
 #include <string>

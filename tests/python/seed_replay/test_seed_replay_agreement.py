@@ -1,4 +1,4 @@
-"""What the machines of a seed replay agree on at the store: an iteration's record, values of any size, deadlines."""
+"""The agreement of a seed replay's machines at the store: an iteration's record, values of any size, deadlines."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def _head(store):
 
 
 def test_an_iteration_is_agreed_on_once(store):
-    """Whoever was stopped before its compare_set loses it, however much later, whatever was deleted since."""
+    """A machine that was stopped before its compare_set loses it, however late it is and whatever was deleted since."""
     late, other = _head(store), _head(store)
     for iteration in range(9):
         assert other.propose(Commit(iteration, b"theirs", (1,), 2, 1))

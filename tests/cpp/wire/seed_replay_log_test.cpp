@@ -1,4 +1,4 @@
-#include "wire/replay_log.h"
+#include "wire/seed_replay_log.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ std::vector<std::byte> record(uint64_t iteration) {
 }
 
 // FORMAT.md, "Seed replay", by hand; the checksum is that of crc32c_test.cpp's function.
-TEST(ReplayLog, MessageIsAsTheFormatSays) {
+TEST(SeedReplayLog, MessageIsAsTheFormatSays) {
   const auto payload = bytes({0xaa, 0xbb});
   const auto message = writeReplayMessage({0x0102, 3, 2, payload});
   const auto head = bytes({2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0xaa, 0xbb});
@@ -35,7 +35,7 @@ TEST(ReplayLog, MessageIsAsTheFormatSays) {
   EXPECT_TRUE(std::equal(payload.begin(), payload.end(), read.payload.begin(), read.payload.end()));
 }
 
-TEST(ReplayLog, RecordsComeBack) {
+TEST(SeedReplayLog, RecordsComeBack) {
   auto log = record(41);
   const auto next = record(42);
   log.insert(log.end(), next.begin(), next.end());
@@ -50,7 +50,7 @@ TEST(ReplayLog, RecordsComeBack) {
   EXPECT_TRUE(ReplayRecords({}).read().empty());
 }
 
-TEST(ReplayLog, AnyBitFlippedIsRefused) {
+TEST(SeedReplayLog, AnyBitFlippedIsRefused) {
   const auto whole = record(5);
   const auto message = writeReplayMessage({1, 5, 3, bytes({1, 2, 3})});
   for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
@@ -65,7 +65,7 @@ TEST(ReplayLog, AnyBitFlippedIsRefused) {
   }
 }
 
-TEST(ReplayLog, AnyCutIsRefused) {
+TEST(SeedReplayLog, AnyCutIsRefused) {
   const auto whole = record(5);
   const auto message = writeReplayMessage({1, 5, 3, bytes({1, 2, 3})});
   for (size_t size = 1; size < whole.size(); ++size)
@@ -74,7 +74,7 @@ TEST(ReplayLog, AnyCutIsRefused) {
     EXPECT_THROW(readReplayMessage(std::span(message).first(size)), WireError) << size;
 }
 
-TEST(ReplayLog, OrderIsChecked) {
+TEST(SeedReplayLog, OrderIsChecked) {
   auto gap = record(5);
   const auto later = record(7);
   gap.insert(gap.end(), later.begin(), later.end());
@@ -92,7 +92,7 @@ std::vector<std::byte> logOf(uint64_t first, int count) {
   return log;
 }
 
-TEST(ReplayLog, SkipsAndFindsRecordsByTheirHeaders) {
+TEST(SeedReplayLog, SkipsAndFindsRecordsByTheirHeaders) {
   const auto log = logOf(41, 3);
   const size_t one = log.size() / 3;
   const ReplayRecords records(log);
@@ -113,7 +113,7 @@ TEST(ReplayLog, SkipsAndFindsRecordsByTheirHeaders) {
   }
 }
 
-TEST(ReplayLog, WholePrefixEndsBeforeACutOrSpoiltRecord) {
+TEST(SeedReplayLog, WholePrefixEndsBeforeACutOrSpoiltRecord) {
   const auto log = logOf(5, 3);
   const size_t one = log.size() / 3;
   for (size_t size = 0; size <= log.size(); ++size)

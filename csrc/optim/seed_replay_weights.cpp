@@ -1,4 +1,4 @@
-#include "optim/replay_weights.h"
+#include "optim/seed_replay_weights.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

@@ -8,7 +8,7 @@ import time
 import pytest
 import ranks
 import torch.distributed as dist
-from replay_core import Machine, end_together, expect_alike, machines_by_iteration
+from seed_replay_core import Machine, end_together, expect_alike, machines_by_iteration
 
 DEADLINE_S = 120
 AT = 12  # the iteration in which it happens

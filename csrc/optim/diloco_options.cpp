@@ -1,4 +1,4 @@
-#include "optim/outer_options.h"
+#include "optim/diloco_options.h"
 
 #include <array>
 #include <cmath>
@@ -32,7 +32,7 @@ OuterMode outerMode(const std::string& name) {
   throw ValueError("DiLoCoX: mode: expected sync, continue, restart or eager, got '" + name + "'");
 }
 
-void OuterOptions::check() const {
+void DiLoCoXOptions::check() const {
   expectAtLeast("sync_every", 1, sync_every);
   if (fragments < 1 || fragments > sync_every)
     refuse("fragments", "1..." + std::to_string(sync_every) + ", sync_every", fragments);

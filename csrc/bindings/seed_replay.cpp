@@ -89,7 +89,7 @@ py::dict entryOf(const ReplayRecord& record) {
 
 }  // namespace
 
-void bindReplay(py::module_& m) {
+void bindSeedReplay(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<SeedReplay>(m, "SeedReplay")
       .def(py::init(&make), py::arg("parameters"), py::arg("options"))

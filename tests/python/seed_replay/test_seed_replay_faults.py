@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from replay_core import Machine, end_together, expect_alike, machines_by_iteration, machines_of
+from seed_replay_core import Machine, end_together, expect_alike, machines_by_iteration, machines_of
 
 DEADLINE_S = 120
 AT = 12  # the iteration in which it happens

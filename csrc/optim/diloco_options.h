@@ -25,7 +25,7 @@ const char* outerModeName(OuterMode mode);
 OuterMode outerMode(const std::string& name);
 
 // How an outer loop runs. Every rank of the group has the same.
-struct OuterOptions {
+struct DiLoCoXOptions {
   int64_t sync_every = 0;  // H_1: inner steps from one outer step of a fragment to its next
   OuterMode mode = OuterMode::proceed;
   int64_t fragments = 1;  // parts of the parameters, each with outer steps of its own, spread evenly over sync_every

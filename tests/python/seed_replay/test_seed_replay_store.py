@@ -12,7 +12,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from replay_core import OPTIONS, Machine, end_together
+from seed_replay_core import OPTIONS, Machine, end_together
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay import ReplayMismatch, StoreExchange

@@ -4,7 +4,7 @@ import copy
 import math
 
 import pytest
-import replay_model
+import seed_replay_model
 import torch
 from torch import nn
 
@@ -19,8 +19,8 @@ def _mean(losses):
 @pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
 @pytest.mark.parametrize("codec", ["logbyte", "log9", "sign1", "fp16", "none"])
 def test_every_codec_learns(noise, codec):
-    model, optimizer = replay_model.machine(noise=noise, codec=codec, samples=16)
-    losses = replay_model.train(model, optimizer, 60)
+    model, optimizer = seed_replay_model.machine(noise=noise, codec=codec, samples=16)
+    losses = seed_replay_model.train(model, optimizer, 60)
     assert _mean(losses[-5:]) < 0.35 * losses[0]
 
 
@@ -44,9 +44,9 @@ def test_every_variant_learns(options):
         "fixed", False
     )  # the loss before is of another batch otherwise, and its difference the batches'
     iterations = options.pop("iterations", 60)
-    model, optimizer = replay_model.machine(samples=16, **options)
+    model, optimizer = seed_replay_model.machine(samples=16, **options)
     losses = [
-        optimizer.step(lambda sample: replay_model.loss(model, 0 if fixed else 64 * optimizer.iteration + sample))
+        optimizer.step(lambda sample: seed_replay_model.loss(model, 0 if fixed else 64 * optimizer.iteration + sample))
         for _ in range(iterations)
     ]
     assert _mean(losses[-5:]) < 0.6 * losses[0]
@@ -54,16 +54,16 @@ def test_every_variant_learns(options):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_learns(dtype):
-    model, optimizer = replay_model.machine(replay_model.net(dtype), samples=16, lr=4e-2, eps=1e-2)
-    losses = replay_model.train(model, optimizer, 60)
+    model, optimizer = seed_replay_model.machine(seed_replay_model.net(dtype), samples=16, lr=4e-2, eps=1e-2)
+    losses = seed_replay_model.train(model, optimizer, 60)
     assert _mean(losses[-5:]) < 0.6 * losses[0]
     assert all(p.dtype == dtype for p in model.parameters())
 
 
 def test_an_iteration_is_the_formula():
     """By hand, with torch alone but for the perturbation: loss differences, the byte, the step."""
-    model, optimizer = replay_model.machine(codec="none", samples=3, seed=5, weight_decay=0.1)
-    twin = replay_model.net()
+    model, optimizer = seed_replay_model.machine(codec="none", samples=3, seed=5, weight_decay=0.1)
+    twin = seed_replay_model.net()
     core = _C.SeedReplay(
         [(n, p.detach(), True, 0) for n, p in twin.named_parameters()],
         {"noise": "rademacher", "codec": "none", "lr_scale": "sqrt", "seed": 5, "pool": 0, "base": ""},
@@ -78,10 +78,10 @@ def test_an_iteration_is_the_formula():
             with torch.no_grad():
                 for p, w, d in zip(twin.parameters(), start, z, strict=True):
                     p.copy_(w + sign * 1e-3 * d)
-            both.append(float(replay_model.loss(twin, sample).detach()))
+            both.append(float(seed_replay_model.loss(twin, sample).detach()))
         estimates.append((both[0] - both[1]) / 2e-3)
         directions.append(z)
-    replay_model.train(model, optimizer, 1)
+    seed_replay_model.train(model, optimizer, 1)
     for i, (p, w) in enumerate(zip(model.parameters(), start, strict=True)):
         step = sum(e * d[i] for e, d in zip(estimates, directions, strict=True))
         keep = 1 - 1e-2 * 0.1 if p.dim() > 1 else 1
@@ -89,14 +89,14 @@ def test_an_iteration_is_the_formula():
 
 
 def test_evaluations_leave_the_weights():
-    model, optimizer = replay_model.machine()
+    model, optimizer = seed_replay_model.machine()
     before = copy.deepcopy(model.state_dict())
     seen = []
 
     def closure(sample):
         seen.append({name: value.clone() for name, value in model.state_dict().items()})
         assert not model.training and not torch.is_grad_enabled()
-        return replay_model.loss(model, sample)
+        return seed_replay_model.loss(model, sample)
 
     optimizer.step(closure)
     assert len(seen) == 8
@@ -105,15 +105,15 @@ def test_evaluations_leave_the_weights():
 
 
 def test_a_raising_closure_changes_nothing():
-    model, optimizer = replay_model.machine()
+    model, optimizer = seed_replay_model.machine()
     before = copy.deepcopy(model.state_dict())
     for perturb in ("at-use", "in-place"):
-        model, optimizer = replay_model.machine(perturb=perturb)
+        model, optimizer = seed_replay_model.machine(perturb=perturb)
 
         def closure(sample, model=model):
             if sample == 2:
                 raise KeyError("the user's")
-            return replay_model.loss(model, sample)
+            return seed_replay_model.loss(model, sample)
 
         with pytest.raises(KeyError):
             optimizer.step(closure)
@@ -146,7 +146,7 @@ def test_weights_read_in_every_way_are_perturbed():
     records = []
     for perturb in ("in-place", "at-use"):
         torch.manual_seed(0)
-        model, optimizer = replay_model.machine(_Odd(), codec="none", perturb=perturb, samples=6, eps=1e-2)
+        model, optimizer = seed_replay_model.machine(_Odd(), codec="none", perturb=perturb, samples=6, eps=1e-2)
         for _ in range(2):
             optimizer.step(lambda sample, model=model: model((tokens + sample) % 16).square().mean())
         records.append(_C.read_replay_records(optimizer.core.log)[0]["bytes"])
@@ -169,23 +169,23 @@ class _Adapted(nn.Module):
 
 
 def test_lora_only():
-    model = replay_model.net()
+    model = seed_replay_model.net()
     model[0], model[2] = _Adapted(model[0]), _Adapted(model[2])
     frozen = [model[0].layer.weight.clone(), model[2].layer.weight.clone()]
-    model, optimizer = replay_model.machine(model, samples=16, lr=3e-2)
+    model, optimizer = seed_replay_model.machine(model, samples=16, lr=3e-2)
     assert optimizer.core.description.count(":Float") == 4
-    losses = replay_model.train(model, optimizer, 60)
+    losses = seed_replay_model.train(model, optimizer, 60)
     assert _mean(losses[-5:]) < 0.5 * losses[0]
     assert torch.equal(model[0].layer.weight, frozen[0]) and torch.equal(model[2].layer.weight, frozen[1])
 
 
 def test_time_bounded():
     """Samples until the time is over, one at least; with samples= at most so many."""
-    model, optimizer = replay_model.machine(samples=None, seconds=1e-9)
-    replay_model.train(model, optimizer, 3)
+    model, optimizer = seed_replay_model.machine(samples=None, seconds=1e-9)
+    seed_replay_model.train(model, optimizer, 3)
     assert optimizer.stats()["gradients"] == 3
-    model, optimizer = replay_model.machine(samples=2, seconds=1e9)
-    replay_model.train(model, optimizer, 3)
+    model, optimizer = seed_replay_model.machine(samples=2, seconds=1e9)
+    seed_replay_model.train(model, optimizer, 3)
     assert optimizer.stats()["gradients"] == 6
 
 
@@ -193,12 +193,12 @@ def test_time_bounded():
 @pytest.mark.parametrize("estimator", ["two-sided", "one-sided", "previous"])
 def test_no_number_is_skipped(estimator, codec):
     """A loss that is none makes estimates that nobody applies; training goes on."""
-    model, optimizer = replay_model.machine(estimator=estimator, samples=4, codec=codec)
+    model, optimizer = seed_replay_model.machine(estimator=estimator, samples=4, codec=codec)
     calls = []
 
     def closure(sample):
         calls.append(sample)
-        return math.nan if len(calls) == 4 else replay_model.loss(model, sample)
+        return math.nan if len(calls) == 4 else seed_replay_model.loss(model, sample)
 
     for _ in range(3):
         assert math.isfinite(optimizer.step(closure))
@@ -210,10 +210,10 @@ def test_no_number_is_skipped(estimator, codec):
 
 def test_a_non_differentiable_objective():
     """Accuracy itself: what back-propagation has no gradient of."""
-    model, optimizer = replay_model.machine(samples=16, eps=3e-2, lr=5e-2)
+    model, optimizer = seed_replay_model.machine(samples=16, eps=3e-2, lr=5e-2)
 
     def errors(number):
-        x, y = replay_model.batch(number, 512)
+        x, y = seed_replay_model.batch(number, 512)
         return float((model(x).argmax(1) != y).float().mean())
 
     with torch.no_grad():
@@ -225,75 +225,75 @@ def test_a_non_differentiable_objective():
 
 
 def test_a_scheduler_works():
-    model, optimizer = replay_model.machine(samples=1)
+    model, optimizer = seed_replay_model.machine(samples=1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     for _ in range(3):
-        replay_model.train(model, optimizer, 1)
+        seed_replay_model.train(model, optimizer, 1)
         schedule.step()
     assert [r["lr"] for r in _C.read_replay_records(optimizer.core.log)] == pytest.approx([1e-2, 5e-3, 2.5e-3])
 
 
 @pytest.mark.parametrize("options", [{}, {"perturb": "in-place", "restore_every": 3}, {"pool": 8, "base": "int8"}])
 def test_resume_to_the_bit(options):
-    model, optimizer = replay_model.machine(**options)
-    replay_model.train(model, optimizer, 4)
+    model, optimizer = seed_replay_model.machine(**options)
+    seed_replay_model.train(model, optimizer, 4)
     saved = copy.deepcopy((model.state_dict(), optimizer.snapshot()))
-    replay_model.train(model, optimizer, 5)
-    other, second = replay_model.machine(**options)
+    seed_replay_model.train(model, optimizer, 5)
+    other, second = seed_replay_model.machine(**options)
     second.load_snapshot(saved[1])
     assert second.iteration == 4
-    replay_model.train(other, second, 5)
+    seed_replay_model.train(other, second, 5)
     if (
         "restore_every" not in options
     ):  # else it was put right at other iterations, and what was measured differs by roundings
         assert second.core.checksum() == optimizer.core.checksum()
-    third_model, third = replay_model.machine(**options)
+    third_model, third = seed_replay_model.machine(**options)
     with pytest.raises(ValueError, match="which it was saved with, got .*: load the model's state first"):
         third.load_state_dict({**saved[1]["optimizer"], "replay": {**saved[1]["optimizer"]["replay"], "checksum": 1}})
     if not options:
         third_model.load_state_dict(saved[0])
         third.load_state_dict(saved[1]["optimizer"])
-        replay_model.train(third_model, third, 5)
+        seed_replay_model.train(third_model, third, 5)
         assert third.core.checksum() == optimizer.core.checksum()
 
 
 def test_a_folder_brings_a_machine_back(tmp_path):
-    model, optimizer = replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
-    replay_model.train(model, optimizer, 10)
+    model, optimizer = seed_replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
+    seed_replay_model.train(model, optimizer, 10)
     sums = optimizer.core.checksum()
     files = ["log-4.bin", "log-8.bin", "snapshot-4.pt", "snapshot-8.pt"]
     assert sorted(p.name for p in (tmp_path / "a").iterdir()) == files
     with (tmp_path / "a" / "log-8.bin").open("ab") as file:
         file.write(b"\x40\x00\x00\x00half a record")  # killed while it wrote
-    back, again = replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
+    back, again = seed_replay_model.machine(checkpoint=tmp_path / "a", snapshot_every=4)
     assert again.iteration == 10 and again.core.checksum() == sums
-    replay_model.train(model, optimizer, 7)
-    replay_model.train(back, again, 7)
+    seed_replay_model.train(model, optimizer, 7)
+    seed_replay_model.train(back, again, 7)
     assert again.core.checksum() == optimizer.core.checksum()
     assert _C.read_replay_records(again.core.log)[0]["iteration"] == 12, "for machines that are behind"
     with pytest.raises(ValueError, match=r"expected one of .*seed=1.*, got one of .*seed=0"):
-        replay_model.machine(checkpoint=tmp_path / "a", seed=1)
+        seed_replay_model.machine(checkpoint=tmp_path / "a", seed=1)
 
 
 def test_a_folder_follows_a_leap(tmp_path):
     """Weights that no record made: what is trained after them is what comes back."""
-    model, optimizer = replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
-    replay_model.train(model, optimizer, 3)
+    model, optimizer = seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    seed_replay_model.train(model, optimizer, 3)
     early = copy.deepcopy(optimizer.snapshot())
-    replay_model.train(model, optimizer, 7)
+    seed_replay_model.train(model, optimizer, 7)
     optimizer.load_snapshot(early)
-    replay_model.train(model, optimizer, 2)
-    _, again = replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
+    seed_replay_model.train(model, optimizer, 2)
+    _, again = seed_replay_model.machine(checkpoint=tmp_path, snapshot_every=4)
     assert again.iteration == 5 and again.core.checksum() == optimizer.core.checksum()
 
 
 @pytest.mark.parametrize("perturb", ["at-use", "in-place"])
 def test_a_refused_snapshot_changes_nothing(perturb):
-    model, optimizer = replay_model.machine(perturb=perturb)
-    replay_model.train(model, optimizer, 2)
+    model, optimizer = seed_replay_model.machine(perturb=perturb)
+    seed_replay_model.train(model, optimizer, 2)
     saved = copy.deepcopy(optimizer.snapshot())
     saved["weights"]["0.bias"][3] += 1
-    replay_model.train(model, optimizer, 2)
+    seed_replay_model.train(model, optimizer, 2)
     before, checksum = copy.deepcopy(model.state_dict()), optimizer.core.checksum()
     with pytest.raises(ValueError, match="expected weights with CRC-32C"):
         optimizer.load_snapshot(saved)
@@ -302,21 +302,21 @@ def test_a_refused_snapshot_changes_nothing(perturb):
 
 
 def test_a_rate_that_is_none_is_refused_at_once():
-    model, optimizer = replay_model.machine()
+    model, optimizer = seed_replay_model.machine()
     optimizer.param_groups[0]["lr"] = math.nan
     with pytest.raises(ValueError, match="expected a finite learning rate and weight decay, got nan"):
-        replay_model.train(model, optimizer, 1)
+        seed_replay_model.train(model, optimizer, 1)
     assert optimizer.stats()["evaluations"] == 0
     optimizer.param_groups[0]["lr"] = 1e-2
-    replay_model.train(model, optimizer, 1)
+    seed_replay_model.train(model, optimizer, 1)
 
 
 def test_after_leaving_a_step_joins_again():
-    model, optimizer = replay_model.machine()
-    replay_model.train(model, optimizer, 1)
+    model, optimizer = seed_replay_model.machine()
+    seed_replay_model.train(model, optimizer, 1)
     optimizer.leave()
     optimizer.leave()
-    replay_model.train(model, optimizer, 1)
+    seed_replay_model.train(model, optimizer, 1)
     assert optimizer.iteration == 2
 
 
@@ -333,7 +333,7 @@ class _Unread(nn.Module):
 
 
 def test_a_quantized_base_refuses_what_is_read_by_another_way():
-    model, optimizer = replay_model.machine(_Unread(), base="int8", pool=4)
+    model, optimizer = seed_replay_model.machine(_Unread(), base="int8", pool=4)
     for _ in range(2):
         with pytest.raises(ValueError, match="got 1 parameters that the first evaluation did not read so"):
             optimizer.step(lambda: model())
@@ -342,10 +342,10 @@ def test_a_quantized_base_refuses_what_is_read_by_another_way():
 
 def test_a_log_replays_on_the_base_model():
     """Bytes in place of weights: whoever has the base model and the log has the tuned one."""
-    model, optimizer = replay_model.machine()
-    replay_model.train(model, optimizer, 30)
+    model, optimizer = seed_replay_model.machine()
+    seed_replay_model.train(model, optimizer, 30)
     assert len(optimizer.core.log) < 30 * 60
-    other, second = replay_model.machine()
+    other, second = seed_replay_model.machine()
     assert second.replay(optimizer.core.log) == 120
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     with pytest.raises(ValueError, match="expected iteration 30, got 0"):
@@ -378,17 +378,17 @@ def test_a_log_replays_on_the_base_model():
 )
 def test_options_that_will_not_do(options, error, match):
     with pytest.raises(error, match=match):
-        replay_model.machine(**options)
+        seed_replay_model.machine(**options)
 
 
 def test_models_that_will_not_do():
     with pytest.raises(TypeError, match="expected a torch.nn.Module, got list"):
         lc.SeedReplay([torch.ones(2)], lr=1)
     with pytest.raises(ValueError, match="expected parameters that require gradients, got none"):
-        lc.SeedReplay(replay_model.net().requires_grad_(False), lr=1)
+        lc.SeedReplay(seed_replay_model.net().requires_grad_(False), lr=1)
     with pytest.raises(TypeError, match=r"parameter '0.weight': expected float32, float16 or bfloat16, got Double"):
-        lc.SeedReplay(replay_model.net(torch.float64), lr=1)
-    _, optimizer = replay_model.machine()
+        lc.SeedReplay(seed_replay_model.net(torch.float64), lr=1)
+    _, optimizer = seed_replay_model.machine()
     with pytest.raises(ValueError, match="expected a closure that evaluates the loss, got None"):
         optimizer.step()
     with pytest.raises(ValueError, match="expected the key 'replay'"):
@@ -396,4 +396,4 @@ def test_models_that_will_not_do():
     with pytest.raises(
         ValueError, match="weight_decay: expected 0 beside base 'int8', which is never written, got 0.1"
     ):
-        replay_model.machine(base="int8", pool=4, weight_decay=0.1)
+        seed_replay_model.machine(base="int8", pool=4, weight_decay=0.1)
