@@ -1,4 +1,4 @@
-"""What the machines of a run commit in one iteration: the value of the keys `head` and `log/<iteration>`."""
+"""The commit of one iteration: the value of the keys `head` and `log/<iteration>`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_RECORD = 0xFFFF  # in place of the size: the quorum is the machines of the r
 
 @dataclasses.dataclass(frozen=True)
 class Commit:
-    """What one iteration comes to. It is written once, and all machines read the same.
+    """The outcome of one iteration. It is written once, and all machines read the same.
 
     Attributes:
         iteration: The record's iteration; before the first record, one less than the run's first iteration.

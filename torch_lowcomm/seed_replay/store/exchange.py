@@ -29,6 +29,7 @@ from torch_lowcomm.seed_replay.store.log import LogMoved, RunLog, forget_chunks,
 from torch_lowcomm.seed_replay.store.names import Names
 from torch_lowcomm.seed_replay.store.options import expect_options
 from torch_lowcomm.seed_replay.store.pace import Pace
+from torch_lowcomm.seed_replay.store.run import Run
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 from torch_lowcomm.seed_replay.store.weight_check import other_weights
 
@@ -153,9 +154,9 @@ class StoreExchange:
                 self._store, self._requests, self._names, core, me, alive, least=self._least, timeout_s=self._timeout_s
             )
             self._head = Head(self._store, self._log, self._founding.commit())
-            at_store = (self._store, self._head, self._requests, self._names)
-            self._proposer = Proposer(*at_store, self._pace, self.machine, self._beat.gone, self._beat.heard)
-            self._joiner = Joiner(*at_store, self._catch_up, self._founding, self.machine, alive, self._timeout_s)
+            run = Run(self._store, self._head, self._requests, self._names)
+            self._proposer = Proposer(run, self._pace, self.machine, self._beat.gone, self._beat.heard)
+            self._joiner = Joiner(run, self._catch_up, self._founding, self.machine, alive, self._timeout_s)
             commit = self._joiner.join(core)
             if commit is not None:
                 core.apply(commit.record)

@@ -9,11 +9,8 @@ from collections.abc import Callable, Iterable
 
 from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.store.commit import Commit
-from torch_lowcomm.seed_replay.store.head import Head
-from torch_lowcomm.seed_replay.store.join_requests import JoinRequests
-from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.names import Names
 from torch_lowcomm.seed_replay.store.pace import Pace
+from torch_lowcomm.seed_replay.store.run import Run
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -26,10 +23,7 @@ class Proposer:
     """This machine's part of every iteration: it posts, looks, and proposes or waits.
 
     Args:
-        store: The run's keys.
-        head: The run's head.
-        requests: Join requests at the store.
-        names: Names at the store.
+        run: The run at the store.
         pace: Says how long the others are waited for.
         machine: This machine's number.
         gone: Returns the names of machines that were alive and are so no longer; they are not waited for.
@@ -41,16 +35,13 @@ class Proposer:
 
     def __init__(
         self,
-        store: RunStore,
-        head: Head,
-        requests: JoinRequests,
-        names: Names,
+        run: Run,
         pace: Pace,
         machine: int,
         gone: Callable[[], set[str]],
         heard: Callable[[str], None],
     ) -> None:
-        self._store, self._head, self._requests, self._names = store, head, requests, names
+        self._store, self._head, self._requests, self._names = run
         self._pace, self._machine, self._gone, self._heard = pace, machine, gone, heard
         self.dropped = 0
 

@@ -13,7 +13,7 @@ _CLOSE = 16  # iterations that a machine may be behind when it is let in: it rep
 
 @dataclasses.dataclass(frozen=True)
 class JoinRequest:
-    """What a machine says about itself. The fields are the names in the JSON at the store.
+    """A machine's description of itself. The fields are the names in the JSON at the store.
 
     Attributes:
         machine: Its number.

@@ -11,10 +11,8 @@ from torch_lowcomm import _C
 from torch_lowcomm.seed_replay.store.catch_up import CatchUp
 from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.founding import Founding
-from torch_lowcomm.seed_replay.store.head import Head
-from torch_lowcomm.seed_replay.store.join_requests import JoinRequest, JoinRequests
-from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.names import Names
+from torch_lowcomm.seed_replay.store.join_requests import JoinRequest
+from torch_lowcomm.seed_replay.store.run import Run
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -26,10 +24,7 @@ class Joiner:
     """Sends join requests and follows the other machines until it is let in.
 
     Args:
-        store: The run's keys.
-        head: The run's head.
-        requests: Join requests at the store.
-        names: Names at the store.
+        run: The run at the store.
         catch_up: Brings weights to the present.
         founding: How the run began.
         machine: This machine's number.
@@ -39,17 +34,14 @@ class Joiner:
 
     def __init__(
         self,
-        store: RunStore,
-        head: Head,
-        requests: JoinRequests,
-        names: Names,
+        run: Run,
         catch_up: CatchUp,
         founding: Founding,
         machine: int,
         alive: Callable[[], set[str]],
         timeout_s: float,
     ) -> None:
-        self._store, self._head, self._requests, self._names = store, head, requests, names
+        self._store, self._head, self._requests, self._names = run
         self._catch_up, self._founding, self._machine = catch_up, founding, machine
         self._alive, self._timeout_s = alive, timeout_s
 
