@@ -38,12 +38,17 @@ class Picture:
         return 48 + ROW * row
 
     def bar(self, row: int, at: int, width: int, kind: str, text: str = "") -> None:
-        """What a rank does: a bar of that kind's colour, with a text in it."""
+        """Draws a rank's work: a bar in the colour of its kind, with a text in it."""
         y = self._y(row)
         self._parts.append(
             f'<rect x="{LEFT + at}" y="{y}" width="{width}" height="{BAR}" rx="4" fill="{COLOURS[kind]}"/>'
             f'<text x="{LEFT + at + width / 2}" y="{y + 17}" class="bar">{escape(text)}</text>'
         )
+
+    def bars(self, row: int, *bars: tuple[int, int, str, str]) -> None:
+        """Draws bars of one row, each (at, width, kind, text)."""
+        for bar in bars:
+            self.bar(row, *bar)
 
     def arrow(self, sender: int, receiver: int, start: int, end: int, text: str = "") -> None:
         """A message: from the edge of one row to that of another."""
@@ -109,18 +114,24 @@ def fsdp_step() -> None:
     """Two ranks, two layers, forward and backward, with overlap."""
     picture = Picture("An FSDP2 step of two layers, with overlap", ["rank 0", "wire", "rank 1"], 1030)
     for rank in (0, 2):
-        picture.bar(rank, 0, 70, "encode", "encode w1")
-        picture.bar(rank, 165, 105, "compute", "forward 1")
-        picture.bar(rank, 275, 105, "compute", "forward 2")
-        picture.bar(rank, 475, 125, "compute", "backward 2")
-        picture.bar(rank, 605, 125, "compute", "backward 1")
-        picture.bar(rank, 840, 80, "apply", "optimizer")
-    picture.bar(1, 75, 85, "send", "gather w1")
-    picture.bar(1, 170, 95, "send", "gather w2")
-    picture.bar(1, 385, 85, "send", "gather w2")
-    picture.bar(1, 480, 95, "send", "gather w1")
-    picture.bar(1, 605, 105, "send", "reduce g2")
-    picture.bar(1, 735, 100, "send", "reduce g1")
+        picture.bars(
+            rank,
+            (0, 70, "encode", "encode w1"),
+            (165, 105, "compute", "forward 1"),
+            (275, 105, "compute", "forward 2"),
+            (475, 125, "compute", "backward 2"),
+            (605, 125, "compute", "backward 1"),
+            (840, 80, "apply", "optimizer"),
+        )
+    picture.bars(
+        1,
+        (75, 85, "send", "gather w1"),
+        (170, 95, "send", "gather w2"),
+        (385, 85, "send", "gather w2"),
+        (480, 95, "send", "gather w1"),
+        (605, 105, "send", "reduce g2"),
+        (735, 100, "send", "reduce g1"),
+    )
     picture.note(1, 75, "8 bits a weight")
     picture.note(1, 605, "8 bits a gradient; norms and biases exact")
     picture.write("fsdp_step")
@@ -130,11 +141,14 @@ def diloco_interval() -> None:
     """Two ranks, two intervals: the average of the first travels during the second."""
     picture = Picture("DiLoCo, mode continue: one message an interval", ["rank 0", "wire", "rank 1"], 940)
     for rank in (0, 2):
-        picture.bar(rank, 0, 250, "compute", "H inner steps")
-        picture.bar(rank, 255, 75, "encode", "form Δ")
-        picture.bar(rank, 335, 250, "compute", "H inner steps")
-        picture.bar(rank, 590, 85, "apply", "outer step")
-        picture.bar(rank, 680, 150, "compute", "…")
+        picture.bars(
+            rank,
+            (0, 250, "compute", "H inner steps"),
+            (255, 75, "encode", "form Δ"),
+            (335, 250, "compute", "H inner steps"),
+            (590, 85, "apply", "outer step"),
+            (680, 150, "compute", "…"),
+        )
     picture.bar(1, 335, 170, "send", "encode and all_reduce Δ")
     picture.note(1, 335, "4 bits an element; training does not wait")
     picture.note(0, 255, "Δ: what training moved the parameters by, plus the residual")

@@ -17,38 +17,35 @@ TEST(LowRank, EveryFormGivesScalarsBits) {
     test::expectScalarsProducts(*form->low_rank, form->name);
 }
 
-// Each element is within the rounding of its sum of the product in fp64.
+// Within the rounding of `terms` additions in fp32 of the sum in fp64 of term(0), …, term(count - 1).
+template <typename Term>
+void expectSum(float got, size_t count, size_t terms, Term term) {
+  double sum = 0, size = 0;
+  for (size_t i = 0; i < count; ++i) {
+    sum += term(i);
+    size += std::abs(term(i));
+  }
+  ASSERT_NEAR(got, sum, size * terms * 0x1p-24);
+}
+
 TEST(LowRank, ProductsAreTheProducts) {
   for (const Sizes& s : test::kLowRankSizes) {
     const std::vector<float> a = test::normal(s.rows * s.columns, 1), q = test::normal(s.rank * s.columns, 2);
-    const auto [p, r, out, left, in_place] = products(scalar::kLowRank, s);
+    const auto [p_, r_, out_, left, in_place] = products(scalar::kLowRank, s);
+    const auto &p = p_, &r = r_, &out = out_;
     for (size_t k = 0; k < s.rank; ++k) {
-      for (size_t i = 0; i < s.rows; ++i) {
-        double sum = 0, size = 0;
-        for (size_t j = 0; j < s.columns; ++j) {
-          sum += double{a[i * s.columns + j]} * q[k * s.columns + j];
-          size += std::abs(double{a[i * s.columns + j]} * q[k * s.columns + j]);
-        }
-        ASSERT_NEAR(p[k * s.rows + i], sum, size * s.columns * 0x1p-24);
-      }
-      for (size_t j = 0; j < s.columns; ++j) {
-        double sum = 0, size = 0;
-        for (size_t i = 0; i < s.rows; ++i) {
-          sum += double{a[i * s.columns + j]} * p[k * s.rows + i];
-          size += std::abs(double{a[i * s.columns + j]} * p[k * s.rows + i]);
-        }
-        ASSERT_NEAR(r[k * s.columns + j], sum, size * (s.rows + 1) * 0x1p-24);
-      }
+      for (size_t i = 0; i < s.rows; ++i)
+        expectSum(p[k * s.rows + i], s.columns, s.columns,
+                  [&](size_t j) { return double{a[i * s.columns + j]} * q[k * s.columns + j]; });
+      for (size_t j = 0; j < s.columns; ++j)
+        expectSum(r[k * s.columns + j], s.rows, s.rows + 1,
+                  [&](size_t i) { return double{a[i * s.columns + j]} * p[k * s.rows + i]; });
     }
     for (size_t i = 0; i < s.rows; ++i) {
       for (size_t j = 0; j < s.columns; ++j) {
-        double sum = 0, size = 0;
-        for (size_t k = 0; k < s.rank; ++k) {
-          sum += double{p[k * s.rows + i]} * r[k * s.columns + j];
-          size += std::abs(double{p[k * s.rows + i]} * r[k * s.columns + j]);
-        }
         const size_t at = i * s.columns + j;
-        ASSERT_NEAR(out[at], sum, size * (s.rank + 1) * 0x1p-24);
+        expectSum(out[at], s.rank, s.rank + 1,
+                  [&](size_t k) { return double{p[k * s.rows + i]} * r[k * s.columns + j]; });
         EXPECT_EQ(left[at], a[at] - out[at]);
         EXPECT_EQ(in_place[at], left[at]);
       }

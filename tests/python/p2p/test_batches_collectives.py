@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
 OWN = "all_reduce=sym8:bucket=64; all_to_all=sym8:bucket=64; broadcast=sym8:bucket=64; gather=sym8:bucket=64"
 N = 512
-# What gloo alone finds wrong without a policy, when the op starts.
+# Mistakes that gloo alone finds without a policy, when the op starts.
 GLOOS = ("expected tensors of one dtype", "multiple of 2 ranks", "expected .* outputs on rank", "expected a root")
 
 
@@ -122,7 +122,7 @@ def _scatter(root):
 
 
 def _results(r, group, salt):
-    """What the good ops give: outside blocks on gloo, in one block on lowcomm; a Work each is waited for."""
+    """Returns the results of the good ops: outside blocks on gloo, in one block on lowcomm; a Work each is waited for."""
     outs = {}
     ops = _good(r, group, salt)
     if group is not None:
@@ -229,7 +229,7 @@ def _not_started(r):
 
 
 def _one_call(r):
-    """What torch makes one call of at a block's end fails there, and the group's own block ends too."""
+    """Ops of which torch makes one call at a block's end fail there, and the group's own block ends too."""
     r.init("lowcomm")
     shared, x = torch.zeros(1).expand(N), torch.ones(N)
     for kind, wrong in (

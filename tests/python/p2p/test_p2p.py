@@ -4,28 +4,19 @@ import collective_cases as cases
 import torch
 import torch.distributed as dist
 from collective_cases import bits, values
+from p2p_cases import neighbours, send_in_turn, swap
 
 
 def _p2p(r):
     r.init("lowcomm")
-    right, left = (r.rank + 1) % r.size, (r.rank - 1) % r.size
+    right, left = neighbours(r)
     for dtype in cases.FLOATS + cases.INTEGERS + cases.OTHERS:
         for n in (0, 1, 1000):
             mine, theirs = values(dtype, n, r.rank), values(dtype, n, left)
             got = torch.zeros_like(mine)
-            works = [dist.irecv(got, left), dist.isend(mine, right)]
-            for work in works:
-                work.wait()
+            swap(r, mine, got)
             assert torch.equal(bits(got), bits(theirs)), (dtype, n)
-    # Blocking, one direction at a time.
-    for turn in range(r.size):
-        t = values(torch.float32, 333, turn)
-        if r.rank == turn:
-            dist.send(t, right)
-        elif r.rank == (turn + 1) % r.size:
-            got = torch.empty(333)
-            assert dist.recv(got, turn) == turn
-            assert torch.equal(got, t)
+    send_in_turn(r, 333, lambda sent: sent)
     # Tags pick the message, whatever the order of arrival; equal tags keep their order.
     sends = [dist.isend(values(torch.float32, 10, r.rank, tag), right, tag=tag) for tag in (7, 3, 5)]
     twice = [dist.isend(values(torch.float32, 10, r.rank, "twice", k), right, tag=9) for k in range(2)]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from collective_cases import values
 from compressed_by_hand import draw_key
-from p2p_cases import FLOATS, init, neighbours, same, stats
+from p2p_cases import FLOATS, init, neighbours, same, send_in_turn, stats, swap
 
 
 def _values(r):
@@ -20,20 +20,10 @@ def _values(r):
         for n in (0, 1, 1025, 300_007):
             mine, theirs = values(dtype, n, r.rank), values(dtype, n, left)
             kept, got = mine.clone(), torch.zeros_like(mine)
-            works = [dist.irecv(got, left), dist.isend(mine, right)]
-            for work in works:
-                work.wait()
+            swap(r, mine, got)
             same(got, codec.roundtrip(theirs), (dtype, n))
             same(mine, kept, "a send does not write")
-    # One direction at a time, blocking.
-    for turn in range(r.size):
-        t = values(torch.float32, 3333, turn)
-        if r.rank == turn:
-            dist.send(t, right)
-        elif r.rank == (turn + 1) % r.size:
-            got = torch.empty(3333)
-            assert dist.recv(got, turn) == turn
-            same(got, codec.roundtrip(t))
+    send_in_turn(r, 3333, codec.roundtrip)
     # Strided tensors on both sides.
     whole = values(torch.float32, 600 * 700, r.rank).view(600, 700)
     got = torch.zeros(700, 600)
@@ -110,7 +100,7 @@ def _batches(r):
                 work.wait()
             for k, t in enumerate(outs):
                 same(t, codec.roundtrip(values(dtype, n, left, k)), (n, receives_first, k))
-    # What is coded and what is not, in one batch; order alone pairs equal tags.
+    # Coded and exact messages in one batch; order alone pairs equal tags.
     floats, integers = [torch.zeros(999) for _ in range(2)], torch.zeros(7, dtype=torch.int64)
     ops = [dist.P2POp(dist.isend, values(torch.float32, 999, r.rank, k), right) for k in range(2)]
     ops += [dist.P2POp(dist.isend, torch.full((7,), r.rank), right)]
