@@ -41,7 +41,7 @@ def file_of(function: Callable[..., Any], ranks: int, arguments: Mapping[str, An
 
 
 def read(file: Path | None) -> list[Any] | None:
-    """What the ranks returned, or None when that is not kept."""
+    """Returns the ranks' return values, or None if they are not kept."""
     return json.loads(file.read_text()) if file and file.exists() else None
 
 

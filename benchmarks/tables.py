@@ -35,5 +35,5 @@ def of_json(content: Mapping[str, Any]) -> list[Table]:
 
 
 def to_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    """What a result's JSON holds under `tables`."""
+    """Returns the value of `tables` in a result's JSON."""
     return [dataclasses.asdict(table) for table in tables]

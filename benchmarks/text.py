@@ -30,7 +30,7 @@ def load() -> data.Corpus:
 
 
 def about() -> dict[str, Any]:
-    """What was chosen: its `name` without its folder, `bytes` that are read of it, and the first half of their `sha256`."""
+    """Describes the chosen text: `name` without its folder, `bytes` that are read of it, the first half of their `sha256`."""
     corpus, name = load(), os.environ.get(_VARIABLE)
     digest = hashlib.sha256(corpus.train.numpy())
     digest.update(corpus.validation.numpy())

@@ -63,7 +63,7 @@ import torch_lowcomm as lc
 
 @dataclasses.dataclass
 class Result:
-    """What one machine's run left behind: lists with an element an iteration, and the rows of the final table."""
+    """The record of one machine's run: lists with an element an iteration, and the rows of the final table."""
 
     machine: str
     parameters: int = 0

@@ -1,4 +1,4 @@
-"""What a rank measures of its run: bytes sent, and values averaged over ranks."""
+"""A rank's measurements of its run: bytes sent, and values averaged over ranks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch_lowcomm as lc
 
 
 def sent_bytes(op: str) -> int:
-    """What this rank has sent in all calls of op, over all lowcomm groups, frames included (gloo does not count)."""
+    """Returns the bytes that this rank has sent in all calls of op, over all lowcomm groups, frames included (not gloo's)."""
     return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
 def reduced_bytes() -> int:
-    """What this rank has sent in all all_reduces: own frames, and what gloo carried of exact ones (headers aside)."""
+    """Returns the bytes that this rank has sent in all_reduces: own frames, and gloo's of exact ones (headers aside)."""
     ops = [group["all_reduce"] for group in lc.stats().values() if "all_reduce" in group]
     return sum((op["wire_bytes"] or 0) + op["inner_bytes"] for op in ops)
 

@@ -1,4 +1,4 @@
-"""What a training run left behind, and the table that compares two."""
+"""The result of a training run, and the table that compares two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import plot
 
 @dataclasses.dataclass
 class Result(plot.Curve):
-    """What one run left behind: its curve and the columns of the final table."""
+    """The result of one run: its curve and the columns of the final table."""
 
     first_step: int = 0
     perplexity: float = math.nan

@@ -21,7 +21,7 @@ class Sentences:
 
     Attributes:
         classes: A word each, which a language model has for its answer.
-        prompt: What the model is shown of a sentence, `{}`; its next token is the answer.
+        prompt: Text in which the model sees a sentence, `{}`; its next token is the answer.
         train: As many of each class.
         validation: Others, as many of each class.
     """

@@ -45,7 +45,7 @@ RUNS = ("exact", "coded", "low rank")
 
 @dataclasses.dataclass
 class Result(plot.Curve):
-    """What one run left behind: its curve and the columns of the final table."""
+    """The result of one run: its curve and the columns of the final table."""
 
     first_step: int = 0
     perplexity: float = math.nan

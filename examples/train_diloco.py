@@ -58,7 +58,7 @@ CONTEXT = model.Config().context
 
 @dataclasses.dataclass
 class Result(plot.Curve):
-    """What one run left behind: its curve and the columns of the final table."""
+    """The result of one run: its curve and the columns of the final table."""
 
     seconds: list[float] = dataclasses.field(default_factory=list)
     waited_s: float = 0.0

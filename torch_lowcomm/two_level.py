@@ -141,7 +141,7 @@ class TwoLevel:
             tensor: float32, float16 or bfloat16, with the same number of elements on all ranks; do not touch it until the op
                 has ended.
             op: SUM or AVG.
-            residual: What `residual(tensor)` made, for this tensor alone. Over hosts and steps the sum of the hosts' sums is the
+            residual: Made by `residual(tensor)` for this tensor alone. Over hosts and steps the sum of the hosts' sums is the
                 sum of the residuals and of the applied tensors; with AVG that of the hosts' means is the sum of the
                 residuals and of `hosts` times the applied tensors. It changes on all ranks when the op has succeeded
                 between the hosts, else on none.

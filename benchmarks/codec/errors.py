@@ -59,7 +59,7 @@ class Row:
 
 
 def tensors() -> dict[str, list[torch.Tensor]]:
-    """What training sends of each kind, after WARM_UP steps: the model's matrices or the input of its blocks."""
+    """Returns the tensors that training sends, by kind, after WARM_UP steps: the model's matrices or the input of its blocks."""
     torch.manual_seed(0)
     torch.set_num_threads(2)
     corpus = data.load(None, context=model.Config().context)

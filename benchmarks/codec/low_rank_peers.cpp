@@ -1,4 +1,5 @@
-// What low_rank_peers.py times: the products of low-rank compression on raw memory, in a library without torch.
+// The functions that low_rank_peers.py times: the products of low-rank compression on raw memory, in a library without
+// torch.
 #include <cstddef>
 
 #include "base/float_env.h"

@@ -1,4 +1,4 @@
-// What noise_peers.py times: perturbations on raw memory, in a library without torch.
+// The functions that noise_peers.py times: perturbations on raw memory, in a library without torch.
 #include <cstddef>
 #include <cstdint>
 #include <span>

@@ -24,7 +24,7 @@ from torch_lowcomm._C import kernels
 
 FBGEMM = {2: "embedding_bag_2bit_prepack", 4: "embedding_bag_4bit_prepack", 8: "embedding_bag_byte_prepack"}
 
-# What each instruction set is meant to reach: (peer, rounding, bucket) -> times the peer's speed.
+# The bound of each instruction set: (peer, rounding, bucket) -> times the peer's speed.
 TARGETS = {
     "avx2": {("FBGEMM", "nearest", 512): 1.1, ("FBGEMM", "nearest", 128): 1.3},
     "avx512": {

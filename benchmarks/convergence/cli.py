@@ -39,7 +39,7 @@ METHODS: dict[str, Callable] = {
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
 }
-# What can be run by itself.
+# Parts of methods that can be run by themselves.
 PARTS: dict[str, dict[str, Callable]] = {"fsdp_variants": fsdp_variants.PARTS, "fsdp_tables": fsdp_tables.PARTS}
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.

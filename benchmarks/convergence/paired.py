@@ -31,7 +31,7 @@ class Ratio:
         return f"{self.mean:.4f} ± {self.error:.4f}" if len(self.by_seed) > 1 else f"{self.mean:.4f}"
 
     def said(self) -> str:
-        """What a line below the rows says of it."""
+        """Returns the line about it below the rows."""
         about = f"mean {self.mean:.4f}, standard error {self.error:.4f} over seeds"
         spread = ", ".join(f"{ratio:.4f}" for ratio in self.by_seed)
         return f"{about if len(self.by_seed) > 1 else 'of one seed'} ({spread})"

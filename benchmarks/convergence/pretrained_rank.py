@@ -48,7 +48,7 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """What a method makes of the model.
+    """A model as a method trains it.
 
     Attributes:
         model: It is called for the loss.

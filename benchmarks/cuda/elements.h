@@ -1,6 +1,6 @@
 #pragma once
 
-// What the rows encode.
+// The elements that the rows encode.
 
 #include <cstddef>
 #include <cstdint>

@@ -30,8 +30,8 @@ struct Options {
 // Encode, decode and decode-add of a grid codec, a cast or a scalar codec.
 void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, const Options& options);
 
-// What is fused with a grid codec, of fp32 elements and states: a state is read and written with each, and a sum is of
-// own elements and three payloads.
+// Operations that are fused with a grid codec, of fp32 elements and states: a state is read and written with each, and
+// a sum is of own elements and three payloads.
 void measureFused(std::vector<Row>& rows, const std::string& text, const Options& options);
 
 // x += the sum of `terms` perturbations of a seed each.

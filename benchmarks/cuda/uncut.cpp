@@ -47,7 +47,7 @@ void measureUncut(std::vector<Row>& rows, const std::string& text, const Options
                topk ? cuda::encodeTopk({}, run, payload.get(), x.get(), key, workspace.get(), flag)
                     : cuda::encodeUncut({}, run, payload.get(), x.get(), key, workspace.get(), flag);
              });
-  // What is added to 0 is what is decoded, but for the sign of a zero, which these elements do not come to.
+  // Adding to 0 gives the decoded elements, except for the sign of a zero, which these elements do not have.
   measureRow("decode-add", (topk ? 2 * selected : 2 * raw) + sent, bound, acc, values, [&] {
     topk ? cuda::decodeAddTopk({}, run, sum, payload.get(), workspace.get(), flag)
          : cuda::decodeAddUncut({}, run, sum, payload.get(), workspace.get(), flag);

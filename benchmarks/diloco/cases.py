@@ -1,4 +1,4 @@
-"""What is measured: outer loops by name."""
+"""The outer loops that are measured, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is claimed of the rows."""
+"""The claims about the rows."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Row:
 
 
 def in_lab(lab: Lab, module: str, job: dict[str, Any]) -> list[Any]:
-    """What each host's `python -m module` wrote of a job. LabError when one fails."""
+    """Runs `python -m module` on each host and returns the result that each wrote. LabError: one failed."""
     with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
         path = Path(folder) / "job.json"
         path.write_text(json.dumps(job))

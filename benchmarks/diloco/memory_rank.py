@@ -27,7 +27,7 @@ def resident(field: str = "VmRSS") -> int:
 
 
 def settled() -> int:
-    """What stays in memory once the worker is idle and the allocator has given back what is free."""
+    """Returns the bytes that stay in memory once the worker is idle and the allocator has returned its free memory."""
     last, since = -1, time.monotonic()
     while time.monotonic() - since < _SETTLED_S:
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What a round's message must be: bytes by the format, seconds on a link."""
+"""The size of a round's message: bytes by the format, seconds on a link."""
 
 from __future__ import annotations
 

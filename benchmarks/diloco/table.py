@@ -1,4 +1,4 @@
-"""What is printed of the rows."""
+"""The rows as text."""
 
 from __future__ import annotations
 

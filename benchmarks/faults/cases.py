@@ -8,14 +8,14 @@ from collections.abc import Iterator
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "gather", "send/recv")
 KINDS = ("exact", "compressed")
 SPEC = "sym4:bucket=1024"
-# What lowcomm exchanges itself where nothing is compressed; gloo serves the others then.
+# The ops that lowcomm exchanges itself if nothing is compressed; gloo serves the others then.
 OWN_EXACT = ("all_gather", "reduce_scatter")
 
 SIGNALS = ("kill -9", "SIGSTOP")
 CUTS = ("long cut", "short cut")
 FRAMES = ("corrupted", "truncated", "duplicated", "older epoch")
 DIFFERENCES = ("another op", "another shape", "another codec")
-# What a rank calls that calls another op.
+# The other op that a rank calls in place of its own.
 OTHER = {
     "all_reduce": "broadcast",
     "all_gather": "reduce_scatter",
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What `--only` matches: `all_reduce,compressed,kill -9,during,4`."""
+        """Returns the text that `--only` matches: `all_reduce,compressed,kill -9,during,4`."""
         return f"{self.op},{self.kind},{self.fault},{self.when},{self.size}"
 
     @property
@@ -91,7 +91,7 @@ class Case:
         return 2 if self.recovers else ATTEMPTS
 
     def called(self, rank: int, attempt: int) -> str:
-        """What a rank calls in an attempt, counted from 0."""
+        """Returns the op that a rank calls in an attempt, counted from 0."""
         return OTHER[self.op] if self.fault == "another op" and rank == self.culprit and attempt == 0 else self.op
 
     def framed(self, rank: int, attempt: int) -> bool:

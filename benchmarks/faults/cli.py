@@ -148,6 +148,6 @@ def earlier(path: Path) -> list[Row]:
 
 
 def write(path: Path, rows: Sequence[Row], start: float) -> None:
-    """What is known so far."""
+    """Prints the rows that are known so far."""
     content = {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in rows]}
     report.write_json(path, content, gates(rows))

@@ -1,4 +1,4 @@
-"""What a rank saw in a row: facts for `judge.py`, which alone knows what they should be."""
+"""The facts that a rank saw in a row, for `judge.py`, which alone knows what they should be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Attempt:
 
 @dataclasses.dataclass
 class Facts:
-    """What a rank saw, JSON by asdict()."""
+    """The facts that a rank saw; JSON by asdict()."""
 
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     fault_at: float = 0.0

@@ -38,7 +38,7 @@ class Home:
 
 
 def interface_bytes() -> int:
-    """What has passed this host's interface, both ways."""
+    """Returns the bytes that have passed this host's interface, both ways."""
     for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == "eth0":

@@ -22,7 +22,7 @@ class Verdict:
 
 
 def named(case: Case, rank: int, attempt: int, message: str) -> list[str]:
-    """What is missing in an error: the op, this rank, a sequence number, the group, the time; of lowcomm's own a peer too.
+    """Lists facts that an error lacks: the op, this rank, a sequence number, the group, the time; of lowcomm's own a peer too.
 
     What gloo serves knows no peer but of a message. A rank may hear of the group's end from an op that only says what the
     first cause was; that has all this in it then.

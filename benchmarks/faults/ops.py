@@ -61,7 +61,7 @@ class Caller:
     size: int
 
     def input(self, op: str, n: int, key: str, rank: int | None = None) -> torch.Tensor:
-        """What a rank contributes; `n` elements between two ranks."""
+        """Returns a rank's contribution; `n` elements between two ranks."""
         whole = op in ("all_reduce", "reduce_scatter", "all_to_all")
         return values(n * self.size if whole else n, op, key, self.rank if rank is None else rank, n)
 
@@ -127,7 +127,7 @@ class Caller:
         return Issued(dist.batch_isend_irecv(ops), [out])
 
     def expected(self, op: str, key: str) -> list[torch.Tensor]:
-        """What exact arithmetic gives."""
+        """Returns the result of exact arithmetic."""
         n = PAIR_ELEMENTS[self.kind]
         inputs = [self.input(op, n, key, rank) for rank in range(self.size)]
         mine = slice(n * self.rank, n * (self.rank + 1))
@@ -163,7 +163,7 @@ def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def options(case: Case) -> Any:
-    """What the row's groups are made with."""
+    """Returns the options of the row's groups."""
     import torch_lowcomm as lc
 
     return lc.Options(policy=POLICY if case.compressed else "", min_bytes=0, chunk_bytes=CHUNK_BYTES)

@@ -111,7 +111,7 @@ class RowPlayer(Player):
             pass
 
     def _undisturbed(self) -> None:
-        """What the op gives where nothing happens; then another, so that no buffer holds what is to come."""
+        """Runs the op undisturbed, for the result to expect; then another, so that no buffer holds that result."""
         for key in (_REFERENCE, _SPACER):
             if self.tap:
                 self.tap.count()

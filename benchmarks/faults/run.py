@@ -46,7 +46,7 @@ class Row:
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Row:
-        """What `to_json` gave."""
+        """Reads the value that `to_json` returned."""
         case = Case(*(row[field.name] for field in dataclasses.fields(Case)))
         return Row(case, *(row.get(field.name, []) for field in dataclasses.fields(Row)[1:]))
 

@@ -74,7 +74,7 @@ SPOILT: dict[str, Callable[[Frame], list[Frame]]] = {
 
 
 class Tap:
-    """What passes frames on for one rank. Inert until `arm`."""
+    """Passes frames on for one rank. It does nothing else until `arm`."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size

@@ -36,7 +36,7 @@ class Case:
     prepare: Callable[[], object] = lambda: None
 
     def needed_bytes(self, codec: str | None) -> int:
-        """What a rank must send, exact or coded, without frames."""
+        """Returns the bytes that a rank must send, exact or coded, without frames."""
         return self.messages * (lc.codec(codec).encoded_bytes(self.elements) if codec else 4 * self.elements)
 
 

@@ -1,4 +1,4 @@
-"""What a lab raises beside ValueError for a caller's mistake."""
+"""The errors of a lab, other than ValueError for a caller's mistake."""
 
 
 class LabError(RuntimeError):

@@ -75,7 +75,7 @@ class Forwarder:
             forwarded, lost, dropped = map(int, self._line().split())
         except (BrokenPipeError, ValueError):
             raise LabError(f"the forwarder of delayed frames ended with {self._process.poll()}") from None
-        # What its taps' queues could not take is lost before it sees it.
+        # Frames for which its taps' queues have no room are lost before it sees them.
         dropped += sum(counters(f"tap{host}", inside=self._switch)["tx"]["dropped"] for host in self._hosts)
         return {"forwarded": forwarded, "lost": lost, "dropped": dropped}
 

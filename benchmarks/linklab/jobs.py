@@ -59,7 +59,7 @@ class Job:
         return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
 
     def output(self, rank: int) -> str:
-        """What a rank has printed so far."""
+        """Returns the text that a rank has printed so far."""
         file = self._outputs[rank]
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") if file else ""
 

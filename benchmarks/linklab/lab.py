@@ -19,7 +19,7 @@ from linklab.namespaces import prefix
 from linklab.tools import ip, tc
 
 DEVICE = "eth0"  # what a host's one interface is called, on each
-# What a queue holds before it drops, in time at its rate; as the routers of slow links do, and no more.
+# Capacity of a queue before it drops, in time at its rate: as much as the routers of slow links have.
 QUEUE = "50ms"
 _numbers = itertools.count()
 
@@ -37,9 +37,9 @@ class Traffic:
 class Lab:
     """Hosts joined by a switch in a namespace of its own; a context manager.
 
-    Every host is 10.77.0.1 + its number, on its interface eth0. What a host sends is shaped where it leaves the host,
+    Every host is 10.77.0.1 + its number, on its interface eth0. A host's traffic is shaped where it leaves the host,
     what it receives where it leaves the switch. Hosts know each other's addresses (no ARP), so that a cut is silence and
-    not an error, as on a long way. What runs on them dies with the thread that started it.
+    not an error, as on a long way. Processes on them die with the thread that started it.
 
     Args:
         hosts: 2 to 8.
@@ -202,7 +202,7 @@ class Lab:
         return self.start(command, env=env, show=show).wait(timeout_s)
 
     def environment(self, host: int) -> dict[str, str]:
-        """What torchrun sets for the one rank of a machine, and gloo's interface."""
+        """Returns the variables that torchrun sets for the one rank of a machine, and gloo's interface."""
         world = str(self.hosts)
         return {
             "MASTER_ADDR": self.address(0),
@@ -228,7 +228,7 @@ class Lab:
         ip("link", "set", "dev", self._port(host), "master", "br0", inside=self.switch)
 
     def bytes(self, host: int) -> Traffic:
-        """What passed a host's interface since the lab was made."""
+        """Returns the traffic of a host's interface since the lab was made."""
         counted = tools.counters(DEVICE, inside=self.namespace(host))
         return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
 

@@ -28,7 +28,10 @@ def started(pid: int) -> int | None:
 
 
 def prefix(number: int) -> str:
-    """What the names of this process's lab of a number begin with; its start tells it from a later process's of its pid."""
+    """Returns the beginning of the names of this process's lab of a number.
+
+    The process's start tells it from a later process of the same pid.
+    """
     return f"linklab-{os.getpid()}-{started(os.getpid())}-{number}"
 
 

@@ -1,4 +1,4 @@
-"""What the standard set has to reach."""
+"""The bounds of the standard set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one process of `replay_base.py` measures of a base: its loss, its steps' seconds, its memory."""
+"""One process of base.py: measures a base's loss, the seconds of its steps, and its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is timed: how a step's gradients (and FSDP's weights) travel, by name."""
+"""The cases that are timed: how a step's gradients (and FSDP's weights) travel, by name."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def show(comp: float, rows: list[Row]) -> None:
 
 
 def gates_of(method: str, rows: list[Row]) -> list[report.Gate]:
-    """What is claimed of lowcomm's rows at 100 Mbit/s."""
+    """Returns the claims about lowcomm's rows at 100 Mbit/s."""
     named = {row.name: row for row in rows}
     gates = [
         report.Gate(f"{method}, {row.rate}: {row.name}, share of the bound", row.share, ">=", SHARE)

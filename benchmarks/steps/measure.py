@@ -65,7 +65,7 @@ def measure(
 
 
 def rows_of(cases: list[Case], rate: str, ranks: list[list[dict[str, Any]]]) -> tuple[float, list[Row]]:
-    """What `measure` returns, of what the ranks wrote: the model by itself first, then the cases."""
+    """Makes the return value of `measure` from the ranks' results: the model by itself first, then the cases."""
     slowest = [
         [max(times) for times in zip(*(row["seconds"] for row in way), strict=True)] for way in zip(*ranks, strict=True)
     ]

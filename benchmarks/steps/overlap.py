@@ -53,7 +53,7 @@ def wrapped(overlap: bool | None) -> tuple[torch.nn.Module, torch.optim.Optimize
 
 
 def rank_main(job: dict[str, Any], result: Path) -> None:
-    """What one host runs: times of every way's steps, their losses, bytes and traces."""
+    """Runs one host's part; returns the times of every way's steps, their losses, bytes and traces."""
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm", timeout=timedelta(seconds=120))
     corpus, rank = data.load(), dist.get_rank()

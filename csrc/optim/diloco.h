@@ -10,8 +10,8 @@
 
 #include "engine/op_queue.h"
 #include "optim/adaptation.h"
-#include "optim/fragment.h"
 #include "optim/diloco_options.h"
+#include "optim/fragment.h"
 
 namespace lowcomm {
 

@@ -81,7 +81,7 @@ inline Layout single(uint64_t count, const std::string& codec) {
   return Layout::single(count, CodecSpec::parse(codec));
 }
 
-// What a rank's stochastic codecs draw by.
+// The draws of a rank's stochastic codecs.
 inline Draws drawsOf(int rank, uint32_t slot = 0) {
   return {5, streamOf(rank, slot), 6};
 }
@@ -107,7 +107,7 @@ inline Layout mixedLayout(size_t segments, uint32_t seed, uint64_t most = 3000) 
   return Layout(parts);
 }
 
-// What a rank sends: each segment's payload, encoded whole. How a message is cut must not show in the values.
+// A rank's message: each segment's payload, encoded whole. How a message is cut must not show in the values.
 inline std::vector<Bytes> encodedSegments(const Layout& layout, DType dtype, const Bytes& x, const Draws& draws) {
   std::vector<Bytes> payloads;
   for (const Segment& segment : layout.segments()) {

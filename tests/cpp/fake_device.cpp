@@ -47,7 +47,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     open(device.index());
     current = device.index();
   }
-  // What a guard gives back where no context is open it does not open: c10 sees to that.
+  // A guard that gives a device back where no context is open does not open one: c10 sees to that.
   void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index(); }
   c10::Stream getStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::UNSAFE, device, streams[device.index()]);

@@ -58,7 +58,7 @@ inline std::vector<float> normal(size_t count, uint32_t seed, float scale = 1, f
   return x;
 }
 
-// What `codec` made of x, and the values it makes of that, are the reference's to the bit, and decodeAdd adds them.
+// The payload that `codec` makes of x, and its decoded values, are the reference's to the bit, and decodeAdd adds them.
 inline void expectAsReference(const Codec& codec, const Codec& reference, const std::vector<float>& x,
                               const Bytes& payload, const std::vector<float>& y, const Draws& draws = {},
                               uint64_t first = 0) {

@@ -19,7 +19,7 @@ struct Budget {
   double instructions;  // an element, with GCC 12
 };
 
-// What the format's work costs when nothing is spilled or done twice. Encodes include the check for NaN and infinity.
+// The cost of the format's work when nothing is spilled or done twice. Encodes include the check for NaN and infinity.
 constexpr Budget kBudgets[] = {
     {"encode", "minmax4:bucket=512", 1.9},     {"encode", "minmax4:bucket=128", 2.2},
     {"encode", "qsgd4:bucket=512", 4.1},       {"decode", "minmax4:bucket=512", 0.9},

@@ -67,7 +67,7 @@ TEST(Layers, IncludesPointDown) {
 }
 
 // A function of a header that a vector unit calls would be compiled for its instruction set, and the linker might keep
-// that copy for all. What is included here declares types and constants.
+// that copy for all. The headers that are included here declare types and constants.
 TEST(Layers, VectorLoopsIncludeKernelsAndIntrinsicsOnly) {
   size_t checked = 0;
   for (const Include& include : includesOf("kernels")) {

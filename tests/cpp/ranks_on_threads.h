@@ -21,8 +21,8 @@
 
 namespace lowcomm::test {
 
-// What an op came to on one rank. Taken down on the thread that failed: libstdc++ counts the references to an exception
-// where the thread sanitizer does not see it.
+// The outcome of an op on one rank. It is taken down on the thread that failed: libstdc++ counts the references to an
+// exception where the thread sanitizer does not see it.
 class Outcome {
  public:
   Outcome(const std::exception_ptr& error, const OpCounters& counters)

@@ -40,7 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto payload = framePayload(bytes, header);
     fuzz::require(payload.size() == header.payload_bytes);
     expectFrame(header, header);
-    // What was accepted is what a writer writes.
+    // A frame that was accepted is one that a writer writes.
     const size_t whole = kFrameHeaderBytes + payload.size();
     std::vector<std::byte> again(whole);
     std::copy(payload.begin(), payload.end(), again.begin() + kFrameHeaderBytes);

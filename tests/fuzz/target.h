@@ -6,9 +6,9 @@
 
 #include "codec/level_table.h"
 
-// What a file of tests/fuzz/ tests: takes any bytes, and ends the process if the library does anything but accept them
-// or throw one of its own errors. libFuzzer calls it with bytes it makes up (`make fuzz`), replay.cpp with those of the
-// corpus (`make test`).
+// The function that a file of tests/fuzz/ tests: it takes any bytes, and ends the process if the library does anything
+// but accept them or throw one of its own errors. libFuzzer calls it with bytes it makes up (`make fuzz`), replay.cpp
+// with those of the corpus (`make test`).
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace lowcomm::fuzz {

@@ -1,4 +1,4 @@
-// The texts that ranks exchange: hellos and descriptions, layouts, codecs. What is accepted has one spelling.
+// The texts that ranks exchange: hellos and descriptions, layouts, codecs. An accepted text has one spelling.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -263,7 +263,7 @@ def all_to_all(c):
     return outs
 
 
-# What gloo refuses and must work: computed from the data alone.
+# Ops that gloo refuses and that must work; their results are computed from the data alone.
 BY_HAND = {
     all_gather_into_tensor_stacked: lambda c: [torch.stack([c.x(0, rank=q) for q in range(c.size)])],
 }
@@ -311,7 +311,7 @@ def bits(t):
 
 
 def attempt(collective, case):
-    """What the collective gives: its tensors, or the error it refuses with."""
+    """Returns the collective's result: its tensors, or the error it refuses with."""
     try:
         return collective(case)
     except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as e:

@@ -1,4 +1,4 @@
-"""What the compressed ops must give, put together by hand from the codec alone.
+"""The results that the compressed ops must give, put together by hand from the codec alone.
 
 all_gather: each part is the owner's decoded value, on the owner too. reduce_scatter: fp32 sums in rank order of the others'
 decoded contributions and the own one as it is; AVG divides after the sum, PREMUL_SUM multiplies before the encoding.
@@ -24,7 +24,7 @@ def last_step():
 
 
 def draw_key(seed=SEED, group=None):
-    """What a group draws by, from FORMAT.md's words: splitmix64 of the seed and the hash of the group's name."""
+    """Returns the key of a group's draws, from FORMAT.md's words: splitmix64 of the seed and the hash of the group's name."""
     mask = 2**64 - 1
     h = 0xCBF29CE484222325
     for byte in (group or dist.group.WORLD).group_name.encode():
@@ -90,7 +90,7 @@ def unit_of(codec):
 
 
 def reduced_by_hand(codec, contributions, step, *, average=False, slot=0):
-    """What an all_reduce of one flat tensor gives, in its own dtype."""
+    """Returns the result of an all_reduce of one flat tensor, in its own dtype."""
     size, n = len(contributions), contributions[0].numel()
     out = torch.empty_like(contributions[0])
 

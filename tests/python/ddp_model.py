@@ -64,7 +64,7 @@ def train(model, rank, steps, *, first=0, lr=3e-3, optimizer=None, **kwargs):
 
 
 def slice_bytes(codec, bucket, elements, ranks):
-    """What a tensor's slices, one a rank and each of whole buckets and blocks of 512, are encoded in."""
+    """Returns the codec's text for a tensor's slices, one a rank and each of whole buckets and blocks of 512."""
     unit = max(512, bucket)
     length = -(-elements // (unit * ranks)) * unit
     counts = [max(0, min(length, elements - rank * length)) for rank in range(ranks)]

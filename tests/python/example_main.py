@@ -31,7 +31,7 @@ def run_main(r, name, directory, arguments):
 
 
 def refusal(name, arguments, monkeypatch, capsys):
-    """What the example ends with before it starts anything: one sentence, after its own name."""
+    """Returns the text with which the example ends before it starts anything: one sentence, after its own name."""
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("LOCAL_RANK", "5")

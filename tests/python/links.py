@@ -1,4 +1,4 @@
-"""What tests on links of the lab (benchmarks/linklab) share: its path, the ranks' environment, and whether labs can be made."""
+"""Tests on links of the lab (benchmarks/linklab): its path, the ranks' environment, and whether labs can be made."""
 
 import os
 

@@ -24,8 +24,8 @@ def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own:
     would have the same names on all ranks, and a checkpoint would keep those of one rank only.
 
     Args:
-        state: What `_C.DiLoCoX.state()` returned.
-        inner: What `saved` returned.
+        state: Return value of `_C.DiLoCoX.state()`.
+        inner: Return value of `saved`.
         shared: Key for the tensors that are equal on all ranks of the group.
         own: Key for the tensors of this rank.
 

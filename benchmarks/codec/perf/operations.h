@@ -9,7 +9,7 @@
 
 namespace lowcomm {
 
-// What is fused with codecs, perturbations, and checksums.
+// Operations that are fused with codecs, perturbations, and checksums.
 struct Operation {
   std::string form, name;
   double rate;   // elements x 4 bytes / time, GB/s

@@ -94,6 +94,6 @@ def loss_gate(name: str, runs: list[dict[str, Any]], peer: str, peers: list[dict
 
 
 def curve(entry: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON keeps of a run: rank 0's bytes and seconds, the mean loss, a point a step."""
+    """Returns a run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point a step."""
     kept = {key: entry[key] for key in ("name", "perplexity", "bytes", "seconds", "loss")}
     return kept | {"seed": entry["configuration"].seed, "step": list(range(1, len(entry["bytes"]) + 1))}

@@ -62,7 +62,7 @@ class CocktailSGD:
         self._move()
 
     def error(self) -> torch.Tensor:
-        """What waits on this rank, of all elements; after `finish`."""
+        """Returns the error vector of this rank, of all elements, after `finish`."""
         waits = self._error.clone()
         for start, residual in enumerate(self._residuals):
             waits[start :: self._stride] += residual.value

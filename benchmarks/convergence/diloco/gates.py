@@ -1,4 +1,4 @@
-"""What `convergence diloco` holds its runs to."""
+"""The bounds of the runs of `convergence diloco`."""
 
 from __future__ import annotations
 

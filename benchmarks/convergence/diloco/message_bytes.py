@@ -1,4 +1,4 @@
-"""What an outer step sends by the formula of FORMAT.md: payloads of the slices of an all_reduce, and their frames."""
+"""The bytes of an outer step by the formula of FORMAT.md: payloads of the slices of an all_reduce, and their frames."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[
 
 
 def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[[], int]]:
-    """What a configuration makes of a model.
+    """Wraps a model as a configuration says.
 
     Returns:
         The module to call, the optimizer to step (`finish()` ends it with `outer` or `cocktail`), and what counts the bytes
@@ -117,12 +117,12 @@ def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[
 
 
 def outer_bytes() -> int:
-    """What this rank has sent in outer steps, frames included."""
+    """Returns the bytes that this rank has sent in outer steps, frames included."""
     return sent_bytes("outer_step")
 
 
 def outer_step(options: Mapping[str, Any], step: int, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of an outer step. One that waits for its own average adapts after it was sent, others before."""
+    """Returns an outer step as the JSON has it. A step that waits for its own average adapts after it was sent, others before."""
     waits = options.get("mode") == "sync" or after["outer_steps"] <= options.get("sync_warmup", 0)
     kept = {key: after[key] for key in ("rank", "sync_every", "effective_rank")}
     return {"step": step, **kept, "sent_rank": math.floor((before if waits else after)["rank"] + 0.5)}

@@ -1,6 +1,6 @@
 """DiLoCoX and what else talks seldom: loss against bytes, each a few real processes over loopback, paired seeds.
 
-The runs are those of dilocox_presets.py, and OpenDiLoCo and CocktailSGD compressed as much as DiLoCoX of seed 0 was.
+The runs are those of presets.py, and OpenDiLoCo and CocktailSGD compressed as much as DiLoCoX of seed 0 was.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 
 def print_heading() -> None:
-    """What stands above the rows of `run`."""
+    """Prints the heading of the rows of `run`."""
     print(f"# {ELEMENTS} parameters")
     print(
         f"# {'run':<26}{'seed':>5}{'D':>3}{'loss':>9}{'outer':>7}{'MB':>10}{'ratio':>9}{'no places':>11}{'seconds':>9}"
@@ -103,7 +103,7 @@ def keep_of(budget: float, *, places: bool, stride: int = 10) -> float:
 
 
 def cocktail_step(keep: float, stride: int) -> message_bytes.Sent:
-    """What a step of CocktailSGD's first rank of two sends by the formula."""
+    """Returns the bytes of a step of CocktailSGD by the formula, for the first of two ranks."""
     return message_bytes.all_reduce(
         [math.ceil(ELEMENTS / stride)], lc.codec(cocktail.codec_text(keep)), 2, 0, rotates=False
     )
@@ -130,7 +130,7 @@ def run(name: str, configuration: Configuration) -> dict[str, Any]:
 
 
 def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
-    """What rank 0 sends of a run, by the formula; of a fragment a share of what all of them send."""
+    """Returns the bytes that rank 0 sends in a run by the formula; a fragment counts its share of those of all."""
     c: Configuration = entry["configuration"]
     total = message_bytes.Sent()
     if c.cocktail:
@@ -145,7 +145,7 @@ def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
 
 
 def curve(entry: dict[str, Any], *, every: int = POINT) -> dict[str, Any]:
-    """What the JSON keeps of a run: rank 0's bytes and seconds and the mean loss, a point `every` few steps; outer steps."""
+    """Returns a run as the JSON has it: rank 0's bytes and seconds and the mean loss, a point `every` few steps; outer steps."""
     ends = range(every, entry["configuration"].steps + 1, every)
     kept = {key: entry[key] for key in ("name", "validation", "formula", "ratio", "ratio_without_places", "outer")}
     return kept | {

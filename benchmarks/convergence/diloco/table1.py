@@ -2,7 +2,7 @@
 
 Sections 4.1.3 and 4.2.1 give two comparisons, of which Table 1 is the second's ablation: OPT-1.3B with everybody at 500
 times fewer bytes, and a 107B model at 1,000 times. 4,000 inner steps. A rank of 2,048, a quarter of that model's width, is
-a quarter of ours. What the text leaves open is as in dilocox_presets.py: outer optimizer, inner AdamW, the least H.
+a quarter of ours. Settings that the text leaves open are those of presets.py: outer optimizer, inner AdamW, the least H.
 """
 
 from __future__ import annotations

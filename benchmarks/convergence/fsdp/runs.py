@@ -69,7 +69,7 @@ def run_all(presets: dict[str, Configuration], seeds: int) -> dict[str, list[dic
 
 
 def print_heading() -> None:
-    """What stands above the rows of `run`."""
+    """Prints the heading of the rows of `run`."""
     print(f"# {'run':<28}{'seed':>6}{'steps':>7}{'perplexity':>12}{'weights MB':>12}{'gradients MB':>14}{'seconds':>9}")
 
 
@@ -115,7 +115,7 @@ def hashes(entry: dict[str, Any], key: str) -> list[tuple[str, ...]]:
 
 
 def curve(entry: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON keeps of a run: rank 0's bytes and seconds, the mean loss, a point a step."""
+    """Returns a run as the JSON has it: rank 0's bytes and seconds, the mean loss, a point a step."""
     first = entry["ranks"][0]
     sent = [w + g for w, g in zip(first["weights_bytes"], first["gradients_bytes"], strict=True)]
     return {
@@ -132,7 +132,7 @@ def curve(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept(runs: dict[str, list[dict[str, Any]]], *, every: int = 10) -> dict[str, Any]:
-    """What a JSON keeps of many runs: `configurations` by name, and `curves` with a point `every` few steps, its mean loss."""
+    """Returns runs as a JSON has them: `configurations` by name, and `curves` with a point `every` few steps, its mean loss."""
     curves = []
     for entry in (entry for of_name in runs.values() for entry in of_name):
         whole = curve(entry)

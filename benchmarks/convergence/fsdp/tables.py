@@ -2,7 +2,7 @@
 
 `levels`: learned against even levels (Table 3). `bits`: pairs of bits for weights and gradients (Tables 1 and 2), and 8 bits
 without buckets. `errors`: what levels lose while a model trains (Figures 7 and 8). `fake`: what a step would take were only
-a share of the bytes sent (Figure 6 and Appendix B), as root. A part is a file, qsdp_<part>.py.
+a share of the bytes sent (Figure 6 and Appendix B), as root. A part is a file of this folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `convergence seed_replay` holds its runs to."""
+"""The bounds of the runs of `convergence seed_replay`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Adapters (LoRA) trained by seed replay and by back-propagation: loss, and the bytes of each machine.
 
-Adapters of rank 4 on both layers of the network that seed_replay_task.py has trained, tuned for the clusters where they lie
+Adapters of rank 4 on both layers of the network that task.py has trained, tuned for the clusters where they lie
 now, by four real processes over loopback. Back-propagation all-reduces the adapters' gradients (DDP), in 2.5 times fewer
 gradients than seed replay has forward ones; beside each, the last layer alone.
 """

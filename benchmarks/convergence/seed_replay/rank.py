@@ -60,7 +60,7 @@ class Configuration:
         return model
 
     def clusters(self) -> task.Clusters:
-        """What it is trained on."""
+        """Returns the data that it is trained on."""
         return task.moved(self.seed) if self.tune else task.Clusters(self.seed)
 
     def points(self, clusters: task.Clusters, machine: int, iteration: int, sample: int) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
 
 
 class Curve:
-    """What is measured of a run as it goes on, at about POINTS iterations.
+    """Measurements of a run as it goes on, at about POINTS iterations.
 
     Attributes:
         points: Lists: `iteration`; `loss`, on 4096 points that are not trained on; `bytes` sent by this machine so far;

@@ -1,6 +1,6 @@
 """Seed replay: loss, and the bytes of each machine, beside what sends tensors; four real processes over loopback.
 
-The runs are those of seed_replay_presets.py on the task of seed_replay_task.py. The runs of a seed follow one another in the
+The runs are those of presets.py on the task of task.py. The runs of a seed follow one another in the
 same processes.
 """
 
@@ -47,7 +47,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 
 def print_heading() -> None:
-    """What stands above the rows of `of_seed`."""
+    """Prints the heading of the rows of `of_seed`."""
     print(f"# {'run':<24}{'seed':>5}{'loss':>9}{'gradients':>11}{'payload, B':>12}{'sent, kB':>11}{'seconds':>9}")
 
 
@@ -72,7 +72,7 @@ def of_seed(presets: dict[str, Configuration], seed: int) -> list[tuple[str, dic
 
 
 def row(name: str, run: dict[str, Any]) -> str:
-    """What is printed of it; payload and bytes sent are the mean machine's."""
+    """Returns the row of a run; payload and bytes sent are means over machines."""
     machines = run["machines"]
     payload, sent = (sum(values) / len(machines) for values in zip(*map(bytes_of, machines), strict=True))
     first = machines[0]
@@ -88,7 +88,7 @@ def bytes_of(machine: dict[str, Any]) -> tuple[int, int]:
 
 
 def curve(name: str, run: dict[str, Any]) -> dict[str, Any]:
-    """What the JSON keeps of a run: the first machine's."""
+    """Returns a run as the JSON has it: the first machine's."""
     c, first = run["configuration"], run["machines"][0]
     return {
         "name": name,

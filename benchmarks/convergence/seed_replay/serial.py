@@ -1,4 +1,4 @@
-"""What all machines of a run do, in one process: the same gradients one after another, without lc.SeedReplay's Python."""
+"""All machines of a run in one process: the same gradients one after another, without lc.SeedReplay's Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What one random number a bucket does: dither rounds with it, lattice shifts the grid by it.
+// One random number a bucket: dither rounds with it, lattice shifts the grid by it.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -122,7 +122,7 @@ TEST(Fused, EveryPairOfTypes) {
   }
 }
 
-// What was sent and what is left are together what there was.
+// The values sent and the values left add up to the original ones.
 TEST(Fused, FeedbackLosesNothing) {
   FusedCodec fused(codecOf("sym4:bucket=1024"));
   constexpr size_t kCount = 9000;
@@ -174,7 +174,7 @@ TEST(Fused, AFailedCallLeavesTheState) {
   }
 }
 
-// What is beyond a 16-bit type is held to its largest number, or no later step would get past it.
+// A value beyond a 16-bit type is held to the type's largest number, or no later step would get past it.
 TEST(Fused, AStateOfANarrowTypeStaysFinite) {
   for (const char* text : {"minmax8:bucket=64", "sym8:bucket=64,nonfinite=saturate"}) {
     for (DType dtype : {DType::float16, DType::bfloat16}) {

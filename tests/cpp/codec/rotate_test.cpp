@@ -139,7 +139,7 @@ TEST_P(Rotated, EqualToReference) {
   }
 }
 
-// What a rotated codec loses is what its plain form loses of the rotated elements: the law of every grid codec, since
+// A rotated codec loses as much as its plain form loses of the rotated elements: the law of every grid codec, since
 // lengths stay as they are.
 TEST_P(Rotated, ErrsAsThePlainCodecDoesOfRotatedElements) {
   for (const char* text : {"minmax4", "qsgd4", "sym3", "mid2", "sign1", "tern", "minmax4:meta=bf16"}) {

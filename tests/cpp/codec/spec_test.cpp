@@ -226,7 +226,7 @@ TEST(Spec, CautionWhereTheErrorIsAsLargeAsTheValues) {
             std::string::npos);
 }
 
-// What a user may write, a program may construct and a frame may carry is one rule.
+// One rule says which codecs a user may write, a program may construct and a frame may carry.
 TEST(Spec, BitsAndBucketsAreTheSameEverywhere) {
   const auto taken = [](auto&& attempt) {
     try {

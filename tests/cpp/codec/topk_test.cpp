@@ -167,7 +167,7 @@ TEST_P(Topk, WhatIsNotFinite) {
 }
 
 // Every bit but those of the values' codes and scales is decided: changing it is an error, or a set of places as good.
-// What an owner keeps of its own elements under saturate is what its peers are sent.
+// Under saturate, an owner keeps of its own elements the values that it sends its peers.
 TEST_P(Topk, WhatAnOwnerKeepsIsWhatPeersAreSent) {
   const auto topk = codec("topk:keep=0.1,values=minmax8,nonfinite=saturate");
   std::vector<float> x = test::normal(30000, 5);

@@ -33,7 +33,7 @@ std::vector<float> floatsOf(DType dtype, const Bytes& x) {
   return y;
 }
 
-// What a codec makes of floats.
+// Floats after a round trip through a codec.
 std::vector<float> decoded(const CodecSpec& spec, const float* x, uint64_t n, const Draws& draws) {
   const auto codec = makeCodec(spec);
   Bytes payload(codec->encodedBytes(n, DType::float32));

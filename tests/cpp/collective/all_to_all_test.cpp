@@ -15,7 +15,7 @@ using test::drawsOf;
 using test::Ranks;
 using test::single;
 
-// What `from` sends `to`: sizes differ by pair, some are empty, and small parts go exact.
+// The tensor that `from` sends `to`: sizes differ by pair, some are empty, and small parts go exact.
 struct Pairs {
   int size;
   std::string codec;

@@ -164,7 +164,7 @@ TEST(CompressedAllReduce, LosesNothing) {
   }
 }
 
-// What else is in the message changes nothing: a resumed run has other buckets at first.
+// The rest of the message changes nothing: a resumed run has other buckets at first.
 TEST(CompressedAllReduce, ATensorsBitsAreItsOwn) {
   const std::string codec = "qsgd4:bucket=64,nonfinite=poison";
   Ranks ranks(3);

@@ -1,4 +1,4 @@
-// What goes wrong within a conversation: data that cannot be sent, ranks that disagree, frames that are not what they
+// Faults within a conversation: data that cannot be sent, ranks that disagree, frames that are not what they
 // should be. Values of whole ops are all_gather_test.cpp's and reduce_scatter_test.cpp's.
 #include "collective/exchange.h"
 
@@ -115,7 +115,7 @@ TEST(Exchange, NonFiniteValueIsNamedEverywhereAndTheGroupGoesOn) {
   }
 }
 
-// What a rank keeps is looked at as what it sends is, alone in its group too; in exact messages nobody looks.
+// The values that a rank keeps are checked as those that it sends are, alone in its group too; exact ones are not.
 TEST(Exchange, NonFiniteValueIsRefusedWithoutPeers) {
   for (const char* op : {"all_gather", "reduce_scatter"}) {
     Says says;
@@ -294,7 +294,7 @@ TEST(Exchange, PaddingThatIsNotZeroIsAFault) {
   }
 }
 
-// What decides is the kind of a frame, not what its text says: a reason may be empty.
+// The kind of a frame decides, not its text: a reason may be empty.
 TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
   for (const char* op : {"all_gather", "reduce_scatter"}) {
     for (const char* codec : {"none", "minmax8"}) {

@@ -102,7 +102,7 @@ TEST(Fault, DamagedFramesAreNamedOnEveryRank) {
     return [at](std::span<std::byte> bytes) { bytes[at < bytes.size() ? at : bytes.size() - 1] ^= std::byte{4}; };
   };
   const auto cut = [](double keep) {
-    // What a truncated message leaves in a receive buffer that was zero.
+    // The rest that a truncated message leaves in a receive buffer that was zero.
     return [keep](std::span<std::byte> bytes) {
       const auto rest = bytes.subspan(static_cast<size_t>(keep * static_cast<double>(bytes.size())));
       std::memset(rest.data(), 0, rest.size());

@@ -1,5 +1,5 @@
 // FORMAT.md "Filling frames", written again from the document alone: sizes from its formulas, runs found by counting
-// up. What plan.cpp sends must be what a stranger who follows the page expects.
+// up. plan.cpp must send the frames that a stranger who follows the page expects.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -127,7 +127,7 @@ struct ByHand {
     }
   }
 
-  // What the receive of two such messages comes to.
+  // The outcome of the receive of two such messages.
   std::vector<Outcome> receive(const Tensor& like) {
     Tensor into[] = {like.empty(), like.empty()};
     std::vector<MessagePtr> messages;

@@ -159,7 +159,8 @@ TEST(P2p, RunsBesideACollective) {
   EXPECT_TRUE(got.data == sent.received());
 }
 
-// What cannot be encoded fails on both sides with the place of the reason, wherever it stands, and nothing else does.
+// A value that cannot be encoded fails its message on both sides with its place, wherever it is, and nothing else
+// fails.
 TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
   Ranks ranks(2);
   const Tensor whole = Tensor::random(400'000, 1);
@@ -260,7 +261,7 @@ TEST(P2p, APostedReceiveHoldsNoMoreThanItsMessage) {
     EXPECT_TRUE(tensor.data == sent.received());
 }
 
-// What a message took from the pool is there for the next one, on both sides.
+// Buffers that a message took from the pool are there for the next one, on both sides.
 TEST(P2p, BuffersAreUsedAgain) {
   Ranks ranks(2);
   const Tensor sent = Tensor::random(500'000, 1);

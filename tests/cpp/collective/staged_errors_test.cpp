@@ -33,7 +33,7 @@ class Memory {
   std::list<std::vector<float>> all_;
 } memory;
 
-// What every rank is told of one op in a group of its own.
+// The error of one op on every rank, in a separate group.
 std::vector<std::string> told(int size, const std::string& name, Staging staging, const Op& op) {
   Ranks ranks(size);
   std::vector<std::string> texts;

@@ -15,7 +15,7 @@ namespace {
 
 using namespace test;
 
-// What the two ranks are told of one message from rank 0 to rank 1; bit r of `staging`: whether rank r stages.
+// The errors of the two ranks about one message from rank 0 to rank 1; bit r of `staging`: whether rank r stages.
 std::vector<std::string> told(Ranks& ranks, unsigned staging, const Tensor& sent, Tensor& got,
                               std::vector<uint64_t>* crossed = nullptr) {
   std::vector<std::string> texts(2);

@@ -139,7 +139,7 @@ TEST(Uncut, GatheredInPartsAsInOnePiece) {
   }
 }
 
-// What is refused is found with the first part, whoever keeps it: every rank hears of it, and the group goes on.
+// A refused value is found with the first part, on whichever rank it is: every rank hears of it, and the group goes on.
 TEST(Uncut, WhatIsNotFiniteIsNamedOnEveryRank) {
   for (const char* codec : kUncut) {
     for (int bad_slice : {0, 1}) {

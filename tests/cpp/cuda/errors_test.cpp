@@ -1,4 +1,4 @@
-// What a caller is told; with or without a device.
+// Errors that a caller gets, with or without a device.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

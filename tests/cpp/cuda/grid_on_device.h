@@ -17,7 +17,7 @@
 #include "grid_cases.h"
 #include "kernels/finite.h"
 
-// Grid codecs on a device beside the scalar codec on the host. What includes this is compiled twice: with the
+// Grid codecs on a device beside the scalar codec on the host. A file that includes this is compiled twice: with the
 // simulator's <cuda_runtime.h>, and with CUDA's for a device; skipped where that has none.
 
 namespace lowcomm::test {
@@ -138,7 +138,7 @@ inline void expectSame(const Case& c, const std::vector<uint16_t>& x, DType dtyp
   ASSERT_EQ(refused, 0u) << name;
 }
 
-// What an encoder is told of x, whose payload is of no interest.
+// The verdict of an encoder on x, whose payload is of no interest.
 inline uint32_t refusedThere(const Case& c, const std::vector<float>& x) {
   uint32_t refused = 0;
   encodedThere(c, x, DType::float32, 0, refused);

@@ -1,4 +1,4 @@
-// What the CUDA kernels refuse, in elements and in payloads, and what the other policies make of it: as on the host.
+// Elements and payloads that the CUDA kernels refuse, and the results under the other policies: as on the host.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

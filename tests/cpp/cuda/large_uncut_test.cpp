@@ -1,5 +1,5 @@
-// What is not cut, at both ends of a tensor that is 0 between: small ones anywhere, more than 2^31 elements only where
-// a device has the memory.
+// Codecs whose tensors are not cut, at both ends of a tensor that is 0 between: small ones anywhere, more than 2^31
+// elements only where a device has the memory.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 

@@ -209,7 +209,7 @@ class CudaUncut : public testing::Test {
   }
 };
 
-// What a caller is told, with or without a device.
+// The errors that a caller gets, with or without a device.
 template <class Error>
 std::string refusal(const std::string& text, uint64_t count, DType dtype = DType::float32, size_t payload_at = 0,
                     size_t workspace_at = 0) {

@@ -1,5 +1,5 @@
-// What instructions_test.cpp counts: one call of a codec for every argument "<loop> <codec> <kernel form>", in their
-// order; loop is encode, decode or decode-add.
+// The program that instructions_test.cpp counts: one call of a codec for every argument "<loop> <codec> <kernel form>",
+// in their order; loop is encode, decode or decode-add.
 #include <cstddef>
 #include <cstdint>
 #include <random>

@@ -57,7 +57,7 @@ TEST(Noise, SeedsAreChained) {
   EXPECT_NE(noiseSeed(1, 2, 3, 4), noiseSeed(2, 1, 3, 4));
 }
 
-// What an implementation that was written from FORMAT.md alone has made (tests/python/noise_by_hand.py).
+// Values from an implementation that was written from FORMAT.md alone (tests/python/noise_by_hand.py).
 TEST_P(NoiseForms, GoldenValues) {
   std::ifstream file(LOWCOMM_SOURCE_DIR "/tests/golden/noise.txt");
   int lines = 0;

@@ -34,7 +34,7 @@ TEST(SixteenLanes, RotateAsScalar) {
   table.rotation = &kRotation;
   for (const char* text : {"gauss4", "minmax3:bucket=512,rotate=1", "qsgd8:bucket=1024,rotate=1"})
     test::expectScalars(text, table, test::kWideSizes);
-  // What is refused, wherever it stands in a block.
+  // A refused value, wherever it is in a block.
   for (size_t at : {0, 15, 16, 511, 512, 700}) {
     std::vector<float> x = test::normal(701, 1), y(1024);
     EXPECT_TRUE(rotate(y.data(), x.data(), x.size()));

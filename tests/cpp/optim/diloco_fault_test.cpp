@@ -1,4 +1,4 @@
-// What an outer loop does when something is wrong: named, and nothing half-applied.
+// An outer loop when something is wrong: the fault is named, and nothing is half-applied.
 #include <atomic>
 #include <cmath>
 #include <future>

@@ -17,7 +17,7 @@ using test::options;
 using test::Ranks;
 using test::Trainee;
 
-// What each rank ends with, of one run.
+// The state with which each rank ends one run.
 struct Trained {
   std::vector<std::vector<at::Tensor>> outer, parameters;
   std::vector<OuterReport> reports;
@@ -183,7 +183,7 @@ TEST(DiLoCoX, ResumesWithTheSameBits) {
   }
 }
 
-// What was lost on the way is in the residuals: Σ sent + e = Σ δ, over all ranks, in a run of averages alone.
+// The loss on the way is in the residuals: Σ sent + e = Σ δ, over all ranks, in a run of averages alone.
 TEST(DiLoCoX, LosesNothing) {
   constexpr int kRanks = 2;
   for (int64_t rank : {0, 3}) {

@@ -229,7 +229,7 @@ TEST(SeedReplay, SignsAndOtherCodecsComeBack) {
   }
 }
 
-// What a quantized base has moved by is the pool's sums: after many iterations as far as weights that are written.
+// A quantized base moves by the pool's sums: after many iterations as far as weights that are written.
 TEST(SeedReplay, AQuantizedBaseMovesBySums) {
   for (const auto& [kind, bound] : {std::pair<const char*, float>{"int8", 0.01f}, {"nf4", 0.12f}}) {
     auto plain = model(at::kFloat);

@@ -1,4 +1,4 @@
-// What a staged collective tells a device, and in which order: through c10's guard, of which there is a fake here.
+// The calls of a staged collective to a device, and their order: through c10's guard, of which there is a fake here.
 #include "tensor/device_codec_queue.h"
 
 #include <c10/core/Allocator.h>
@@ -138,7 +138,7 @@ TEST_F(DeviceStageTest, ASlotIsUsedAgainAfterItsEvent) {
   EXPECT_LT(find("record e6 on 0:7", before), find("synchronize e6", before));  // the end of the queue
 }
 
-// What it comes to: the sums of two ranks, one of which has its tensor on the device.
+// The result: the sums of two ranks, one of which has its tensor on the device.
 TEST_F(DeviceStageTest, AllReduceOfADeviceAndAHost) {
   Ranks ranks(2);
   const uint64_t n = 300001;

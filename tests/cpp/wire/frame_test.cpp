@@ -49,7 +49,7 @@ Bytes exampleFrame() {
   return frame;
 }
 
-// What a peer that computes its CRC correctly but means something else sends.
+// Frames of a peer that computes its CRC correctly but means something else.
 void reseal(Bytes& frame) {
   uint32_t crc = crc32c(frame.data(), 60);
   crc = crc32c(frame.data() + 64, frame.size() - 64, crc);

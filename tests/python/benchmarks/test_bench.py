@@ -118,7 +118,7 @@ def check_row(row, kept, op, case, size):
         if not coded:
             assert got["needed_bytes"] == pytest.approx(int(row["size"]) * op.bus(size), rel=0.01)
         if got["wire_bytes"] is not None:
-            # What the op needs, and little more: a description and headers for a peer, and slices that are not all equal.
+            # The bytes that the op needs, and few more: a description and headers for a peer, and slices that are not all equal.
             most = got["needed_bytes"] * (size - 1 if op.rooted else 1) * 1.25 + 1024 * (size - 1)
             assert got["needed_bytes"] < got["wire_bytes"] < most
         assert (got["relative_error"] == 0) == (not coded and size == 2) or (not coded and got["relative_error"] < 1e-2)

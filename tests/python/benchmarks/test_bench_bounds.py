@@ -1,4 +1,4 @@
-"""What the bench holds results to: a codec's stated error, no less than what it errs and little more."""
+"""The bounds to which the bench holds results: a codec's stated error, no less than what it errs and little more."""
 
 import itertools
 
@@ -73,7 +73,7 @@ def test_a_second_encode_errs_within_the_bound_of_what_is_known_of_its_input(spe
 
 
 def all_reduced(codec, inputs, cuts):
-    """What a direct all_reduce gives: slices are summed at their owners from coded contributions, and coded again."""
+    """Returns the result of a direct all_reduce: slices are summed at their owners from coded contributions, and coded again."""
     out = torch.empty_like(inputs[0])
     for owner, (start, end) in enumerate(itertools.pairwise(cuts)):
         total = None

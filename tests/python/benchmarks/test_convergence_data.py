@@ -26,7 +26,7 @@ def convergence(monkeypatch):
 
 
 def beginning(rank, init_method):
-    """What a rank's text begins with: it is another process."""
+    """Returns the beginning of a rank's text; the rank is another process."""
     return bytes(importlib.import_module("text").load().train[: len(SENTENCE)].tolist()).decode()
 
 

@@ -70,7 +70,7 @@ MESSAGE = (
 
 
 def seen(rank):
-    """What a rank of a row that holds says."""
+    """Returns the facts of a rank in a row that holds."""
     failed = {"called": 10.0, "ended": 10.5, "error": "DistBackendError", "message": MESSAGE.format(rank)}
     failed |= {"equal": None, "residual": "kept"}
     facts = {"attempts": [failed], "fault_at": 10.1, "resumed_at": 0.0, "frames": 3, "premature": ""}

@@ -1,4 +1,4 @@
-"""What runs when an op has ended: callbacks of futures, which may wait for further ops, and who is told what and when."""
+"""Code that runs when an op has ended: callbacks of futures, which may wait for further ops, and who is told what and when."""
 
 import time
 
@@ -101,7 +101,7 @@ def test_the_future_of_a_batch_is_of_tensors(pair):
 
 
 def _polled(r):
-    """What stands in for a non-contiguous tensor is copied back before the Work calls itself complete."""
+    """The stand-in for a non-contiguous tensor is copied back before the Work calls itself complete."""
     r.init("lowcomm", timeout_s=20)
     whole = torch.zeros(2 * N)
     view = whole[::2]

@@ -79,7 +79,7 @@ def _reduces(r, spec):
     assert not wrong, "\n".join(wrong)
     moved = lc.stats()[dist.group.WORLD.group_name]["all_reduce"]
     assert moved["exact_calls"] == 0, moved
-    # What cannot be reduced by codes goes exact, and is counted.
+    # Tensors that cannot be reduced by codes go exact, and are counted.
     for op, x in ((dist.ReduceOp.MAX, torch.ones(9000)), (dist.ReduceOp.SUM, torch.ones(9000, dtype=torch.int64))):
         dist.all_reduce(x, op=op)
         assert (x == (1 if op == dist.ReduceOp.MAX else r.size)).all()
@@ -135,7 +135,7 @@ def _all_to_all(r, spec):
     codec = lc.codec(spec)
 
     def arrives(q, n, key):
-        """What rank q's part of n elements for this rank comes to."""
+        """Returns rank q's part of n elements for this rank."""
         x = values(torch.float32, n, key, q, r.rank)
         if q == r.rank or 4 * n < 4000:  # kept, or under min_bytes were every part so long
             return x

@@ -1,4 +1,4 @@
-"""What an op takes of memory while it runs, by the process's own peak: encoded size + one fp32 chunk + two chunks a peer."""
+"""The memory of an op while it runs, by the process's own peak: encoded size + one fp32 chunk + two chunks a peer."""
 
 import pathlib
 
@@ -30,7 +30,7 @@ def _exchange(g, x, y):
         work.wait()
 
 
-# What is done with the whole tensor x and another one, y.
+# The ops on the whole tensor x and another one, y.
 OPS = {
     "all_reduce": lambda g, x, y: dist.all_reduce(x, group=g),
     "all_gather": lambda g, x, y: dist.all_gather_into_tensor(x, y[: x.numel() // g.size()], group=g),
@@ -70,7 +70,7 @@ def test_an_op_takes_little_memory_beside_its_tensors(size):
 
 
 def _kept(r):
-    """What a large message leaves in its process, exact or coded: buffers for the next ones, not for the whole of it."""
+    """A large message, exact or coded, leaves in its process: buffers for the next ones, not for the whole of it."""
     import torch_lowcomm as lc
 
     r.init("lowcomm", pg_options=lc.Options(policy=f"p2p={CODEC}", min_bytes=0))

@@ -1,4 +1,4 @@
-"""What torch.profiler shows of lowcomm's own ops: ranges from the thread that ran them, and none that lie."""
+"""The ranges of lowcomm's own ops in torch.profiler: ranges from the thread that ran them, and none that lie."""
 
 import threading
 import time
@@ -119,7 +119,7 @@ def test_only_what_is_profiled(pair):
 
 
 def _profilers_in_turn(r):
-    """What the op's ranges are told by leaves nothing behind: the program's own ops stand once in every profile."""
+    """The way in which an op's ranges are told leaves nothing behind: the program's own ops stand once in every profile."""
     _init(r)
     for _ in range(4):
         with profile(activities=[ProfilerActivity.CPU]) as prof:

@@ -130,7 +130,7 @@ def test_set_policy_that_differs(pair, quad):
 
 
 CODEC = {"all_gather": "minmax8:bucket=1024", "reduce_scatter": "qsgd8:bucket=1024"}
-# What the last rank does otherwise -> the field that differs, what the others have and what it has. `{op}` is the op
+# The last rank's difference -> the field that differs, what the others have and what it has. `{op}` is the op
 # that was meant, `{other}` the other one, `{codec}` the codec of the op.
 MISMATCHES = {
     "shape": ("elements a rank", "600", "700"),

@@ -1,4 +1,4 @@
-"""What lowcomm sums itself: within a stated bound of the exact sum, deterministic, the same bits on every rank."""
+"""Sums that lowcomm makes itself: within a stated bound of the exact sum, deterministic, the same bits on every rank."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What a Work is: future, result, wait with a time-out, sequence number, profiler event; many in flight; coalescing."""
+"""Works: future, result, wait with a time-out, sequence number, profiler event; many in flight; coalescing."""
 
 import datetime
 import time

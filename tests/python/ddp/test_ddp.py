@@ -14,7 +14,7 @@ STEPS = 5
 
 
 def _law(r, options, mode):
-    """What every rank's gradients were owed, what was applied, and what the residuals hold."""
+    """Returns the sum of every rank's gradients, the sum that was applied, and the residuals."""
     r.init()
     state = lc.ddp.State(**options)
     model, ledger = ddp_model.with_ledger(state, unused=mode == "unused", gradient_as_bucket_view=mode == "views")

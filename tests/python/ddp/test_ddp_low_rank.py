@@ -120,5 +120,5 @@ def test_different_cpus_give_the_same_bits():
 
 
 def test_under_detail():
-    """What a group holds is then a wrapper of its backend."""
+    """A group then holds a wrapper of its backend."""
     ranks.run_ranks(_on_a_form, 2, False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})

@@ -1,4 +1,4 @@
-"""What lc.ddp says to a caller's mistakes, to ranks that differ, and when a backward breaks off."""
+"""Errors of lc.ddp about a caller's mistakes, about ranks that differ, and when a backward breaks off."""
 
 import os
 import signal

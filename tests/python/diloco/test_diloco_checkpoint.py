@@ -40,7 +40,7 @@ def _paths(nest, path=""):
 
 
 def _save(r, model, optimizer, how):
-    """What a rank has of its own is under a name of its own."""
+    """Each rank's own tensors are under the rank's own name."""
     own = f"model{r.rank}"
     if how == "save":
         torch.save({"loop": optimizer.state_dict(), own: model.state_dict()}, r.path(f"rank{r.rank}.pt"))
@@ -111,7 +111,7 @@ def test_the_functions_of_distributed_checkpoint(pair, case):
 
 
 def _in_what_form(r):
-    """What torch's functions make of the state by their options, and what is said to forms that it does not survive."""
+    """Torch's functions pass the state on by their options; forms that it does not survive are refused."""
     r.init()
     model, optimizer = diloco_model.fresh()
     diloco_model.train(model, optimizer, r.rank, range(SAVED))
@@ -148,7 +148,7 @@ def _another_interval(r):
     for step in range(SAVED, SAVED + 16):
         diloco_model.train(model, optimizer, r.rank, range(step, step + 1))
         begun.append(optimizer.report["outer_steps"])
-    # What was under way is applied when it was due; from then on it is as the options say.
+    # A message under way is applied when it was due; from then on it is as the options say.
     assert optimizer.report["sync_every"] == 6
     return [SAVED + 1 + i for i in range(1, 16) if begun[i] > begun[i - 1]]
 

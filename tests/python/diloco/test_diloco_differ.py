@@ -96,7 +96,7 @@ def test_one_ranks_mistake_reaches_the_others(trio):
 
 
 def _drifts(r):
-    """What should never come about, other than by a fault of memory: a rank's outer parameters are unlike."""
+    """A rank's outer parameters differ, which only a fault of memory should bring about."""
     r.init(timeout_s=NEVER_S)
     model, optimizer = diloco_model.fresh(mode="sync", check_every=1)
     diloco_model.train(model, optimizer, r.rank, range(4))

@@ -255,7 +255,7 @@ def test_lets_a_machine_enter_twice(store):
 
 
 def _uncounted(r, port):
-    """Who closed a round died before counting it: the next machines find the open one themselves."""
+    """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
     from torch.distributed import PrefixStore
 
     store = PrefixStore("lowcomm", dist.TCPStore("127.0.0.1", port, is_master=False))

@@ -1,4 +1,4 @@
-"""What lc.DiLoCoX says to a caller's mistakes: the name, what it expects and what it got, and nothing is sent before."""
+"""Errors of lc.DiLoCoX about a caller's mistakes: the name, what it expects and what it got, and nothing is sent before."""
 
 import ddp_model
 import diloco_model
@@ -105,7 +105,7 @@ def test_options_that_will_not_do(pair):
 
 
 def _arguments(r):
-    """What is no option: (error, what it says, keywords)."""
+    """Arguments that are no options: (error, what it says, keywords)."""
     r.init()
     torch.manual_seed(7)
     model = ddp_model.Net()

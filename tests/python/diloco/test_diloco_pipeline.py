@@ -62,7 +62,7 @@ def test_two_stages_equal_one_bit_for_bit(quad, pair, options):
 
 
 def _adapts(r):
-    """What each outer step was: (inner step, interval, rank, effective rank)."""
+    """Lists the outer steps: (inner step, interval, rank, effective rank)."""
     r.init()
     rank = Pipeline(r)
     optimizer = rank.wrapped(6, **ADAPTIVE)

@@ -1,4 +1,4 @@
-"""What lc.DiLoCoX says to a state that is not its own: what does not fit by name, and nothing has changed."""
+"""lc.DiLoCoX refuses a state that is not its own: it names the part that does not fit, and changes nothing."""
 
 import ddp_model
 import diloco_model

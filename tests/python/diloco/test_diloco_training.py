@@ -33,7 +33,7 @@ def test_an_outer_step_every_step_is_ddp(pair):
 
 
 def test_under_detail():
-    """What a group holds is then a wrapper of its backend."""
+    """A group then holds a wrapper of its backend."""
     assert max(ranks.run_ranks(_as_ddp, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})) <= 1e-6
 
 

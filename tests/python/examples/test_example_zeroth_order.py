@@ -36,7 +36,7 @@ def machines(tmp_path):
 
 @pytest.mark.slow
 def test_a_machine_joins_and_one_is_killed(machines, tmp_path):
-    """Who comes late ends with the weights of who was there from the start, after a third was killed."""
+    """A late machine ends with the weights of one that was there from the start, after a third was killed."""
     server = machines.start("--serve", "0")
     port = machines.until("store at port", server).split()[-1]
     common = ["--store", f"127.0.0.1:{port}", "--batch", "128", "--steps", "1500"]

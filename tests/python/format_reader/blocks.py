@@ -9,7 +9,7 @@ LANES = 16
 
 
 def block_bytes(n: int, bits: int) -> int:
-    """What the codes of n elements take."""
+    """Returns the bytes of the codes of n elements."""
     rows = -(-(n % BLOCK) // LANES)
     return 64 * (bits * (n // BLOCK) + -(-rows * bits // 32))
 

@@ -38,13 +38,13 @@ def written(text: str, x: torch.Tensor, seed: int = 5) -> bytes:
 
 
 def library(text: str, payload: bytes, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """What the library decodes a payload to."""
+    """Decodes a payload by the library."""
     sent = torch.from_numpy(np.frombuffer(payload, np.uint8).copy())
     return lc.Codec(text).decode(sent, n, dtype=dtype, table=table_of(text))
 
 
 def reader(text: str, payload: bytes, n: int) -> F32:
-    """What the reader decodes a payload to."""
+    """Decodes a payload by the reader."""
     levels = table_of(text)
     return decode(text, payload, n, None if levels is None else levels.numpy())
 

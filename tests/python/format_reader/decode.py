@@ -32,7 +32,7 @@ def decode(codec: str | Spec, payload: bytes, n: int, table: F32 | None = None) 
 
     Args:
         codec: The codec, or its text.
-        payload: What was sent.
+        payload: The bytes that were sent.
         n: How many elements were.
         table: The levels of `levels`.
 

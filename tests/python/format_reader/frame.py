@@ -100,7 +100,7 @@ def check_codec(header: Header) -> None:
 
 
 def codec_of(header: Header) -> Spec:
-    """What the header tells of the codec; gain, keep and nonfinite are in none."""
+    """Returns the codec as the header tells it; gain, keep and nonfinite are in none."""
     by_channel = bool(header.flags & CHANNEL)
     return Spec(
         name=NAMES[header.codec],

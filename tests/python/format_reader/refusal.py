@@ -1,4 +1,4 @@
-"""What every part of the reader needs: to refuse, and to insist on zeros."""
+"""Two acts of every part of the reader: to refuse, and to insist on zeros."""
 
 import numpy as np
 import numpy.typing as npt

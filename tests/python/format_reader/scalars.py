@@ -16,7 +16,7 @@ def scalar_bytes(spec: Spec, n: int) -> int:
 
 
 def decoded_values(name: str) -> F32:
-    """What every code decodes to."""
+    """Returns the value of every code."""
     bits = BITS[name]
     middle, per = (64, 8) if name == "logbyte" else (128, 16)
     sign = 1 << (bits - 1)

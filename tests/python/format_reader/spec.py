@@ -31,7 +31,7 @@ WITHOUT_BITS = set(IDS) - (GRID - set(FIXED_BITS))
 
 @dataclass(frozen=True)
 class Spec:
-    """What a reader must know of a codec; what concerns the writer alone (rounding, range, delta) is not kept."""
+    """A codec as a reader must know it; it lacks the options of the writer alone (rounding, range, delta)."""
 
     name: str
     bits: int = 0
@@ -51,7 +51,7 @@ class Spec:
 
     @property
     def meta_bytes(self) -> int:
-        """What a bucket's metadata take."""
+        """Returns the bytes of a bucket's metadata."""
         return (2 if self.has_base else 1) * (2 if self.short_meta else 4)
 
 

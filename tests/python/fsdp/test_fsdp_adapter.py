@@ -1,4 +1,4 @@
-"""What torch_lowcomm.fsdp._torch_2_11 believes of FSDP2's private parts, against what FSDP2 does."""
+"""The assumptions of torch_lowcomm.fsdp._torch_2_11 about FSDP2's private parts, against FSDP2 itself."""
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ def test_the_adapter_describes_what_fsdp2_does(pair, quad):
 
 
 def _deferral(r):
-    """What overlap relies on: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
+    """Overlap relies on this: when FSDP2 waits for a gather's Work, and that it only stores a reduction's output."""
     from torch_lowcomm.fsdp import _torch_2_11 as fsdp2
 
     r.init("lowcomm")

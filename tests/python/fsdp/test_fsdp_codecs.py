@@ -64,7 +64,7 @@ def _allowed(text, x):
 
 
 def _message_bytes(layout, op, elements):
-    """What goes to one peer: the description, a frame of its own, and the frames of the layout."""
+    """Returns the bytes that go to one peer: the description, a frame of its own, and the frames of the layout."""
     text = str(layout)
     lines = text.count("\n")
     codec = f"layout of {lines} segments, hash {layout.hash}" if lines > 1 else text.split(" ")[2].strip()

@@ -1,4 +1,4 @@
-"""What the random draws of quantized FSDP2 are counted by: no two share them, and a resumed run goes on with them."""
+"""The counter of the random draws of quantized FSDP2: no two share them, and a resumed run goes on with them."""
 
 import copy
 

@@ -61,7 +61,7 @@ def test_shards_that_are_padded(quad):
 
 
 def _written_unseen(r):
-    """What is written behind the versions' back is what the next gather sends, norms too."""
+    """The next gather sends values that were written behind the versions' back, norms too."""
     import torch_lowcomm as lc
 
     r.init("lowcomm")

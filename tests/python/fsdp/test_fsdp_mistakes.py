@@ -1,4 +1,4 @@
-"""What lc.fsdp.quantize refuses, on which ranks, and what it leaves behind."""
+"""Mistakes that lc.fsdp.quantize refuses, on which ranks, and the state after a refusal."""
 
 import pytest
 import torch
@@ -142,7 +142,7 @@ def test_groups_hear_what_others_of_the_model_find(quad, first, wrong):
 
 
 def _unsharded(r):
-    """What is coded does not depend on whether the parameters are gathered when quantize is called."""
+    """The choice of coded parameters does not depend on whether the parameters are gathered when quantize is called."""
     import torch_lowcomm as lc
 
     r.init("lowcomm")

@@ -113,7 +113,7 @@ def _gathers(lc):
 
 
 def _meets(r, overlap):
-    """Who computes backward through block 1 waits for the other to compute through block 0: only if it deferred."""
+    """A rank that computes backward through block 1 waits for the other to compute through block 0: only if it deferred."""
     import torch_lowcomm as lc
 
     r.init("lowcomm", timeout_s=5)

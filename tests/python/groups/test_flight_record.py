@@ -1,4 +1,4 @@
-"""What a group says it was doing: `lc.flight_record()` while it lives, and the file that an error names when it is lost."""
+"""A group's account of its ops: `lc.flight_record()` while it lives, and the file that an error names when it is lost."""
 
 import json
 import os

@@ -234,7 +234,7 @@ def _detail(r):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
     for _ in range(3):
         model(torch.ones(2, 4)).sum().backward()
-    # What the mode is for: ranks that call different ops learn it.
+    # The purpose of the mode: ranks that call different ops learn it.
     with pytest.raises(RuntimeError, match="Collectives differ|collective"):
         dist.all_reduce(torch.ones(2)) if r.rank == 0 else dist.all_gather_into_tensor(torch.ones(4), torch.ones(2))
 

@@ -1,4 +1,4 @@
-"""What is compressed: the policy is an allow list, from the options, the environment or set_policy; exact scopes; the log."""
+"""Policies: an allow list of ops, from the options, the environment or set_policy; exact scopes; the log."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from compressed_by_hand import SEED, check_gathered, draw_key, last_step, option
 
 
 def _allow_list(r):
-    """What stays exact: small tensors, integers, bool, fp64, other reduce ops, other ops, an exact scope."""
+    """These stay exact: small tensors, integers, bool, fp64, other reduce ops, other ops, an exact scope."""
     import torch_lowcomm as lc
 
     spec = "minmax4:bucket=64"
@@ -205,7 +205,7 @@ def _from_environment(r, spec):
     assert torch.equal(out[n * r.rank : n * (r.rank + 1)], want)
     dist.all_gather_into_tensor(out[: 100 * r.size], x[:100])
     assert torch.equal(out[100 * r.rank : 100 * (r.rank + 1)], x[:100]), "under LOWCOMM_MIN_BYTES"
-    # What the program sets wins, field by field.
+    # The program's settings win, field by field.
     exact = dist.new_group(pg_options=lc.Options(policy=""))
     dist.all_gather_into_tensor(out, x, group=exact)
     assert torch.equal(out[n * r.rank : n * (r.rank + 1)], x)

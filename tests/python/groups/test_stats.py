@@ -1,4 +1,4 @@
-"""What `lc.stats()` counts: calls, bytes and seconds by group and op; its bytes are those of the network interface."""
+"""The counts of `lc.stats()`: calls, bytes and seconds by group and op; its bytes are those of the network interface."""
 
 import ctypes
 import fcntl

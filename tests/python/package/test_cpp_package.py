@@ -38,7 +38,7 @@ def test_a_libtorch_program_links_the_outer_loop(tmp_path):
 
 
 def test_headers_are_those_of_the_layers():
-    """What is installed includes nothing that is not."""
+    """Installed headers include installed headers only."""
     layers = ("base", "kernels", "codec", "wire", "transport", "collective", "engine", "tensor", "optim")
     headers = [header for layer in layers for header in (ROOT / "csrc" / layer).rglob("*.h")]
     assert headers

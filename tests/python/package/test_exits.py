@@ -13,7 +13,7 @@ _kept = []  # objects that live until the interpreter ends
 
 
 class _SlowToGo:
-    """What a callback holds, which takes the interpreter's lock again and again while it goes."""
+    """An object that a callback holds and that takes the interpreter's lock again and again while it goes."""
 
     def __call__(self, future):
         return future.value()

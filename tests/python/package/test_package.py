@@ -1,4 +1,4 @@
-"""What a user meets before any tensor moves: import, versions, the command line, the environment."""
+"""A user's first steps, before any tensor moves: import, versions, the command line, the environment."""
 
 import os
 import re

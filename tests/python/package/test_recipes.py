@@ -12,7 +12,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 POLICY = {"LOWCOMM_POLICY": "all_reduce=qsgd8:bucket=1024", "LOWCOMM_MIN_BYTES": "0", "OMP_NUM_THREADS": "1"}
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-# What every recipe trains, and what it says at its end.
+# The model that every recipe trains, and the line at its end.
 _MODEL = """
 import sys, zlib
 import torch, torch.distributed as dist

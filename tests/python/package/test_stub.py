@@ -87,7 +87,7 @@ def test_signatures(owner):
 
 
 def test_constructors_are_among_them():
-    """What the comparison must not lose sight of: the classes that a user or the package makes."""
+    """The comparison sees all of these: the classes that a user or the package makes."""
     for name in ("Codec", "Options", "Layout"):
         assert _stated(OWNERS[name][0])["__init__"] == _present(getattr(_C, name))["__init__"] == "function"
     assert "__init__" not in _present(_C.LowcommBackend), "a backend is made by create_backend"

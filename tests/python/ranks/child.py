@@ -17,7 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclasses.dataclass
 class Rank:
-    """What a rank knows: its number, the world's size, and a folder of this job's own for stores and files."""
+    """A rank: its number, the world's size, and a folder of this job's own for stores and files."""
 
     rank: int
     size: int

@@ -1,4 +1,4 @@
-"""What a reader of the wire format refuses: by its own rules, and in the same payloads as the library."""
+"""Refusals of a reader of the wire format: by its own rules, and in the same payloads as the library."""
 
 import random
 

@@ -54,7 +54,7 @@ def _noise(frame):
 CRC = r"crc32c: expected \d+, got \d+"
 MAGIC = r"magic: expected \d+ \('LCMF'\), got "
 ROOM = r"payload_bytes: expected at most \d+, got "
-# What is done to the last rank's data frame, and what the error must say: the field, what was expected and what was got.
+# A change to the last rank's data frame, and the text of the error: the field, what was expected and what was got.
 CORRUPTIONS = {
     "payload bit": (lambda f: _flip(f, HEADER + 777), CRC),
     "last payload bit": (lambda f: _flip(f, f.numel() - 1, 0x80), CRC),
@@ -63,7 +63,7 @@ CORRUPTIONS = {
     "version": (lambda f: _flip(f, 4), r"version: expected 1, got 17"),
     "payload size": (lambda f: _flip(f, SIZE_AT), CRC),
     "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), ROOM + r"21\d{8}"),
-    # What stood in the receiver's buffer before is read on, and may be the very frame that comes back: so not that one.
+    # The reader goes on with the former content of the receiver's buffer, which may be the very frame that comes back.
     "truncated payload": (lambda f: _sealed(_flip(f, f.numel() - 1))[:-100], CRC),
     "truncated header": (lambda f: _sealed(_flip(f, ELEMENTS_AT))[:30], f"{CRC}|{ROOM}\\d+"),
     "zeros": (lambda f: torch.zeros_like(f), MAGIC + "0"),

@@ -152,8 +152,8 @@ class Block {
     return moved_;
   }
 
-  // What the threads of the warp bring, once all have. Two sets of slots by turns: nobody is in the exchange after next
-  // before everybody has read this one's.
+  // The values that the threads of the warp bring, once all have. Two sets of slots by turns: nobody is in the exchange
+  // after next before everybody has read this one's.
   const uint64_t* all(uint64_t value) {
     const unsigned me = current_, warp = me / kWarp;
     Slots& slots = slots_[threads_[me].exchanges++ % 2];
