@@ -2,7 +2,7 @@
 
     python benchmarks diloco_throughput [--repetitions 3] [--quick] [--json FILE]        # as root
 
-The rows are those of dilocox_table1.py on the same model of 0.36 million parameters; 2 hosts of the lab. An exact all_reduce
+The rows are those of convergence/diloco/table1.py on the same model (0.36 million parameters); 2 hosts of the lab. An exact all_reduce
 of it is to be as much slower than computing as that of the paper's models over 1 Gbit/s: 32 times with the 1.3B model, which
 10 Mbit/s come near to, and 357 times with the 107B model, 1 Mbit/s.
 """

@@ -1,4 +1,4 @@
-"""One rank of `dilocox_throughput.py`, on every host `python -m dilocox_throughput_rank JOB.json`."""
+"""One rank of throughput.py, on every host `python -m diloco.throughput_rank JOB.json`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def gates(runs: Runs, serial: Run, *, quick: bool) -> list[Gate]:
     """All of them.
 
     Args:
-        runs: A run a seed, each with `machines`, what every machine returned (seed_replay_rank.train).
+        runs: A run a seed, each with `machines`, what every machine returned (rank.train).
         serial: The first seed's `byte` of all machines' gradients in one process.
         quick: Looser bounds on losses, for a quarter of the iterations.
     """

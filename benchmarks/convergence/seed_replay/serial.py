@@ -23,7 +23,7 @@ DEFAULTS = {
 
 
 def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[str, Any]:
-    """Trains with the ids of all machines, n gradients by each; returns what seed_replay_rank.train does of a machine."""
+    """Trains with the ids of all machines, n gradients by each; returns what rank.train returns of a machine."""
     c = configuration
     model, clusters = c.model(), c.clusters()
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
