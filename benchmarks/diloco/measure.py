@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from linklab import Lab, LabError, validate
+from linklab import Lab
+from linklab.job import run_on_hosts
 
 from diloco.cases import ALONE, Case
 from diloco.message import link_seconds, payload_bytes
-
-_DEADLINE_S = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,20 +49,6 @@ class Row:
         return (self.local_s + self.coding_s) / (100 * self.step_s)
 
 
-def in_lab(lab: Lab, module: str, job: dict[str, Any]) -> list[Any]:
-    """Runs `python -m module` on each host and returns the result that each wrote. LabError: one failed."""
-    with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
-        path = Path(folder) / "job.json"
-        path.write_text(json.dumps(job))
-        env = validate.ON_HOSTS | {"LOWCOMM_POLICY": ""}
-        ended = lab.run([sys.executable, "-m", module, str(path)], timeout_s=_DEADLINE_S, env=env)
-        failed = [rank for rank in range(lab.hosts) if ended[rank].code]
-        if failed:
-            said = "".join(f"\n---- rank {rank}: {ended[rank].code}\n{ended[rank].output[-3000:]}" for rank in failed)
-            raise LabError(f"expected exit code 0 on every rank, ranks {failed} ended otherwise{said}")
-        return [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(lab.hosts)]
-
-
 def measure(
     cases: list[Case], *, rate: str, model: str, batch: int, every: int, rounds: int, repetitions: int
 ) -> list[Row]:
@@ -82,7 +63,7 @@ def measure(
             "rounds": rounds,
             "repetitions": repetitions,
         }
-        ranks, bits = in_lab(lab, "diloco.rank", job), lab.links[0].up_bits
+        ranks, bits = run_on_hosts(lab, "diloco.rank", job), lab.links[0].up_bits
     return rows_of(cases, job, rate, bits, ranks)
 
 

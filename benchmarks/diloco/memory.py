@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from linklab import Lab
+from linklab.job import run_on_hosts
 
 from diloco.cases import Case
-from diloco.measure import in_lab
 
 SHAPES = [[1024, 3072]] * 16  # 50.3 M parameters
 _FLOAT = 4
@@ -54,6 +54,6 @@ def measure() -> list[Row]:
     for case in CASES:
         with Lab(hosts=2) as lab:
             job: dict[str, Any] = {"case": dataclasses.asdict(case), "shapes": SHAPES}
-            found = in_lab(lab, "diloco.memory_rank", job)[0]
+            found = run_on_hosts(lab, "diloco.memory_rank", job)[0]
         rows.append(Row(case.name, found["resident"], found["peak"], formula(case)))
     return rows

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import math
-import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from linklab.job import job_of_host
 
 import torch_lowcomm as lc
 from diloco.cases import Case
@@ -51,8 +50,7 @@ def outer_steps(case: Case, parameters: list[torch.nn.Parameter]) -> lc.DiLoCoX:
 
 def main() -> None:
     """Two outer steps; bytes a parameter."""
-    path = Path(sys.argv[1])
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm")
     torch.manual_seed(0)
@@ -65,7 +63,7 @@ def main() -> None:
     loop = outer_steps(case, parameters)
     after, peak = settled(), resident("VmHWM")
     written = {"resident": (after - before) / count, "peak": (peak - before) / count}
-    path.with_name(f"rank{dist.get_rank()}.json").write_text(json.dumps(written))
+    finish(written)
     dist.barrier()
     loop.finish()
     dist.destroy_process_group()

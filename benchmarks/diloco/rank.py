@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import data
 import model
 import torch
 import torch.distributed as dist
+from linklab.job import job_of_host
 from linklab.rank import interface_sent
 from steps.cases import MODELS
 from torch import nn
@@ -83,8 +81,7 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus) -> dict[str, Any]:
 
 def main() -> None:
     """Every case, so many times in turn."""
-    path = Path(sys.argv[1])
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm")
     corpus = data.load()
@@ -96,7 +93,7 @@ def main() -> None:
     config = MODELS[job["model"]]
     shapes = [list(p.shape) for p in model.GPT(model.Config(**config)).parameters()]
     written = {"runs": runs, "shapes": shapes, "context": config["context"]}
-    path.with_name(f"rank{dist.get_rank()}.json").write_text(json.dumps(written))
+    finish(written)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -2,9 +2,9 @@
 
     python benchmarks diloco_throughput [--repetitions 3] [--quick] [--json FILE]        # as root
 
-The rows are those of convergence/diloco/table1.py on the same model (0.36 million parameters); 2 hosts of the lab. An exact all_reduce
-of it is to be as much slower than computing as that of the paper's models over 1 Gbit/s: 32 times with the 1.3B model, which
-10 Mbit/s come near to, and 357 times with the 107B model, 1 Mbit/s.
+The rows are those of convergence/diloco/table1.py on the same model (0.36 million parameters); 2 hosts of the lab. An exact
+all_reduce of it is to be as much slower than computing as that of the paper's models over 1 Gbit/s: 32 times with the 1.3B
+model, which 10 Mbit/s come near to, and 357 times with the 107B model, 1 Mbit/s.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import report
 from convergence.diloco.rank import SHAPE, Configuration
 from convergence.diloco.table1 import ADAPTIVE, LARGE_ALL_REDUCE, ROWS
 from linklab import Lab, LabError, LabUnavailable
-
-from diloco.measure import in_lab
+from linklab.job import run_on_hosts
 
 RATES = {"1.3B": "10mbit", "107B": "1mbit"}
 ALONE, EXACT = "no communication", "AllReduce"
@@ -92,7 +91,7 @@ def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
     rows = turns(of, quick=quick)
     with Lab(hosts=2, rate=RATES[of]) as lab:
         job = {"rows": [dataclasses.asdict(row) for row in rows], "repetitions": repetitions}
-        ranks = in_lab(lab, "diloco.throughput_rank", job)
+        ranks = run_on_hosts(lab, "diloco.throughput_rank", job)
     found = []
     for row, *of_ranks in zip(rows, *ranks, strict=True):
         seconds = [max(both) for both in zip(*of_ranks, strict=True)]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import data
@@ -14,6 +11,7 @@ import model
 import torch
 import torch.distributed as dist
 from convergence.diloco.rank import SHAPE, Configuration, trainer
+from linklab.job import job_of_host
 
 
 def turn(row: dict[str, Any], corpus: data.Corpus, rank: int) -> float:
@@ -41,8 +39,7 @@ def turn(row: dict[str, Any], corpus: data.Corpus, rank: int) -> float:
 
 def main() -> None:
     """Takes the rows in turn, and writes the seconds of each: a list a row."""
-    path = Path(sys.argv[1])
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     dist.init_process_group("lowcomm", init_method="env://", rank=rank, world_size=2)
@@ -52,7 +49,7 @@ def main() -> None:
         for row, of_row in zip(job["rows"], seconds, strict=True):
             of_row.append(turn(row, corpus, rank))
     dist.destroy_process_group()
-    path.with_name(f"rank{rank}.json").write_text(json.dumps(seconds))
+    finish(seconds)
 
 
 if __name__ == "__main__":

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from linklab import Lab, LabError, validate
+from linklab import Lab
+from linklab.job import run_on_hosts
 
 from steps.cases import Case
-
-_DEADLINE_S = 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +39,7 @@ def measure(
     method: str, cases: list[Case], *, rate: str, model: str, batch: int, repetitions: int
 ) -> tuple[float, list[Row]]:
     """Seconds of computing, and a row a case. LabError when a rank fails."""
-    with Lab(hosts=2, rate=rate) as lab, tempfile.TemporaryDirectory(prefix="steps-") as folder:
-        path = Path(folder) / "job.json"
+    with Lab(hosts=2, rate=rate) as lab:
         job = {
             "method": method,
             "cases": [dataclasses.asdict(case) for case in cases],
@@ -53,14 +47,7 @@ def measure(
             "batch": batch,
             "repetitions": repetitions,
         }
-        path.write_text(json.dumps(job))
-        env = validate.ON_HOSTS | {"LOWCOMM_POLICY": "", "LOWCOMM_MIN_BYTES": "65536"}
-        ended = lab.run([sys.executable, "-m", "steps.rank", str(path)], timeout_s=_DEADLINE_S, env=env)
-        failed = [rank for rank in range(lab.hosts) if ended[rank].code]
-        if failed:
-            said = "".join(f"\n---- rank {rank}: {ended[rank].code}\n{ended[rank].output[-3000:]}" for rank in failed)
-            raise LabError(f"expected exit code 0 on every rank, ranks {failed} ended otherwise{said}")
-        ranks = [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(lab.hosts)]
+        ranks = run_on_hosts(lab, "steps.rank", job, env={"LOWCOMM_MIN_BYTES": "65536"})
     return rows_of(cases, rate, ranks)
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import model
 import text
 import torch
 import torch.distributed as dist
+from linklab.job import job_of_host
 from linklab.rank import interface_sent
 from torch import nn
 
@@ -58,8 +56,7 @@ class Way:
 
 def main() -> None:
     """Times every case, step by step in turn, and what a step computes among them."""
-    path = Path(sys.argv[1])
-    job = json.loads(path.read_text())
+    job, finish = job_of_host()
     logging.getLogger("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -71,7 +68,7 @@ def main() -> None:
         for way in ways:
             way.step(batch, counted=step >= WARM_UP)
     rows = [{"seconds": way.seconds, "sent": way.sent, "loss": way.loss} for way in ways]
-    path.with_name(f"rank{rank}.json").write_text(json.dumps(rows))
+    finish(rows)
     dist.barrier()
     dist.destroy_process_group()
 

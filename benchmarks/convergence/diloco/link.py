@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from diloco.measure import in_lab
 from linklab import Lab
+from linklab.job import job_of_host, run_on_hosts
 
 from convergence.diloco import rank as diloco_rank
 from convergence.diloco.rank import Configuration
@@ -38,7 +35,7 @@ def step_seconds(rate: str, configurations: Mapping[str, Mapping[str, Any]]) -> 
         first, every, intervals = timed(configurations[name])
         job = {**configurations[name], "steps": first + every * intervals, "only_timed": True}
         with Lab(hosts=2, rate=rate) as lab:
-            ranks = in_lab(lab, "convergence.diloco.link", job)
+            ranks = run_on_hosts(lab, "convergence.diloco.link", job)
         found[name] = seconds_of(ranks, first, every)
     return found
 
@@ -61,12 +58,10 @@ def seconds_of(ranks: list[list[float]], first: int, every: int) -> float:
 
 def main() -> None:
     """Trains, and writes when each step ended."""
-    path = Path(sys.argv[1])
-    configuration = Configuration(**json.loads(path.read_text()))
+    job, finish = job_of_host()
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    run = diloco_rank.train(rank, "env://", configuration=configuration)
-    path.with_name(f"rank{rank}.json").write_text(json.dumps(run["seconds"]))
+    run = diloco_rank.train(int(os.environ["RANK"]), "env://", configuration=Configuration(**job))
+    finish(run["seconds"])
 
 
 if __name__ == "__main__":

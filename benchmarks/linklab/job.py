@@ -1,0 +1,54 @@
+"""A job for a Python module on every host of a lab: starts the module, and is what the module reads and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from linklab.errors import LabError
+from linklab.lab import Lab
+from linklab.validate import ON_HOSTS
+
+_DEADLINE_S = 3600
+
+
+def run_on_hosts(lab: Lab, module: str, job: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> list[Any]:
+    """Runs `python -m module JOB.json` on each host.
+
+    Args:
+        lab: The hosts.
+        module: Its `main` calls `job_of_host`.
+        job: The job as JSON.
+        env: Environment of the hosts, in addition to the path of modules and to no policy.
+
+    Returns:
+        The result of each host.
+
+    Raises:
+        LabError: A rank failed; the message has what it printed last.
+    """
+    with tempfile.TemporaryDirectory(prefix="lowcomm-job-") as folder:
+        path = Path(folder) / "job.json"
+        path.write_text(json.dumps(job))
+        whole = {**ON_HOSTS, "LOWCOMM_POLICY": "", **(env or {})}
+        ended = lab.run([sys.executable, "-m", module, str(path)], timeout_s=_DEADLINE_S, env=whole)
+        failed = [rank for rank in range(lab.hosts) if ended[rank].code]
+        if failed:
+            said = "".join(f"\n---- rank {rank}: {ended[rank].code}\n{ended[rank].output[-3000:]}" for rank in failed)
+            raise LabError(f"expected exit code 0 on every rank, ranks {failed} ended otherwise{said}")
+        return [json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(lab.hosts)]
+
+
+def job_of_host() -> tuple[dict[str, Any], Callable[[Any], None]]:
+    """Returns the job of this host's module, and a function that writes the module's result."""
+    path = Path(sys.argv[1])
+
+    def finish(result: Any) -> None:
+        path.with_name(f"rank{os.environ['RANK']}.json").write_text(json.dumps(result))
+
+    return json.loads(path.read_text()), finish
