@@ -1,204 +1,233 @@
-// Messages of channels: segments with codecs of their own, keys of samples, flows that do not wait for each other.
+// axis=channel, under every kernel form: every channel is what a bucket of its elements would be, but for the codes'
+// places.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <algorithm>
+#include <cmath>
 #include <cstring>
-#include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "engine/op_queue.h"
-#include "p2p_cases.h"
+#include "base/half.h"
+#include "codec/payload.h"
+#include "grid_cases.h"
 
 namespace lowcomm {
 namespace {
 
-using namespace test;
+using test::Bytes;
+using test::decoded;
+using test::encoded;
+using test::normal;
 
-constexpr uint64_t kRow = 70'000;  // elements of a sample
-
-// Sample 0 exact, sample 1 in 8 bits, sample 2 in 2.
-Layout threeSamples() {
-  return Layout({{0, kRow, CodecSpec::parse("none")},
-                 {kRow, kRow, CodecSpec::parse("minmax8:bucket=128")},
-                 {2 * kRow, kRow, CodecSpec::parse("gauss2")}});
-}
-
-MessageKey channel(uint32_t number, std::vector<SampleKey> samples) {
-  return {{MessageFlow::Kind::channel, number}, std::move(samples)};
-}
-
-std::shared_ptr<P2pSend> send(EngineQueue& queue, const MessageKey& key, const Bytes& data, const Draws& draws) {
-  GroupContext& group = queue.group();
-  const auto message = std::make_shared<P2pSend>(
-      group, 1, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
-  queue.send(message, makeSource(message->op, nullptr, {message->plan, data.data(), draws}));
-  return message;
-}
-
-std::shared_ptr<P2pRecv> recv(EngineQueue& queue, const MessageKey& key, Bytes& data) {
-  GroupContext& group = queue.group();
-  const auto message = std::make_shared<P2pRecv>(
-      group, 0, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
-  queue.recv(message, makeSink(message->op, nullptr, {message->plan, data.data()}));
-  return message;
-}
-
-// The text of what finishing the message throws; empty where it throws nothing.
-std::string ended(EngineQueue& queue, P2pMessage& message) {
-  try {
-    queue.finish(message);
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
+class Channel : public testing::TestWithParam<const KernelTable*> {
+ protected:
+  std::shared_ptr<const Codec> codec(const std::string& text, size_t channels, const std::string& options = "") const {
+    return test::codecOf(text + ":axis=channel,C=" + std::to_string(channels) + options, *GetParam());
   }
+};
+
+INSTANTIATE_TEST_SUITE_P(Forms, Channel, testing::ValuesIn(test::allForms()),
+                         [](const auto& info) { return std::string(info.param->name); });
+
+// Channels of very different sizes, as activations have them.
+std::vector<float> activations(size_t rows, size_t channels, uint32_t seed) {
+  std::vector<float> x = normal(rows * channels, seed);
+  for (size_t e = 0; e < x.size(); ++e)
+    x[e] = x[e] * std::ldexp(1.0f, static_cast<int>(e % channels % 9) - 4) + static_cast<float>(e % channels % 3);
+  return x;
 }
 
-TEST(Channel, SegmentsHaveTheirCodecs) {
-  Ranks ranks(2, [](int, GroupConfig& config) { config.connections = 3; });
-  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
-  const Draws draws{7, streamOf(0, 0), 3};
-  const MessageKey key = channel(4, {{11, 0}, {12, 0}, {13, 5}});
-  Bytes got(sent.size());
-  together(ranks, [&](int rank, Engine& engine) {
-    EngineQueue queue(engine);
-    std::shared_ptr<P2pMessage> message;
-    if (rank == 0) message = send(queue, key, sent, draws);
-    if (rank == 1) message = recv(queue, key, got);
-    EXPECT_EQ(ended(queue, *message), "");
-  });
-  EXPECT_TRUE(got == asDecoded(threeSamples(), DType::float32, sent, draws));
-  EXPECT_TRUE(std::equal(got.begin(), got.begin() + kRow * 4, sent.begin())) << "the exact sample";
-}
+const size_t kChannels[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 48, 64, 100, 511, 512, 513, 1024};
+const char* const kFamilies[] = {"minmax", "qsgd", "dither", "lattice", "sym", "mid"};
 
-// Both sides get the samples with their versions, and both go on.
-TEST(Channel, SamplesAndVersionsThatDifferAreNamedOnBothSides) {
-  Ranks ranks(2);
-  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
-  for (const auto& [mine, theirs] : std::vector<std::pair<MessageKey, MessageKey>>{
-           {channel(4, {{11, 0}, {12, 0}, {13, 5}}), channel(4, {{11, 0}, {12, 0}, {13, 6}})},
-           {channel(4, {{11, 0}, {12, 0}, {13, 5}}), channel(4, {{11, 0}, {14, 0}, {13, 5}})}}) {
-    Bytes got(sent.size(), std::byte{0x55});
-    together(ranks, [&, mine = mine, theirs = theirs](int rank, Engine& engine) {
-      EngineQueue queue(engine);
-      std::shared_ptr<P2pMessage> message;
-      if (rank == 0) message = send(queue, mine, sent, {});
-      if (rank == 1) message = recv(queue, theirs, got);
-      EXPECT_TRUE(holds(ended(queue, *message),
-                        {"of channel 4", "samples differs", "rank 0 has '11@0,12@0,13@5'",
-                         theirs.samples[1].sample == 14 ? "'11@0,14@0,13@5'" : "'11@0,12@0,13@6'"}));
-    });
-    EXPECT_TRUE(got == Bytes(sent.size(), std::byte{0x55}));
-  }
-  const MessageKey key = channel(4, {{1, 1}});
-  Bytes got(sent.size());
-  together(ranks, [&](int rank, Engine& engine) {
-    EngineQueue queue(engine);
-    std::shared_ptr<P2pMessage> message;
-    if (rank == 0) message = send(queue, key, sent, {});
-    if (rank == 1) message = recv(queue, key, got);
-    EXPECT_EQ(ended(queue, *message), "");
-  });
-}
-
-// A long list of samples is compared by its hash.
-TEST(Channel, LongListsDifferByTheirHash) {
-  Ranks ranks(2);
-  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
-  std::vector<SampleKey> samples(1000);
-  for (size_t i = 0; i < samples.size(); ++i)
-    samples[i].sample = 1'000'000 + i;
-  const MessageKey mine = channel(0, samples);
-  samples.back().version = 1;
-  const MessageKey theirs = channel(0, samples);
-  Bytes got(sent.size());
-  together(ranks, [&](int rank, Engine& engine) {
-    EngineQueue queue(engine);
-    std::shared_ptr<P2pMessage> message;
-    if (rank == 0) message = send(queue, mine, sent, {});
-    if (rank == 1) message = recv(queue, theirs, got);
-    EXPECT_TRUE(holds(ended(queue, *message), {"samples differs", "... hash "}));
-  });
-}
-
-// Channels, a tag of the same number among them, are received in another order than they are sent in.
-TEST(Channel, FlowsDoNotWaitForEachOther) {
-  Ranks ranks(2);
-  std::vector<Bytes> sent, got;
-  for (uint32_t number : {0u, 1u, 2u}) {
-    sent.push_back(randomTensor(DType::float32, 3 * kRow, number));
-    got.emplace_back(sent.back().size());
-  }
-  const Tensor tagged = Tensor::random(5000, 9);
-  Tensor taken = tagged.empty();
-  together(ranks, [&](int rank, Engine& engine) {
-    EngineQueue queue(engine);
-    std::vector<std::shared_ptr<P2pMessage>> messages;
-    if (rank == 0) {
-      for (uint32_t number : {0u, 1u, 2u})
-        messages.push_back(send(queue, channel(number, {{number, 0}}), sent[number], {}));
-      messages.push_back(sending(engine, tagged, 1, 1));
-    } else {
-      messages.push_back(receiving(engine, taken, 0, 1));
-      for (uint32_t number : {2u, 1u, 0u})
-        messages.push_back(recv(queue, channel(number, {{number, 0}}), got[number]));
+TEST_P(Channel, FormsAgree) {
+  for (size_t channels : kChannels) {
+    for (size_t rows : {1, 2, 7, 31, 32, 64, 65, 200}) {
+      const std::vector<float> x = activations(rows, channels, static_cast<uint32_t>(rows));
+      const auto check = [&](const std::string& name, const std::string& options) {
+        const auto c = codec(name, channels, options);
+        const auto reference = test::codecOf(c->spec().str(), *scalarKernels());
+        const Draws draws{3, 4, 5};
+        const Bytes payload = encoded(*c, x, draws);
+        ASSERT_EQ(payload, encoded(*reference, x, draws)) << c->spec().str() << " rows " << rows;
+        const std::vector<float> y = decoded(*c, payload, x.size()), expected = decoded(*reference, payload, x.size());
+        ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << c->spec().str() << " rows " << rows;
+        std::vector<float> sum = x;
+        c->decodeAdd(sum.data(), DType::float32, payload, 0, x.size());
+        for (size_t i = 0; i < x.size(); ++i)
+          ASSERT_EQ(sum[i], x[i] + y[i]);
+      };
+      const int bits = 2 + static_cast<int>((channels + rows) % 7);
+      for (const char* family : kFamilies)
+        check(family + std::to_string(bits), "");
+      check("minmax1", ",meta=bf16");
+      check("sym8", ",meta=bf16,range=l2");
+      check("mid3", ",range=l2");
+      check("sign1", "");
+      check("tern", ",meta=bf16");
+      check("qsgd8", ",delta=1");
+      if (HasFatalFailure()) return;
     }
-    for (const auto& message : messages)
-      EXPECT_EQ(ended(queue, *message), "");
-  });
-  EXPECT_TRUE(taken.data == tagged.received());
-  for (uint32_t number : {0u, 1u, 2u})
-    EXPECT_TRUE(got[number] == asDecoded(threeSamples(), DType::float32, sent[number], {}));
+  }
 }
 
-// A pipeline of four: each rank has a channel to the next one and one back, all receives posted at once.
-TEST(Channel, FourRanksInALine) {
-  Ranks ranks(4);
-  together(ranks, [&](int rank, Engine& engine) {
-    EngineQueue queue(engine);
-    GroupContext& group = queue.group();
-    const MessagePlan plan = planP2p(5000, CodecSpec::parse("sym4:bucket=1024"), DType::float32, group.chunk_bytes);
-    const Bytes data = randomTensor(DType::float32, 5000, 1);
-    std::vector<Bytes> got(16, Bytes(data.size()));
-    std::vector<std::shared_ptr<P2pRecv>> receives;
-    std::vector<std::shared_ptr<P2pSend>> sends;
-    for (int peer : {rank - 1, rank + 1}) {
-      if (peer < 0 || peer > 3) continue;
-      const uint32_t from = peer < rank ? 2 * peer : 2 * rank + 1;
-      for (uint64_t i = 0; i < 8; ++i) {
-        receives.push_back(std::make_shared<P2pRecv>(group, peer, channel(from, {{i, 0}}), plan));
-        const P2pRecv& last = *receives.back();
-        queue.recv(receives.back(),
-                   makeSink(receives.back()->op, nullptr, {last.plan, got[receives.size() - 1].data()}));
+// With as many elements a channel as the smallest bucket has, a channel's scale and values are those of a bucket that
+// holds it. Draws follow an element's place, so only codecs without are compared by value.
+TEST_P(Channel, AChannelIsABucketOfItsElements) {
+  const size_t rows = 64;
+  for (size_t channels : kChannels) {
+    const std::vector<float> x = activations(rows, channels, 9);
+    std::vector<float> turned(x.size());
+    for (size_t e = 0; e < x.size(); ++e)
+      turned[e % channels * rows + e / channels] = x[e];
+    for (const char* text : {"minmax4", "minmax8|meta=bf16", "sym3", "sym2|range=l2", "mid4", "sign1", "tern",
+                             "sign1|meta=bf16", "minmax1"}) {
+      const std::string whole = text, name = whole.substr(0, whole.find('|'));
+      const std::string options = name.size() == whole.size() ? "" : "," + whole.substr(name.size() + 1);
+      const auto c = codec(name, channels, options);
+      const auto flat = test::codecOf(name + ":bucket=64" + options, *scalarKernels());
+      const Bytes payload = encoded(*c, x), other = encoded(*flat, turned);
+      ASSERT_EQ(payload.size(), other.size());
+      const size_t meta =
+          channels * (gridFamily(c->spec().id)->centred ? 4 : 8) / (options.starts_with(",meta") ? 2 : 1);
+      ASSERT_EQ(std::memcmp(payload.data(), other.data(), meta), 0) << c->spec().str();
+      const std::vector<float> y = decoded(*c, payload, x.size()), expected = decoded(*flat, other, x.size());
+      for (size_t e = 0; e < x.size(); ++e)
+        ASSERT_EQ(y[e], expected[e % channels * rows + e / channels]) << c->spec().str() << " element " << e;
+    }
+  }
+}
+
+// The shift of a channel is that of the bucket with its number; the byte of an element that of its place.
+TEST_P(Channel, DrawsAreThoseOfThePlaceAndOfTheChannel) {
+  const size_t channels = 16, rows = 64;
+  const std::vector<float> x = activations(rows, channels, 3);
+  std::vector<float> turned(x.size());
+  for (size_t e = 0; e < x.size(); ++e)
+    turned[e % channels * rows + e / channels] = x[e];
+  for (const char* name : {"dither4", "lattice4"}) {
+    const auto c = codec(name, channels), flat = test::codecOf(std::string(name) + ":bucket=64", *scalarKernels());
+    const Bytes payload = encoded(*c, x, {1, 2, 3}), other = encoded(*flat, turned, {1, 2, 3});
+    EXPECT_EQ(std::memcmp(payload.data(), other.data(), channels * 8), 0);
+    const std::vector<float> y = decoded(*c, payload, x.size()), expected = decoded(*flat, other, x.size());
+    for (size_t e = 0; e < x.size(); ++e)
+      ASSERT_EQ(y[e], expected[e % channels * rows + e / channels]);
+  }
+  // One range for all channels: qsgd's codes are those of one bucket for the tensor.
+  std::vector<float> same = normal(rows * channels, 4);
+  for (float& v : same)
+    v = std::clamp(v, -1.0f, 1.0f);
+  for (size_t c = 0; c < channels; ++c) {
+    same[c] = -1;
+    same[c + channels] = 1;
+  }
+  const auto by_channel = codec("qsgd4", channels), whole = test::codecOf("qsgd4:bucket=tensor", *GetParam());
+  EXPECT_EQ(decoded(*by_channel, encoded(*by_channel, same, {1, 2, 3}), same.size()),
+            decoded(*whole, encoded(*whole, same, {1, 2, 3}), same.size()));
+}
+
+TEST_P(Channel, HalfElementsAreConvertedFirst) {
+  for (size_t channels : {16, 100}) {
+    std::vector<float> x = activations(77, channels, 1);
+    for (DType dtype : {DType::float16, DType::bfloat16}) {
+      std::vector<uint16_t> half(x.size()), back(x.size());
+      for (size_t i = 0; i < x.size(); ++i) {
+        half[i] = dtype == DType::float16 ? floatToFloat16(x[i]) : floatToBfloat16(x[i]);
+        x[i] = dtype == DType::float16 ? float16ToFloat(half[i]) : bfloat16ToFloat(half[i]);
+      }
+      for (const char* name : {"qsgd4", "sym8"}) {
+        const auto c = codec(name, channels);
+        const Bytes payload = encoded(*c, half, {1, 2, 3}, 0, dtype);
+        ASSERT_EQ(payload, encoded(*c, x, {1, 2, 3}));
+        const std::vector<float> y = decoded(*c, payload, x.size());
+        c->decode(back.data(), dtype, payload, 0, x.size());
+        for (size_t i = 0; i < x.size(); ++i)
+          ASSERT_EQ(back[i], dtype == DType::float16 ? floatToFloat16(y[i]) : floatToBfloat16(y[i]));
       }
     }
-    for (int peer : {rank - 1, rank + 1}) {
-      if (peer < 0 || peer > 3) continue;
-      const uint32_t to = peer > rank ? 2 * rank : 2 * peer + 1;
-      for (uint64_t i = 0; i < 8; ++i) {
-        sends.push_back(std::make_shared<P2pSend>(group, peer, channel(to, {{i, 0}}), plan));
-        queue.send(sends.back(), makeSource(sends.back()->op, nullptr, {sends.back()->plan, data.data(), {}}));
-      }
-    }
-    for (const auto& message : receives)
-      EXPECT_EQ(ended(queue, *message), "");
-    for (const auto& message : sends)
-      EXPECT_EQ(ended(queue, *message), "");
-    for (size_t i = 0; i < receives.size(); ++i)
-      EXPECT_TRUE(got[i] == asDecoded(single(5000, "sym4:bucket=1024"), DType::float32, data, {}));
-  });
+  }
 }
 
-TEST(Channel, FramesTakeTheConnectionsInTurn) {
-  const MessageFlow channel{MessageFlow::Kind::channel, 5}, next{MessageFlow::Kind::channel, 6};
-  std::vector<uint32_t> tags;
-  for (size_t k = 0; k < 6; ++k)
-    tags.push_back(channel.transportTag(k, 3) - channel.transportTag(0, 3));
-  EXPECT_EQ(tags, (std::vector<uint32_t>{0, 1, 2, 0, 1, 2}));
-  EXPECT_GE(channel.transportTag(0, 1), kFirstChannelTag);
-  EXPECT_LT(channel.transportTag(255, 256), next.transportTag(0, 256));
-  EXPECT_LT((MessageFlow{MessageFlow::Kind::channel, kChannels - 1}).transportTag(255, 256), kFirstP2pTag);
+TEST_P(Channel, WhatIsNotFinite) {
+  const size_t channels = 24, rows = 70;
+  for (const char* name : {"minmax4", "qsgd3", "lattice4", "sym4", "sign1", "tern"}) {
+    for (float bad : {NAN, INFINITY, -INFINITY, 0x1p126f}) {
+      for (size_t at : {size_t{0}, size_t{23}, size_t{24}, size_t{777}, rows * channels - 1}) {
+        std::vector<float> x = activations(rows, channels, 2);
+        x[at] = bad;
+        try {
+          encoded(*codec(name, channels), x);
+          ADD_FAILURE() << name << " took " << bad;
+        } catch (const NonFiniteError& error) {
+          EXPECT_EQ(error.position, at);
+        }
+        std::vector<float> repaired = x, blank = x;
+        float largest = 0;
+        for (size_t e = at % channels; e < x.size(); e += channels) {
+          if (e != at) largest = std::max(largest, std::fabs(x[e]));
+          blank[e] = 0;
+        }
+        repaired[at] = std::isnan(bad) ? 0.0f : std::copysign(largest, bad);
+        const Draws draws{1, 2, 3};
+        EXPECT_EQ(encoded(*codec(name, channels, ",nonfinite=saturate"), x, draws),
+                  encoded(*codec(name, channels), repaired, draws));
+        const auto poison = codec(name, channels, ",nonfinite=poison");
+        const Bytes payload = encoded(*poison, x, draws);
+        const std::vector<float> y = decoded(*poison, payload, x.size());
+        const std::vector<float> others = decoded(*poison, encoded(*codec(name, channels), blank, draws), x.size());
+        for (size_t e = 0; e < x.size(); ++e)
+          ASSERT_EQ(floatBits(y[e]), e % channels == at % channels ? 0x7fc00000u : floatBits(others[e])) << name;
+        EXPECT_THROW(decoded(*codec(name, channels), payload, x.size()), WireError);
+      }
+    }
+  }
+  // A range that delta does not span is refused whatever the policy.
+  std::vector<float> x(64, 0.0f);
+  x[5] = 100;
+  EXPECT_THROW(encoded(*codec("qsgd4", 16, ",delta=1,nonfinite=saturate"), x), ValueError);
+}
+
+TEST_P(Channel, PayloadsThatAreNone) {
+  for (const char* name : {"minmax3", "sym4"}) {
+    const size_t channels = 10, rows = 55, n = channels * rows;
+    const auto c = codec(name, channels);
+    const Bytes good = encoded(*c, activations(rows, channels, 1));
+    const size_t meta = channels * (name[0] == 'm' ? 8 : 4), words = up64(meta);
+    std::vector<float> y(n);
+    uint64_t carrying = 0;
+    for (size_t bit = 0; bit < (good.size() - words) * 8; ++bit) {
+      Bytes changed = good;
+      changed[words + bit / 8] ^= std::byte(1 << bit % 8);
+      try {
+        c->decode(y.data(), DType::float32, changed, 0, n);
+        ++carrying;
+      } catch (const WireError&) {
+      }
+    }
+    EXPECT_EQ(carrying, n * c->spec().bits);
+    for (size_t at = meta; at < words; ++at) {
+      Bytes changed = good;
+      changed[at] = std::byte{1};
+      EXPECT_THROW(c->decode(y.data(), DType::float32, changed, 0, n), WireError);
+    }
+    const float infinite = INFINITY;
+    for (size_t at = 0; at < meta; at += 4) {
+      Bytes changed = good;
+      std::memcpy(changed.data() + at, &infinite, 4);
+      EXPECT_THROW(c->decode(y.data(), DType::float32, changed, 0, n), WireError);
+    }
+    EXPECT_THROW(c->decode(y.data(), DType::float32, std::span(good).first(good.size() - 64), 0, n), WireError);
+  }
+}
+
+TEST_P(Channel, CallersMistakes) {
+  const auto c = codec("sym4", 16);
+  std::vector<float> x(64);
+  Bytes payload(c->encodedBytes(64, DType::float32));
+  EXPECT_EQ(c->encodedBytes(0, DType::float32), 0u);
+  EXPECT_THROW(c->encodedBytes(65, DType::float32), ValueError);
+  EXPECT_THROW(c->encode(payload, x.data(), DType::float32, 512, 64, {}), ValueError);
+  EXPECT_THROW(c->encode(payload, x.data(), DType::float64, 0, 64, {}), TypeError);
+  EXPECT_THROW(c->encode(std::span(payload).first(64), x.data(), DType::float32, 0, 64, {}), ValueError);
 }
 
 }  // namespace

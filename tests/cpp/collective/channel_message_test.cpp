@@ -1,0 +1,205 @@
+// Messages of channels: segments with codecs of their own, keys of samples, flows that do not wait for each other.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/op_queue.h"
+#include "p2p_cases.h"
+
+namespace lowcomm {
+namespace {
+
+using namespace test;
+
+constexpr uint64_t kRow = 70'000;  // elements of a sample
+
+// Sample 0 exact, sample 1 in 8 bits, sample 2 in 2.
+Layout threeSamples() {
+  return Layout({{0, kRow, CodecSpec::parse("none")},
+                 {kRow, kRow, CodecSpec::parse("minmax8:bucket=128")},
+                 {2 * kRow, kRow, CodecSpec::parse("gauss2")}});
+}
+
+MessageKey channel(uint32_t number, std::vector<SampleKey> samples) {
+  return {{MessageFlow::Kind::channel, number}, std::move(samples)};
+}
+
+std::shared_ptr<P2pSend> send(EngineQueue& queue, const MessageKey& key, const Bytes& data, const Draws& draws) {
+  GroupContext& group = queue.group();
+  const auto message = std::make_shared<P2pSend>(
+      group, 1, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
+  queue.send(message, makeSource(message->op, nullptr, {message->plan, data.data(), draws}));
+  return message;
+}
+
+std::shared_ptr<P2pRecv> recv(EngineQueue& queue, const MessageKey& key, Bytes& data) {
+  GroupContext& group = queue.group();
+  const auto message = std::make_shared<P2pRecv>(
+      group, 0, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
+  queue.recv(message, makeSink(message->op, nullptr, {message->plan, data.data()}));
+  return message;
+}
+
+// The text of what finishing the message throws; empty where it throws nothing.
+std::string ended(EngineQueue& queue, P2pMessage& message) {
+  try {
+    queue.finish(message);
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+TEST(Channel, SegmentsHaveTheirCodecs) {
+  Ranks ranks(2, [](int, GroupConfig& config) { config.connections = 3; });
+  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
+  const Draws draws{7, streamOf(0, 0), 3};
+  const MessageKey key = channel(4, {{11, 0}, {12, 0}, {13, 5}});
+  Bytes got(sent.size());
+  together(ranks, [&](int rank, Engine& engine) {
+    EngineQueue queue(engine);
+    std::shared_ptr<P2pMessage> message;
+    if (rank == 0) message = send(queue, key, sent, draws);
+    if (rank == 1) message = recv(queue, key, got);
+    EXPECT_EQ(ended(queue, *message), "");
+  });
+  EXPECT_TRUE(got == asDecoded(threeSamples(), DType::float32, sent, draws));
+  EXPECT_TRUE(std::equal(got.begin(), got.begin() + kRow * 4, sent.begin())) << "the exact sample";
+}
+
+// Both sides get the samples with their versions, and both go on.
+TEST(Channel, SamplesAndVersionsThatDifferAreNamedOnBothSides) {
+  Ranks ranks(2);
+  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
+  for (const auto& [mine, theirs] : std::vector<std::pair<MessageKey, MessageKey>>{
+           {channel(4, {{11, 0}, {12, 0}, {13, 5}}), channel(4, {{11, 0}, {12, 0}, {13, 6}})},
+           {channel(4, {{11, 0}, {12, 0}, {13, 5}}), channel(4, {{11, 0}, {14, 0}, {13, 5}})}}) {
+    Bytes got(sent.size(), std::byte{0x55});
+    together(ranks, [&, mine = mine, theirs = theirs](int rank, Engine& engine) {
+      EngineQueue queue(engine);
+      std::shared_ptr<P2pMessage> message;
+      if (rank == 0) message = send(queue, mine, sent, {});
+      if (rank == 1) message = recv(queue, theirs, got);
+      EXPECT_TRUE(holds(ended(queue, *message),
+                        {"of channel 4", "samples differs", "rank 0 has '11@0,12@0,13@5'",
+                         theirs.samples[1].sample == 14 ? "'11@0,14@0,13@5'" : "'11@0,12@0,13@6'"}));
+    });
+    EXPECT_TRUE(got == Bytes(sent.size(), std::byte{0x55}));
+  }
+  const MessageKey key = channel(4, {{1, 1}});
+  Bytes got(sent.size());
+  together(ranks, [&](int rank, Engine& engine) {
+    EngineQueue queue(engine);
+    std::shared_ptr<P2pMessage> message;
+    if (rank == 0) message = send(queue, key, sent, {});
+    if (rank == 1) message = recv(queue, key, got);
+    EXPECT_EQ(ended(queue, *message), "");
+  });
+}
+
+// A long list of samples is compared by its hash.
+TEST(Channel, LongListsDifferByTheirHash) {
+  Ranks ranks(2);
+  const Bytes sent = randomTensor(DType::float32, 3 * kRow, 1);
+  std::vector<SampleKey> samples(1000);
+  for (size_t i = 0; i < samples.size(); ++i)
+    samples[i].sample = 1'000'000 + i;
+  const MessageKey mine = channel(0, samples);
+  samples.back().version = 1;
+  const MessageKey theirs = channel(0, samples);
+  Bytes got(sent.size());
+  together(ranks, [&](int rank, Engine& engine) {
+    EngineQueue queue(engine);
+    std::shared_ptr<P2pMessage> message;
+    if (rank == 0) message = send(queue, mine, sent, {});
+    if (rank == 1) message = recv(queue, theirs, got);
+    EXPECT_TRUE(holds(ended(queue, *message), {"samples differs", "... hash "}));
+  });
+}
+
+// Channels, a tag of the same number among them, are received in another order than they are sent in.
+TEST(Channel, FlowsDoNotWaitForEachOther) {
+  Ranks ranks(2);
+  std::vector<Bytes> sent, got;
+  for (uint32_t number : {0u, 1u, 2u}) {
+    sent.push_back(randomTensor(DType::float32, 3 * kRow, number));
+    got.emplace_back(sent.back().size());
+  }
+  const Tensor tagged = Tensor::random(5000, 9);
+  Tensor taken = tagged.empty();
+  together(ranks, [&](int rank, Engine& engine) {
+    EngineQueue queue(engine);
+    std::vector<std::shared_ptr<P2pMessage>> messages;
+    if (rank == 0) {
+      for (uint32_t number : {0u, 1u, 2u})
+        messages.push_back(send(queue, channel(number, {{number, 0}}), sent[number], {}));
+      messages.push_back(sending(engine, tagged, 1, 1));
+    } else {
+      messages.push_back(receiving(engine, taken, 0, 1));
+      for (uint32_t number : {2u, 1u, 0u})
+        messages.push_back(recv(queue, channel(number, {{number, 0}}), got[number]));
+    }
+    for (const auto& message : messages)
+      EXPECT_EQ(ended(queue, *message), "");
+  });
+  EXPECT_TRUE(taken.data == tagged.received());
+  for (uint32_t number : {0u, 1u, 2u})
+    EXPECT_TRUE(got[number] == asDecoded(threeSamples(), DType::float32, sent[number], {}));
+}
+
+// A pipeline of four: each rank has a channel to the next one and one back, all receives posted at once.
+TEST(Channel, FourRanksInALine) {
+  Ranks ranks(4);
+  together(ranks, [&](int rank, Engine& engine) {
+    EngineQueue queue(engine);
+    GroupContext& group = queue.group();
+    const MessagePlan plan = planP2p(5000, CodecSpec::parse("sym4:bucket=1024"), DType::float32, group.chunk_bytes);
+    const Bytes data = randomTensor(DType::float32, 5000, 1);
+    std::vector<Bytes> got(16, Bytes(data.size()));
+    std::vector<std::shared_ptr<P2pRecv>> receives;
+    std::vector<std::shared_ptr<P2pSend>> sends;
+    for (int peer : {rank - 1, rank + 1}) {
+      if (peer < 0 || peer > 3) continue;
+      const uint32_t from = peer < rank ? 2 * peer : 2 * rank + 1;
+      for (uint64_t i = 0; i < 8; ++i) {
+        receives.push_back(std::make_shared<P2pRecv>(group, peer, channel(from, {{i, 0}}), plan));
+        const P2pRecv& last = *receives.back();
+        queue.recv(receives.back(),
+                   makeSink(receives.back()->op, nullptr, {last.plan, got[receives.size() - 1].data()}));
+      }
+    }
+    for (int peer : {rank - 1, rank + 1}) {
+      if (peer < 0 || peer > 3) continue;
+      const uint32_t to = peer > rank ? 2 * rank : 2 * peer + 1;
+      for (uint64_t i = 0; i < 8; ++i) {
+        sends.push_back(std::make_shared<P2pSend>(group, peer, channel(to, {{i, 0}}), plan));
+        queue.send(sends.back(), makeSource(sends.back()->op, nullptr, {sends.back()->plan, data.data(), {}}));
+      }
+    }
+    for (const auto& message : receives)
+      EXPECT_EQ(ended(queue, *message), "");
+    for (const auto& message : sends)
+      EXPECT_EQ(ended(queue, *message), "");
+    for (size_t i = 0; i < receives.size(); ++i)
+      EXPECT_TRUE(got[i] == asDecoded(single(5000, "sym4:bucket=1024"), DType::float32, data, {}));
+  });
+}
+
+TEST(Channel, FramesTakeTheConnectionsInTurn) {
+  const MessageFlow channel{MessageFlow::Kind::channel, 5}, next{MessageFlow::Kind::channel, 6};
+  std::vector<uint32_t> tags;
+  for (size_t k = 0; k < 6; ++k)
+    tags.push_back(channel.transportTag(k, 3) - channel.transportTag(0, 3));
+  EXPECT_EQ(tags, (std::vector<uint32_t>{0, 1, 2, 0, 1, 2}));
+  EXPECT_GE(channel.transportTag(0, 1), kFirstChannelTag);
+  EXPECT_LT(channel.transportTag(255, 256), next.transportTag(0, 256));
+  EXPECT_LT((MessageFlow{MessageFlow::Kind::channel, kChannels - 1}).transportTag(255, 256), kFirstP2pTag);
+}
+
+}  // namespace
+}  // namespace lowcomm
