@@ -3,9 +3,8 @@
 #include <cstddef>
 
 #include "base/float_env.h"
-#include "codec/dispatch.h"
+#include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
-#include "kernels/low_rank/orthonormalise.h"
 
 #define EXPORTED __attribute__((visibility("default")))
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "codec/dispatch.h"
+#include "kernels/isa/table.h"
 #include "kernels/noise/noise.h"
 
 extern "C" {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/family.h"
 #include "codec/spec.h"
 

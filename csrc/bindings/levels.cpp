@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/errors.h"
-#include "codec/level_learning.h"
 #include "codec/level_table.h"
 
 namespace py = pybind11;

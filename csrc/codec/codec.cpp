@@ -4,14 +4,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "codec/cast.h"
-#include "codec/channel.h"
-#include "codec/dispatch.h"
+#include "codec/float_codec.h"
 #include "codec/grid.h"
 #include "codec/none.h"
 #include "codec/pieces.h"
-#include "codec/scalar.h"
-#include "codec/topk.h"
 
 namespace lowcomm {
 
@@ -25,11 +21,13 @@ std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec) {
 
 std::shared_ptr<const Codec> makeCodec(const CodecSpec& spec, const KernelTable& table) {
   if (spec.id == CodecId::none) return std::make_shared<NoneCodec>(spec);
-  if (isGrid(spec.id) && spec.axis == Axis::channel) return std::make_shared<ChannelCodec>(spec, table);
+  if (isGrid(spec.id) && spec.axis == Axis::channel) return makeChannelCodec(spec, table);
   if (isGrid(spec.id)) return std::make_shared<GridCodec>(spec, table);
-  if (isCast(spec.id)) return std::make_shared<CastCodec>(spec, table);
-  if (spec.id == CodecId::topk) return std::make_shared<TopkCodec>(spec, table);
-  if (spec.id == CodecId::logbyte || spec.id == CodecId::log9) return std::make_shared<ScalarCodec>(spec);
+  if (isCast(spec.id)) return makeCastCodec(spec, table);
+  if (spec.id == CodecId::topk) return makeTopkCodec(spec, table);
+  if (spec.id == CodecId::logbyte || spec.id == CodecId::log9) {
+    return makeScalarCodec(spec, table);
+  }
   throw ValueError("codec number: expected one of " + codecNames() + ", got " +
                    std::to_string(static_cast<int>(spec.id)));
 }

@@ -8,13 +8,13 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
-#include "base/half.h"
-#include "codec/dispatch.h"
+#include "base/narrow_float.h"
 #include "codec/element.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
 #include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 namespace {

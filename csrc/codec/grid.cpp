@@ -11,14 +11,10 @@
 #include <vector>
 
 #include "base/float_env.h"
-#include "base/half.h"
-#include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
-#include "codec/repair.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
 
 namespace lowcomm {
 
@@ -41,6 +37,12 @@ constexpr uint64_t wholeBlocks(uint64_t count) {
   return (count + kBlock - 1) / kBlock * kBlock;
 }
 
+// Zeros the padding between a payload's metadata and its codes. Returns where the codes begin.
+std::byte* clearedPadding(std::span<std::byte> payload, size_t meta) {
+  std::memset(payload.data() + meta, 0, up64(meta) - meta);
+  return payload.data() + up64(meta);
+}
+
 // Lanes from `held` on of a rotated block held no element: the first one's values, for they must not count among a
 // bucket's smallest and largest. Their codes are cleared afterwards.
 void fillLanes(float* block, uint64_t held) {
@@ -56,8 +58,8 @@ void clearLanes(std::byte* block, uint64_t bytes, uint64_t held) {
 }  // namespace
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
-    : Codec(spec), table_(table), name_(spec.str()), form_(gridForm(spec)), scales_(spec) {
-  if (spec.axis != Axis::flat) throw ValueError(name_ + ": axis: expected none of a flat codec, got channel");
+    : FloatCodec(spec, table), form_(gridForm(spec)), scales_(spec) {
+  if (spec.axis != Axis::flat) throw ValueError(name() + ": axis: expected none of a flat codec, got channel");
   const GridFamily& family = *gridFamily(spec.id);
   const size_t width = spec.bits - 1;
   if (family.book) {
@@ -72,9 +74,9 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table)
 
 GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels)
     : GridCodec(spec, table) {
-  if (!needsTable(spec)) throw ValueError(name_ + ": expected no level table, got one");
+  if (!needsTable(spec)) throw ValueError(name() + ": expected no level table, got one");
   if (levels.bits() != spec.bits) {
-    throw ValueError(name_ + ": level table: expected " + std::to_string(1 << spec.bits) + " values, got " +
+    throw ValueError(name() + ": level table: expected " + std::to_string(1 << spec.bits) + " values, got " +
                      std::to_string(levels.values().size()));
   }
   const auto book = std::make_shared<Codebook>();
@@ -86,7 +88,7 @@ GridCodec::GridCodec(const CodecSpec& spec, const KernelTable& table, const Leve
 }
 
 std::shared_ptr<const Codec> GridCodec::with(const LevelTable& levels) const {
-  return std::make_shared<GridCodec>(spec(), table_, levels);
+  return std::make_shared<GridCodec>(spec(), table(), levels);
 }
 
 uint64_t GridCodec::granularity() const {
@@ -97,7 +99,7 @@ uint64_t GridCodec::granularity() const {
 uint32_t GridCodec::bucketOf(uint64_t count) const {
   if (spec().bucket != kTensorBucket) return spec().bucket;
   if (count > kLongestTensor) {
-    throw ValueError(name_ + ": expected a tensor of at most " + std::to_string(kLongestTensor) + " elements, got " +
+    throw ValueError(name() + ": expected a tensor of at most " + std::to_string(kLongestTensor) + " elements, got " +
                      std::to_string(count));
   }
   return std::bit_ceil(std::max(static_cast<uint32_t>(count), 64u));
@@ -107,10 +109,6 @@ GridForm GridCodec::formOf(uint64_t count) const {
   GridForm form = form_;
   form.bucket = bucketOf(count);
   return form;
-}
-
-bool GridCodec::supports(DType dtype) const {
-  return isCoded(dtype);
 }
 
 uint64_t GridCodec::codes(uint64_t count) const {
@@ -135,23 +133,8 @@ size_t GridCodec::encodedBytes(uint64_t count, DType) const {
 }
 
 void GridCodec::checkRun(DType dtype, uint64_t first) const {
-  if (!supports(dtype)) {
-    throw TypeError(name_ + ": expected float32, float16 or bfloat16, got " + dtypeName(dtype));
-  }
-  if (first % granularity() != 0) {
-    throw ValueError(name_ + ": first element: expected a multiple of " + std::to_string(granularity()) + ", got " +
-                     std::to_string(first));
-  }
-  if (needsTable(spec()) && !book_) throw ValueError(name_ + ": expected a level table, got none");
-}
-
-bool GridCodec::begin(std::span<std::byte> dst, DType dtype, uint64_t first, uint64_t count) const {
-  checkRun(dtype, first);
-  expectBytes<ValueError>(name_, encodedBytes(count, dtype), dst.size());
-  if (count == 0) return false;
-  const size_t meta = metaBytes(count), words = up64(meta);
-  std::memset(dst.data() + meta, 0, words - meta);
-  return true;
+  FloatCodec::checkRun(dtype, first);
+  if (needsTable(spec()) && !book_) throw ValueError(name() + ": expected a level table, got none");
 }
 
 void GridCodec::encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
@@ -159,31 +142,12 @@ void GridCodec::encodeMade(std::span<std::byte> dst, const MakePiece& make, uint
   if (!begin(dst, DType::float32, first, count)) return;
   {
     FloatEnv env;
-    if (encodePieces(dst.data(), first, count, {draws.seed, draws.stream, draws.step}, make)) return;
+    if (encodePieces(dst, first, count, {draws.seed, draws.stream, draws.step}, make)) return;
   }
   Codec::encodeMade(dst, make, first, count, draws);  // finds what is wrong, or repairs it
 }
 
-void GridCodec::encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                       const Draws& draws) const {
-  if (!begin(dst, dtype, first, count)) return;
-  const PhiloxKey key{draws.seed, draws.stream, draws.step};
-  if (encodeTaken(dst.data(), src, dtype, first, count, key)) return;
-  if (spec().nonfinite == Nonfinite::error) {
-    expectTaken(src, dtype, first, count, "");
-  } else if (encodeRepaired(dst.data(), src, dtype, first, count, key)) {
-    return;
-  }
-  if (spec().delta != 0) {
-    const float span = static_cast<float>((1 << spec().bits) - 1) * spec().delta;
-    throw ValueError(name_ + ": expected buckets whose largest and smallest element are at most " +
-                     std::to_string(span) + " apart, (2^bits - 1) * delta, got one with more in elements " +
-                     std::to_string(first) + "..." + std::to_string(first + count - 1));
-  }
-  throw ValueError(name_ + ": expected elements that stay as they are until the op is done, got some that changed");
-}
-
-bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+bool GridCodec::encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
                             const PhiloxKey& key) const {
   FloatEnv env;
   if (dtype == DType::float32) {
@@ -191,67 +155,46 @@ bool GridCodec::encodeTaken(std::byte* dst, const void* src, DType dtype, uint64
     if (isRotated(spec())) {
       return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) { return Piece{x + at, x + at + n}; });
     }
-    return encode_(dst, dst + up64(metaBytes(count)), x, count, formOf(count), first / kBlock, key);
+    std::byte* words = clearedPadding(dst, metaBytes(count));
+    return encode_(dst.data(), words, x, count, formOf(count), first / kBlock, key);
   }
   const auto* x = static_cast<const uint16_t*>(src);
-  const auto convert = dtype == DType::float16 ? table_.float16_to_float : table_.bfloat16_to_float;
   const auto scratch = std::make_unique_for_overwrite<float[]>(pieceOf(bucketOf(count), codes(count)));
   return encodePieces(dst, first, count, key, [&](uint64_t at, uint64_t n) {
-    convert(scratch.get(), x + at, n);
+    widening(dtype)(scratch.get(), x + at, n);
     return Piece{scratch.get(), x + at + n};
   });
-}
-
-bool GridCodec::encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                               const PhiloxKey& key) const {
-  const size_t bytes = count * itemBytes(dtype);
-  const auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  std::memcpy(copy.get(), src, bytes);
-  std::vector<uint64_t> poisoned;
-  if (spec().nonfinite == Nonfinite::saturate) {
-    repair(copy.get(), dtype, count);
-  } else {
-    poisoned = blank(copy.get(), dtype, count, bucketOf(count), finiteLimit(spec()));
-  }
-  if (!encodeTaken(dst, copy.get(), dtype, first, count, key)) return false;
-  for (uint64_t bucket : poisoned)
-    poison(dst, count, bucket);
-  return true;
-}
-
-void GridCodec::expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const {
-  if (spec().nonfinite == Nonfinite::error) expectFinite(spec(), src, dtype, first, count, of);
-}
-
-bool GridCodec::needsRepair(const void* src, DType dtype, uint64_t count) const {
-  return spec().nonfinite == Nonfinite::saturate && firstNonFinite(src, dtype, count, finiteLimit(spec())) >= 0;
 }
 
 void GridCodec::repair(void* x, DType dtype, uint64_t count) const {
   saturate(x, dtype, count, bucketOf(count), finiteLimit(spec()));
 }
 
-void GridCodec::poison(std::byte* dst, uint64_t count, uint64_t bucket) const {
+std::vector<uint64_t> GridCodec::blankRefused(void* x, DType dtype, uint64_t count) const {
+  return blank(x, dtype, count, bucketOf(count), finiteLimit(spec()));
+}
+
+void GridCodec::poison(std::span<std::byte> dst, uint64_t count, uint64_t bucket) const {
   const uint64_t all = codes(count), size = bucketOf(count), from = bucket * size;
-  clearCodes({dst + up64(metaBytes(count)), wordBytes(all)}, spec().bits, from, std::min(size, all - from));
-  scales_.poison(dst, bucket);
+  clearCodes(dst.subspan(up64(metaBytes(count))), spec().bits, from, std::min(size, all - from));
+  scales_.poison(dst.data(), bucket);
 }
 
 template <typename Make>
-bool GridCodec::encodePieces(std::byte* dst, uint64_t first, uint64_t count, const PhiloxKey& key,
+bool GridCodec::encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const PhiloxKey& key,
                              const Make& make) const {
   GridForm form = formOf(count);
   const uint64_t piece = pieceOf(form.bucket, codes(count));
-  std::byte* words = dst + up64(metaBytes(count));
+  std::byte* words = clearedPadding(dst, metaBytes(count));
   std::unique_ptr<float[]> rotated;
   if (isRotated(spec())) rotated = std::make_unique_for_overwrite<float[]>(piece);
   for (uint64_t at = 0; at < count; at += piece) {
     const uint64_t n = std::min(piece, count - at), block = (first + at) / kBlock;
     const Piece made = make(at, n);
     form.soon = made.soon;
-    std::byte *to_meta = dst + metaBytes(at), *to_words = words + wordBytes(at);
+    std::byte *to_meta = dst.data() + metaBytes(at), *to_words = words + wordBytes(at);
     if (rotated) {
-      if (!table_.rotation->rotate(rotated.get(), made.x, n)) return false;
+      if (!table().rotation->rotate(rotated.get(), made.x, n)) return false;
       if (!encodeRotated(to_meta, to_words, rotated.get(), n, form, block, key)) return false;
     } else if (!encode_(to_meta, to_words, made.x, n, form, block, key)) {
       return false;
@@ -273,30 +216,25 @@ bool GridCodec::encodeRotated(std::byte* meta, std::byte* words, float* x, uint6
 }
 
 void GridCodec::checkPayload(std::span<const std::byte> src, uint64_t count) const {
-  expectBytes<WireError>(name_, encodedBytes(count, DType::float32), src.size());
+  expectBytes<WireError>(name(), encodedBytes(count, DType::float32), src.size());
   if (count == 0) return;
   const size_t meta = metaBytes(count), words = up64(meta);
-  scales_.expectFinite(src.data(), meta / scales_.bytes(1), name_, "bucket");
-  expectZero(src.subspan(meta, words - meta), name_, "metadata padding");
+  scales_.expectFinite(src.data(), meta / scales_.bytes(1), name(), "bucket");
+  expectZero(src.subspan(meta, words - meta), name(), "metadata padding");
 
-  if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name_);
-  expectUnusedZero(src.subspan(words), spec().bits, count, name_, isRotated(spec()));
+  if (spec().id == CodecId::tern) expectThreeCodes(src.subspan(words), name());
+  expectUnusedZero(src.subspan(words), spec().bits, count, name(), isRotated(spec()));
 }
 
-void GridCodec::decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const {
-  checkRun(dtype, first);
-  checkPayload(src, count);
-  if (count == 0) return;
-  FloatEnv env;
-  const auto* unrotate = isRotated(spec()) ? table_.rotation->unrotate : nullptr;
+void GridCodec::decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const {
+  const auto* unrotate = isRotated(spec()) ? table().rotation->unrotate : nullptr;
   // A rotation's sums and signs make other NaNs of a poisoned bucket's.
   const bool settles = unrotate && spec().nonfinite == Nonfinite::poison;
   if (dtype != DType::float32) {
-    const auto convert = dtype == DType::float16 ? table_.float_to_float16 : table_.float_to_bfloat16;
     decodePieces(src.data(), count, [&](float* values, uint64_t at, uint64_t n) {
       if (unrotate) unrotate[0](values, values, n);
       if (settles) settleNans(values, n);
-      convert(static_cast<uint16_t*>(dst) + at, values, n);
+      narrowing(dtype)(static_cast<uint16_t*>(dst) + at, values, n);
     });
   } else if (unrotate) {
     decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
@@ -324,15 +262,10 @@ void GridCodec::decodePieces(const std::byte* src, uint64_t count, const Take& t
   }
 }
 
-void GridCodec::decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
-                          uint64_t count) const {
-  checkRun(dtype, first);
-  checkPayload(src, count);
-  if (count == 0) return;
-  FloatEnv env;
+void GridCodec::addTo(float* acc, std::span<const std::byte> src, uint64_t count) const {
   if (isRotated(spec())) {
     decodePieces(src.data(), count, [&](const float* values, uint64_t at, uint64_t n) {
-      table_.rotation->unrotate[1](acc + at, values, n);
+      table().rotation->unrotate[1](acc + at, values, n);
     });
   } else {
     decode_[1](acc, src.data(), src.data() + up64(metaBytes(count)), count, formOf(count));

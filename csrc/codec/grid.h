@@ -5,10 +5,10 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
+#include <vector>
 
 #include "base/dtype.h"
-#include "codec/codec.h"
+#include "codec/float_codec.h"
 #include "codec/grid_payload.h"
 #include "codec/level_table.h"
 #include "codec/spec.h"
@@ -34,7 +34,7 @@ namespace lowcomm {
 //
 // levels is a grid of unequal steps within a bucket's range (QSDP's learned levels); gauss has the best levels for a
 // normal distribution, which the rotation before it makes of nearly any.
-class GridCodec final : public Codec {
+class GridCodec final : public FloatCodec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
   GridCodec(const CodecSpec& spec, const KernelTable& table);
@@ -43,21 +43,12 @@ class GridCodec final : public Codec {
   GridCodec(const CodecSpec& spec, const KernelTable& table, const LevelTable& levels);
 
   uint64_t granularity() const override;  // kUncut with bucket=tensor
-  bool supports(DType dtype) const override;
   size_t encodedBytes(uint64_t count, DType dtype) const override;
   std::optional<size_t> headBytes(uint64_t count, DType) const override;  // none with bucket=tensor
-  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-              const Draws& draws) const override;
   void encodeMade(std::span<std::byte> dst, const MakePiece& make, uint64_t first, uint64_t count,
                   const Draws& draws) const override;
-  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
-  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
-                 uint64_t count) const override;
   std::shared_ptr<const Codec> with(const LevelTable& levels) const override;
   uint32_t stateVersion() const override { return version_; }
-
-  void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
-  bool needsRepair(const void* src, DType dtype, uint64_t count) const override;
   void repair(void* x, DType dtype, uint64_t count) const override;
 
  private:
@@ -66,25 +57,24 @@ class GridCodec final : public Codec {
   uint64_t codes(uint64_t count) const;    // of `count` elements: whole blocks where they are rotated
   size_t metaBytes(uint64_t count) const;  // without padding
   size_t wordBytes(uint64_t codes) const;
-  void checkRun(DType dtype, uint64_t first) const;
-  void checkPayload(std::span<const std::byte> src, uint64_t count) const;
-  // Checks a call and zeros the padding of its payload. Returns false where there is nothing to encode.
-  bool begin(std::span<std::byte> dst, DType dtype, uint64_t first, uint64_t count) const;
-  // False where the loops took it no further; nothing useful is then in dst.
-  bool encodeTaken(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                   const PhiloxKey& key) const;
-  bool encodeRepaired(std::byte* dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-                      const PhiloxKey& key) const;
-  void poison(std::byte* dst, uint64_t count, uint64_t bucket) const;
+
+  void checkRun(DType dtype, uint64_t first) const override;
+  bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
+                   const PhiloxKey& key) const override;
   template <typename Make>
-  bool encodePieces(std::byte* dst, uint64_t first, uint64_t count, const PhiloxKey& key, const Make& make) const;
+  bool encodePieces(std::span<std::byte> dst, uint64_t first, uint64_t count, const PhiloxKey& key,
+                    const Make& make) const;
   bool encodeRotated(std::byte* meta, std::byte* words, float* x, uint64_t count, GridForm form, uint64_t block,
                      const PhiloxKey& key) const;
+  std::vector<uint64_t> blankRefused(void* x, DType dtype, uint64_t count) const override;
+  void poison(std::span<std::byte> dst, uint64_t count, uint64_t bucket) const override;
+
+  void checkPayload(std::span<const std::byte> src, uint64_t count) const override;
+  void decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const override;
+  void addTo(float* acc, std::span<const std::byte> src, uint64_t count) const override;
   template <typename Take>
   void decodePieces(const std::byte* src, uint64_t count, const Take& take) const;
 
-  const KernelTable& table_;
-  std::string name_;
   GridForm form_;
   KernelTable::EncodeGrid encode_;
   const KernelTable::DecodeGrid* decode_;  // [add]

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_scale.h"

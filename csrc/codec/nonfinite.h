@@ -1,16 +1,43 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/dtype.h"
 #include "codec/spec.h"
 
 namespace lowcomm {
 
-// Throws NonFiniteError for the first of `count` elements that `codec` does not take (finiteLimit), counted from
-// `first`. `of` ends the message.
+// What becomes of elements that a codec does not take: those that are NaN, infinite, or of magnitude finiteLimit and
+// more. x: `count` elements of float32, float16 or bfloat16.
+
+// nonfinite=error: throws NonFiniteError for the first of them, counted from `first`. `of` ends the message.
 void expectFinite(const CodecSpec& codec, const void* x, DType dtype, uint64_t first, uint64_t count,
                   const std::string& of = "");
+
+// nonfinite=saturate and nonfinite=poison: the functions below change x in place, from the start of a bucket on; it is
+// then encoded like any other. Elements of magnitude `limit` (finiteLimit) and more are refused.
+
+// NaN becomes 0; what is too large the largest magnitude of its bucket that is not, with its own sign (0 where there is
+// none).
+void saturate(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
+
+// Sets every element of a bucket with one that the codec does not take to 0. Returns those buckets' numbers, ascending.
+std::vector<uint64_t> blank(void* x, DType dtype, uint64_t count, uint32_t bucket, float limit);
+
+// The same for buckets that are the channels of a tensor [T, channels]; blankChannels returns the channels' numbers.
+void saturateChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
+std::vector<uint64_t> blankChannels(void* x, DType dtype, uint64_t count, uint32_t channels);
+
+// The same for codecs without buckets, which take any finite element: NaN becomes 0, an infinity the type's largest
+// finite number with its sign; blankEach sets them to 0 and returns their numbers, ascending.
+void saturateEach(void* x, DType dtype, uint64_t count);
+std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count);
+
+// Sets the codes of elements [from, from + count) to 0, in the blocks that hold them (FORMAT.md, "Payload").
+void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count);
 
 }  // namespace lowcomm

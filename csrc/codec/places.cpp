@@ -1,4 +1,4 @@
-#include "codec/places.h"
+#include "codec/topk.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,13 +1,21 @@
 #include "codec/spec.h"
 
+#include <charconv>
 #include <limits>
 
 #include "base/error.h"
-#include "codec/spec_limits.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {
 namespace {
+
+// The fewest digits that parse to the same number: one number has one text.
+template <typename Number>
+std::string shortest(Number value) {
+  char digits[32];
+  const auto written = std::to_chars(digits, digits + sizeof(digits), value);
+  return {digits, written.ptr};
+}
 
 std::string plainText(const CodecSpec& spec) {
   const PlainFamily* family = plainFamily(spec.id);
@@ -97,6 +105,85 @@ CodecSpec valueSpec(const CodecSpec& topk) {
   if (family != nullptr) spec.bucket = family->default_bucket;
   spec.nonfinite = topk.nonfinite;
   return spec;
+}
+
+// ---- which options go together, and which hardly ever are what was meant ----
+
+namespace {
+
+std::optional<std::string> plainMisfit(const CodecSpec& spec, const PlainFamily& family) {
+  const std::string name(family.name);
+  if (spec.bits != 0) return "bits: expected 0 with " + name + ", got " + std::to_string(spec.bits);
+  if (spec.bucket != 0) return "bucket: expected none with " + name + ", got " + std::to_string(spec.bucket);
+  if (spec.stochastic && !family.stochastic) return "round: expected nearest with " + name + ", got stochastic";
+  if (spec.nonfinite != Nonfinite::error && !family.nonfinite)
+    return "nonfinite: expected none with " + name + ", got one";
+  if (spec.id != CodecId::topk) return std::nullopt;
+  if (!isKeep(spec.keep)) return std::string("keep: expected ") + kKeeps + ", got " + shortest(spec.keep);
+  const GridFamily* values = gridFamily(spec.values);
+  if (!isValueFamily(values) || !isGridBits(*values, spec.value_bits)) {
+    return "values: expected a grid codec, got codec " + std::to_string(static_cast<int>(spec.values)) + " of " +
+           std::to_string(spec.value_bits) + " bits";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> misfit(const CodecSpec& spec) {
+  const GridFamily* family = gridFamily(spec.id);
+  if (const PlainFamily* plain = plainFamily(spec.id)) return plainMisfit(spec, *plain);
+  if (family == nullptr) return std::nullopt;
+  const std::string name(family->name);
+  if (!isGridBits(*family, spec.bits)) {
+    return "bits: expected " + gridBits(*family) + ", got " + std::to_string(spec.bits);
+  }
+  if (spec.rotate && family->rotation != Rotation::option) {
+    return "rotate: expected none with " + name + (family->rotation == Rotation::always ? ", which always is" : "") +
+           ", got 1";
+  }
+  if (spec.axis == Axis::channel) {
+    if (!family->channels()) return "axis: expected none with " + name + ", got channel";
+    if (spec.rotate) return "rotate: expected none with axis=channel, got 1";
+    if (!spec.open() && !isGridChannels(spec.bucket)) {
+      return std::string("C: expected ") + kGridChannels + ", got " + std::to_string(spec.bucket);
+    }
+  } else if (!isGridBucket(spec.bucket, isRotated(spec)) && (isRotated(spec) || spec.bucket != kTensorBucket)) {
+    return std::string("bucket: expected ") + gridBuckets(isRotated(spec)) +
+           (isRotated(spec) ? " where rotated" : " or tensor") + ", got " +
+           (spec.bucket == kTensorBucket ? "tensor" : std::to_string(spec.bucket));
+  }
+  if (spec.gain != 1 && spec.id != CodecId::gauss) return "gain: expected it with gauss, got it with " + name;
+  if (!isGain(spec.gain)) return std::string("gain: expected ") + kGains + ", got " + shortest(spec.gain);
+  if (spec.meta == Meta::bf16 && !family->bf16()) return "meta: expected fp32 with " + name + ", got bf16";
+  if (spec.delta != 0 && !family->delta) return "delta: expected it with qsgd or lattice, got it with " + name;
+  if (spec.meta == Meta::bf16 && spec.delta != 0) return "meta: expected fp32 with delta, got bf16";
+  if (spec.range != Range::absmax && !family->l2) return "range: expected it with sym or mid, got it with " + name;
+  if (spec.delta != 0 && !isDelta(spec.delta)) {
+    return std::string("delta: expected ") + kDeltas + ", got " + shortest(spec.delta);
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> caution(const CodecSpec& spec) {
+  constexpr uint8_t kCoarse = 2;
+  constexpr uint32_t kLarge = 512;
+  // Grids around 0 with a level at 0 or of one magnitude err less.
+  const GridFamily* family = gridFamily(spec.id);
+  if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
+  // So do levels that follow the elements' distribution, and elements that a rotation has made alike.
+  if (family->book || isRotated(spec)) return std::nullopt;
+  // How large a channel is, nobody knows before there is a tensor.
+  if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;
+  const bool whole = spec.bucket == kTensorBucket;
+  if (spec.bucket < kLarge && !whole) return std::nullopt;
+  // Of these families with buckets of 1024: benchmarks/results/codec_errors.md.
+  const char* measured = spec.bits == 1 ? "1.1 to 3.1 on weights and 2.8 to 5.7 on gradients"
+                                        : "0.5 to 0.9 on weights and 1.0 to 1.8 on gradients";
+  return "codec '" + spec.str() + "': " + std::to_string(spec.bits) + (spec.bits == 1 ? " bit is" : " bits are") +
+         " coarse for a bucket of " + (whole ? "a whole tensor" : std::to_string(spec.bucket)) +
+         ": with 1024 elements the relative error was measured as " + measured + "; use " +
+         std::to_string(kCoarse + 1) + " bits or more, or a bucket below " + std::to_string(kLarge);
 }
 
 }  // namespace lowcomm

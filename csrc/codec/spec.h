@@ -42,6 +42,29 @@ constexpr bool isGridChannels(uint32_t channels) {
   return channels >= 1 && channels <= 65536;
 }
 
+// What the numbers among a codec's options may be; a text is parsed, and a spec made without one checked, by them.
+
+// A grid of any bits with such a step stays within what fp32 can add up, and its inverse is not infinite.
+inline constexpr const char* kDeltas = "a step of 1e-30...1e30";
+inline bool isDelta(float delta) {
+  return delta >= 1e-30f && delta <= 1e30f;
+}
+
+inline constexpr const char* kKeeps = "a share above 0 and at most 1";
+inline bool isKeep(double keep) {
+  return keep > 0 && keep <= 1;
+}
+
+inline constexpr const char* kGains = "a factor of 0.001...1000";
+inline bool isGain(float gain) {
+  return gain >= 1e-3f && gain <= 1e3f;
+}
+
+// Values of topk are one tensor of their own: on plain grids alone, for a rotation or a table serves a whole tensor.
+inline bool isValueFamily(const GridFamily* family) {
+  return family != nullptr && !family->book;
+}
+
 // What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
 // their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
 enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
-#include "codec/spec_limits.h"
 
 namespace lowcomm {
 namespace {

@@ -2,17 +2,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 
-#include "base/dtype.h"
-#include "codec/codec.h"
-#include "codec/grid.h"
 #include "codec/spec.h"
-#include "kernels/isa/table.h"
 
 namespace lowcomm {
+
+// The layout of a topk payload (FORMAT.md, "topk"), for the codec of the host (topk.cpp) and that of the device.
 
 // Where the parts of a topk payload are. All 0 for no elements.
 struct TopkParts {
@@ -27,38 +24,18 @@ struct TopkParts {
 // Of `count` elements under `spec`, which misfit() has nothing against. Throws ValueError above 2^48 elements.
 TopkParts topkParts(const CodecSpec& spec, uint64_t count);
 
-// topk (FORMAT.md, "topk"): the share `keep` of a tensor's elements that is largest in magnitude, their places as a
-// bitmap or a list, their values in a grid codec; the others decode to 0. Sparsification as in Aji and Heafield: Sparse
-// Communication for Distributed Gradient Descent; EMNLP 2017. A tensor is not cut: which elements are sent depends on
-// all of it.
-class TopkCodec final : public Codec {
- public:
-  // `table` outlives the codec; other than kernels() only in tests.
-  TopkCodec(const CodecSpec& spec, const KernelTable& table);
+// Which k of n elements are sent (FORMAT.md, "topk"). In memory a bitmap: bit e mod 64 of word e div 64, the bits past
+// n 0. On the wire the same bitmap in ceil(n / 8) bytes, or a list: for every block of 65,536 elements how many it has,
+// then their 16-bit places in it; whichever is smaller, the bitmap where neither is.
 
-  uint64_t granularity() const override { return kUncut; }
-  bool supports(DType dtype) const override { return values_.supports(dtype); }
-  size_t encodedBytes(uint64_t count, DType dtype) const override;
-  void encode(std::span<std::byte> dst, const void* src, DType dtype, uint64_t first, uint64_t count,
-              const Draws& draws) const override;
-  void decode(void* dst, DType dtype, std::span<const std::byte> src, uint64_t first, uint64_t count) const override;
-  void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
-                 uint64_t count) const override;
+constexpr size_t bitmapWords(uint64_t n) {
+  return (n + 63) / 64;
+}
+bool placesListed(uint64_t n, uint64_t k);
+size_t placesBytes(uint64_t n, uint64_t k);
 
-  void expectTaken(const void* src, DType dtype, uint64_t first, uint64_t count, const std::string& of) const override;
-  bool needsRepair(const void* src, DType dtype, uint64_t count) const override;
-  void repair(void* x, DType dtype, uint64_t count) const override;
-
- private:
-  void checkTensor(DType dtype, uint64_t first) const;
-  // The largest elements of src, parts.n of them there: their places as a bitmap, themselves (and kSlack more floats).
-  void select(uint64_t* bitmap, float* values, const void* src, DType dtype, const TopkParts& parts) const;
-  // Throws WireError for what is no payload; its places as a bitmap, its values.
-  void read(std::span<const std::byte> src, const TopkParts& parts, uint64_t* bitmap, float* values) const;
-
-  const KernelTable& table_;
-  std::string name_;
-  GridCodec values_;
-};
+// `to` and `from` have placesBytes(n, k) bytes; the bitmap has k bits. readPlaces throws WireError naming `codec`.
+void writePlaces(std::span<std::byte> to, const uint64_t* bitmap, uint64_t n, uint64_t k);
+void readPlaces(uint64_t* bitmap, std::span<const std::byte> from, uint64_t n, uint64_t k, const std::string& codec);
 
 }  // namespace lowcomm

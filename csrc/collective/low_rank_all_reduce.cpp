@@ -17,13 +17,11 @@
 
 #include "base/error.h"
 #include "base/float_env.h"
-#include "codec/dispatch.h"
 #include "collective/all_reduce.h"
 #include "collective/op_context.h"
 #include "collective/reduction.h"
+#include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
-#include "kernels/low_rank/orthonormalise.h"
-#include "kernels/low_rank/singular_values.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

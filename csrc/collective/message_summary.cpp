@@ -5,7 +5,7 @@
 #include <iterator>
 #include <vector>
 
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 #include "collective/plan.h"
 #include "collective/reduction.h"
 

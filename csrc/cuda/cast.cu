@@ -36,7 +36,7 @@ template <class T>
 __device__ inline bool mendCast(float& x, uint32_t c, Nonfinite how, uint32_t& nans) {
   if (!isSpecial(x)) return true;
   if (how == Nonfinite::saturate) {
-    x = heldTo(floatFrom(saturatedBits(bitsOf(x), 0x7f800000u)), Narrow<T>::kLargest);
+    x = heldTo(floatOf(saturatedBits(floatBits(x), 0x7f800000u)), Narrow<T>::kLargest);
   } else {
     x = 0;
     nans |= 1u << c;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "kernels/finite.h"
 
 namespace lowcomm::cuda {

@@ -75,7 +75,7 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
           codec.bits,
           static_cast<uint32_t>(std::countr_zero(codec.bucket)),
           form,
-          bitsOf(finiteLimit(codec)),
+          floatBits(finiteLimit(codec)),
           codec.nonfinite,
           rotated,
           codec.id == CodecId::tern,
@@ -96,12 +96,12 @@ template <bool kCentred>
 __device__ inline void storeSent(const GridArgs<std::byte>& grid, uint64_t bucket, const Sent& sent) {
   if (kCentred) {
     if (grid.form.bf16) {
-      reinterpret_cast<uint16_t*>(grid.meta)[bucket] = static_cast<uint16_t>(bitsOf(sent.step) >> 16);
+      reinterpret_cast<uint16_t*>(grid.meta)[bucket] = static_cast<uint16_t>(floatBits(sent.step) >> 16);
     } else {
       reinterpret_cast<float*>(grid.meta)[bucket] = sent.step;
     }
   } else if (grid.form.bf16) {
-    reinterpret_cast<uint32_t*>(grid.meta)[bucket] = bitsOf(sent.base) >> 16 | (bitsOf(sent.step) & kBf16Mask);
+    reinterpret_cast<uint32_t*>(grid.meta)[bucket] = floatBits(sent.base) >> 16 | (floatBits(sent.step) & kBf16Mask);
   } else {
     reinterpret_cast<float2*>(grid.meta)[bucket] = float2{sent.base, sent.step};
   }
@@ -111,11 +111,11 @@ template <bool kCentred>
 __device__ inline Sent loadSent(const GridArgs<const std::byte>& grid, uint64_t bucket) {
   if (kCentred) {
     if (!grid.form.bf16) return {0, reinterpret_cast<const float*>(grid.meta)[bucket]};
-    return {0, floatFrom(uint32_t{reinterpret_cast<const uint16_t*>(grid.meta)[bucket]} << 16)};
+    return {0, floatOf(uint32_t{reinterpret_cast<const uint16_t*>(grid.meta)[bucket]} << 16)};
   }
   if (grid.form.bf16) {
     const uint32_t both = reinterpret_cast<const uint32_t*>(grid.meta)[bucket];
-    return {floatFrom(both << 16), floatFrom(both & kBf16Mask)};
+    return {floatOf(both << 16), floatOf(both & kBf16Mask)};
   }
   const float2 both = reinterpret_cast<const float2*>(grid.meta)[bucket];
   return {both.x, both.y};

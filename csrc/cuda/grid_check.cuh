@@ -16,12 +16,12 @@
 namespace lowcomm::cuda {
 
 __device__ inline bool isFinite(float x) {
-  return (bitsOf(x) & 0x7f800000u) != 0x7f800000u;
+  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
 }
 
 template <bool kCentred>
 __device__ inline bool isPoison(const Sent& sent) {
-  return bitsOf(kCentred ? sent.step : sent.base) == kPoison && (kCentred || bitsOf(sent.step) == 0);
+  return floatBits(kCentred ? sent.step : sent.base) == kPoison && (kCentred || floatBits(sent.step) == 0);
 }
 
 // False where the padding after the metadata is not 0.

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
         tile.at[i / 4][i % 4] = sum.at[i / 4][i % 4] + tile.at[i / 4][i % 4];
     }
     // By name: the NaN that a device's arithmetic makes of it is another one than a CPU's.
-    if (poisoned) tile.each([](float& value) { value = floatFrom(kPoison); });
+    if (poisoned) tile.each([](float& value) { value = floatOf(kPoison); });
     storeTile(y + start, n, tile, seat);
   }
   if (!taken) *grid.refused = 1;  // all who write, write 1

@@ -46,7 +46,7 @@ struct Extremes {
 // fminf and fmaxf pass over a NaN, here and on a CPU: it shows in its own code (isFixed).
 template <class Team>
 __device__ inline Extremes extremesOf(Team& team) {
-  float low = floatFrom(0x7f800000u), high = floatFrom(0xff800000u);
+  float low = floatOf(0x7f800000u), high = floatOf(0xff800000u);
   const auto lower = [&](float x) { low = fminf(low, x); };
   const auto raise = [&](float x) { high = fmaxf(high, x); };
   team.each([&](const Tile& tile, uint64_t, uint32_t) {
@@ -63,7 +63,8 @@ template <class Team>
 __device__ inline uint32_t largestOf(Team& team) {
   uint32_t largest = 0;
   const auto take = [&](uint32_t magnitude) { largest = magnitude > largest ? magnitude : largest; };
-  team.each([&](const Tile& tile, uint64_t, uint32_t) { tile.each([&](float x) { take(bitsOf(x) & kMagnitude); }); });
+  team.each(
+      [&](const Tile& tile, uint64_t, uint32_t) { tile.each([&](float x) { take(floatBits(x) & kMagnitude); }); });
   team.share([&] { return largest; }, take);
   return largest;
 }
@@ -85,7 +86,7 @@ template <GridRule kRule, class Team>
 __device__ inline Scale centredBucket(Team& team, Sent& sent, bool& taken, const GridArgs<std::byte>& grid) {
   const uint32_t largest = largestOf(team);
   taken &= largest < kFiniteLimitBits;
-  float range = floatFrom(largest);
+  float range = floatOf(largest);
   if (kRule == GridRule::sign || grid.form.rms) {
     const uint64_t left = grid.codes - team.first();  // in a bucket that is not there: of no account
     const uint32_t count = left <= grid.form.bucket ? static_cast<uint32_t>(left - grid.form.absent) : grid.form.bucket;
@@ -201,7 +202,7 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const f
     scale = affineBucket<kRule>(team, sent, taken, args);
   }
   if (poisoned) {
-    const float nan = floatFrom(kPoison);
+    const float nan = floatOf(kPoison);
     sent = kCentred<kRule> ? Sent{0, nan} : Sent{nan, 0};
     scale.top = 0;
   }

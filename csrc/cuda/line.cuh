@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/float8.h"
+#include "base/narrow_float.h"
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/cast/cast_rules.h"
@@ -73,7 +73,7 @@ struct Narrow<float> {
 __device__ inline Four<float> fourOf(float, const float x[4], uint32_t nans) {
   Four<float> four;
   for (uint32_t c = 0; c < 4; ++c)
-    four.at[c] = nans >> c & 1 ? floatFrom(kPoison) : x[c];
+    four.at[c] = nans >> c & 1 ? floatOf(kPoison) : x[c];
   return four;
 }
 

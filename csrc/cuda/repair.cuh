@@ -14,9 +14,9 @@ constexpr uint32_t kMagnitude = 0x7fffffffu;
 // What nonfinite=saturate sends for x: 0 for a NaN, for magnitudes from `limit` on the largest that is taken, both
 // given by their bits, with x's sign.
 __device__ inline float mended(float x, uint32_t taken, uint32_t limit) {
-  const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
+  const uint32_t bits = floatBits(x), magnitude = bits & kMagnitude;
   if (magnitude > 0x7f800000u) return 0;
-  return magnitude >= limit ? floatFrom((bits & ~kMagnitude) | taken) : x;
+  return magnitude >= limit ? floatOf((bits & ~kMagnitude) | taken) : x;
 }
 
 // What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
@@ -32,7 +32,7 @@ struct Repair {
   }
   __device__ void take(const Tile& tile) {
     tile.each([&](float x) {
-      const uint32_t magnitude = bitsOf(x) & kMagnitude;
+      const uint32_t magnitude = floatBits(x) & kMagnitude;
       take(magnitude, magnitude < limit ? magnitude : 0);
     });
   }

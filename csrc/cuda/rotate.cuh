@@ -4,10 +4,10 @@
 
 #include <cstdint>
 
+#include "base/host_device.h"
 #include "cuda/tile.cuh"
 #include "kernels/codebook/rotate.h"
 #include "kernels/grid/grid_scale.h"
-#include "kernels/rounded.h"
 
 namespace lowcomm::cuda {
 
@@ -29,7 +29,7 @@ __device__ inline void changeSigns(Tile& tile, const Seat& seat) {
   for (uint32_t r = 0; r < 4; ++r) {
 #pragma unroll
     for (uint32_t c = 0; c < 4; ++c)
-      tile.at[r][c] = floatFrom(bitsOf(tile.at[r][c]) ^ (signs[c] << (31 - r) & 0x80000000u));
+      tile.at[r][c] = floatOf(floatBits(tile.at[r][c]) ^ (signs[c] << (31 - r) & 0x80000000u));
   }
 }
 
@@ -53,7 +53,7 @@ __device__ inline void transform(Tile& tile, const Seat& seat) {
     const uint32_t minus = seat.group & h ? 0x80000000u : 0;
     tile.each([&](float& x) {
       const float other = __shfl_xor_sync(kWholeWarp, x, 4 * h);
-      x = other + floatFrom(bitsOf(x) ^ minus);
+      x = other + floatOf(floatBits(x) ^ minus);
     });
   }
   tile.each([](float& x) { x = roundedProduct(x, kRotationScale); });
@@ -62,7 +62,7 @@ __device__ inline void transform(Tile& tile, const Seat& seat) {
 // False where an element's magnitude is not below that of `limit`; nothing useful is then in the tile.
 __device__ inline bool rotateTile(Tile& tile, uint32_t limit, const Seat& seat) {
   bool taken = true;
-  tile.each([&](float x) { taken &= (bitsOf(x) & 0x7fffffffu) < limit; });
+  tile.each([&](float x) { taken &= (floatBits(x) & 0x7fffffffu) < limit; });
   changeSigns(tile, seat);
   transform(tile, seat);
   return taken;

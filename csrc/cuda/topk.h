@@ -9,7 +9,8 @@
 
 namespace lowcomm::cuda {
 
-// topk for tensors that lie on a CUDA device: the bytes and values of TopkCodec (codec/topk.h). FORMAT.md, "topk".
+// topk for tensors that lie on a CUDA device: the bytes and values of the host's codec (codec/topk.cpp). FORMAT.md,
+// "topk".
 //
 // Pointers, `refused`, errors and threads are as in cuda/grid.h; `run` is the whole tensor under a topk codec,
 // `payload` the whole payload. `workspace` is memory of topkWorkspaceBytes(run) bytes, aligned to 16, that only the
@@ -26,7 +27,7 @@ size_t topkWorkspaceBytes(const GridRun& run);
 void encodeTopk(const Place& place, const GridRun& run, void* payload, const void* x, const PhiloxKey& key,
                 void* workspace, uint32_t* refused);
 
-// As decodeGrid and decodeAddGrid. Refuse what TopkCodec::decode does: a header other than the run gives, places that
+// As decodeGrid and decodeAddGrid. Refuse what the host does: a header other than the run gives, places that
 // are not k, do not ascend or are no element's, padding that is not 0, and what the values' codec refuses.
 void decodeTopk(const Place& place, const GridRun& run, void* y, const void* payload, void* workspace,
                 uint32_t* refused);

@@ -95,7 +95,7 @@ __device__ inline float selected(Float16 x) {
   return (x.bits & 0x7c00u) == 0x7c00u ? float16ToFloat(x.bits) : toFloat(x);
 }
 __device__ inline uint32_t magnitudeOf(float x) {
-  return bitsOf(x) & 0x7fffffffu;
+  return floatBits(x) & 0x7fffffffu;
 }
 
 template <class Byte>

@@ -26,7 +26,7 @@ __device__ inline bool isFramed(const TopkArgs<const std::byte>& args) {
 template <bool kAdd, class T>
 __device__ inline void put(T& y, float value) {
   if constexpr (kAdd) {
-    y = value != value ? floatFrom(kPoison) : y + value;
+    y = value != value ? floatOf(kPoison) : y + value;
   } else {
     fromFloat(y, value);
   }

@@ -10,9 +10,9 @@
 namespace lowcomm::cuda {
 
 // The grid codecs that are not cut, axis=channel and bucket=tensor, for tensors that lie on a CUDA device: the bytes
-// and values of ChannelCodec (codec/channel.h) and GridCodec. FORMAT.md, "Channels" and "Payload of a grid codec". All
-// families and options that the host takes with them but levels. To these kernels a tensor with one bucket is one
-// channel.
+// and values of the host's codecs (codec/channel.cpp, codec/grid.h). FORMAT.md, "Channels" and "Payload of a grid
+// codec". All families and options that the host takes with them but levels. To these kernels a tensor with one bucket
+// is one channel.
 //
 // Pointers, `refused`, errors and threads are as in cuda/grid.h, and `run` is the whole tensor. `workspace` is memory
 // of uncutWorkspaceBytes(run) bytes, aligned to 16, that only the calls of one stream use at a time; what is in it

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) unpackScales(UncutArgs<const std::by
     const float first = scaleAt(args.meta, at, form.bf16);
     const float step = args.centred ? first : scaleAt(args.meta, at + 1, form.bf16);
     const bool poisoned =
-        args.nonfinite == Nonfinite::poison && bitsOf(first) == kPoison && (args.centred || bitsOf(step) == 0);
+        args.nonfinite == Nonfinite::poison && floatBits(first) == kPoison && (args.centred || floatBits(step) == 0);
     taken &= poisoned || (isFinite(first) && isFinite(step));
     args.base[i] = first;
     args.inverse[i] = args.centred ? step * form.unit : step;
@@ -43,7 +43,7 @@ template <class T>
 __device__ inline void storeRow(T* y, const float x[4]) {
   uint2 four{pairOf(T{}, x[0], x[1]), pairOf(T{}, x[2], x[3])};
   T poison;
-  fromFloat(poison, floatFrom(kPoison));
+  fromFloat(poison, floatOf(kPoison));
   const auto mend = [&](uint32_t& pair, float low, float high) {
     if (low != low) pair = (pair & 0xffff0000u) | poison.bits;
     if (high != high) pair = (pair & 0xffffu) | uint32_t{poison.bits} << 16;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads) decodeChannels(UncutArgs<const std::
         const float value =
             kCentred ? centredValue(args.form.centre, step[c], code) : gridValue(base[c], step[c], code);
         // By name: the NaN that a device's arithmetic makes of poison is another one than a CPU's.
-        tile.at[r][c] = value != value ? floatFrom(kPoison) : kAdd ? tile.at[r][c] + value : value;
+        tile.at[r][c] = value != value ? floatOf(kPoison) : kAdd ? tile.at[r][c] + value : value;
       }
     }
     if (n == kBlock && isAligned(y + start, sizeof(Four<T>))) {

@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(kThreads) scaleChannels(UncutArgs<std::byte> a
       const uint64_t rows = args.count / args.channels;
       const float range = rule == GridRule::sign ? meanOf(args.sums[channel], rows, spread.largest)
                           : form.rms             ? 2 * rmsOf(args.sums[channel], rows, spread.largest)
-                                                 : floatFrom(spread.largest);
+                                                 : floatOf(spread.largest);
       const CentredScale scale = centredScale(range, form);
-      step = blank ? floatFrom(kPoison) : scale.step;
+      step = blank ? floatOf(kPoison) : scale.step;
       args.inverse[i] = scale.inverse;
     } else {
       const AffineScale scale = affineScale(spread.low, spread.high, top, form);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads) scaleChannels(UncutArgs<std::byte> a
         if (form.shifted) base = shiftedBase(base, step, dither);
       }
       if (blank) {
-        base = floatFrom(kPoison);
+        base = floatOf(kPoison);
         step = 0;
       }
     }

@@ -24,18 +24,18 @@ constexpr uint32_t kNanSeen = 1, kTooHighSeen = 2, kTooLowSeen = 4;
 // Least and largest element of those a codec takes, as integers in the order of the numbers, so that threads join
 // theirs by atomicMax; 0, below all, is what they start from. The least is kept by its complement.
 __device__ inline uint32_t orderOf(float x) {
-  const uint32_t bits = bitsOf(x);
+  const uint32_t bits = floatBits(x);
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 __device__ inline float floatOfOrder(uint32_t order) {
-  return floatFrom(order ^ (order >> 31 ? 0x80000000u : 0xffffffffu));
+  return floatOf(order ^ (order >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
 struct Seen {
   uint32_t low = 0, high = 0, odd = 0;
 
   __device__ void take(float x) {
-    const uint32_t bits = bitsOf(x), magnitude = bits & kMagnitude;
+    const uint32_t bits = floatBits(x), magnitude = bits & kMagnitude;
     if (magnitude >= kFiniteLimitBits) {
       odd |= magnitude > 0x7f800000u ? kNanSeen : bits >> 31 ? kTooLowSeen : kTooHighSeen;
       return;
@@ -64,7 +64,7 @@ __device__ inline Spread spreadOf(const UncutArgs<std::byte>& args, uint32_t cha
   }
   if (odd & kTooHighSeen) high = taken;
   if (odd & kTooLowSeen) low = -taken;
-  return {low, high, bitsOf(taken), odd != 0};
+  return {low, high, floatBits(taken), odd != 0};
 }
 
 constexpr uint32_t kSpreadWarps = 8;

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/uncut_spread.cuh"
-#include "kernels/rounded.h"
+#include "base/host_device.h"
 
 // The second read of an encode whose ranges are means: sums in the order of FORMAT.md, "Sums".
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {

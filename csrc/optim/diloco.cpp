@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include "base/error.h"
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 #include "collective/agree.h"
 
 namespace lowcomm {

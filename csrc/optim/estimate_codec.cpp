@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 

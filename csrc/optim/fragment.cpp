@@ -7,13 +7,13 @@
 
 #include <c10/core/GradMode.h>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/float_env.h"
+#include "base/hashes.h"
 #include "collective/all_reduce.h"
 #include "collective/low_rank_all_reduce.h"
 #include "collective/reduction.h"
-#include "kernels/low_rank/singular_values.h"
+#include "kernels/low_rank/low_rank.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "base/crc32c.h"
 #include "base/error.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 #include <numeric>
 
-#include "base/crc32c.h"
 #include "base/error.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 namespace {

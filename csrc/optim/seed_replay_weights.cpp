@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/crc32c.h"
 #include "base/error.h"
 #include "base/float_env.h"
-#include "codec/dispatch.h"
+#include "base/hashes.h"
+#include "kernels/isa/table.h"
 #include "optim/device_noise.h"
 #include "tensor/wire_type.h"
 

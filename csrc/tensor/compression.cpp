@@ -8,7 +8,7 @@
 
 #include "base/float_env.h"
 #include "collective/low_rank_all_reduce.h"
-#include "kernels/low_rank/orthonormalise.h"
+#include "kernels/low_rank/low_rank.h"
 
 namespace lowcomm {
 namespace {

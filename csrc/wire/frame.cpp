@@ -4,9 +4,9 @@
 #include <cstring>
 #include <string>
 
-#include "base/crc32c.h"
 #include "base/cursor.h"
 #include "base/error.h"
+#include "base/hashes.h"
 #include "codec/codec.h"
 
 namespace lowcomm {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <string>
 
-#include "base/crc32c.h"
 #include "base/cursor.h"
 #include "base/error.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/codec.h"
 #include "grid_cases.h"
 #include "wire/layout.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/grid.h"
 #include "kernels/isa/table.h"
 

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "base/crc32c.h"
 #include "base/error.h"
+#include "base/hashes.h"
 #include "target.h"
 #include "wire/frame.h"
 

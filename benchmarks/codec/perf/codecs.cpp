@@ -7,7 +7,7 @@
 #include <memory>
 #include <random>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/codec.h"
 #include "codec/level_table.h"
 #include "streams.h"

@@ -4,7 +4,7 @@
 #include <random>
 #include <span>
 
-#include "base/crc32c.h"
+#include "base/hashes.h"
 #include "codec/fused.h"
 #include "codec/grid.h"
 #include "kernels/noise/noise.h"

@@ -2,18 +2,16 @@
 
 #include <cstdint>
 
-#include "base/float8.h"
-#include "base/half.h"
 #include "base/host_device.h"
+#include "base/narrow_float.h"
 #include "kernels/cast/cast.h"
 
 namespace lowcomm {
 
 // What happens to one element of a cast (FORMAT.md, "Casts"), once for the scalar loops, the codec and the CUDA
-// kernels. Internal linkage and always inlined, as in grid_scale.h.
-#define LOWCOMM_RULE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
+// kernels.
 
-// The codes that a poisoned element sends, the types' quiet NaNs; float8.h has the third.
+// The codes that a poisoned element sends, the types' quiet NaNs; base/narrow_float.h has the third.
 inline constexpr uint16_t kFloat16Nan = 0x7e00;
 inline constexpr uint16_t kBfloat16Nan = 0x7fc0;
 
@@ -52,7 +50,5 @@ LOWCOMM_RULE Bits saturatedBits(Bits bits, Bits infinity) {
   if (magnitude < infinity) return bits;
   return magnitude > infinity ? Bits{0} : static_cast<Bits>((bits ^ magnitude) | (infinity - 1));
 }
-
-#undef LOWCOMM_RULE
 
 }  // namespace lowcomm

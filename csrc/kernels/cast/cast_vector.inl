@@ -1,4 +1,4 @@
-// The loops of cast_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set.
+// The loops of cast.cpp on the vectors of lanes.inl, compiled once an instruction set.
 
 #include <cstddef>
 #include <cstdint>

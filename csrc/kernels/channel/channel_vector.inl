@@ -1,4 +1,4 @@
-// The loops of channel_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set. Codes go through a
+// The loops of channel.cpp on the vectors of lanes.inl, compiled once an instruction set. Codes go through a
 // block's worth of memory between quantizing and packing: one form of each a rule and a width, not one a pair.
 
 #include <cstddef>

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {

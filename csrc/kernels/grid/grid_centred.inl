@@ -71,7 +71,7 @@ template <GridRule kRule>
 LOWCOMM_INLINE float centredRange(const float* x, size_t count, size_t counted, uint32_t largest,
                                   const GridForm& form) {
   if (kRule == GridRule::sign) return meanOf(sumOf<false>(x, count, largest), counted, largest);
-  return form.rms ? 2 * rmsOf(sumOf<true>(x, count, largest), counted, largest) : floatFrom(largest);
+  return form.rms ? 2 * rmsOf(sumOf<true>(x, count, largest), counted, largest) : floatOf(largest);
 }
 
 // Steps of a group's buckets to meta, which moves past them, their inverses to scales. False when an element is

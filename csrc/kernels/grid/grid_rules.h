@@ -10,7 +10,6 @@ namespace lowcomm {
 
 // What happens to one element: the arithmetic of FORMAT.md "Grid codecs", once for the scalar loops and the CUDA
 // kernels. A bucket's scale is made in grid_scale.h, whose words on compilers hold here too.
-#define LOWCOMM_RULE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
 
 inline constexpr float kNearestMagic = 256.5f;
 inline constexpr float kStochasticMagic = 256.0f;
@@ -23,7 +22,7 @@ LOWCOMM_RULE float gridQuotient(float x, float base, float inverse) {
 
 // The element's place on the grid with 15 fraction bits, above kFixedExponent.
 LOWCOMM_RULE uint32_t gridFixed(float x, float base, float inverse, float magic) {
-  return bitsOf(gridQuotient(x, base, inverse) + magic);
+  return floatBits(gridQuotient(x, base, inverse) + magic);
 }
 
 // False for what a NaN or an infinity among the elements or in the scale gives.
@@ -53,7 +52,7 @@ LOWCOMM_RULE float held(float t, float low, float high) {
 
 // The place on a grid around 0, held to its ends. `inverse` is CentredScale's.
 LOWCOMM_RULE uint32_t centredFixed(float x, float inverse, const GridForm& form) {
-  return bitsOf(held(roundedProduct(x, inverse), form.low, form.high) + form.magic);
+  return floatBits(held(roundedProduct(x, inverse), form.low, form.high) + form.magic);
 }
 
 LOWCOMM_RULE uint32_t signFixed(float x) {
@@ -62,7 +61,7 @@ LOWCOMM_RULE uint32_t signFixed(float x) {
 
 // A code as a number: 2^23 + code is exact, and on a GPU an addition is cheaper than a conversion.
 LOWCOMM_RULE float codeNumber(uint32_t code) {
-  return floatFrom(0x4b000000u | code) - 0x1p23f;
+  return floatOf(0x4b000000u | code) - 0x1p23f;
 }
 
 LOWCOMM_RULE float gridValue(float base, float step, uint32_t code) {
@@ -81,7 +80,5 @@ LOWCOMM_RULE float levelsValue(float base, float range, float level) {
 LOWCOMM_RULE float gaussValue(float level, float step, float gain) {
   return roundedProduct(roundedProduct(level, step), gain);
 }
-
-#undef LOWCOMM_RULE
 
 }  // namespace lowcomm

@@ -5,66 +5,50 @@
 
 #include "base/host_device.h"
 #include "kernels/grid/grid_form.h"
-#include "kernels/rounded.h"
 
 namespace lowcomm {
 
 // A bucket's scale from its statistics, one definition for every form of the loops and for the CUDA kernels (FORMAT.md,
 // "Grid codecs"). Who includes this compiles without contraction and with exact division (-ffp-contract=off; nvcc:
 // -fmad=false -prec-div=true -prec-sqrt=true -ftz=false).
-//
-// Always inlined and of internal linkage: files compiled for different instruction sets include this, and the linker
-// must not be able to keep one's copy for all.
-#define LOWCOMM_SCALE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
 
 // An infinite quotient becomes 0, after which the ordinary formula gives every element code 0.
-LOWCOMM_SCALE float finiteOrZero(float quotient) {
+LOWCOMM_RULE float finiteOrZero(float quotient) {
   return quotient <= 0x1.fffffep127f ? quotient : 0.0f;
-}
-
-LOWCOMM_SCALE uint32_t bitsOf(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-LOWCOMM_SCALE float floatFrom(uint32_t bits) {
-  float x;
-  __builtin_memcpy(&x, &bits, sizeof(x));
-  return x;
 }
 
 // Finite x to bfloat16, as a float whose lower half is 0.
 inline constexpr uint32_t kBf16Mask = 0xffff0000u;
-LOWCOMM_SCALE float bf16Below(float x) {
-  const uint32_t bits = bitsOf(x);
-  return floatFrom((bits + (bits >> 31 ? 0xffffu : 0)) & kBf16Mask);
+LOWCOMM_RULE float bf16Below(float x) {
+  const uint32_t bits = floatBits(x);
+  return floatOf((bits + (bits >> 31 ? 0xffffu : 0)) & kBf16Mask);
 }
-LOWCOMM_SCALE float bf16Above(float x) {  // x >= 0
-  return floatFrom((bitsOf(x) + 0xffffu) & kBf16Mask);
+LOWCOMM_RULE float bf16Above(float x) {  // x >= 0
+  return floatOf((floatBits(x) + 0xffffu) & kBf16Mask);
 }
-LOWCOMM_SCALE float bf16Nearest(float x) {
-  const uint32_t bits = bitsOf(x);
-  return floatFrom((bits + 0x7fffu + (bits >> 16 & 1u)) & kBf16Mask);
+LOWCOMM_RULE float bf16Nearest(float x) {
+  const uint32_t bits = floatBits(x);
+  return floatOf((bits + 0x7fffu + (bits >> 16 & 1u)) & kBf16Mask);
 }
 
 // A number of metadata to its place, and back. `to` and the result are past it.
-LOWCOMM_SCALE std::byte* putScale(std::byte* to, float x, bool bf16) {
+LOWCOMM_RULE std::byte* putScale(std::byte* to, float x, bool bf16) {
   if (bf16) {
-    const uint32_t upper = bitsOf(x) >> 16;
+    const uint32_t upper = floatBits(x) >> 16;
     __builtin_memcpy(to, &upper, 2);
     return to + 2;
   }
   __builtin_memcpy(to, &x, 4);
   return to + 4;
 }
-LOWCOMM_SCALE float scaleAt(const std::byte* meta, size_t number, bool bf16) {
+LOWCOMM_RULE float scaleAt(const std::byte* meta, size_t number, bool bf16) {
   uint32_t bits = 0;
   if (bf16) {
     __builtin_memcpy(&bits, meta + 2 * number, 2);
-    return floatFrom(bits << 16);
+    return floatOf(bits << 16);
   }
   __builtin_memcpy(&bits, meta + 4 * number, 4);
-  return floatFrom(bits);
+  return floatOf(bits);
 }
 
 struct AffineScale {
@@ -73,7 +57,7 @@ struct AffineScale {
 };
 
 // `levels` is K = 2^b - 1; low and high are below kFiniteLimit in magnitude.
-LOWCOMM_SCALE AffineScale affineScale(float low, float high, float levels, const GridForm& form) {
+LOWCOMM_RULE AffineScale affineScale(float low, float high, float levels, const GridForm& form) {
   // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
   low += 0.0f;
   high += 0.0f;
@@ -93,7 +77,7 @@ struct CentredScale {
 };
 
 // `s` is the bucket's range, 0 or more and finite.
-LOWCOMM_SCALE CentredScale centredScale(float s, const GridForm& form) {
+LOWCOMM_RULE CentredScale centredScale(float s, const GridForm& form) {
   float step = s / form.divisor;
   if (form.bf16) {
     step = bf16Nearest(step);
@@ -104,27 +88,27 @@ LOWCOMM_SCALE CentredScale centredScale(float s, const GridForm& form) {
 
 // Sums of a bucket are taken of x·2^-E, so that squares neither overflow nor vanish; E is the exponent of the largest
 // magnitude, given by its bits (below those of kFiniteLimit). E = -127 where that is 0 or subnormal.
-LOWCOMM_SCALE float scaleDown(uint32_t largest) {
-  return floatFrom((254 - (largest >> 23)) << 23);  // 2^-E
+LOWCOMM_RULE float scaleDown(uint32_t largest) {
+  return floatOf((254 - (largest >> 23)) << 23);  // 2^-E
 }
-LOWCOMM_SCALE float scaleUp(uint32_t largest) {
-  return floatFrom(largest >> 23 ? largest >> 23 << 23 : 0x00400000u);  // 2^E
+LOWCOMM_RULE float scaleUp(uint32_t largest) {
+  return floatOf(largest >> 23 ? largest >> 23 << 23 : 0x00400000u);  // 2^E
 }
 
-LOWCOMM_SCALE float meanOf(float sum, size_t count, uint32_t largest) {
+LOWCOMM_RULE float meanOf(float sum, size_t count, uint32_t largest) {
   return sum / static_cast<float>(count) * scaleUp(largest);
 }
-LOWCOMM_SCALE float rmsOf(float squares, size_t count, uint32_t largest) {
+LOWCOMM_RULE float rmsOf(float squares, size_t count, uint32_t largest) {
   return squareRoot(squares / static_cast<float>(count)) * scaleUp(largest);
 }
 
 // A bucket's own random number, 12 bits of `word` as 15 fraction bits: odd multiples of 2^-13, so their mean is 1/2.
-LOWCOMM_SCALE float ditherOf(uint32_t word) {
+LOWCOMM_RULE float ditherOf(uint32_t word) {
   return static_cast<float>(((word >> 20) << 3) + 4) * 0x1p-15f;
 }
 
 // The base that a lattice codec sends: its codes are those of the unmoved one.
-LOWCOMM_SCALE float shiftedBase(float base, float step, float dither) {
+LOWCOMM_RULE float shiftedBase(float base, float step, float dither) {
   return base + roundedProduct(0.5f - dither, step);
 }
 

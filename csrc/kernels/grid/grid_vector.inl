@@ -1,4 +1,4 @@
-// The loops of grid_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set.
+// The loops of grid.cpp on the vectors of lanes.inl, compiled once an instruction set.
 //
 // Shape of the encode: groups of 1024 elements (4 KiB; a bucket where that is larger) are read for their statistics and
 // then quantized from the first-level cache. Codes never leave the vector lanes: the planar packing puts element e's
@@ -16,8 +16,6 @@
 #include "kernels/isa/table.h"
 //
 #include "kernels/isa/lanes.inl"
-//
-#include "kernels/grid/arithmetic.inl"
 
 namespace lowcomm {
 namespace {
@@ -48,6 +46,16 @@ constexpr size_t kPrefetchWritten = 768;
 
 namespace lowcomm {
 namespace {
+
+// A sum or a difference.
+template <bool kMinus>
+void combine(float* out, const float* a, const float* b, size_t count) {
+  const size_t whole = count / kLanes * kLanes;
+  for (size_t i = 0; i < whole; i += kLanes)
+    store(out + i, kMinus ? load(a + i) - load(b + i) : load(a + i) + load(b + i));
+  for (size_t i = whole; i < count; ++i)
+    out[i] = kMinus ? a[i] - b[i] : a[i] + b[i];
+}
 
 // A KernelTable's grid loops, in its order.
 #define LOWCOMM_ENCODE(b)                                                                                    \

@@ -66,7 +66,18 @@ const KernelTable* const* kernelForms(size_t* count);
 // The form of that name, or null when this build has none or this machine cannot run it.
 const KernelTable* findKernels(const char* name);
 
-// What a form's table is made of. The scalar loops, the reference, are in <kind>_scalar.cpp of each folder. Those of an
+// The loops this process uses: the fastest form this machine runs, or the one that the environment variable
+// LOWCOMM_KERNELS names (scalar, avx2, avx512, neon). Read once. Throws ValueError for a name that is none, or that
+// this build or machine lacks: a benchmark that asked for one form must not measure another.
+const KernelTable& kernels();
+
+// Its name, for `info` and the benchmarks.
+const char* kernelsName();
+
+// The choice behind kernels(): `requested` null or empty means the fastest. Throws as kernels().
+const KernelTable& chooseKernels(const char* requested);
+
+// What a form's table is made of. The scalar loops, the reference, are in <kind>.cpp of each folder. Those of an
 // instruction set are in <kind>_vector.inl, and CMake makes a translation unit a kind of loop and instruction set of
 // them (isa/form.cpp.in), so that each compiles without the others. Forms that the build's target lacks are not
 // defined.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace lowcomm {
 
@@ -27,5 +28,30 @@ struct LowRankKernels {
   void (*subtract)(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns,
                    size_t rank);
 };
+
+// A column that keeps less than this share of its length when the earlier ones are taken out of it depends on them.
+inline constexpr double kDependent = 1e-6;
+
+// Orthonormalises `count` vectors of `length` elements, one after another in memory, in place: modified Gram-Schmidt in
+// fp64, by ascending number, each rounded to fp32 once at its end. The order of every sum is fixed (8 partial sums,
+// element i in number i mod 8, then s[l] += s[l + h] for h = 4, 2, 1), so equal input gives equal bits on every CPU. A
+// vector that is zero or depends on those before it (kDependent) becomes zero: a direction that adds nothing. Finite
+// input. Returns how many did. Allocates count·length doubles; called under FloatEnv.
+size_t orthonormalise(float* x, size_t count, size_t length);
+
+// The same, for a basis that must stay whole: a vector that would become zero is drawn anew first, from ±1 by `seed`
+// and its number, and stays zero only when that depends on the others too.
+size_t orthonormaliseWhole(float* x, size_t count, size_t length, uint64_t seed);
+
+// Squares of the singular values of P·Rᵀ, descending, for a P with orthonormal columns: the eigenvalues of R·Rᵀ, where
+// r is [rank, columns], row-major. The Gram matrix in fp64 by ascending column, Householder reflections to a
+// tridiagonal one, and implicit QR steps: every operation in a fixed order, so equal input gives equal bits on every
+// CPU. Rounding may leave a value that should be 0 below it: those are 0. Finite input; rank at least 1. Allocates
+// rank² doubles; rank²·(columns + 4/3·rank) operations; called under FloatEnv.
+void squaredSingularValues(double* out, const float* r, size_t rank, size_t columns);
+
+// The effective rank of a matrix with these squared singular values: the least r with Σ_{i≤r} σ² >= `energy`·Σ σ²;
+// 0 where all are 0 (DiLoCoX, arXiv 2506.21263, section 2.4.3).
+size_t effectiveRank(const double* squares, size_t count, double energy);
 
 }  // namespace lowcomm

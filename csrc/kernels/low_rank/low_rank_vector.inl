@@ -1,4 +1,4 @@
-// The loops of low_rank_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set. Blocks of rows and of
+// The loops of low_rank.cpp on the vectors of lanes.inl, compiled once an instruction set. Blocks of rows and of
 // columns only change what is kept in registers: every sum has the order that low_rank.h states.
 
 #include <cstddef>

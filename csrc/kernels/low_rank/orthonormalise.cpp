@@ -1,4 +1,4 @@
-#include "kernels/low_rank/orthonormalise.h"
+#include "kernels/low_rank/low_rank.h"
 
 #include <cmath>
 #include <vector>

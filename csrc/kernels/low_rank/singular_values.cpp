@@ -1,4 +1,4 @@
-#include "kernels/low_rank/singular_values.h"
+#include "kernels/low_rank/low_rank.h"
 
 #include <algorithm>
 #include <cmath>

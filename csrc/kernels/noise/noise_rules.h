@@ -3,10 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/half.h"
 #include "base/host_device.h"
 #include "kernels/philox.h"
-#include "kernels/rounded.h"
 
 namespace lowcomm {
 
@@ -18,14 +16,11 @@ inline constexpr uint64_t kRademacherBlock = 2048;  // elements of 16 calls, 128
 inline constexpr uint64_t kNoiseLanes = 16;
 inline constexpr size_t kNoiseGroup = 4;  // terms that are summed before they join the others
 
-// Always inlined and of internal linkage, as files for different instruction sets include this.
-#define LOWCOMM_NOISE LOWCOMM_HOST_DEVICE static inline __attribute__((always_inline))
-
 // Minimax polynomials, fitted for this format and rounded to fp32; V is a float or a vector of them.
 
 // P: -2·ln(1 + f) = f·P(f) for 1 + f in [sqrt(1/2), sqrt(2)].
 template <typename V>
-LOWCOMM_NOISE V logP(V f) {
+LOWCOMM_RULE V logP(V f) {
   return ((((f * 0x1.261c62p-2f + -0x1.c89baap-2f) * f + 0x1.04a5f8p-1f) * f + -0x1.544858p-1f) * f + 0x1.ffdbf6p-1f) *
              f +
          -0x1.0000bap+1f;
@@ -34,11 +29,11 @@ inline constexpr float kMinusTwoLn2 = -0x1.62e430p+0f;
 
 // S and C of x·x: -sin(pi·x) = x·S and cos(pi·x) = C for x in [-1/2, 1/2].
 template <typename V>
-LOWCOMM_NOISE V sineS(V square) {
+LOWCOMM_RULE V sineS(V square) {
   return ((square * 0x1.1bf946p-1f + -0x1.455cf2p+1f) * square + 0x1.4ab278p+2f) * square + -0x1.921f5cp+1f;
 }
 template <typename V>
-LOWCOMM_NOISE V cosineC(V square) {
+LOWCOMM_RULE V cosineC(V square) {
   return ((square * -0x1.38dd76p+0f + 0x1.02a468p+2f) * square + -0x1.3bc5a4p+2f) * square + 0x1.ffff20p-1f;
 }
 

@@ -1,4 +1,4 @@
-// The loops of noise_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set. Of an
+// The loops of noise.cpp on the vectors of lanes.inl, compiled once an instruction set. Of an
 // instruction set they need, besides what lanes.inl does,
 //   Floats squareRoot(Floats)                         correctly rounded
 //   SumTable sumTable(const float* sums)              of 16 floats, 64-byte aligned, the last 8 the first ones negated

@@ -1,4 +1,4 @@
-// The loops of select_scalar.cpp on the vectors of lanes.inl, compiled once an instruction set.
+// The loops of select.cpp on the vectors of lanes.inl, compiled once an instruction set.
 
 #include <cstddef>
 #include <cstdint>

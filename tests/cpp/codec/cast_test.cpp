@@ -5,8 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/float8.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "grid_cases.h"
 #include "kernels/cast/cast.h"
 #include "kernels/philox.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "grid_cases.h"
 
 namespace lowcomm {

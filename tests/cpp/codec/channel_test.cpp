@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/payload.h"
 #include "grid_cases.h"
 

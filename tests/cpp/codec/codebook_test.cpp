@@ -11,7 +11,7 @@
 #include <random>
 #include <sstream>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
 #include "kernels/codebook/gauss_levels.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/fused.h"
 #include "grid_cases.h"
 

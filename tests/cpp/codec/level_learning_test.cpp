@@ -1,4 +1,4 @@
-#include "codec/level_learning.h"
+#include "codec/level_table.h"
 
 #include <gtest/gtest.h>
 

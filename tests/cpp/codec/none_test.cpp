@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "codec/dispatch.h"
 #include "grid_cases.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "grid_cases.h"
 #include "kernels/finite.h"
 

@@ -5,9 +5,8 @@
 #include <cmath>
 #include <span>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/scalar_rules.h"
-#include "codec/scalar_tables.h"
 #include "grid_cases.h"
 
 namespace lowcomm {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/payload.h"
-#include "codec/places.h"
+#include "codec/topk.h"
 #include "grid_cases.h"
 #include "kernels/select/select.h"
 

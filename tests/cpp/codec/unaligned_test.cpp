@@ -5,7 +5,7 @@
 #include <cstring>
 #include <set>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
 

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 #include "collective/plan.h"
 #include "collective_cases.h"
 

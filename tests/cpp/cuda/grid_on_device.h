@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/level_table.h"
 #include "cuda/grid.h"
 #include "cuda/on_device.h"

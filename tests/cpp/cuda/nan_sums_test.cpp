@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "collective_cases.h"
 #include "cuda/on_device.h"
 #include "cuda/run_kernels.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"
 

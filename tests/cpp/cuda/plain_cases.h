@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/codec.h"
 #include "cuda/on_device.h"
 #include "cuda/plain_run.h"

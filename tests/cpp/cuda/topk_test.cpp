@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/payload.h"
-#include "codec/places.h"
+#include "codec/topk.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"
 

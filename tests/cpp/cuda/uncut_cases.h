@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "codec/payload.h"
 #include "cuda/on_device.h"
 #include "cuda/uncut.h"

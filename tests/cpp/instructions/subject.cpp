@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "codec/dispatch.h"
 #include "codec/grid.h"
+#include "kernels/isa/table.h"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {

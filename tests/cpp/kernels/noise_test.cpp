@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "base/float_env.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "grid_cases.h"
 #include "kernels/noise/noise_rules.h"
 #include "sha256.h"

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {

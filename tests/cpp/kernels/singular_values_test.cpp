@@ -1,4 +1,4 @@
-#include "kernels/low_rank/singular_values.h"
+#include "kernels/low_rank/low_rank.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/float_env.h"
-#include "kernels/low_rank/orthonormalise.h"
 
 namespace lowcomm {
 namespace {

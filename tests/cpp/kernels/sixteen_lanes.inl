@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "codec/dispatch.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 namespace {

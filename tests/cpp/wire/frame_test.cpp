@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
-#include "base/crc32c.h"
 #include "base/error.h"
+#include "base/hashes.h"
 #include "codec/codec.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"

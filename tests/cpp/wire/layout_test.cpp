@@ -5,7 +5,7 @@
 #include <random>
 
 #include "base/error.h"
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 namespace {

@@ -21,7 +21,7 @@ std::vector<std::byte> record(uint64_t iteration) {
   return writeReplayRecord({iteration, 0.5f, 0.25f, {{7, 3, a}, {uint64_t{1} << 63, 0, b}}});
 }
 
-// FORMAT.md, "Seed replay", by hand; the checksum is that of crc32c_test.cpp's function.
+// FORMAT.md, "Seed replay", by hand; the checksum is that of hashes_test.cpp's function.
 TEST(SeedReplayLog, MessageIsAsTheFormatSays) {
   const auto payload = bytes({0xaa, 0xbb});
   const auto message = writeReplayMessage({0x0102, 3, 2, payload});

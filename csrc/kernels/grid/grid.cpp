@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"

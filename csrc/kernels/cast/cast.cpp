@@ -3,8 +3,7 @@
 
 #include <cstring>
 
-#include "base/float8.h"
-#include "base/half.h"
+#include "base/narrow_float.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"
 

@@ -1,4 +1,4 @@
-#include "base/crc32c.h"
+#include "base/hashes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 #include <gtest/gtest.h>
 
