@@ -1,11 +1,16 @@
+#include <ATen/ops/empty.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/bound_codec.h"
-#include "bindings/errors.h"
 #include "codec/codec.h"
+#include "codec/level_table.h"
 
 namespace py = pybind11;
 
@@ -81,6 +86,62 @@ Raises:
     TypeError: The codec does not take the dtype.
     ValueError: numel is negative, or no whole number of rows of channels.)";
 
+const float* floats(const at::Tensor& x, const char* name) {
+  if (!x.device().is_cpu() || x.scalar_type() != at::kFloat || !x.is_contiguous()) {
+    throw TypeError(std::string(name) + ": expected a contiguous float32 CPU tensor, got " +
+                    c10::toString(x.scalar_type()) + " on " + x.device().str());
+  }
+  return x.const_data_ptr<float>();
+}
+
+LevelTable tableOf(const at::Tensor& values, uint32_t version) {
+  const float* first = floats(values, "levels");
+  return LevelTable({first, first + values.numel()}, version);
+}
+
+at::Tensor valuesOf(const LevelTable& table) {
+  at::Tensor values = at::empty({static_cast<int64_t>(table.values().size())}, at::kFloat);
+  std::copy(table.values().begin(), table.values().end(), values.mutable_data_ptr<float>());
+  return values;
+}
+
+// Tables of the levels codecs, and how they are learned.
+void bindLevels(py::module_& m) {
+  py::class_<LevelTable>(m, "LevelTable",
+                         "The 2^b values of a ``levels<b>`` codec, in 0...1 and increasing, and their version.")
+      .def(py::init([](const at::Tensor& values, uint32_t version) {
+             return asPythonErrors([&] { return tableOf(values, version); });
+           }),
+           py::arg("values"), py::arg("version") = 0)
+      .def_property_readonly("values", &valuesOf)
+      .def_property_readonly("version", &LevelTable::version)
+      .def("__repr__", [](const LevelTable& table) { return "LevelTable(" + table.str() + ")"; });
+  py::class_<LevelLearning>(m, "LevelLearning", "QSDP's Algorithm 2: see csrc/codec/level_table.h.")
+      .def(py::init([](const LevelTable& start, uint32_t bucket) {
+             return asPythonErrors([&] { return LevelLearning(start, bucket); });
+           }),
+           py::arg("start"), py::arg("bucket"))
+      .def(
+          "see",
+          [](LevelLearning& self, const at::Tensor& x) {
+            asPythonErrors([&] {
+              const float* first = floats(x, "x");
+              py::gil_scoped_release released;
+              self.see(first, static_cast<uint64_t>(x.numel()));
+            });
+          },
+          py::arg("x"))
+      .def_property_readonly("seen", &LevelLearning::seen)
+      .def("table", &LevelLearning::table, py::arg("version"));
+  m.def(
+      "even_levels", [](int bits) { return asPythonErrors([&] { return LevelTable::even(bits); }); }, py::arg("bits"));
+  m.def(
+      "mean_levels",
+      [](const std::vector<LevelTable>& tables, const std::vector<uint64_t>& seen, const LevelTable& otherwise,
+         uint32_t version) { return asPythonErrors([&] { return meanOf(tables, seen, otherwise, version); }); },
+      py::arg("tables"), py::arg("seen"), py::arg("otherwise"), py::arg("version"));
+}
+
 }  // namespace
 
 void bindCodec(py::module_& m) {
@@ -138,6 +199,7 @@ void bindCodec(py::module_& m) {
           "bucket", [](const BoundCodec& self) { return self.spec().axis == Axis::flat ? self.spec().bucket : 0; },
           "Elements that share a scale; 0 for codecs that are no grid, for ``bucket=tensor`` and ``axis=channel``.")
       .def("__repr__", [](const BoundCodec& self) { return "codec('" + self.spec().str() + "')"; });
+  bindLevels(m);
 }
 
 }  // namespace lowcomm

@@ -2,7 +2,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "bindings/errors.h"
 #include "optim/seed_replay.h"
 #include "tensor/errors.h"
 

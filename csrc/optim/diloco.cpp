@@ -18,7 +18,7 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// What ranks must have alike.
+// The options that must be equal on all ranks, as text.
 std::string textOf(const DiLoCoXOptions& o) {
   return c10::str("sync_every=", o.sync_every, " mode=", outerModeName(o.mode), " fragments=", o.fragments,
                   " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha, " sync_warmup=", o.sync_warmup,
@@ -241,7 +241,7 @@ void DiLoCoX::startCheck() {
   check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { lowcomm::agree(op, hello); });
 }
 
-// What is under way is dropped; what was trained since stays in the parameters, and counts from θ̄ again.
+// Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again.
 void DiLoCoX::giveUp() {
   for (FragmentSchedule& s : fragments_) {
     s.fragment.drop();

@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "engine/op_queue.h"
-#include "optim/adaptation.h"
 #include "optim/diloco_options.h"
 #include "optim/fragment.h"
 
 namespace lowcomm {
 
-// What the last outer step was.
+// A report on the last outer step.
 struct OuterReport {
   int64_t outer_steps = 0;    // sent so far, of all fragments
   int participating = 0;      // ranks that were averaged
@@ -90,7 +89,7 @@ class DiLoCoX {
   const DiLoCoXOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }
 
-  // What a checkpoint holds: tensors under the parameters' names, counters, and under "own.…" what is this rank's
+  // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
   // (and its inner optimizer and parameters) goes on with the same bits. With a cluster all ranks of all stages have
   // their state, or all throw: PeerRefused naming the rank that failed and why; what has come there stays.

@@ -1,4 +1,4 @@
-// What a checkpoint holds beside the fragments: counters and the schedule.
+// The checkpoint of an outer loop: its fragments, counters and schedule.
 #include <cmath>
 
 #include "base/error.h"
@@ -24,6 +24,22 @@ TensorMap DiLoCoX::counters() const {
     state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.fragment.phase())}, at::kLong);
     state[name + ".effective_rank"] = at::scalar_tensor(s.fragment.effectiveRank(), at::kDouble);
   }
+  return state;
+}
+
+TensorMap DiLoCoX::state() {
+  try {
+    for (FragmentSchedule& s : fragments_)
+      s.fragment.wait();
+  } catch (const std::exception& caught) {
+    giveUp();
+    agreeOnState(caught.what());
+    throw;
+  }
+  agreeOnState("");
+  TensorMap state = counters();
+  for (const FragmentSchedule& s : fragments_)
+    state.merge(s.fragment.state());
   return state;
 }
 
@@ -71,7 +87,7 @@ void DiLoCoX::load(const TensorMap& state) {
   adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
   steps_ = number("steps");
   applied_ = number("applied");
-  // What does not adapt is what the options say now.
+  // Rank and interval follow the options where they do not adapt.
   sync_every_ = options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;
   rank_ = options_.adapt_rank || options_.adapt_sync_every ? state.at("rank").item<double>()
                                                            : static_cast<double>(options_.rank);

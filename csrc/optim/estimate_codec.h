@@ -24,7 +24,7 @@ class EstimateCodec {
   // Bytes of `count` estimates.
   size_t bytes(size_t count) const { return (count * bits_ + 7) / 8; }
 
-  // What is not finite becomes what decodes to NaN or an infinity: nobody applies it.
+  // An estimate that is not finite decodes to NaN or an infinity, and no machine applies it.
   std::vector<std::byte> encode(std::span<const float> estimates) const;
 
   // Throws WireError: a payload of another length than bytes(count).

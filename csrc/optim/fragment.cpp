@@ -293,7 +293,7 @@ void Fragment::forget() {
 }
 
 void Fragment::restore() {
-  // What is under way is still applied, to a training that starts here.
+  // A message under way is still applied, to a training that starts here.
   pass([](const OuterSpan& s) {
     std::memcpy(s.parameter, s.outer, s.n * sizeof(float));
     if (s.mark) std::memcpy(s.mark, s.outer, s.n * sizeof(float));

@@ -79,18 +79,18 @@ class Fragment {
   // Calls with every parameter and θ̄, of the same shape, fp32 in host memory.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
-  // What another rank's fragment takes over: θ̄, momentum and factors, of the rank last set; idle. To be written in
-  // place, then share(): `behind` moves the parameters to the new θ̄.
+  // The tensors that another rank's fragment takes over: θ̄, momentum and factors, of the rank last set; idle. To be
+  // written in place, then share(): `behind` moves the parameters to the new θ̄.
   std::vector<at::Tensor> shared();
   void share(bool behind);
 
-  // What a checkpoint holds, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.
+  // The contents of a checkpoint, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.
   TensorMap state() const;
 
   // Throws ValueError naming the tensor that is missing or of another shape or dtype.
   void check(const TensorMap& state) const;
 
-  // What check() has let pass; idle.
+  // Takes a state that check() has accepted; idle.
   void load(const TensorMap& state, Phase phase, double effective_rank);
 
  private:

@@ -1,4 +1,4 @@
-// What of a fragment another rank takes over, and what a checkpoint holds.
+// The parts of a fragment that another rank takes over, and those that a checkpoint holds.
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

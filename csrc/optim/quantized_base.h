@@ -17,7 +17,7 @@ class QuantizedBase {
   // `kind`: "int8" or "nf4". Rounds to the nearest level.
   QuantizedBase(const at::Tensor& weight, const std::string& kind);
 
-  // What the codes stand for, fp32, in the weight's shape and on its device.
+  // The decoded weight, fp32, in the weight's shape and on its device.
   at::Tensor values() const;
 
   // CRC-32C of codes and scales, after `before`.

@@ -12,7 +12,7 @@
 
 namespace lowcomm {
 
-// What every machine of a run sets alike.
+// Options that are equal on every machine of a run.
 struct SeedReplayOptions {
   Noise noise = Noise::rademacher;
   std::string codec = "logbyte";  // of estimates (EstimateCodec)
@@ -29,7 +29,7 @@ struct SeedReplayOptions {
 //
 //   w <- w - lr / sqrt(k) · sum of decoded(estimate)·z(seed(run, machine, iteration, sample)),
 //
-// in the order of machines and samples, with the sum in fp32 (kernels/noise/noise.h). What machines apply is a record;
+// in the order of machines and samples, with the sum in fp32 (kernels/noise/noise.h). Machines apply records;
 // records one behind another are the log, from which a machine with the first weights gets to the present ones.
 //
 // No threads of its own and no locks: one caller at a time. Whatever throws has changed nothing.
@@ -40,12 +40,13 @@ class SeedReplay {
 
   // The iteration that comes next, counted from 0.
   uint64_t iteration() const { return iteration_; }
-  // After its weights were set to those before iteration `iteration`, by whoever restores a snapshot. Drops the log.
+  // After its weights were set to those before iteration `iteration`, by a caller that restores a snapshot. Drops the
+  // log.
   void setIteration(uint64_t iteration);
 
   const SeedReplayOptions& options() const { return options_; }
 
-  // What weights and records belong to, as text: version of this format, options, names, shapes and types.
+  // The run that weights and records belong to, as text: version of this format, options, names, shapes and types.
   std::string description() const;
   // All that machines must have alike: that, and what the caller adds.
   std::string agreement() const;
@@ -73,7 +74,8 @@ class SeedReplay {
   // where one is spoilt or of another iteration, before anything is changed.
   uint64_t apply(std::span<const std::byte> records);
 
-  // What was applied since construction or setIteration(), or from the iteration on that forgetLog() was told last.
+  // The records that were applied since construction or setIteration(), or from the iteration on that forgetLog() was
+  // told last.
   const std::vector<std::byte>& log() const { return log_; }
   // The records in it of iterations from `first` on.
   std::span<const std::byte> logFrom(uint64_t first) const;

@@ -22,7 +22,7 @@ constexpr int64_t kBlock = 4096;
 // Updates whose terms are listed at a time: as many as stay in the second-level cache.
 constexpr size_t kUpdatesAtATime = 256;
 
-// Not inlined: whoever calls it holds the floating point environment, which the compiler does not know of.
+// Not inlined: the caller holds the floating point environment, which the compiler does not know of.
 __attribute__((noinline)) void scale(float* x, size_t n, float by) {
   for (size_t i = 0; i < n; ++i)
     x[i] *= by;
