@@ -27,7 +27,7 @@ std::string text(uint64_t value) {
   return std::to_string(value);
 }
 
-// What every header keeps whatever the op; the writer's mistake and the reader's refusal are the same list.
+// The rules of every header, whatever the op: one list for the writer's mistakes and the reader's refusals.
 template <typename Error>
 void checkFields(const FrameHeader& h) {
   if (h.version != kWireVersion) fail<Error>("version", text(kWireVersion), text(h.version));
