@@ -6,9 +6,8 @@
 
 #include "codec/codec.h"
 #include "codec/level_table.h"
-#include "cuda/cast.h"
 #include "cuda/grid.h"
-#include "cuda/scalar.h"
+#include "cuda/plain.h"
 #include "elements.h"
 #include "rows.h"
 

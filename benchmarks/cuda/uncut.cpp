@@ -7,7 +7,6 @@
 
 #include "codec/codec.h"
 #include "codec/topk.h"
-#include "cuda/topk.h"
 #include "elements.h"
 #include "rows.h"
 

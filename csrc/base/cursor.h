@@ -9,8 +9,8 @@
 
 namespace lowcomm {
 
-// Reads little-endian numbers from a peer's bytes, never past their end. What it reads has no meaning yet: whoever asks
-// checks the value.
+// Reads little-endian numbers from a peer's bytes, never past their end. It checks no value: that is the
+// caller's part.
 class Cursor {
  public:
   // `what` names the thing parsed in errors and outlives the cursor.

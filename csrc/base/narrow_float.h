@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "base/host_device.h"
 
 namespace lowcomm {
@@ -73,6 +74,25 @@ LOWCOMM_HOST_DEVICE inline uint8_t floatToFloat8(float x) {
     return static_cast<uint8_t>(sign | (floatBits(floatOf(magnitude) + 0x1p14f) - floatBits(0x1p14f)));
   }
   return static_cast<uint8_t>(sign | ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u) - (120u << 23)) >> 20));
+}
+
+// Whether elements are of a type that codecs encode: float32, float16 or bfloat16.
+constexpr bool isCoded(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16;
+}
+
+// Element i of x, of such a type, as a float; and a float as that element, rounded.
+inline float elementAt(const void* x, DType dtype, uint64_t i) {
+  if (dtype == DType::float32) return static_cast<const float*>(x)[i];
+  const uint16_t half = static_cast<const uint16_t*>(x)[i];
+  return dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
+}
+inline void setElement(void* x, DType dtype, uint64_t i, float value) {
+  if (dtype == DType::float32) {
+    static_cast<float*>(x)[i] = value;
+  } else {
+    static_cast<uint16_t*>(x)[i] = dtype == DType::float16 ? floatToFloat16(value) : floatToBfloat16(value);
+  }
 }
 
 }  // namespace lowcomm

@@ -12,7 +12,6 @@
 #include "codec/float_codec.h"
 #include "codec/nonfinite.h"
 #include "codec/payload.h"
-#include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
 
 namespace lowcomm {

@@ -17,7 +17,7 @@ namespace lowcomm {
 class LevelTable;
 struct KernelTable;
 
-// What a stochastic codec's random numbers are a function of, beside the element's index: nothing else enters.
+// The key of a stochastic codec's random numbers: they are a function of it and of the element's index alone.
 // stream = phase·2^30 + rank·2^16 + slot mod 2^16; what a slot has above 2^16 goes into the seed (FORMAT.md,
 // "Randomness").
 struct Draws {
@@ -104,7 +104,7 @@ class Codec {
   virtual void decodeAdd(float* acc, DType dtype, std::span<const std::byte> src, uint64_t first,
                          uint64_t count) const = 0;
 
-  // What becomes of elements that stay with their owner and are not encoded, so that they too obey the codec's
+  // For elements that stay with their owner and are not encoded, so that they too obey the codec's
   // nonfinite=. expectTaken throws the NonFiniteError that encode would, `of` ending its message; repair puts in place
   // what nonfinite=saturate sends, where needsRepair. Nothing with codecs and policies that take every element.
   virtual void expectTaken(const void*, DType, uint64_t /*first*/, uint64_t /*count*/,
@@ -116,7 +116,7 @@ class Codec {
   // and decode. Throws ValueError where the codec takes none, or one of another number of levels.
   virtual std::shared_ptr<const Codec> with(const LevelTable& table) const;
 
-  // What the state_version of this codec's frames is: its table's version, 0 without one. A receiver whose version
+  // The state_version of this codec's frames: its table's version, 0 without a table. A receiver whose version
   // differs refuses the frame by that field.
   virtual uint32_t stateVersion() const { return 0; }
 

@@ -35,8 +35,8 @@ enum class Rounding : uint8_t { nearest = 0, stochastic = 1, dithered = 2 };
 enum class Meta : uint8_t { fp32 = 0, bf16 = 1 };
 inline constexpr uint8_t kBf16Flag = 1 << 2;  // of a frame
 
-// What a grid around 0 follows: a bucket's largest magnitude, or twice its root mean square, beyond which values are
-// cut off.
+// The range that a grid around 0 follows: a bucket's largest magnitude, or twice its root mean square, beyond which
+// values are cut off.
 enum class Range : uint8_t { absmax = 0, l2 = 1 };
 inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
 
@@ -49,7 +49,7 @@ enum class Rotation : uint8_t { never, option, always };
 inline constexpr uint8_t kRotatedFlag = 1 << 5;  // of a frame
 inline constexpr uint32_t kLeastRotatedBucket = 512;
 
-// What sets one grid codec apart from another: the only list of them. Parser, names, frame checks and kernels' forms
+// The properties in which grid codecs differ: the only list of them. Parser, names, frame checks and kernels' forms
 // follow it.
 struct GridFamily {
   CodecId id;

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/narrow_float.h"
 #include "codec/codec.h"
-#include "codec/element.h"
 #include "codec/spec.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"
 
 namespace lowcomm {
 
-// What all codecs of float32, float16 and bfloat16 elements share: the checks of a call and of a payload in their
-// order, and what happens to elements that the codec does not take (`nonfinite=`). A derived class adds the layout of
-// its payload and its loops.
+// The part that all codecs of float32, float16 and bfloat16 elements share: the checks of a call and of a payload in
+// their order, and what happens to elements that the codec does not take (`nonfinite=`). A derived class adds the
+// layout of its payload and its loops.
 class FloatCodec : public Codec {
  public:
   bool supports(DType dtype) const final { return isCoded(dtype); }

@@ -9,10 +9,8 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/narrow_float.h"
-#include "codec/element.h"
 #include "codec/payload.h"
 #include "codec/pieces.h"
-#include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"
 

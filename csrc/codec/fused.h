@@ -74,7 +74,7 @@ class FusedCodec {
   void encodeFeedback(std::span<std::byte> dst, Elements g, State e, uint64_t first, uint64_t count,
                       const Draws& draws);
 
-  // What the owner of a slice makes of all ranks' contributions: their sum in fp32 in the order given, which is that of
+  // The owner of a slice sums all ranks' contributions: their sum in fp32 in the order given, which is that of
   // the ranks, divided once by average_over where that is not 0; dst = encode(sum); out = decode(dst) in `dtype`, the
   // bits that whoever decodes dst has. Out may be an own contribution of that type. Throws ValueError
   // without contributions, WireError for a payload that is none; dst and out are then unspecified. `lost`, unless null,

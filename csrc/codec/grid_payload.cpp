@@ -6,7 +6,7 @@
 #include "base/narrow_float.h"
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm {
 namespace {

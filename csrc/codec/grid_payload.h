@@ -11,7 +11,7 @@
 
 namespace lowcomm {
 
-// What all forms of a grid codec share, whichever way its buckets lie.
+// The parts of a grid payload that do not depend on how its buckets lie.
 
 // How the loops encode a family, and what else they must know of a codec (which misfit() has nothing against): its
 // constants; its bucket is spec.bucket.
@@ -30,7 +30,7 @@ struct GridScales {
 
   size_t bytes(uint64_t buckets) const { return numbers * number_bytes * buckets; }
 
-  // What poison sends: NaN for the base, or the step where none is sent; 0 for a step beside it.
+  // The numbers of a poisoned bucket: NaN for the base, or for the step where no base is sent; else 0 for the step.
   void poison(std::byte* scales, uint64_t bucket) const;
   bool isPoison(const std::byte* scales, uint64_t bucket) const;
 

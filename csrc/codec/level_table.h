@@ -75,9 +75,9 @@ class LevelLearning {
   uint64_t seen_ = 0;
 };
 
-// What ranks that learned from different shards agree on: the mean of their levels, each weighted by the elements it
-// was learned from, summed in the order given; `otherwise` where none has learned or two means round to one. Throws
-// ValueError where tables differ in size or their number is not that of the weights.
+// The table that ranks agree on after they learned from different shards: the mean of their levels, each weighted by
+// the elements it was learned from, summed in the order given; `otherwise` where none has learned or two means round to
+// one. Throws ValueError where tables differ in size or their number is not that of the weights.
 LevelTable meanOf(std::span<const LevelTable> tables, std::span<const uint64_t> seen, const LevelTable& otherwise,
                   uint32_t version);
 

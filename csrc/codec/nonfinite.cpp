@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "codec/element.h"
+#include "base/narrow_float.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
 

@@ -11,7 +11,7 @@
 
 namespace lowcomm {
 
-// What becomes of elements that a codec does not take: those that are NaN, infinite, or of magnitude finiteLimit and
+// The treatment of elements that a codec does not take: those that are NaN, infinite, or of magnitude finiteLimit and
 // more. x: `count` elements of float32, float16 or bfloat16.
 
 // nonfinite=error: throws NonFiniteError for the first of them, counted from `first`. `of` ends the message.

@@ -10,7 +10,7 @@
 
 namespace lowcomm {
 
-// What bits and bucket of a grid codec may be, wherever they come from: a user, a caller, a peer's frame.
+// Bits and buckets that a grid codec may have, whether a user, a caller or a peer's frame gives them.
 constexpr bool isGridBits(const GridFamily& family, uint8_t bits) {
   return bits >= family.least_bits && bits <= family.most_bits;
 }
@@ -42,7 +42,7 @@ constexpr bool isGridChannels(uint32_t channels) {
   return channels >= 1 && channels <= 65536;
 }
 
-// What the numbers among a codec's options may be; a text is parsed, and a spec made without one checked, by them.
+// Numbers that a codec's options may have: the parser and misfit() use these functions.
 
 // A grid of any bits with such a step stays within what fp32 can add up, and its inverse is not infinite.
 inline constexpr const char* kDeltas = "a step of 1e-30...1e30";
@@ -65,7 +65,7 @@ inline bool isValueFamily(const GridFamily* family) {
   return family != nullptr && !family->book;
 }
 
-// What an encoder does with NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
+// The three ways to treat NaN, infinities and magnitudes of 2^126 and more: refuse its data, put what it can send in
 // their place, or send a bucket that decodes to NaN. FORMAT.md, "What every grid codec refuses".
 enum class Nonfinite : uint8_t { error = 0, saturate = 1, poison = 2 };
 

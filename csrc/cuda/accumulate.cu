@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "codec/element.h"
+#include "base/narrow_float.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
@@ -35,58 +35,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned blocksFor(uint64_t count, int device, const char* doing) {
-  return gridOf((count + kThreads - 1) / kThreads, device, doing);
-}
-
-template <class T>
-void accumulateAs(const Place& place, float* acc, const void* x, uint64_t count, bool starts) {
-  constexpr const char* kDoing = "accumulate";
-  const DeviceScope scope(place.device, kDoing);
-  launch(place, kDoing, accumulateByThread<T>, blocksFor(count, place.device, kDoing), kThreads, acc,
-         static_cast<const T*>(x), count, starts);
-}
-
-template <class T>
-void finishAs(const Place& place, void* out, const float* acc, uint64_t count, uint32_t average_over) {
-  constexpr const char* kDoing = "finish sum";
-  const DeviceScope scope(place.device, kDoing);
-  launch(place, kDoing, finishByThread<T>, blocksFor(count, place.device, kDoing), kThreads, static_cast<T*>(out), acc,
-         count, average_over);
-}
-
-void expectCoded(const char* doing, DType dtype) {
-  if (isCoded(dtype)) return;
-  throw TypeError(std::string(doing) + ": elements: expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+// Throws TypeError. Calls f() on the device, where there are elements.
+template <class F>
+void onElements(const Place& place, const char* doing, DType dtype, uint64_t count, F&& f) {
+  if (!isCoded(dtype)) {
+    throw TypeError(std::string(doing) + ": elements: expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+  }
+  if (count == 0) return;
+  const DeviceScope scope(place.device, doing);
+  f(gridOf((count + kThreads - 1) / kThreads, place.device, doing));
 }
 
 }  // namespace
 
-// Elements may be NaN here, under nonfinite=poison and in exact parts: float16 by the form that keeps it.
 void accumulate(const Place& place, float* acc, const void* x, DType dtype, uint64_t count, bool starts) {
-  expectCoded("accumulate", dtype);
-  if (count == 0) return;
-  switch (dtype) {
-    case DType::float16:
-      return accumulateAs<AnyFloat16>(place, acc, x, count, starts);
-    case DType::bfloat16:
-      return accumulateAs<Bfloat16>(place, acc, x, count, starts);
-    default:
-      return accumulateAs<float>(place, acc, x, count, starts);
-  }
+  constexpr const char* kDoing = "accumulate";
+  onElements(place, kDoing, dtype, count, [&](unsigned blocks) {
+    const auto enqueue = [&](const auto* x, auto kernel) {
+      launch(place, kDoing, kernel, blocks, kThreads, acc, x, count, starts);
+    };
+    // Elements may be NaN here, under nonfinite=poison and in exact parts: float16 by the form that keeps it.
+    if (dtype == DType::float16) return enqueue(static_cast<const AnyFloat16*>(x), accumulateByThread<AnyFloat16>);
+    if (dtype == DType::bfloat16) return enqueue(static_cast<const Bfloat16*>(x), accumulateByThread<Bfloat16>);
+    enqueue(static_cast<const float*>(x), accumulateByThread<float>);
+  });
 }
 
 void finishSum(const Place& place, void* out, const float* acc, DType dtype, uint64_t count, uint32_t average_over) {
-  expectCoded("finish sum", dtype);
-  if (count == 0) return;
-  switch (dtype) {
-    case DType::float16:
-      return finishAs<Float16>(place, out, acc, count, average_over);
-    case DType::bfloat16:
-      return finishAs<Bfloat16>(place, out, acc, count, average_over);
-    default:
-      return finishAs<float>(place, out, acc, count, average_over);
-  }
+  constexpr const char* kDoing = "finish sum";
+  onElements(place, kDoing, dtype, count, [&](unsigned blocks) {
+    withElements(dtype, out, [&]<class T>(T* out) {
+      launch(place, kDoing, finishByThread<T>, blocks, kThreads, out, acc, count, average_over);
+    });
+  });
 }
 
 bool runsOn(int device) {

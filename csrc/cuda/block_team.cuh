@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/grid_encode_args.cuh"
+#include "cuda/grid_args.cuh"
 #include "cuda/repair.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"
@@ -24,6 +24,18 @@ __device__ inline void shareInBlock(const V& mine, F&& take, const Seat& seat) {
   for (uint32_t w = 0; w < blockDim.x / kWarp; ++w)
     take(of_warp[w]);
   __syncthreads();  // the next one's writes come after everybody has read this one's
+}
+
+// The sum of the partial sums that the first 64 threads of a thread block have, in the order of FORMAT.md, "Sums". For
+// all threads; a caller has a barrier between two calls.
+__device__ inline float sumInBlock(float partial, const Seat& seat) {
+  __shared__ float partials[64];
+  if (threadIdx.x < 64) partials[threadIdx.x] = partial;
+  __syncthreads();
+  float sum = partials[seat.thread] + partials[seat.thread + 32];
+  for (uint32_t half = 16; half > 0; half /= 2)
+    sum += __shfl_xor_sync(kWholeWarp, sum, half);
+  return sum;
 }
 
 // A thread block that works on one bucket of more than 1024 elements, its warps on its blocks by turns: each pass but
@@ -72,7 +84,6 @@ class BlockTeam {
   template <class F>
   __device__ float sum(F&& term) {
     __shared__ float4 all[kMostWarps * kBlock / 4];
-    __shared__ float partials[64];
     float* terms = reinterpret_cast<float*>(all);
     float partial = 0;
     for (uint64_t start = first_; start < end_; start += warps() * kBlock) {
@@ -96,12 +107,7 @@ class BlockTeam {
       }
       __syncthreads();
     }
-    if (threadIdx.x < 64) partials[threadIdx.x] = partial;
-    __syncthreads();
-    float sum = partials[seat_.thread] + partials[seat_.thread + 32];
-    for (uint32_t half = 16; half > 0; half /= 2)
-      sum += __shfl_xor_sync(kWholeWarp, sum, half);
-    return sum;  // who writes partials again has met everybody at a barrier before
+    return sumInBlock(partial, seat_);
   }
 
  private:

@@ -1,4 +1,4 @@
-#include "cuda/cast.h"
+#include "cuda/plain.h"
 
 #include <cuda_runtime.h>
 
@@ -10,7 +10,6 @@
 #include "codec/payload.h"
 #include "cuda/launch.cuh"
 #include "cuda/line.cuh"
-#include "cuda/plain_run.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/cast/cast_rules.h"
 
@@ -30,8 +29,8 @@ __device__ inline uint32_t hereOf(uint64_t start, uint64_t count) {
   return count <= start ? 0 : count - start < kBlock ? static_cast<uint32_t>(count - start) : kBlock;
 }
 
-// What the policy sends in the place of a NaN or an infinity; NaNs are marked where it is poison. Returns false where
-// there is one and the policy is to refuse it. A type's infinity becomes its largest finite number.
+// Puts the number that the policy sends in the place of a NaN or an infinity; NaNs are marked where it is poison.
+// Returns false where there is one and the policy is to refuse it. A type's infinity becomes its largest finite number.
 template <class T>
 __device__ inline bool mendCast(float& x, uint32_t c, Nonfinite how, uint32_t& nans) {
   if (!isSpecial(x)) return true;
@@ -157,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) uncastByWarp(CastArgs args, T* y, co
 
 CastArgs castArgs(const char* doing, const PlainRun& run, const void* payload, uint64_t block, const PhiloxKey& key,
                   uint32_t* refused) {
-  checkPlainRun(doing, run, isCast(run.codec.id), "fp16, bf16 or fp8e4m3", payload);
+  checkRun(doing, run.codec, isCast(run.codec.id), "fp16, bf16 or fp8e4m3", run.dtype, payload);
   const size_t item = run.codec.id == CodecId::fp8e4m3 ? 1 : 2;
   return {run.count, up64(run.count * item) / item, block, key, run.codec.nonfinite, refused};
 }
@@ -165,9 +164,7 @@ CastArgs castArgs(const char* doing, const PlainRun& run, const void* payload, u
 template <class Kernel, class To, class From>
 void launchCast(const Place& place, const char* doing, Kernel* kernel, const CastArgs& args, To* to, const From* from) {
   const DeviceScope scope(place.device, doing);
-  constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
-  launch(place, doing, kernel, gridOf((args.count + kShare - 1) / kShare, place.device, doing), kThreads, args, to,
-         from);
+  launchByWarps(place, doing, kernel, args.count, args, to, from);
 }
 
 template <class T>
@@ -206,28 +203,14 @@ void encodeCast(const Place& place, const PlainRun& run, void* payload, const vo
                 const PhiloxKey& key, uint32_t* refused) {
   const CastArgs args = castArgs("encode cast", run, payload, block, key, refused);
   if (run.count == 0) return;
-  switch (run.dtype) {
-    case DType::float16:
-      return encodeFrom(place, args, run.codec, payload, static_cast<const Float16*>(x));
-    case DType::bfloat16:
-      return encodeFrom(place, args, run.codec, payload, static_cast<const Bfloat16*>(x));
-    default:
-      return encodeFrom(place, args, run.codec, payload, static_cast<const float*>(x));
-  }
+  withElements(run.dtype, x, [&](const auto* x) { encodeFrom(place, args, run.codec, payload, x); });
 }
 
 void decodeCast(const Place& place, const PlainRun& run, void* y, const void* payload, uint32_t* refused) {
   constexpr const char* kWhat = "decode cast";
   const CastArgs args = castArgs(kWhat, run, payload, 0, {}, refused);
   if (run.count == 0) return;
-  switch (run.dtype) {
-    case DType::float16:
-      return decodeTo<false>(place, kWhat, args, run.codec.id, static_cast<Float16*>(y), payload);
-    case DType::bfloat16:
-      return decodeTo<false>(place, kWhat, args, run.codec.id, static_cast<Bfloat16*>(y), payload);
-    default:
-      return decodeTo<false>(place, kWhat, args, run.codec.id, static_cast<float*>(y), payload);
-  }
+  withElements(run.dtype, y, [&](auto* y) { decodeTo<false>(place, kWhat, args, run.codec.id, y, payload); });
 }
 
 void decodeAddCast(const Place& place, const PlainRun& run, float* acc, const void* payload, uint32_t* refused) {

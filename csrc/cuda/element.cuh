@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
 #include "base/narrow_float.h"
 #include "kernels/finite.h"
 
@@ -81,6 +82,20 @@ __device__ inline uint32_t pairOf(Float16, float low, float high) {
 #else
   return floatToFloat16(low) | uint32_t{floatToFloat16(high)} << 16;
 #endif
+}
+
+// On the host: f(x as a pointer to elements of that type), one of those that codecs encode.
+template <class F>
+void withElements(DType dtype, const void* x, F&& f) {
+  if (dtype == DType::float16) return f(static_cast<const Float16*>(x));
+  if (dtype == DType::bfloat16) return f(static_cast<const Bfloat16*>(x));
+  f(static_cast<const float*>(x));
+}
+template <class F>
+void withElements(DType dtype, void* x, F&& f) {
+  if (dtype == DType::float16) return f(static_cast<Float16*>(x));
+  if (dtype == DType::bfloat16) return f(static_cast<Bfloat16*>(x));
+  f(static_cast<float*>(x));
 }
 
 // Four neighbouring elements, loaded by one instruction.

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,7 +10,6 @@
 #include "cuda/grid_args.cuh"
 #include "cuda/grid_check.cuh"
 #include "cuda/grid_encode.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_form.h"
@@ -99,19 +97,8 @@ __global__ void __launch_bounds__(kMostFusedWarps* kWarp, 2) fusedByBlock(const 
 // Enqueues a fused operation on a run that has elements.
 template <GridRule kRule, class Op>
 void fusedAs(const Place& place, const char* doing, const FusedArgs<Op>& args) {
-  const uint64_t count = args.grid.count;
-  const uint32_t bucket = args.grid.form.bucket;
-  const DeviceScope scope(place.device, doing);
-  if (bucket > 2 * kBlock) {
-    const uint64_t buckets = (count + bucket - 1) / bucket;
-    const uint32_t warps = std::min(bucket / kBlock, kMostFusedWarps);
-    launch(place, doing, fusedByBlock<kRule, Op>, gridOf(buckets, place.device, doing), warps * kWarp, args);
-    return;
-  }
-  const uint32_t tiles = bucket > kBlock ? 2 : 1;
-  const uint64_t share = uint64_t{kWarps} * tiles * kBlock;
-  const unsigned blocks = gridOf((count + share - 1) / share, place.device, doing);
-  launch(place, doing, tiles == 2 ? fusedByWarp<kRule, 2, Op> : fusedByWarp<kRule, 1, Op>, blocks, kThreads, args);
+  launchByBuckets(place, doing, args.grid, fusedByWarp<kRule, 1, Op>, fusedByWarp<kRule, 2, Op>,
+                  fusedByBlock<kRule, Op>, kMostFusedWarps, args);
 }
 
 }  // namespace

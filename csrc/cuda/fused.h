@@ -18,11 +18,11 @@ namespace lowcomm::cuda {
 //
 // Executed by the tests' simulator only so far.
 
-// What one side keeps from call to call: float32, float16 or bfloat16, aligned to its type.
+// The state that one side keeps from call to call: float32, float16 or bfloat16, aligned to its type.
 //
 // `after` is `before`, or apart from all else. On a device no call can be taken back: buckets are written while others
-// are still to be looked at. So a bucket that is refused is not written to `after`, and others are. Who needs the state
-// as it was when `refused` is 1 gives an `after` of its own and exchanges the two once the word is known to be 0.
+// are still to be looked at. So a bucket that is refused is not written to `after`, and others are. A caller that
+// needs the state as it was when `refused` is 1 gives another `after` and exchanges the two once the word is 0.
 struct FusedState {
   const void* before = nullptr;
   void* after = nullptr;

@@ -4,21 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
-#include "base/error.h"
-#include "codec/element.h"
 #include "cuda/fused.cuh"
-#include "cuda/fused.h"
+#include "cuda/fused_args.cuh"
 #include "cuda/fused_elements.cuh"
-#include "cuda/fused_grid.cuh"
 
-// encodeDelta and encodeFeedback: elements are encoded less, or with, a state of one's own. A file each instantiates
-// them (fused_<op>.cu), so that they compile beside each other.
+// encodeDelta and encodeFeedback: the elements less a state, or added to it, are encoded.
 
 namespace lowcomm::cuda {
-
-enum class Change : uint8_t { delta, feedback };
 
 // The elements from number `at` on: x - state or x + state.
 template <Change kChange>
@@ -79,15 +72,11 @@ struct ChangeOp {
   }
 };
 
+}  // namespace
+
 template <Change kChange>
-void encodeChange(const Place& place, const char* doing, const GridRun& run, void* payload, const void* x,
-                  const FusedState& state, uint64_t block, const PhiloxKey& key, uint32_t* refused) {
-  const GridArgs<std::byte> grid = fusedGrid(doing, run, payload, refused);
-  if (!isCoded(state.dtype)) {
-    throw TypeError(std::string(doing) + ": state: expected float32, float16 or bfloat16, got " +
-                    dtypeName(state.dtype));
-  }
-  if (run.count == 0) return;
+void encodeChange(const Place& place, const char* doing, const GridArgs<std::byte>& grid, const GridRun& run,
+                  const void* x, const FusedState& state, uint64_t block, const PhiloxKey& key) {
   const ChangeOp<kChange> op{{x, run.dtype}, {state.before, state.dtype}, {state.after, state.dtype}};
   const FusedArgs<ChangeOp<kChange>> args{grid, op, block, key};
   switch (gridRule(*gridFamily(run.codec.id))) {
@@ -104,6 +93,10 @@ void encodeChange(const Place& place, const char* doing, const GridRun& run, voi
   }
 }
 
-}  // namespace
-
 }  // namespace lowcomm::cuda
+
+#define LOWCOMM_FUSED_CHANGE(change)                                                                                \
+  namespace lowcomm::cuda {                                                                                         \
+  template void encodeChange<Change::change>(const Place&, const char*, const GridArgs<std::byte>&, const GridRun&, \
+                                             const void*, const FusedState&, uint64_t, const PhiloxKey&);           \
+  }

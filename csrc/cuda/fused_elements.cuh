@@ -8,7 +8,6 @@
 #include "base/dtype.h"
 #include "cuda/element.cuh"
 #include "cuda/tile.cuh"
-#include "kernels/cast/cast.h"
 #include "kernels/cast/cast_rules.h"
 
 namespace lowcomm::cuda {

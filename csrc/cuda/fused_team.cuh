@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "cuda/block_team.cuh"
-#include "cuda/grid_encode_args.cuh"
+#include "cuda/grid_args.cuh"
 #include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 
@@ -83,7 +83,6 @@ class FusedTeam {
   // whose numbers are their own modulo 64. These lie in one row and one lane of all groups of all tiles.
   template <class F>
   __device__ float sum(F&& term) {
-    __shared__ float partials[64];
     float partial = 0;
     for (uint32_t round = 0; round * roundSize() < size_; ++round) {
       const uint32_t start = round * roundSize();
@@ -100,12 +99,7 @@ class FusedTeam {
       }
       __syncthreads();  // a slot's next tile is made after all have read this one
     }
-    if (threadIdx.x < 64) partials[threadIdx.x] = partial;
-    __syncthreads();
-    float sum = partials[seat_.thread] + partials[seat_.thread + 32];
-    for (uint32_t half = 16; half > 0; half /= 2)
-      sum += __shfl_xor_sync(kWholeWarp, sum, half);
-    return sum;  // who writes partials again has met everybody at a barrier before
+    return sumInBlock(partial, seat_);
   }
 
  private:

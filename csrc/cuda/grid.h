@@ -30,7 +30,7 @@ struct GridRun {
   const LevelTable* levels = nullptr;
 };
 
-// What all three have in common.
+// All three calls have this in common.
 //
 // Pointers are to memory that `place.device` can reach, and stay the caller's: valid until the stream has passed the
 // call. `payload` is the whole payload of the run, GridCodec::encodedBytes(count, dtype) bytes, aligned to 16. Elements

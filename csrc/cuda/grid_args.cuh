@@ -8,14 +8,16 @@
 #include <string>
 
 #include "base/error.h"
-#include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/payload.h"
 #include "codec/spec.h"
+#include "cuda/codebook.cuh"
 #include "cuda/grid.h"
+#include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/grid/grid_form.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
+#include "kernels/philox.h"
 
 namespace lowcomm::cuda {
 
@@ -44,20 +46,15 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
   };
   const CodecSpec& codec = run.codec;
   const GridFamily* family = gridFamily(codec.id);
-  if (family == nullptr) throw ValueError(fail("codec", "a grid codec", codec.str()));
-  if (codec.axis != Axis::flat) throw ValueError(fail("axis", "none", "channel"));
-  if (codec.bucket == kTensorBucket) throw ValueError(fail("bucket", gridBuckets(isRotated(codec)), "tensor"));
-  if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
+  if (family != nullptr && codec.axis != Axis::flat) throw ValueError(fail("axis", "none", "channel"));
+  if (family != nullptr && codec.bucket == kTensorBucket) {
+    throw ValueError(fail("bucket", gridBuckets(isRotated(codec)), "tensor"));
+  }
+  checkRun(doing, codec, family != nullptr, "a grid codec", run.dtype, payload);
   const size_t levels = needsTable(codec) ? size_t{1} << codec.bits : 0;
   if (const size_t got = run.levels ? run.levels->values().size() : 0; got != levels) {
     const auto values = [](size_t count) { return count ? std::to_string(count) + " values" : std::string("none"); };
     throw ValueError(fail("level table", values(levels), values(got)));
-  }
-  if (!isCoded(run.dtype)) {
-    throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
-  }
-  if (const auto at = reinterpret_cast<uintptr_t>(payload); at % 16 != 0) {
-    throw ValueError(fail("payload", "an address that is a multiple of 16", std::to_string(at % 16) + " more"));
   }
   const size_t scales = family->centred ? 1 : 2, scale_bytes = codec.meta == Meta::bf16 ? 2 : 4;
   const size_t meta = scales * scale_bytes * ((run.count + codec.bucket - 1) / codec.bucket), words = up64(meta);
@@ -81,6 +78,15 @@ GridArgs<Byte> gridArgs(const char* doing, const GridRun& run, Byte* payload, ui
           codec.id == CodecId::tern,
           refused};
 }
+
+// A run that is encoded.
+template <class T>
+struct EncodeArgs {
+  GridArgs<std::byte> grid;
+  const T* x;
+  uint64_t block;  // number of the run's first block in the tensor
+  PhiloxKey key;
+};
 
 // Elements of the block that starts at element `start`: 512 but for the last. Its codes, given how many the run has.
 __device__ inline uint32_t elementsOf(uint64_t start, uint64_t count) {
@@ -120,5 +126,10 @@ __device__ inline Sent loadSent(const GridArgs<const std::byte>& grid, uint64_t 
   const float2 both = reinterpret_cast<const float2*>(grid.meta)[bucket];
   return {both.x, both.y};
 }
+
+// Enqueues the encode of a run that has elements (grid_encode.cuh). `thresholds` are those of levels and gauss, else
+// null.
+template <class T>
+void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule, const BookArgs<true>* thresholds);
 
 }  // namespace lowcomm::cuda

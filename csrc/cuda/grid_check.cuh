@@ -9,9 +9,9 @@
 #include "cuda/pack.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 
-// What a reader refuses (GridCodec::decode), thread by thread.
+// The checks of a reader (GridCodec::decode), thread by thread.
 
 namespace lowcomm::cuda {
 

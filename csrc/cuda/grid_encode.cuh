@@ -8,9 +8,7 @@
 
 #include "cuda/block_team.cuh"
 #include "cuda/codebook.cuh"
-#include "cuda/draws.cuh"
 #include "cuda/grid_args.cuh"
-#include "cuda/grid_encode_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
 #include "cuda/repair.cuh"
@@ -20,8 +18,8 @@
 #include "kernels/grid/grid_form.h"
 #include "kernels/grid/grid_rules.h"
 
-// The encode kernels of one element type. A file a type instantiates them (grid_encode_<type>.cu), so that each
-// compiles by itself and beside the others.
+// The encode kernels of one element type. CMake makes a file a type of instance.cu.in, so that each compiles by itself
+// and at the same time as the others.
 
 namespace lowcomm::cuda {
 
@@ -33,7 +31,7 @@ constexpr bool kCentred = kRule == GridRule::centred || kRule == GridRule::sign 
 template <GridRule kRule>
 constexpr bool kByBook = kRule == GridRule::levels || kRule == GridRule::gauss;
 
-// What makes codes of a bucket's elements.
+// The numbers that turn a bucket's elements into codes.
 struct Scale {
   float base, inverse, magic;
   uint32_t top;  // the largest code; 0 for a bucket whose codes are not to be seen
@@ -260,24 +258,28 @@ __global__ void __launch_bounds__(kMostWarps* kWarp, 2)
   if (!taken) *args.grid.refused = 1;
 }
 
-template <GridRule kRule, bool kRotated, class T>
-void encodeAs(const Place& place, const EncodeArgs<T>& args, const BookArgs<kByBook<kRule>>& book) {
-  constexpr const char* kDoing = "encode grid";
-  const uint64_t count = args.grid.count;
-  const uint32_t bucket = args.grid.form.bucket;
-  const DeviceScope scope(place.device, kDoing);
+// Warps that take one or two blocks at a time for buckets of up to 1024 elements, a thread block for a larger one.
+template <class Kernel, class... Args>
+void launchByBuckets(const Place& place, const char* doing, const GridArgs<std::byte>& grid, Kernel* one, Kernel* two,
+                     Kernel* by_block, uint32_t most_warps, const Args&... args) {
+  const uint32_t bucket = grid.form.bucket;
+  const DeviceScope scope(place.device, doing);
   if (bucket > 2 * kBlock) {
-    const uint64_t buckets = (count + bucket - 1) / bucket;
-    const uint32_t warps = std::min(bucket / kBlock, kMostWarps);
-    launch(place, kDoing, encodeByBlock<kRule, kRotated, T>, gridOf(buckets, place.device, kDoing), warps * kWarp, args,
-           book);
+    const uint64_t buckets = (grid.count + bucket - 1) / bucket;
+    const uint32_t warps = std::min(bucket / kBlock, most_warps);
+    launch(place, doing, by_block, gridOf(buckets, place.device, doing), warps * kWarp, args...);
     return;
   }
   const uint32_t tiles = bucket > kBlock ? 2 : 1;
   const uint64_t share = uint64_t{kWarps} * tiles * kBlock;
-  const unsigned blocks = gridOf((count + share - 1) / share, place.device, kDoing);
-  const auto kernel = tiles == 2 ? encodeByWarp<kRule, kRotated, 2, T> : encodeByWarp<kRule, kRotated, 1, T>;
-  launch(place, kDoing, kernel, blocks, kThreads, args, book);
+  const unsigned blocks = gridOf((grid.count + share - 1) / share, place.device, doing);
+  launch(place, doing, tiles == 2 ? two : one, blocks, kThreads, args...);
+}
+
+template <GridRule kRule, bool kRotated, class T>
+void encodeAs(const Place& place, const EncodeArgs<T>& args, const BookArgs<kByBook<kRule>>& book) {
+  launchByBuckets(place, "encode grid", args.grid, encodeByWarp<kRule, kRotated, 1, T>,
+                  encodeByWarp<kRule, kRotated, 2, T>, encodeByBlock<kRule, kRotated, T>, kMostWarps, args, book);
 }
 
 template <GridRule kRule, class T>
@@ -308,3 +310,8 @@ void encodeRun(const Place& place, const EncodeArgs<T>& args, GridRule rule, con
 }
 
 }  // namespace lowcomm::cuda
+
+#define LOWCOMM_GRID_ENCODE(T)                                                                  \
+  namespace lowcomm::cuda {                                                                     \
+  template void encodeRun(const Place&, const EncodeArgs<T>&, GridRule, const BookArgs<true>*); \
+  }

@@ -2,12 +2,19 @@
 
 #include <cuda_runtime.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 
+#include "base/error.h"
+#include "base/narrow_float.h"
+#include "codec/payload.h"
+#include "codec/spec.h"
 #include "cuda/device.h"
+
+// How the host side of a call goes: the run and its memory are checked, the device is made current, kernels are
+// launched.
 
 namespace lowcomm::cuda {
 
@@ -40,6 +47,45 @@ void launch(const Place& place, const char* doing, void (*kernel)(Params...), un
   config.blockDim = dim3(threads);
   config.stream = place.stream;
   check(cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...), doing, place.device);
+}
+
+// The parts of a caller's workspace, one after another, each aligned as the whole (16 bytes); of none, their bytes.
+class Workspace {
+ public:
+  explicit Workspace(void* at) : at_(static_cast<std::byte*>(at)) {}
+
+  template <class T>
+  T* take(uint64_t count) {
+    T* part = at_ == nullptr ? nullptr : reinterpret_cast<T*>(at_ + bytes_);
+    bytes_ += up64(count * sizeof(T));
+    return part;
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* at_;
+  size_t bytes_ = 0;
+};
+
+// Throws ValueError for an address that vector loads cannot take.
+inline void expectAligned(const char* doing, const char* what, const void* at) {
+  if (const auto over = reinterpret_cast<uintptr_t>(at) % 16; over != 0) {
+    throw ValueError(std::string(doing) + ": " + what + ": expected an address that is a multiple of 16, got " +
+                     std::to_string(over) + " more");
+  }
+}
+
+// Throws ValueError or TypeError for a run that a call cannot take: another codec than `expected` says (`is_one` is
+// false), options that do not fit each other, elements of another type, a misaligned payload.
+inline void checkRun(const char* doing, const CodecSpec& codec, bool is_one, const char* expected, DType dtype,
+                     const void* payload) {
+  const std::string call(doing);
+  if (!is_one) throw ValueError(call + ": codec: expected " + expected + ", got " + codec.str());
+  if (const auto why = misfit(codec)) throw ValueError(call + ": " + *why);
+  if (!isCoded(dtype)) {
+    throw TypeError(call + ": elements: expected float32, float16 or bfloat16, got " + dtypeName(dtype));
+  }
+  expectAligned(doing, "payload", payload);
 }
 
 }  // namespace lowcomm::cuda

@@ -10,7 +10,7 @@
 #include "cuda/tile.cuh"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 

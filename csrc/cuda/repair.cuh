@@ -5,22 +5,22 @@
 #include <cstdint>
 
 #include "cuda/tile.cuh"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 
-// What nonfinite=saturate sends for x: 0 for a NaN, for magnitudes from `limit` on the largest that is taken, both
-// given by their bits, with x's sign.
+// The number that nonfinite=saturate sends for x: 0 for a NaN, for magnitudes from `limit` on the largest that is
+// taken, both given by their bits, with x's sign.
 __device__ inline float mended(float x, uint32_t taken, uint32_t limit) {
   const uint32_t bits = floatBits(x), magnitude = bits & kMagnitude;
   if (magnitude > 0x7f800000u) return 0;
   return magnitude >= limit ? floatOf((bits & ~kMagnitude) | taken) : x;
 }
 
-// What nonfinite=saturate and nonfinite=poison make of a bucket with elements that no codec takes, as codec/repair.h
-// has it: on the elements in registers, so the input is still read once.
+// The repair of a bucket with elements that no codec takes, under nonfinite=saturate and nonfinite=poison, as in
+// codec/nonfinite.h: on the elements in registers, so the input is still read once.
 struct Repair {
   uint32_t limit;      // bits of the least magnitude that the codec does not take
   uint32_t all = 0;    // bits of the largest magnitude: NaN is above infinity, infinity above all numbers

@@ -7,7 +7,7 @@
 #include "base/host_device.h"
 #include "cuda/tile.cuh"
 #include "kernels/codebook/rotate.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 

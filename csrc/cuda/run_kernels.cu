@@ -5,17 +5,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "codec/element.h"
+#include "base/narrow_float.h"
 #include "codec/family.h"
 #include "codec/payload.h"
 #include "cuda/accumulate.h"
-#include "cuda/cast.h"
 #include "cuda/fused.h"
 #include "cuda/grid.h"
 #include "cuda/launch.cuh"
-#include "cuda/plain_run.h"
-#include "cuda/scalar.h"
-#include "cuda/topk.h"
+#include "cuda/plain.h"
 #include "cuda/uncut.h"
 
 namespace lowcomm::cuda {

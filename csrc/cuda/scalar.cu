@@ -1,4 +1,4 @@
-#include "cuda/scalar.h"
+#include "cuda/plain.h"
 
 #include <cuda_runtime.h>
 
@@ -10,7 +10,6 @@
 #include "codec/scalar_rules.h"
 #include "cuda/launch.cuh"
 #include "cuda/line.cuh"
-#include "cuda/plain_run.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
 
@@ -118,7 +117,7 @@ __global__ void __launch_bounds__(kThreads)
 
 ScalarArgs scalarArgs(const char* doing, const PlainRun& run, const void* payload, uint32_t* refused) {
   const CodecId id = run.codec.id;
-  checkPlainRun(doing, run, id == CodecId::logbyte || id == CodecId::log9, "logbyte or log9", payload);
+  checkRun(doing, run.codec, id == CodecId::logbyte || id == CodecId::log9, "logbyte or log9", run.dtype, payload);
   const ScalarTable& table = id == CodecId::logbyte ? kLogByteTable : kLog9Table;
   return {table, run.count, up64((run.count * table.bits + 7) / 8) / 4, refused};
 }
@@ -127,9 +126,7 @@ template <class Kernel, class To, class From>
 void launchScalar(const Place& place, const char* doing, Kernel* kernel, const ScalarArgs& args, To* to,
                   const From* from) {
   const DeviceScope scope(place.device, doing);
-  constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
-  launch(place, doing, kernel, gridOf((args.count + kShare - 1) / kShare, place.device, doing), kThreads, args, to,
-         from);
+  launchByWarps(place, doing, kernel, args.count, args, to, from);
 }
 
 }  // namespace
@@ -139,14 +136,8 @@ void encodeScalar(const Place& place, const PlainRun& run, void* payload, const 
   const ScalarArgs args = scalarArgs(kWhat, run, payload, nullptr);
   auto* words = static_cast<uint32_t*>(payload);
   if (run.count == 0) return;
-  switch (run.dtype) {
-    case DType::float16:
-      return launchScalar(place, kWhat, scalarsByWarp<Float16>, args, words, static_cast<const Float16*>(x));
-    case DType::bfloat16:
-      return launchScalar(place, kWhat, scalarsByWarp<Bfloat16>, args, words, static_cast<const Bfloat16*>(x));
-    default:
-      return launchScalar(place, kWhat, scalarsByWarp<float>, args, words, static_cast<const float*>(x));
-  }
+  withElements(run.dtype, x,
+               [&]<class T>(const T* x) { launchScalar(place, kWhat, scalarsByWarp<T>, args, words, x); });
 }
 
 void decodeScalar(const Place& place, const PlainRun& run, void* y, const void* payload, uint32_t* refused) {
@@ -154,14 +145,8 @@ void decodeScalar(const Place& place, const PlainRun& run, void* y, const void* 
   const ScalarArgs args = scalarArgs(kWhat, run, payload, refused);
   const auto* words = static_cast<const uint32_t*>(payload);
   if (run.count == 0) return;
-  switch (run.dtype) {
-    case DType::float16:
-      return launchScalar(place, kWhat, unscaleByWarp<false, Float16>, args, static_cast<Float16*>(y), words);
-    case DType::bfloat16:
-      return launchScalar(place, kWhat, unscaleByWarp<false, Bfloat16>, args, static_cast<Bfloat16*>(y), words);
-    default:
-      return launchScalar(place, kWhat, unscaleByWarp<false, float>, args, static_cast<float*>(y), words);
-  }
+  withElements(run.dtype, y,
+               [&]<class T>(T* y) { launchScalar(place, kWhat, unscaleByWarp<false, T>, args, y, words); });
 }
 
 void decodeAddScalar(const Place& place, const PlainRun& run, float* acc, const void* payload, uint32_t* refused) {

@@ -5,9 +5,8 @@
 
 #include "cuda/grid.h"
 #include "cuda/launch.cuh"
-#include "cuda/topk.h"
 #include "cuda/topk_args.cuh"
-#include "cuda/topk_ranks.cuh"
+#include "cuda/uncut.h"
 #include "kernels/finite.h"
 
 namespace lowcomm::cuda {
@@ -123,15 +122,8 @@ void decodeTopkRun(const Place& place, const char* doing, const GridRun& run, co
 
 void decodeTopk(const Place& place, const GridRun& run, void* y, const void* payload, void* workspace,
                 uint32_t* refused) {
-  constexpr const char* kDoing = "decode topk";
-  switch (run.dtype) {
-    case DType::float16:
-      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), workspace, refused);
-    case DType::bfloat16:
-      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), workspace, refused);
-    default:
-      return decodeTopkRun<false>(place, kDoing, run, payload, static_cast<float*>(y), workspace, refused);
-  }
+  withElements(run.dtype, y,
+               [&](auto* y) { decodeTopkRun<false>(place, "decode topk", run, payload, y, workspace, refused); });
 }
 
 void decodeAddTopk(const Place& place, const GridRun& run, float* acc, const void* payload, void* workspace,

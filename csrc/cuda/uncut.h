@@ -34,4 +34,31 @@ void decodeUncut(const Place& place, const GridRun& run, void* y, const void* pa
 void decodeAddUncut(const Place& place, const GridRun& run, float* acc, const void* payload, void* workspace,
                     uint32_t* refused);
 
+// ---- topk ----
+
+// topk for tensors that lie on a CUDA device: the bytes and values of the host's codec (codec/topk.cpp). FORMAT.md,
+// "topk".
+//
+// Pointers, `refused`, errors and threads are as in cuda/grid.h; `run` is the whole tensor under a topk codec,
+// `payload` the whole payload. `workspace` is memory of topkWorkspaceBytes(run) bytes, aligned to 16, that only the
+// calls of one stream use at a time; what is in it before and after is of no account. Several kernels and clearings of
+// memory are enqueued a call, nothing waits for the host: capturable in a CUDA graph.
+//
+// The threshold is found exactly, by three histograms of the magnitudes' digits from the top; an encode reads the
+// elements five times. As k is known by n alone, nothing of it waits for what the elements are.
+
+// Throws as the calls below. 0 for no elements.
+size_t topkWorkspaceBytes(const GridRun& run);
+
+// As encodeGrid. Refuses what the values' codec refuses.
+void encodeTopk(const Place& place, const GridRun& run, void* payload, const void* x, const PhiloxKey& key,
+                void* workspace, uint32_t* refused);
+
+// As decodeGrid and decodeAddGrid. Refuse what the host does: a header other than the run gives, places that
+// are not k, do not ascend or are no element's, padding that is not 0, and what the values' codec refuses.
+void decodeTopk(const Place& place, const GridRun& run, void* y, const void* payload, void* workspace,
+                uint32_t* refused);
+void decodeAddTopk(const Place& place, const GridRun& run, float* acc, const void* payload, void* workspace,
+                   uint32_t* refused);
+
 }  // namespace lowcomm::cuda

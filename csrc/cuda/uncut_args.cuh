@@ -7,13 +7,14 @@
 #include <string>
 
 #include "base/error.h"
-#include "codec/element.h"
 #include "codec/grid_payload.h"
 #include "codec/payload.h"
 #include "codec/spec.h"
+#include "cuda/launch.cuh"
+#include "cuda/tile.cuh"
 #include "cuda/uncut.h"
-#include "cuda/workspace.cuh"
 #include "kernels/grid/grid_form.h"
+#include "kernels/philox.h"
 
 namespace lowcomm::cuda {
 
@@ -61,7 +62,7 @@ size_t layOut(UncutArgs<Byte>& args, void* workspace) {
   return parts.bytes();
 }
 
-// What calls cannot take is refused here, for all of them.
+// The arguments of a call. Throws for a run that no call can take.
 template <class Byte>
 UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, uint32_t* refused) {
   const auto fail = [&](const char* what, const std::string& expected, const std::string& got) {
@@ -69,16 +70,11 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
   };
   const CodecSpec& codec = run.codec;
   const GridFamily* family = gridFamily(codec.id);
-  if (family == nullptr || family->book) {
-    throw ValueError(fail("codec", "a grid codec other than levels and gauss", codec.str()));
-  }
-  if (const auto why = misfit(codec)) throw ValueError(std::string(doing) + ": " + *why);
+  checkRun(doing, codec, family != nullptr && !family->book, "a grid codec other than levels and gauss", run.dtype,
+           payload);
   const bool channels = codec.axis == Axis::channel;
   if (channels ? codec.open() : codec.bucket != kTensorBucket) {
     throw ValueError(fail("codec", "axis=channel with C, or bucket=tensor", codec.str()));
-  }
-  if (!isCoded(run.dtype)) {
-    throw TypeError(fail("elements", "float32, float16 or bfloat16", dtypeName(run.dtype)));
   }
   constexpr uint64_t kLongest = uint64_t{1} << 31;
   if (channels && run.count % codec.bucket != 0) {
@@ -87,7 +83,6 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
   if (!channels && run.count > kLongest) {
     throw ValueError(fail("elements", "at most " + std::to_string(kLongest), std::to_string(run.count)));
   }
-  expectAligned(doing, "payload", payload);
   UncutArgs<Byte> args{};
   args.channels = channels ? codec.bucket : 1;
   args.period = periodOf(args.channels);
@@ -114,6 +109,50 @@ UncutArgs<Byte> uncutArgs(const char* doing, const GridRun& run, Byte* payload, 
   expectAligned(doing, "workspace", workspace);
   layOut(args, workspace);
   return args;
+}
+
+// Enqueues the encode of a tensor that has elements (uncut_encode.cuh).
+template <class T>
+void encodeUncutRun(const Place& place, const UncutArgs<std::byte>& args, const T* x, GridRule rule,
+                    const PhiloxKey& key);
+
+// ---- what encode and decode share of a warp's way over the blocks of a tensor of channels ----
+
+// Where the scales of a thread's rows stand, kept from block to block without a division: a warp's blocks are `stride`
+// elements apart, rows 16. All places are multiples of 4, for blocks, rows and period are.
+class Rows {
+ public:
+  __device__ Rows(uint64_t start, uint64_t stride, uint32_t period, const Seat& seat) : period_(period) {
+    at_ = static_cast<uint32_t>((start + seat.element(0)) % period);
+    hop_ = static_cast<uint32_t>(stride % period);
+    row_ = kLanes % period;
+  }
+
+  // Of the first row's four elements; of those of the row after another.
+  __device__ uint32_t first() const { return at_; }
+  __device__ uint32_t below(uint32_t at) const { return wrapped(at + row_); }
+
+  // Whether all rows have one row's scales.
+  __device__ bool alike() const { return row_ == 0; }
+
+  // To the warp's next block.
+  __device__ void next() { at_ = wrapped(at_ + hop_); }
+
+ private:
+  __device__ uint32_t wrapped(uint32_t at) const { return at < period_ ? at : at - period_; }
+
+  uint32_t period_, at_, hop_, row_;
+};
+
+// Four neighbours by one load.
+template <class To>
+__device__ inline void loadFour(To to[4], const To* from) {
+  struct alignas(16) Whole {
+    To at[4];
+  };
+  const Whole four = *reinterpret_cast<const Whole*>(from);
+  for (uint32_t c = 0; c < 4; ++c)
+    to[c] = four.at[c];
 }
 
 }  // namespace lowcomm::cuda

@@ -6,16 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/draws.cuh"
 #include "cuda/grid_args.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
-#include "cuda/uncut_codes.cuh"
-#include "cuda/uncut_spread.cuh"
-#include "cuda/uncut_sum.cuh"
+#include "cuda/tile.cuh"
+#include "cuda/uncut_args.cuh"
+#include "cuda/uncut_statistics.cuh"
 #include "kernels/grid/grid_rules.h"
 
-// The encode of one element type, kernel by kernel. A file a type instantiates it (uncut_encode_<type>.cu).
+// The encode of one element type, kernel by kernel. CMake makes a file a type of instance.cu.in.
 
 namespace lowcomm::cuda {
 
@@ -161,9 +160,12 @@ void encodeUncutRun(const Place& place, const UncutArgs<std::byte>& args, const 
            together, rule != GridRule::sign);
   }
   launch(place, kDoing, scaleChannels, (args.period + kThreads - 1) / kThreads, kThreads, args, rule, key);
-  constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
-  const unsigned blocks = gridOf((args.count + kShare - 1) / kShare, place.device, kDoing);
-  launch(place, kDoing, channelsEncoder<T>(rule), blocks, kThreads, args, x, key);
+  launchByWarps(place, kDoing, channelsEncoder<T>(rule), args.count, args, x, key);
 }
 
 }  // namespace lowcomm::cuda
+
+#define LOWCOMM_UNCUT_ENCODE(T)                                                                                  \
+  namespace lowcomm::cuda {                                                                                      \
+  template void encodeUncutRun(const Place&, const UncutArgs<std::byte>&, const T*, GridRule, const PhiloxKey&); \
+  }

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/grid_encode_args.cuh"
+#include "cuda/grid_args.cuh"
 #include "cuda/repair.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/tile.cuh"

@@ -13,7 +13,7 @@ const char* reduceName(ReduceKind kind);
 // Whether the exact reductions below take this pair. Bits of floating types and arithmetic of bool are refused.
 bool reduceSupports(DType dtype, ReduceKind kind);
 
-// What a reduction of `dtype` is accumulated in: fp32 for the 16-bit floats, the type itself otherwise.
+// The type that a reduction of `dtype` is accumulated in: fp32 for the 16-bit floats, the type itself otherwise.
 DType accumulatorType(DType dtype);
 
 // acc = x, converted to accumulatorType(dtype). n elements; acc and x may be the same memory when the types are.

@@ -8,7 +8,7 @@
 
 namespace lowcomm {
 
-// What happens to one element of a cast (FORMAT.md, "Casts"), once for the scalar loops, the codec and the CUDA
+// The arithmetic of one element of a cast (FORMAT.md, "Casts"), once for the scalar loops, the codec and the CUDA
 // kernels.
 
 // The codes that a poisoned element sends, the types' quiet NaNs; base/narrow_float.h has the third.

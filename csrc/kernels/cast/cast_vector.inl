@@ -85,7 +85,7 @@ LOWCOMM_INLINE void eachRegister(To* y, const From* x, size_t count, Step&& step
   __builtin_memcpy(y + i, to, (count - i) * sizeof(To));
 }
 
-// What eachRegister's steps saw: the largest magnitude as an integer, above which stand infinity and NaN.
+// The result of eachRegister's steps: the largest magnitude as an integer, above which stand infinity and NaN.
 struct Seen {
   Integers largest{};
   LOWCOMM_INLINE Integers larger(Integers a, Integers b) { return a > b ? a : b; }
@@ -198,7 +198,7 @@ bool copy(Code16* y, const Code16* x, size_t count, uint16_t infinity) {
 }  // namespace
 }  // namespace lowcomm
 
-// What a table points to (kernels/isa/table.h).
+// The loops that a table points to (kernels/isa/table.h).
 #define LOWCOMM_CAST_FORM(form)                                    \
   namespace lowcomm::form {                                        \
   void halvesToFloats(float* y, const uint16_t* x, size_t count) { \

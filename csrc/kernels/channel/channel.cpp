@@ -9,7 +9,6 @@
 
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
-#include "kernels/grid/grid_scale.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

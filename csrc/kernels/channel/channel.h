@@ -13,7 +13,7 @@ struct KernelTable;
 // Grid codecs whose buckets are the channels of a tensor [T, C] (FORMAT.md, "Channels"): element e belongs to bucket
 // e mod C. A tensor is encoded as a whole: its first element starts block 0.
 //
-// What belongs to a channel is repeated in memory with a period that is a multiple of C and of 16, so that a row of 16
+// The numbers of a channel are repeated in memory with a period that is a multiple of C and of 16, so that a row of 16
 // lanes never wraps: an array of `period` floats has channel i mod C at i.
 struct ChannelScales {
   const float* base;  // null: a grid around 0, whose inverse is all there is

@@ -6,7 +6,7 @@
 
 #include "kernels/channel/channel.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
 //
 #include "kernels/isa/lanes.inl"

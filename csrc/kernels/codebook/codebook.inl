@@ -113,7 +113,7 @@ LOWCOMM_INLINE Search<kBits, kRule> searchOf(const GridForm& form) {
   }
 }
 
-// What a code is multiplied with its bucket's step as: itself or its level.
+// The number that is multiplied with the bucket's step: the code itself, or its level.
 template <int kBits, GridValue kValue>
 LOWCOMM_INLINE Floats numberOf(Words code, const GridForm& form) {
   if constexpr (kValue == GridValue::levels || kValue == GridValue::gauss) {

@@ -8,7 +8,152 @@
 //
 #include "kernels/grid/grid_vector.inl"
 
-#include "kernels/codebook/rotate.inl"
+// The rotation of rotate.cpp.
+//
+// A lane's 32 rows are more than most instruction sets have registers, so its five stages of butterflies are taken as
+// three within 8 neighbouring rows and then two across rows 8 apart, by way of the destination in the first-level
+// cache. The order of the stages, and so the bytes, is the format's.
+
+namespace lowcomm {
+namespace {
+
+// Row by row of a block, 0x80000000 where the sign changes.
+struct RotationMasks {
+  alignas(64) uint32_t row[32][16];
+};
+
+consteval RotationMasks rotationMasks() {
+  RotationMasks masks{};
+  for (int row = 0; row < 32; ++row) {
+    for (int lane = 0; lane < 16; ++lane)
+      masks.row[row][lane] = kRotationSigns[lane] >> row << 31;
+  }
+  return masks;
+}
+
+constexpr RotationMasks kRotationMasks = rotationMasks();
+
+template <int kCount>
+LOWCOMM_INLINE void butterflies(Floats (&v)[kCount]) {
+#pragma GCC unroll 4
+  for (int h = 1; h < kCount; h *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) {
+      if (i & h) continue;
+      const Floats a = v[i], b = v[i + h];
+      v[i] = a + b;
+      v[i + h] = a - b;
+    }
+  }
+}
+
+LOWCOMM_INLINE Floats withSigns(Floats v, int row, size_t lane) {
+  return (Floats)((Words)v ^ loadWords(&kRotationMasks.row[row][lane]));
+}
+
+// Returns `largest` and the magnitudes of x's elements, whichever is larger, as integers.
+LOWCOMM_INLINE Integers rotateBlock(float* y, const float* x, Integers largest) {
+  for (int part = 0; part < kRegistersARow; ++part) {
+    const size_t lane = static_cast<size_t>(part) * kLanes;
+#pragma GCC unroll 4
+    for (int first = 0; first < 32; first += 8) {
+      Floats v[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) {
+        const float* from = x + 16 * (first + i) + lane;
+        v[i] = load(from);
+        largest = larger(largest, (Integers)((Words)v[i] & kMagnitude));
+        v[i] = withSigns(v[i], first + i, lane);
+      }
+      butterflies(v);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i)
+        store(y + 16 * (first + i) + lane, v[i]);
+    }
+    for (int row = 0; row < 8; ++row) {
+      float* to = y + 16 * row + lane;
+      Floats v[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        v[i] = load(to + 128 * i);
+      butterflies(v);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        store(to + 128 * i, v[i] * kRotationScale);
+    }
+  }
+  return largest;
+}
+
+bool rotate(float* y, const float* x, size_t count) {
+  Integers largest{};
+  const size_t whole = count / kBlock * kBlock;
+  for (size_t at = 0; at < whole; at += kBlock)
+    largest = rotateBlock(y + at, x + at, largest);
+  if (whole < count) {
+    float padded[kBlock] = {};
+    __builtin_memcpy(padded, x + whole, (count - whole) * sizeof(float));
+    largest = rotateBlock(y + whole, padded, largest);
+  }
+  bool taken = true;
+  for (int i = 0; i < kLanes; ++i)
+    taken &= static_cast<uint32_t>(largest[i]) < kRotatedLimitBits;
+  return taken;
+}
+
+template <bool kAdd>
+LOWCOMM_INLINE void unrotateBlock(float* y, const float* x) {
+  float scratch[kBlock];
+  for (int part = 0; part < kRegistersARow; ++part) {
+    const size_t lane = static_cast<size_t>(part) * kLanes;
+#pragma GCC unroll 4
+    for (int first = 0; first < 32; first += 8) {
+      Floats v[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i)
+        v[i] = load(x + 16 * (first + i) + lane);
+      butterflies(v);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i)
+        store(scratch + 16 * (first + i) + lane, v[i]);
+    }
+    for (int row = 0; row < 8; ++row) {
+      Floats v[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        v[i] = load(scratch + 16 * (row + 8 * i) + lane);
+      butterflies(v);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        float* to = y + 16 * (row + 8 * i) + lane;
+        const Floats value = withSigns(v[i] * kRotationScale, row + 8 * i, lane);
+        store(to, kAdd ? load(to) + value : value);
+      }
+    }
+  }
+}
+
+template <bool kAdd>
+void unrotate(float* y, const float* x, size_t count) {
+  const size_t whole = count / kBlock * kBlock;
+  for (size_t at = 0; at < whole; at += kBlock)
+    unrotateBlock<kAdd>(y + at, x + at);
+  if (whole == count) return;
+  float values[kBlock];
+  unrotateBlock<false>(values, x + whole);
+  for (size_t i = whole; i < count; ++i)
+    y[i] = kAdd ? y[i] + values[i - whole] : values[i - whole];
+}
+
+#define LOWCOMM_ROTATION_LOOPS        \
+  {                                   \
+    rotate, {                         \
+      unrotate<false>, unrotate<true> \
+    }                                 \
+  }
+
+}  // namespace
+}  // namespace lowcomm
 
 // A form's tables of them.
 #define LOWCOMM_CODEBOOK_FORM(form)                            \

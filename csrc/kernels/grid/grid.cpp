@@ -10,7 +10,6 @@
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
-#include "kernels/grid/grid_scale.h"
 #include "kernels/isa/table.h"
 #include "kernels/philox.h"
 

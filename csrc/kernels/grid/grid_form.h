@@ -22,14 +22,14 @@ inline constexpr int kGridRules = 5;  // those of KernelTable::encode_grid
 // How a code becomes a value.
 enum class GridValue : uint8_t { affine, centred, levels, gauss };
 
-// What else a grid codec's loops need to know; read once a bucket or block, never an element.
+// The other parameters of a grid codec's loops; read once a bucket or block, never an element.
 struct GridForm {
   uint32_t bucket = 0;  // elements sharing one scale, a power of two from 64 on
   bool bf16 = false;  // metadata are bfloat16: rounded so that no element falls off the grid, and encoded with as sent
   bool shifted = false;  // dithered: the base is sent moved by the bucket's draw (lattice)
   float delta = 0;       // the step itself where it is not 0; a bucket whose range is above K·delta is refused
 
-  // What is worth having in the cache once the elements are encoded: 4 bytes an element from here on are fetched in
+  // Memory that will be read once the elements are encoded: 4 bytes an element from here on are fetched in
   // passing, without access to them. Null: what lies 8 KiB after the elements themselves.
   const void* soon = nullptr;
 

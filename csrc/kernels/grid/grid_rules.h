@@ -1,15 +1,120 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/host_device.h"
 #include "kernels/grid/grid_form.h"
-#include "kernels/grid/grid_scale.h"
 
 namespace lowcomm {
 
-// What happens to one element: the arithmetic of FORMAT.md "Grid codecs", once for the scalar loops and the CUDA
-// kernels. A bucket's scale is made in grid_scale.h, whose words on compilers hold here too.
+// The arithmetic of grid codecs: a bucket's scale from its statistics, then an element's code; one definition for every
+// form of the loops and for the CUDA kernels (FORMAT.md, "Grid codecs"). Including files are compiled without
+// contraction and with exact division (-ffp-contract=off; nvcc: -fmad=false -prec-div=true -prec-sqrt=true -ftz=false).
+
+// An infinite quotient becomes 0, after which the ordinary formula gives every element code 0.
+LOWCOMM_RULE float finiteOrZero(float quotient) {
+  return quotient <= 0x1.fffffep127f ? quotient : 0.0f;
+}
+
+// Finite x to bfloat16, as a float whose lower half is 0.
+inline constexpr uint32_t kBf16Mask = 0xffff0000u;
+LOWCOMM_RULE float bf16Below(float x) {
+  const uint32_t bits = floatBits(x);
+  return floatOf((bits + (bits >> 31 ? 0xffffu : 0)) & kBf16Mask);
+}
+LOWCOMM_RULE float bf16Above(float x) {  // x >= 0
+  return floatOf((floatBits(x) + 0xffffu) & kBf16Mask);
+}
+LOWCOMM_RULE float bf16Nearest(float x) {
+  const uint32_t bits = floatBits(x);
+  return floatOf((bits + 0x7fffu + (bits >> 16 & 1u)) & kBf16Mask);
+}
+
+// A number of metadata to its place, and back. `to` and the result are past it.
+LOWCOMM_RULE std::byte* putScale(std::byte* to, float x, bool bf16) {
+  if (bf16) {
+    const uint32_t upper = floatBits(x) >> 16;
+    __builtin_memcpy(to, &upper, 2);
+    return to + 2;
+  }
+  __builtin_memcpy(to, &x, 4);
+  return to + 4;
+}
+LOWCOMM_RULE float scaleAt(const std::byte* meta, size_t number, bool bf16) {
+  uint32_t bits = 0;
+  if (bf16) {
+    __builtin_memcpy(&bits, meta + 2 * number, 2);
+    return floatOf(bits << 16);
+  }
+  __builtin_memcpy(&bits, meta + 4 * number, 4);
+  return floatOf(bits);
+}
+
+struct AffineScale {
+  float base, step, inverse;
+  bool fits;  // false where the range is above what `delta` spans
+};
+
+// `levels` is K = 2^b - 1; low and high are below kFiniteLimit in magnitude.
+LOWCOMM_RULE AffineScale affineScale(float low, float high, float levels, const GridForm& form) {
+  // + 0 makes -0 into +0: a range of -0 would give an inverse of -infinity, and two equal tensors different bytes.
+  low += 0.0f;
+  high += 0.0f;
+  const float range = high - low;
+  if (form.delta != 0) {
+    return {low, form.delta, finiteOrZero(1.0f / form.delta), range <= levels * form.delta};
+  }
+  if (form.bf16) {
+    const float base = bf16Below(low), step = bf16Above((high - base) / levels);
+    return {base, step, finiteOrZero(1.0f / step), true};
+  }
+  return {low, range / levels, finiteOrZero(levels / range), true};
+}
+
+struct CentredScale {
+  float step, inverse;
+};
+
+// `s` is the bucket's range, 0 or more and finite.
+LOWCOMM_RULE CentredScale centredScale(float s, const GridForm& form) {
+  float step = s / form.divisor;
+  if (form.bf16) {
+    step = bf16Nearest(step);
+    s = step * form.divisor;
+  }
+  return {step, finiteOrZero(form.numerator / s)};
+}
+
+// Sums of a bucket are taken of x·2^-E, so that squares neither overflow nor vanish; E is the exponent of the largest
+// magnitude, given by its bits (below those of kFiniteLimit). E = -127 where that is 0 or subnormal.
+LOWCOMM_RULE float scaleDown(uint32_t largest) {
+  return floatOf((254 - (largest >> 23)) << 23);  // 2^-E
+}
+LOWCOMM_RULE float scaleUp(uint32_t largest) {
+  return floatOf(largest >> 23 ? largest >> 23 << 23 : 0x00400000u);  // 2^E
+}
+
+LOWCOMM_RULE float meanOf(float sum, size_t count, uint32_t largest) {
+  return sum / static_cast<float>(count) * scaleUp(largest);
+}
+LOWCOMM_RULE float rmsOf(float squares, size_t count, uint32_t largest) {
+  return squareRoot(squares / static_cast<float>(count)) * scaleUp(largest);
+}
+
+// A bucket's own random number, 12 bits of `word` as 15 fraction bits: odd multiples of 2^-13, so their mean is 1/2.
+LOWCOMM_RULE float ditherOf(uint32_t word) {
+  return static_cast<float>(((word >> 20) << 3) + 4) * 0x1p-15f;
+}
+
+// The base that a lattice codec sends: its codes are those of the unmoved one.
+LOWCOMM_RULE float shiftedBase(float base, float step, float dither) {
+  return base + roundedProduct(0.5f - dither, step);
+}
+
+// ---- one element ----
+
+// The arithmetic of one element, once for the scalar loops and the CUDA kernels.
 
 inline constexpr float kNearestMagic = 256.5f;
 inline constexpr float kStochasticMagic = 256.0f;

@@ -12,7 +12,7 @@
 
 #include "kernels/codebook/codebook.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
 //
 #include "kernels/isa/lanes.inl"
@@ -28,7 +28,7 @@ constexpr int kMaxBuckets = 16;  // of 64 elements in a group
 constexpr size_t kPrefetch = kLanes == 16 ? 768 : 1536;
 constexpr size_t kPrefetchWritten = 768;
 
-// What runs once a group is not worth a copy in each of a hundred loops.
+// A function that runs once a group is not worth a copy in each of a hundred loops.
 #define LOWCOMM_ONCE static __attribute__((noinline))
 
 }  // namespace

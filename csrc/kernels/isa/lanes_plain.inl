@@ -1,4 +1,4 @@
-// What lanes_<isa>.inl must offer beside its types, in plain vector operations and loops over the lanes: for an
+// The functions that lanes_<isa>.inl must offer, in plain vector operations and loops over the lanes: for an
 // instruction set that has no instruction for it, and for tests at a width that this machine has not. The including
 // file has defined kLanes, Floats, Words, Integers and Quads.
 #include <cstddef>

@@ -6,7 +6,7 @@
 namespace lowcomm {
 namespace {
 
-// What all calls with the same key and the same high half of the counter share: the keys of the later rounds, and the
+// The numbers that calls with the same key and high half of the counter share: the keys of the later rounds, and the
 // first three rounds as far as they do not depend on counter word 0, the only one that differs.
 struct PhiloxConstants {
   Quads round0, round1_low, round1_high, round2;

@@ -77,7 +77,7 @@ const char* kernelsName();
 // The choice behind kernels(): `requested` null or empty means the fastest. Throws as kernels().
 const KernelTable& chooseKernels(const char* requested);
 
-// What a form's table is made of. The scalar loops, the reference, are in <kind>.cpp of each folder. Those of an
+// The parts of a form's table. The scalar loops, the reference, are in <kind>.cpp of each folder. Those of an
 // instruction set are in <kind>_vector.inl, and CMake makes a translation unit a kind of loop and instruction set of
 // them (isa/form.cpp.in), so that each compiles without the others. Forms that the build's target lacks are not
 // defined.

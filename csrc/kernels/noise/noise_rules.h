@@ -8,8 +8,9 @@
 
 namespace lowcomm {
 
-// What makes a perturbation of random words: one definition for the scalar loops and the CUDA kernels, the polynomials
-// for the vector form too. FORMAT.md, "Perturbations". IEEE +, -, x and square root only, each rounded, none fused.
+// A perturbation is made of random words here: one definition for the scalar loops and the CUDA kernels, the
+// polynomials for the vector form too. FORMAT.md, "Perturbations". IEEE +, -, x and square root only, each rounded,
+// none fused.
 
 inline constexpr uint64_t kGaussianBlock = 64;      // elements of 16 calls, four each
 inline constexpr uint64_t kRademacherBlock = 2048;  // elements of 16 calls, 128 each

@@ -14,7 +14,6 @@
 #include "base/narrow_float.h"
 #include "codec/level_table.h"
 #include "grid_cases.h"
-#include "kernels/codebook/gauss_levels.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
@@ -98,7 +97,7 @@ TEST(Codebook, GaussLevelsAreThoseOfLloydAndMax) {
   for (int bits = 1; bits <= 8; ++bits) {
     const std::vector<double> expected = lloydMax(bits);
     for (size_t i = 0; i < expected.size(); ++i) {
-      const float got = kGaussLevels[gaussLevelsAt(bits) + i];
+      const float got = gaussCodebook(bits).level[expected.size() + i];
       // Rounded to the nearest float, but for what double cannot tell.
       const double half = (double{std::nextafter(got, INFINITY)} - got) / 2;
       ASSERT_NEAR(got, expected[i], half + 1e-9) << bits << " " << i;
@@ -124,7 +123,7 @@ TEST(Codebook, GaussLevelsAreThoseOfTheDocument) {
     }
   }
   for (bits = 1; bits <= 8; ++bits) {
-    const float* own = kGaussLevels + gaussLevelsAt(bits);
+    const float* own = gaussCodebook(bits).level + (1 << (bits - 1));
     EXPECT_EQ(rows[bits], std::vector<float>(own, own + (1 << (bits - 1)))) << bits;
   }
 }

@@ -1,5 +1,5 @@
 // The casts on a device against the scalar codec, as grid_test.cpp has it.
-#include "cuda/cast.h"
+#include "cuda/plain.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -11,7 +11,6 @@
 #include "codec/payload.h"
 #include "codec/topk.h"
 #include "cuda/on_device.h"
-#include "cuda/topk.h"
 #include "cuda/uncut.h"
 #include "grid_cases.h"
 

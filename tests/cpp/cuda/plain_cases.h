@@ -12,7 +12,7 @@
 #include "base/narrow_float.h"
 #include "codec/codec.h"
 #include "cuda/on_device.h"
-#include "cuda/plain_run.h"
+#include "cuda/plain.h"
 #include "grid_cases.h"
 
 namespace lowcomm::test {

@@ -1,5 +1,5 @@
 // logbyte and log9 on a device against the host's codec, as grid_test.cpp has it.
-#include "cuda/scalar.h"
+#include "cuda/plain.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

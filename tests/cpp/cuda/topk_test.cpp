@@ -1,5 +1,5 @@
 // topk on CUDA against the scalar codec: the same bytes, values and refusals.
-#include "cuda/topk.h"
+#include "cuda/uncut.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include "kernels/channel/channel.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
 #include "sixteen_lanes.inl"
 //

@@ -2,14 +2,12 @@
 #include "kernels/codebook/codebook.h"
 #include "kernels/codebook/rotate.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"
 #include "sixteen_lanes.inl"
 #include "wide_cases.h"
 
-#include "kernels/grid/grid_vector.inl"
-
-#include "kernels/codebook/rotate.inl"
+#include "kernels/codebook/codebook_vector.inl"
 
 namespace lowcomm {
 namespace {

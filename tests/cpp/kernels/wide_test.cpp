@@ -5,7 +5,7 @@
 
 #include "grid_cases.h"
 #include "kernels/finite.h"
-#include "kernels/grid/grid_scale.h"
+#include "kernels/grid/grid_rules.h"
 #include "sixteen_lanes.inl"
 //
 #include "kernels/grid/grid_vector.inl"

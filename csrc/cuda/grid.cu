@@ -1,3 +1,4 @@
+// The calls of grid.h, and the kernel that decodes; those that encode are in grid_encode.cuh.
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -76,10 +77,8 @@ void decodeRun(const Place& place, const char* doing, const GridRun& run, const 
   const auto grid = gridArgs(doing, run, static_cast<const std::byte*>(payload), refused);
   if (run.count == 0) return;
   const DeviceScope scope(place.device, doing);
-  constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
-  const unsigned blocks = gridOf((grid.count + kShare - 1) / kShare, place.device, doing);
   const auto enqueue = [&](auto kernel, const auto& book) {
-    launch(place, doing, kernel, blocks, kThreads, grid, book, y);
+    launchByWarps(place, doing, kernel, grid.count, grid, book, y);
   };
   const GridFamily& family = *gridFamily(run.codec.id);
   if (family.book) {
@@ -96,16 +95,20 @@ void decodeRun(const Place& place, const char* doing, const GridRun& run, const 
 
 }  // namespace
 
+void encodeGrid(const Place& place, const GridRun& run, void* payload, const void* x, uint64_t block,
+                const PhiloxKey& key, uint32_t* refused) {
+  const GridArgs<std::byte> grid = gridArgs("encode grid", run, static_cast<std::byte*>(payload), refused);
+  if (run.count == 0) return;
+  const GridFamily& family = *gridFamily(run.codec.id);
+  BookArgs<true> thresholds;
+  if (family.book) thresholds = thresholdArgs(run);
+  withElements(run.dtype, x, [&]<class T>(const T* x) {
+    encodeRun<T>(place, {grid, x, block, key}, gridRule(family), family.book ? &thresholds : nullptr);
+  });
+}
+
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused) {
-  constexpr const char* kDoing = "decode grid";
-  switch (run.dtype) {
-    case DType::float16:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), refused);
-    case DType::bfloat16:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), refused);
-    default:
-      return decodeRun<false>(place, kDoing, run, payload, static_cast<float*>(y), refused);
-  }
+  withElements(run.dtype, y, [&](auto* y) { decodeRun<false>(place, "decode grid", run, payload, y, refused); });
 }
 
 void decodeAddGrid(const Place& place, const GridRun& run, float* acc, const void* payload, uint32_t* refused) {

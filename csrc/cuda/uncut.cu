@@ -1,3 +1,4 @@
+// The calls of uncut.h, and the kernels that decode; those that encode are in uncut_encode.cuh.
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -9,7 +10,6 @@
 #include "cuda/pack.cuh"
 #include "cuda/uncut.h"
 #include "cuda/uncut_args.cuh"
-#include "cuda/uncut_codes.cuh"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 
@@ -100,25 +100,30 @@ void decodeUncutRun(const Place& place, const char* doing, const GridRun& run, c
   if (run.count == 0) return;
   const DeviceScope scope(place.device, doing);
   launch(place, doing, unpackScales, (args.period + kThreads - 1) / kThreads, kThreads, args);
-  constexpr uint64_t kShare = uint64_t{kWarps} * kBlock;
-  const unsigned blocks = gridOf((args.count + kShare - 1) / kShare, place.device, doing);
-  launch(place, doing, args.centred ? decodeChannels<kAdd, true, T> : decodeChannels<kAdd, false, T>, blocks, kThreads,
-         args, y);
+  launchByWarps(place, doing, args.centred ? decodeChannels<kAdd, true, T> : decodeChannels<kAdd, false, T>, args.count,
+                args, y);
 }
 
 }  // namespace
 
+size_t uncutWorkspaceBytes(const GridRun& run) {
+  auto args = uncutArgs<std::byte>("workspace of an uncut grid", run, nullptr, nullptr);
+  return run.count == 0 ? 0 : layOut(args, nullptr);
+}
+
+void encodeUncut(const Place& place, const GridRun& run, void* payload, const void* x, const PhiloxKey& key,
+                 void* workspace, uint32_t* refused) {
+  const auto args = uncutArgs("encode uncut grid", run, static_cast<std::byte*>(payload), workspace, refused);
+  if (run.count == 0) return;
+  const GridRule rule = gridRule(*gridFamily(run.codec.id));
+  withElements(run.dtype, x, [&](const auto* x) { encodeUncutRun(place, args, x, rule, key); });
+}
+
 void decodeUncut(const Place& place, const GridRun& run, void* y, const void* payload, void* workspace,
                  uint32_t* refused) {
-  constexpr const char* kDoing = "decode uncut grid";
-  switch (run.dtype) {
-    case DType::float16:
-      return decodeUncutRun<false>(place, kDoing, run, payload, static_cast<Float16*>(y), workspace, refused);
-    case DType::bfloat16:
-      return decodeUncutRun<false>(place, kDoing, run, payload, static_cast<Bfloat16*>(y), workspace, refused);
-    default:
-      return decodeUncutRun<false>(place, kDoing, run, payload, static_cast<float*>(y), workspace, refused);
-  }
+  withElements(run.dtype, y, [&](auto* y) {
+    decodeUncutRun<false>(place, "decode uncut grid", run, payload, y, workspace, refused);
+  });
 }
 
 void decodeAddUncut(const Place& place, const GridRun& run, float* acc, const void* payload, void* workspace,

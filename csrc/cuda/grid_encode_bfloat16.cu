@@ -1,7 +1,0 @@
-#include "cuda/grid_encode.cuh"
-
-namespace lowcomm::cuda {
-
-template void encodeRun(const Place&, const EncodeArgs<Bfloat16>&, GridRule, const BookArgs<true>*);
-
-}  // namespace lowcomm::cuda
