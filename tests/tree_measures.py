@@ -1,4 +1,7 @@
-"""How large the tree is for a reader: python tests/tree_measures.py prints each measure with its bound."""
+"""How large the tree is for a reader: python tests/tree_measures.py prints each measure with what is wanted of it.
+
+`tests/python/package/test_tree_measures.py` holds the tree to `BOUNDS`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,28 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _CODE = {".h", ".cpp", ".inl", ".cu", ".cuh"}
 _TESTED = ("csrc", "torch_lowcomm", "tests", "benchmarks", "examples")
+# Of each measure: what is wanted, the least and the most. A bound is at what is wanted where the tree has reached that,
+# else at what it has reached: then it keeps the measure from getting worse, and follows when it gets better.
+WANTED = {
+    "files to open for collective/all_reduce.cpp": (1, 18),
+    "median lines of a file of csrc": (110, 200),
+    "files of csrc": (1, 270),
+    "lines of csrc": (1, 27_000),
+    "lines of the longest file": (1, 400),
+    "files over 400 lines": (0, 0),
+    "lines of backend.h": (1, 160),
+    "lines of README.md": (1, 150),
+    "lines of benchmarks/README.md": (1, 250),
+}
+BOUNDS = WANTED | {
+    "files to open for collective/all_reduce.cpp": (1, 35),
+    "median lines of a file of csrc": (80, 200),
+    "files of csrc": (1, 302),
+    "lines of csrc": (1, 31_000),
+    "lines of the longest file": (1, 442),
+    "files over 400 lines": (0, 3),
+    "lines of backend.h": (1, 373),
+}
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
@@ -52,7 +77,9 @@ def measures() -> dict[str, float]:
 
 
 if __name__ == "__main__":
+    print(f"{'measure':<48}{'is':>8}{'wanted':>12}{'bound':>12}")
     for name, value in measures().items():
-        print(f"{name:<48}{value:>8g}")
+        wanted, bound = ("{}...{}".format(*limits[name]) for limits in (WANTED, BOUNDS))
+        print(f"{name:<48}{value:>8g}{wanted:>12}{bound:>12}")
     for path in sorted((p for f in _TESTED for p in sources(f, {".py", *_CODE})), key=lines)[-8:]:
         print(f"  {lines(path)} {path.relative_to(ROOT)}")
