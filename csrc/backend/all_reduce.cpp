@@ -45,7 +45,7 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const st
     slot += static_cast<uint64_t>(parts.group.size);
   }
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
-                      OpContext& context) { allReduce(context, messages, reduction, device_codec); };
+                     OpContext& context) { allReduce(context, messages, reduction, device_codec); };
   if (residual) {
     buffers->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }

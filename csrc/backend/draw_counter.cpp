@@ -1,6 +1,6 @@
 #include "backend/draw_counter.h"
 
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 
 namespace lowcomm {
 

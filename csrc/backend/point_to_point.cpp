@@ -194,9 +194,9 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& coded) {
   } else {
     if (const DeviceQueue* shared = parts_.issuer.queueOf(coded->name(), coded->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
-    prepared->enter(queue.get(), coded->exact()
-                                     ? nullptr
-                                     : parts_.issuer.deviceCodecFor(coded->name(), queue.get(), {{coded->tensor}, {coded->codec}}));
+    prepared->enter(queue.get(), coded->exact() ? nullptr
+                                                : parts_.issuer.deviceCodecFor(coded->name(), queue.get(),
+                                                                               {{coded->tensor}, {coded->codec}}));
     received = std::make_shared<P2pRecv>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
                                          elements.type_elements);
     sink = makeSink(received->op, prepared->device_codec.get(), {received->plan, prepared->target(coded->tensor)});

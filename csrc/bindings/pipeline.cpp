@@ -81,17 +81,16 @@ void bindPipeline(py::module_& m) {
           py::arg("sample"), py::arg("version"), py::arg("slot"));
 
   py::class_<BoundMessage>(m, "ChannelMessage")
-      .def(
-          "wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
+      .def("wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
 
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
                        const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory) {
              return translated([&] {
-               ChannelOptions options{wireType(dtype), {specOf(codec, channels), specOf(first, channels)},
-                                      group->drawKey()};
-               return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number,
-                                                std::move(options), std::move(memory));
+               ChannelOptions options{
+                   wireType(dtype), {specOf(codec, channels), specOf(first, channels)}, group->parts().draws.key()};
+               return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
+                                                std::move(memory));
              });
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),

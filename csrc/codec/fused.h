@@ -87,8 +87,8 @@ class FusedCodec {
   void check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const;
   void checkPayload(std::span<const std::byte> payload, uint64_t count) const;
   void checkMemory(Elements before, State after) const;
-  void advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after,
-               uint64_t first, uint64_t count);
+  void advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after, uint64_t first,
+               uint64_t count);
   float* room(std::vector<float>& memory, uint64_t count);
   const float* widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory);
   void write(State to, const float* x, uint64_t at, uint64_t count);

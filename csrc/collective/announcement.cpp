@@ -49,18 +49,14 @@ Announcement Announcement::parse(std::string_view text) {
     throw WireError("announcement: expected a flow 'tag N' or 'channel N', got '" + flow + "'");
   }
   announcement.flow.kind = tagged ? MessageFlow::Kind::tag : MessageFlow::Kind::channel;
-  announcement.flow.number =
-      numberIn("flow", std::string_view(flow).substr(tagged ? tag.size() : channel.size()));
+  announcement.flow.number = numberIn("flow", std::string_view(flow).substr(tagged ? tag.size() : channel.size()));
   announcement.frames = numberIn("frames", all.fields[1].second);
   announcement.description.fields.assign(all.fields.begin() + 2, all.fields.end());
   return announcement;
 }
 
 AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, Lost lost)
-    : group_(group),
-      heard_(std::move(heard)),
-      lost_(std::move(lost)),
-      buffers_(kFrameHeaderBytes + kMaxText) {}
+    : group_(group), heard_(std::move(heard)), lost_(std::move(lost)), buffers_(kFrameHeaderBytes + kMaxText) {}
 
 AnnouncementBoard::~AnnouncementBoard() {
   stop();
@@ -78,8 +74,7 @@ AnnouncementBoard::Sent AnnouncementBoard::tell(int peer, const Announcement& an
   header.epoch = group_.epoch;
   Sent sent{buffers_.take(), nullptr, 0};
   sent.bytes = sealText(sent.buffer.get(), header, text);
-  sent.transfer =
-      group_.transport.isend(Lane::control, peer, kTag, BufferPool::span(sent.buffer).first(sent.bytes));
+  sent.transfer = group_.transport.isend(Lane::control, peer, kTag, BufferPool::span(sent.buffer).first(sent.bytes));
   return sent;
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
-#include <compare>
 #include <map>
 #include <set>
 #include <string>
@@ -48,7 +48,7 @@ class SentNumbers {
 
  private:
   std::map<MessageFlow, uint32_t> counted_;  // the last number
-  size_t tags_ = 0;                            // among them
+  size_t tags_ = 0;                          // among them
   uint32_t shared_ = 0;
 };
 

@@ -132,8 +132,8 @@ void P2p::finish(P2pMessage& message) {
     std::lock_guard<std::mutex> lock(mutex_);
     message.finishing_ = true;
   }
-  const std::exception_ptr error = message.sends ? finishSend(static_cast<P2pSend&>(message))
-                                                 : finishRecv(static_cast<P2pRecv&>(message));
+  const std::exception_ptr error =
+      message.sends ? finishSend(static_cast<P2pSend&>(message)) : finishRecv(static_cast<P2pRecv&>(message));
   message.op.conversing = false;
   message.op.note([&](OpProgress::State& state) {
     state.received_bytes = message.op.counters.received_bytes;
@@ -181,8 +181,7 @@ void P2p::adopt(P2pRecv& message, const FrameHeader& got) {
       if (flow != flows_.end() && got.sequence == message.op.sequence) flow->second.counted = true;
       return;
     }
-    const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0
-                                                  : flow->second.counted;
+    const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0 : flow->second.counted;
     if (counted) return;  // and is refused, as any other number that is not expected
     if (!message.taken_down_ && !received.take(got.sequence)) {
       throw WireError("message number: expected one that has not come before, got " + std::to_string(got.sequence) +

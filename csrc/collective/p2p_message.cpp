@@ -4,17 +4,15 @@
 #include <span>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/error.h"
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 #include "transport/transport.h"
 
 namespace lowcomm {
 namespace {
 
 std::string titleOf(bool sends, const MessageFlow& flow) {
-  return (sends ? "send " : "recv ") + std::string(flow.channel() ? "of " : "with ") +
-         flow.name();
+  return (sends ? "send " : "recv ") + std::string(flow.channel() ? "of " : "with ") + flow.name();
 }
 
 // A list that is too long for an announcement is cut, and closed with the hash of all of it.
@@ -32,8 +30,7 @@ KeyValues describeMessage(const MessageKey& key, const MessagePlan& plan, const 
   const MessageSummary summary = MessageSummary(plan).as(type_name, type_elements);
   KeyValues description;
   description.fields = {{"dtype", summary.dtype}, {"elements", summary.elements}, {"codec", summary.codec}};
-  if (key.flow.channel())
-    description.fields.emplace_back("samples", samplesText(key.samples));
+  if (key.flow.channel()) description.fields.emplace_back("samples", samplesText(key.samples));
   return description;
 }
 

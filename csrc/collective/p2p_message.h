@@ -14,8 +14,8 @@
 
 #include "codec/codec.h"
 #include "collective/announcement.h"
-#include "collective/op_context.h"
 #include "collective/message_summary.h"
+#include "collective/op_context.h"
 #include "collective/plan.h"
 #include "collective/sink.h"
 #include "collective/source.h"
@@ -96,8 +96,8 @@ class P2pSend : public P2pMessage {
   void lose(const TransportError& error);
   // Waits until every frame has left. Throws TransferError.
   void wait();
-  // Why the message was not delivered: the ValueError of its elements, or PeerRefused where the receiver expects another
-  // one. Null where it was.
+  // Why the message was not delivered: the ValueError of its elements, or PeerRefused where the receiver expects
+  // another one. Null where it was.
   std::exception_ptr error() const { return own_error_ ? own_error_ : refused_; }
 
   size_t encodeFrame(Source& source, size_t k, std::byte* frame);

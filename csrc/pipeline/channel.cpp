@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "codec/element.h"
+#include "base/narrow_float.h"
 #include "collective/sink.h"
 #include "collective/source.h"
 #include "pipeline/delta_sink.h"
@@ -32,11 +32,7 @@ void ChannelMessage::wait() {
 
 Channel::Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
                  std::shared_ptr<SampleMemory> memory)
-    : queue_(std::move(queue)),
-      peer_(peer),
-      number_(number),
-      options_(std::move(options)),
-      memory_(std::move(memory)) {
+    : queue_(std::move(queue)), peer_(peer), number_(number), options_(std::move(options)), memory_(std::move(memory)) {
   if (peer < 0 || peer >= queue_->size() || peer == queue_->rank()) {
     throw ValueError("channel: expected a peer among the group's ranks 0..." + std::to_string(queue_->size() - 1) +
                      " other than this one, " + std::to_string(queue_->rank()) + ", got " + std::to_string(peer));
@@ -84,8 +80,7 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
 }
 
 MessageKey Channel::keyOf(const ChannelMessage& message) const {
-  return {{MessageFlow::Kind::channel, number_},
-          message.update_ ? message.update_->keys() : std::vector<SampleKey>()};
+  return {{MessageFlow::Kind::channel, number_}, message.update_ ? message.update_->keys() : std::vector<SampleKey>()};
 }
 
 MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {
@@ -96,8 +91,7 @@ MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) co
 
 std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t elements, std::vector<uint64_t> samples) {
   auto message = begin(elements, std::move(samples));
-  const auto sent =
-      std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
+  const auto sent = std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = sent;
   uint32_t step;
   {
@@ -122,8 +116,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
 
 std::unique_ptr<ChannelMessage> Channel::recv(void* data, uint64_t elements, std::vector<uint64_t> samples) {
   auto message = begin(elements, std::move(samples));
-  const auto received =
-      std::make_shared<P2pRecv>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
+  const auto received = std::make_shared<P2pRecv>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = received;
   queue_->recv(received, message->update_
                              ? std::make_unique<DeltaSink>(received->op, received->plan, data, *message->update_)

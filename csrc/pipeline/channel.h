@@ -21,8 +21,8 @@ namespace lowcomm {
 // What a channel carries, equal on both sides: their messages are compared before anything is sent.
 struct ChannelOptions {
   DType dtype = DType::float32;
-  DeltaCodecs codecs;   // `seen` of all messages where there is no memory; none: exact
-  uint64_t seed = 0;    // of stochastic codecs
+  DeltaCodecs codecs;  // `seen` of all messages where there is no memory; none: exact
+  uint64_t seed = 0;   // of stochastic codecs
 };
 
 class Channel;

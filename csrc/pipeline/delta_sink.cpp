@@ -1,7 +1,7 @@
 #include "pipeline/delta_sink.h"
 
-#include "base/half.h"
-#include "codec/dispatch.h"
+#include "base/narrow_float.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 
@@ -39,7 +39,7 @@ void DeltaSink::decodeRun(const Run& run, std::span<const std::byte> whole) {
   } else {
     const bool half = plan_.dtype == DType::float16;
     (half ? kernels().float16_to_float : kernels().bfloat16_to_float)(decoded_.data(),
-                                                                       reinterpret_cast<const uint16_t*>(y), run.count);
+                                                                      reinterpret_cast<const uint16_t*>(y), run.count);
   }
   remember(update_.after(run.at), decoded_.data(), run.count);
 }

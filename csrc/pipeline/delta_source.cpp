@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/half.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {

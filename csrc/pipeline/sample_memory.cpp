@@ -3,9 +3,9 @@
 #include <cstring>
 #include <string>
 
-#include "base/crc32c.h"
 #include "base/error.h"
-#include "codec/element.h"
+#include "base/hashes.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "base/float_env.h"
-#include "codec/dispatch.h"
 #include "kernels/cast/cast_rules.h"
+#include "kernels/isa/table.h"
 
 namespace lowcomm {
 namespace {

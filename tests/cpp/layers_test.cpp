@@ -11,8 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const std::vector<std::string> kLayers = {"base",      "kernels",    "codec",  "wire",
-                                          "transport", "collective", "engine", "pipeline", "cuda"};
+const std::vector<std::string> kLayers = {"base",       "kernels", "codec",    "wire", "transport",
+                                          "collective", "engine",  "pipeline", "cuda"};
 
 struct Include {
   std::string file, path;

@@ -53,8 +53,7 @@ inline Posted postSend(Engine& engine, const Tensor& tensor, int peer, uint32_t 
                        DeviceCodec* device_codec = nullptr) {
   const auto message = std::make_shared<P2pSend>(engine.group(), peer, tagged(tag), tensor.plan(engine));
   auto source = makeSource(message->op, device_codec, {message->plan, tensor.data.data(), tensor.draws});
-  const auto error =
-      engine.runInline(message->op, [&] { engine.messages().send(message, std::move(source)); });
+  const auto error = engine.runInline(message->op, [&] { engine.messages().send(message, std::move(source)); });
   return {message, Outcome(error, message->op.counters)};
 }
 

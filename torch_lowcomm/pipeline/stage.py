@@ -164,9 +164,7 @@ class Stage(PipelineStage):
         for receive in self._receives.pop((gradients, chunk), ()):
             receive.wait()
 
-    def _activations(
-        self, op: dist.P2POp, position: int, chunk: int, *, sends: bool
-    ) -> tuple[_C.Channel, list[int]]:
+    def _activations(self, op: dist.P2POp, position: int, chunk: int, *, sends: bool) -> tuple[_C.Channel, list[int]]:
         """The channel of an activation, and its samples where they have a memory."""
         boundary = self.stage_index if sends else self.stage_index - 1
         if not self.has_backward:

@@ -31,16 +31,16 @@ MessageKey channel(uint32_t number, std::vector<SampleKey> samples) {
 
 std::shared_ptr<P2pSend> send(EngineQueue& queue, const MessageKey& key, const Bytes& data, const Draws& draws) {
   GroupContext& group = queue.group();
-  const auto message = std::make_shared<P2pSend>(
-      group, 1, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
+  const auto message =
+      std::make_shared<P2pSend>(group, 1, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
   queue.send(message, makeSource(message->op, nullptr, {message->plan, data.data(), draws}));
   return message;
 }
 
 std::shared_ptr<P2pRecv> recv(EngineQueue& queue, const MessageKey& key, Bytes& data) {
   GroupContext& group = queue.group();
-  const auto message = std::make_shared<P2pRecv>(
-      group, 0, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
+  const auto message =
+      std::make_shared<P2pRecv>(group, 0, key, planP2p(threeSamples(), DType::float32, group.chunk_bytes));
   queue.recv(message, makeSink(message->op, nullptr, {message->plan, data.data()}));
   return message;
 }
@@ -85,9 +85,9 @@ TEST(Channel, SamplesAndVersionsThatDifferAreNamedOnBothSides) {
       std::shared_ptr<P2pMessage> message;
       if (rank == 0) message = send(queue, mine, sent, {});
       if (rank == 1) message = recv(queue, theirs, got);
-      EXPECT_TRUE(holds(ended(queue, *message),
-                        {"of channel 4", "samples differs", "rank 0 has '11@0,12@0,13@5'",
-                         theirs.samples[1].sample == 14 ? "'11@0,14@0,13@5'" : "'11@0,12@0,13@6'"}));
+      EXPECT_TRUE(
+          holds(ended(queue, *message), {"of channel 4", "samples differs", "rank 0 has '11@0,12@0,13@5'",
+                                         theirs.samples[1].sample == 14 ? "'11@0,14@0,13@5'" : "'11@0,12@0,13@6'"}));
     });
     EXPECT_TRUE(got == Bytes(sent.size(), std::byte{0x55}));
   }

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/fnv1a.h"
+#include "base/hashes.h"
 #include "p2p_cases.h"
 #include "wire/frame.h"
 
@@ -171,10 +171,10 @@ TEST(P2pFault, MissingStaleAndRepeatedFramesAreNamed) {
     const char* part;
   };
   const std::vector<Case> cases = {
-      {1, 1, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "sequence: expected 2, got 1"},  // a message twice
-      {2, 3, {0, 1, 2, 3}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},  // one that is missing
-      {1, 2, {0, 1, 1, 2, 3}, {0, 1, 2}, 0, "first: expected"},              // a frame twice
-      {1, 2, {0, 2, 3}, {0, 1, 2, 3}, 0, "first: expected"},                 // one that is missing
+      {1, 1, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "sequence: expected 2, got 1"},                   // a message twice
+      {2, 3, {0, 1, 2, 3}, {0, 1, 2, 3}, 0, "sequence: expected 1, got 2"},                   // one that is missing
+      {1, 2, {0, 1, 1, 2, 3}, {0, 1, 2}, 0, "first: expected"},                               // a frame twice
+      {1, 2, {0, 2, 3}, {0, 1, 2, 3}, 0, "first: expected"},                                  // one that is missing
       {1, 2, {0, 1, 2}, {0, 1, 2, 3}, 0, "a message of 65600 bytes for a receive of 57344"},  // the last one
       // Of a tag that is not counted by itself: one that came before, and a sender who changes his mind.
       {kSharedNumber + 4, kSharedNumber + 4, {0, 1, 2, 3}, {0, 1, 2, 3}, 1, "not come before, got 2147483652 again"},
@@ -293,9 +293,9 @@ TEST(P2pFault, WhoNeverComesIsNamedAtTheDeadline) {
     EXPECT_TRUE(outcome.is<PeerError>());
     const std::string waited =
         sends ? "waiting for the receive of it: timed out waiting 150 ms" : "waiting for a frame: no byte for 150 ms";
-    EXPECT_TRUE(holds(outcome.what(),
-                      {sends ? "send with tag 5" : "recv with tag 5", "rank 0 (global 10)", "rank 1 (global 11)",
-                       "sequence 1", "group outer", waited, "progress deadline 150 ms"}));
+    EXPECT_TRUE(
+        holds(outcome.what(), {sends ? "send with tag 5" : "recv with tag 5", "rank 0 (global 10)",
+                               "rank 1 (global 11)", "sequence 1", "group outer", waited, "progress deadline 150 ms"}));
     const auto later = ranks.start(0, "all_gather", [](int, OpContext&) {}).get();
     EXPECT_TRUE(holds(later.what(), {"First cause", waited}));
   }
@@ -326,7 +326,8 @@ TEST(P2pFault, AKilledPeerIsNamed) {
     EXPECT_TRUE(outcome.is<PeerError>());
     EXPECT_TRUE(holds(outcome.what(), {"tag 5", "rank 1", "connection closed by peer"}));
     // To it nothing starts any more; what was under way says the first cause.
-    EXPECT_TRUE(holds(test::postRecv(engine, tensor, 1, 6).outcome.what(), {"recv with tag 6", "First cause", "closed by peer"}));
+    EXPECT_TRUE(holds(test::postRecv(engine, tensor, 1, 6).outcome.what(),
+                      {"recv with tag 6", "First cause", "closed by peer"}));
   }
 }
 

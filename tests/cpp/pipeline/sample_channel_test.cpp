@@ -187,8 +187,8 @@ TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
 // Without a memory tensors of any type travel exact, and floats in a codec.
 TEST(SampleChannel, WithoutAMemory) {
   Ranks ranks(2);
-  for (const auto& [dtype, codec] :
-       std::vector<std::pair<DType, std::string>>{{DType::int64, ""}, {DType::bfloat16, ""}, {DType::float32, "gauss4"}}) {
+  for (const auto& [dtype, codec] : std::vector<std::pair<DType, std::string>>{
+           {DType::int64, ""}, {DType::bfloat16, ""}, {DType::float32, "gauss4"}}) {
     std::shared_ptr<Channel> channels[2];
     for (int rank : {0, 1})
       channels[rank] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(rank)), 1 - rank, 3,

@@ -124,7 +124,11 @@ DIFFERENCES = {
     "more frames": ((999_999, torch.float32, False), (999, torch.float32, False), _differs("elements", 999_999, 999)),
     "fewer frames": ((999, torch.float32, False), (999_999, torch.float32, False), _differs("elements", 999, 999_999)),
     "no elements": ((0, torch.float32, False), (999, torch.float32, False), _differs("elements", 0, 999)),
-    "another dtype": ((999, torch.bfloat16, False), (999, torch.float32, False), _differs("dtype", "bfloat16", "float32")),
+    "another dtype": (
+        (999, torch.bfloat16, False),
+        (999, torch.float32, False),
+        _differs("dtype", "bfloat16", "float32"),
+    ),
     "exact": ((999, torch.float32, True), (999, torch.float32, False), _differs("codec", "none", SPEC)),
     "types the wire carries as bytes": (
         (512, torch.uint16, False),

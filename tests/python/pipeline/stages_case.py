@@ -3,7 +3,11 @@
 import torch
 from torch import nn
 from torch.distributed import pipelining
-from torch.distributed.pipelining.schedules import ScheduleDualPipeV, ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+from torch.distributed.pipelining.schedules import (
+    ScheduleDualPipeV,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
 import torch_lowcomm as lc
 

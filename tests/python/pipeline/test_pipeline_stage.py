@@ -254,7 +254,14 @@ def _by_channel(r):
     r.init("lowcomm")
     cache = lc.pipeline.Cache(store="bf16")
     schedule, _ = case.build(
-        r.rank, r.size, "1F1B", cache=cache, first=None, forward="sym2:axis=channel", backward="sym8:axis=channel", window=2
+        r.rank,
+        r.size,
+        "1F1B",
+        cache=cache,
+        first=None,
+        forward="sym2:axis=channel",
+        backward="sym8:axis=channel",
+        window=2,
     )
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     for _ in range(3):
