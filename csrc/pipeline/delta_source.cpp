@@ -41,11 +41,12 @@ void DeltaSource::encodeRun(const Run& run, std::span<std::byte> whole) {
     std::unique_ptr<FusedCodec>& fused = fused_[run.segment];
     if (!fused) fused = std::make_unique<FusedCodec>(run.codec);
     measure(run, a);
-    run.countInMessage("", [&] {
-      fused->encodeDelta(whole, {a, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset, run.count,
-                         draws);
-    });
-    return;
+    try {
+      return fused->encodeDelta(whole, {a, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset,
+                                run.count, draws);
+    } catch (const NonFiniteError& error) {
+      throw run.inMessage(error, "");
+    }
   }
   run.encode(whole, a, plan_.dtype, draws);
   decoded_.resize(run.count);

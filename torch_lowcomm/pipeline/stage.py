@@ -47,16 +47,21 @@ class Stage(PipelineStage):
         """Makes a stage; all stages of a pipeline are given the same options.
 
         Args:
-            submodule: As PipelineStage, and so are stage_index, num_stages, device, args and kwargs.
+            submodule: The module of this stage.
+            stage_index: Its place in the pipeline, from 0.
+            num_stages: Stages of the pipeline.
+            device: Where the module computes.
+            *args: As PipelineStage.
             forward: The codec of activations; of their changes where there is a cache. None: exact.
             backward: The codec of gradients. None: exact.
             first: With a cache, the codec of a sample's first visit. None: exact, as in the paper.
             evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
             window: How many micro-batches' receives are posted ahead. None: all of a step.
+            **kwargs: As PipelineStage.
 
         Raises:
-            ValueError: A codec is unknown, the group is not lowcomm's, there is a cache and no forward codec, or window is below 1.
+            ValueError: A codec is unknown, the group is of another backend, a cache has no forward codec, or window is below 1.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         if cache is not None and forward is None:

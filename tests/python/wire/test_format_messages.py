@@ -15,10 +15,15 @@ from format_reader.spec import IDS
 from torch.distributed import DistBackendError, HashStore
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_inner
+from torch_lowcomm._create import make_gloo
 
 TIMEOUT = timedelta(seconds=30)
 N = 300001
+
+
+def _no_nccl(*_):
+    """The inner backend of devices on a machine without a GPU."""
+    return None
 
 
 def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor) -> tuple:
@@ -28,8 +33,7 @@ def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tens
     def rank0() -> None:
         try:
             options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
-            inner = lambda role, *args: None if role == "device" else make_inner(role, *args)  # noqa: E731
-            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], inner)
+            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, _no_nccl)
             part(backend, tensor)
             done.wait(30)
         except Exception as error:
@@ -75,7 +79,7 @@ def test_a_message_from_a_rank_that_follows_the_page():
     raw = x.numpy().tobytes()
     frames = []
     for frame in cut:
-        payload = raw[8 * frame.first :][: frame.payload_bytes]
+        payload = raw[8 * frame.first :][: frame.payload_bytes].ljust(frame.payload_bytes, b"\0")
         fields = (0, frame.elements, frame.first, 1, peer.epoch, 0, 0, fnv1a(description), len(payload), 0)
         frames.append((Header(b"LCMF", 2, 0, IDS["none"], 0, 0, 9, 0, *fields), payload))
     peer.send_message(3, frames)
