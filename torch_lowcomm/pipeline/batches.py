@@ -16,7 +16,7 @@ def batches(
     replica: int = 0,
     replicas: int = 1,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yields (samples, *fields) for each batch, the same on every stage of a pipeline.
+    """Yields the batches of numbered samples, the same on every stage of a pipeline.
 
     Each data-parallel replica has a fixed part of the dataset, the same in all epochs, so that its stages meet their samples
     again. A last batch that is not full is left out.

@@ -113,7 +113,7 @@ TEST(Fault, DamagedFramesAreNamedOnEveryRank) {
       {"last byte of the last frame", 7, flip(1 << 30), "crc32c: expected"},
       {"sequence", 1, flip(32), "crc32c: expected"},
       {"magic", 3, flip(0), "magic: expected"},
-      {"version", 3, flip(4), "version: expected 1"},
+      {"version", 3, flip(4), "version: expected 2"},
       {"length past the buffer", 4, [](std::span<std::byte> b) { std::memset(b.data() + 56, 0xff, 4); },
        "payload_bytes: expected at most"},
       {"truncated payload", 5, cut(0.5), "crc32c: expected"},

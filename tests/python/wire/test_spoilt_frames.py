@@ -60,7 +60,7 @@ CORRUPTIONS = {
     "last payload bit": (lambda f: _flip(f, f.numel() - 1, 0x80), CRC),
     "header bit": (lambda f: _flip(f, ELEMENTS_AT), CRC),
     "magic": (lambda f: _flip(f, 0), MAGIC + r"\d+"),
-    "version": (lambda f: _flip(f, 4), r"version: expected 1, got 17"),
+    "version": (lambda f: _flip(f, 4), r"version: expected 2, got 18"),
     "payload size": (lambda f: _flip(f, SIZE_AT), CRC),
     "huge payload size": (lambda f: _flip(f, SIZE_AT + 3, 0x7F), ROOM + r"21\d{8}"),
     # The reader goes on with the former content of the receiver's buffer, which may be the very frame that comes back.
