@@ -90,7 +90,7 @@ struct PointToPoint::P2pRequest {
   const int peer;
   const uint32_t tag;
   // Of a send, between prepare() and post().
-  std::shared_ptr<OpBuffers> prepared = {};
+  std::shared_ptr<OpBuffers> buffers = {};
   const void* input = nullptr;
   Draws draws = {};
 
@@ -107,9 +107,9 @@ struct PointToPoint::P2pRequest {
 // A message between its issue and its end. Destroyed from the last to the first: the engine goes after the
 // frames.
 struct PointToPoint::P2pInFlight {
-  std::shared_ptr<P2pRequest> coded;
+  std::shared_ptr<P2pRequest> request;
   std::shared_ptr<P2pMessage> message;
-  std::shared_ptr<OpBuffers> prepared;
+  std::shared_ptr<OpBuffers> buffers;
   std::shared_ptr<DeviceQueue> queue;
   std::shared_ptr<ProfilerRanges> ranges;  // null where no profiler runs
   at::ThreadLocalState state;              // the caller's: copies out keep its inference mode
@@ -138,8 +138,8 @@ void PointToPoint::checkExact(c10d::OpType op, const Tensors& tensors, int peer,
 }
 
 // The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
-std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::coded(c10d::OpType type, const Tensors& tensors, int peer,
-                                                              int tag) {
+std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType type, const Tensors& tensors, int peer,
+                                                                  int tag) {
   if (!parts_.codecs.names(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
   parts_.group.expectLiving(name);
@@ -160,46 +160,46 @@ std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::coded(c10d::OpType type,
 
 // What of a send can be under way before anything is posted: copies of values from a device.
 void PointToPoint::prepare(P2pRequest& message) {
-  if (!message.sends() || message.prepared) return;
-  auto prepared = std::make_shared<OpBuffers>();
+  if (!message.sends() || message.buffers) return;
+  auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts_.issuer.queueOf(message.name(), message.tensor);
-  prepared->enter(queue, message.exact() ? nullptr
-                                         : parts_.issuer.deviceCodecFor(message.name(), queue,
-                                                                        {{message.tensor}, {message.codec}}));
-  message.input = prepared->source(message.tensor, queue);
-  if (!prepared->device_codec) prepared->load(queue);
+  buffers->enter(queue, message.exact()
+                            ? nullptr
+                            : parts_.issuer.deviceCodecFor(message.name(), queue, {{message.tensor}, {message.codec}}));
+  message.input = buffers->source(message.tensor, queue);
+  if (!buffers->device_codec) buffers->load(queue);
   message.draws = parts_.draws.ofNextMessage();
-  message.prepared = std::move(prepared);  // last: what failed before is tried again
+  message.buffers = std::move(buffers);  // last: what failed before is tried again
 }
 
-WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& coded) {
-  parts_.group.expectLiving(coded->name());
-  prepare(*coded);
-  auto prepared = std::make_shared<OpBuffers>();
+WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
+  parts_.group.expectLiving(request->name());
+  prepare(*request);
+  auto buffers = std::make_shared<OpBuffers>();
   std::shared_ptr<DeviceQueue> queue;
-  Engine& engine = *coded->engine;
-  const WireElements elements(coded->tensor);
+  Engine& engine = *request->engine;
+  const WireElements elements(request->tensor);
   std::shared_ptr<P2pMessage> message;
   std::shared_ptr<P2pSend> sent;
   std::shared_ptr<P2pRecv> received;
   std::unique_ptr<Source> source;
   std::unique_ptr<Sink> sink;
-  const auto ranges = ProfilerRanges::ofCaller(coded->name());
-  if (coded->sends()) {
-    coded->prepared->start(parts_.issuer.queueOf(coded->name(), coded->tensor));
-    sent = std::make_shared<P2pSend>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
+  const auto ranges = ProfilerRanges::ofCaller(request->name());
+  if (request->sends()) {
+    request->buffers->start(parts_.issuer.queueOf(request->name(), request->tensor));
+    sent = std::make_shared<P2pSend>(engine.group(), request->peer, request->key(), request->plan(), elements.type_name,
                                      elements.type_elements);
-    source = makeSource(sent->op, coded->prepared->device_codec.get(), {sent->plan, coded->input, coded->draws});
+    source = makeSource(sent->op, request->buffers->device_codec.get(), {sent->plan, request->input, request->draws});
     message = sent;
   } else {
-    if (const DeviceQueue* shared = parts_.issuer.queueOf(coded->name(), coded->tensor))
+    if (const DeviceQueue* shared = parts_.issuer.queueOf(request->name(), request->tensor))
       queue = std::make_shared<DeviceQueue>(*shared);
-    prepared->enter(queue.get(), coded->exact() ? nullptr
-                                                : parts_.issuer.deviceCodecFor(coded->name(), queue.get(),
-                                                                               {{coded->tensor}, {coded->codec}}));
-    received = std::make_shared<P2pRecv>(engine.group(), coded->peer, coded->key(), coded->plan(), elements.type_name,
-                                         elements.type_elements);
-    sink = makeSink(received->op, prepared->device_codec.get(), {received->plan, prepared->target(coded->tensor)});
+    buffers->enter(queue.get(), request->exact() ? nullptr
+                                                 : parts_.issuer.deviceCodecFor(request->name(), queue.get(),
+                                                                                {{request->tensor}, {request->codec}}));
+    received = std::make_shared<P2pRecv>(engine.group(), request->peer, request->key(), request->plan(),
+                                         elements.type_name, elements.type_elements);
+    sink = makeSink(received->op, buffers->device_codec.get(), {received->plan, buffers->target(request->tensor)});
     message = received;
   }
   if (ranges) ranges->follow(message->op);
@@ -207,25 +207,25 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& coded) {
     sent ? engine.messages().send(sent, std::move(source)) : engine.messages().recv(received, std::move(sink));
   };
   if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(asTorchError(error));
-  if (coded->prepared) coded->prepared->count(message->op.counters);
-  coded->prepared.reset();  // it is encoded
-  parts_.group.stats.call(coded->name(), coded->exact());
-  parts_.group.stats.moved(coded->name(), message->op.counters);
+  if (request->buffers) request->buffers->count(message->op.counters);
+  request->buffers.reset();  // it is encoded
+  parts_.group.stats.call(request->name(), request->exact());
+  parts_.group.stats.moved(request->name(), message->op.counters);
 
   NoPythonObjects guard;
   const std::shared_ptr<P2pInFlight> flight(
-      new P2pInFlight{coded, message, prepared, queue, ranges, at::ThreadLocalState()});
+      new P2pInFlight{request, message, buffers, queue, ranges, at::ThreadLocalState()});
   // `this` is used in runInline() alone: the group's end waits for what runs there, and nothing does afterwards.
   const auto finish = [this, flight](P2pWork& work) {
-    Engine& engine = *flight->coded->engine;
+    Engine& engine = *flight->request->engine;
     const auto error = engine.runInline(flight->message->op, [&] { this->finish(*flight); });
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
-  return c10::make_intrusive<P2pWork>(parts_.group.rank, coded->type,
-                                      profilerTitle(parts_.group.options->name, coded->name()),
-                                      EngineWork::Name{coded->name(), parts_.group.name(), message->op.sequence},
-                                      Tensors{coded->tensor}, coded->peer, parts_.group.callbacks, queue, finish);
+  return c10::make_intrusive<P2pWork>(parts_.group.rank, request->type,
+                                      profilerTitle(parts_.group.options->name, request->name()),
+                                      EngineWork::Name{request->name(), parts_.group.name(), message->op.sequence},
+                                      Tensors{request->tensor}, request->peer, parts_.group.callbacks, queue, finish);
 }
 
 void PointToPoint::finish(P2pInFlight& flight) {
@@ -237,17 +237,17 @@ void PointToPoint::finish(P2pInFlight& flight) {
       later.wait = flight.message->op.counters.wait;
       later.decode = flight.message->op.counters.decode;
       later.wait_by_peer = flight.message->op.counters.wait_by_peer;
-      flight.prepared->count(later);
-      flight.prepared->device_codec.reset();
-      stats.moved(flight.coded->name(), later);
+      flight.buffers->count(later);
+      flight.buffers->device_codec.reset();
+      stats.moved(flight.request->name(), later);
     }
   } count{parts_.group.stats, flight};
-  flight.prepared->start(flight.queue.get());
-  flight.coded->engine->messages().finish(*flight.message);
+  flight.buffers->start(flight.queue.get());
+  flight.request->engine->messages().finish(*flight.message);
   flight.message->op.whole = true;
-  if (flight.prepared->copies_out.empty() && !flight.prepared->device_codec) return;
+  if (flight.buffers->copies_out.empty() && !flight.buffers->device_codec) return;
   at::ThreadLocalStateGuard restored(flight.state);
-  flight.prepared->finish(flight.queue.get());
+  flight.buffers->finish(flight.queue.get());
 }
 
 WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
@@ -255,12 +255,12 @@ WorkPtr PointToPoint::exactOrCoded(c10d::OpType op, const Tensors& tensors, int 
   const bool receive = op != c10d::OpType::SEND;
   const char* name = receive ? "recv" : "send";
   const auto living = parts_.group.living(name);
-  if (auto message = coded(op, tensors, peer, tag)) {
-    const auto prepared = [this, living, message] {
+  if (auto message = requestOf(op, tensors, peer, tag)) {
+    const auto prepareFirst = [this, living, message] {
       const BackendPtr held = living();
       prepare(*message);
     };
-    return parts_.blocks.putOffMessage(op, {receive, /*device=*/false, prepared}, [this, living, message] {
+    return parts_.blocks.putOffMessage(op, {receive, /*device=*/false, prepareFirst}, [this, living, message] {
       const BackendPtr held = living();
       return post(message);
     });

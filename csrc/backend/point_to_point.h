@@ -28,9 +28,9 @@ class PointToPoint {
                        std::function<WorkPtr(c10d::Backend&)> call);
   void checkPeer(const char* name, int peer) const;
   void checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const;
-  std::shared_ptr<P2pRequest> coded(c10d::OpType type, const Tensors& tensors, int peer, int tag);
+  std::shared_ptr<P2pRequest> requestOf(c10d::OpType type, const Tensors& tensors, int peer, int tag);
   void prepare(P2pRequest& message);
-  WorkPtr post(const std::shared_ptr<P2pRequest>& coded);
+  WorkPtr post(const std::shared_ptr<P2pRequest>& request);
   void finish(P2pInFlight& flight);
 
   GroupParts& parts_;
