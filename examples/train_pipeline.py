@@ -173,18 +173,16 @@ def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
         result.seconds.append(time.monotonic() - start)
         progress.set_postfix(loss=f"{result.loss[-1]:.3f}", MB=f"{result.sent_bytes[-1] / 1e6:.1f}", refresh=False)
     result.cache_bytes = cache.bytes if cache else 0
-    result.perplexity = perplexity(args, schedule, rank, stages)
+    result.perplexity = perplexity(args, schedule)
     return result
 
 
-def perplexity(args: argparse.Namespace, schedule: Any, rank: int, stages: int) -> float:
+def perplexity(args: argparse.Namespace, schedule: Any) -> float:
     """By exact messages, on text that no run has seen; known to the last stage."""
     losses: list[Tensor] = []
     for i in range(8):
         x, y = args.corpus.validation_batch(args.batch, CONFIG.context, i)
-        last = {"target": y.to(args.device), "losses": losses} if rank == stages - 1 else {}
-        with torch.no_grad():
-            schedule.eval(*([x.to(args.device)] if rank == 0 else []), **last)
+        lc.pipeline.evaluate(schedule, x.to(args.device), target=y.to(args.device), losses=losses)
     return math.exp(torch.stack(losses).mean().item()) if losses else math.nan
 
 

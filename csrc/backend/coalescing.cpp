@@ -8,7 +8,7 @@
 namespace lowcomm {
 
 struct Coalescing::Block {
-  struct PutOff {
+  struct MessageEntry {
     c10::intrusive_ptr<GroupWork> work;
     Message message;
   };
@@ -19,7 +19,7 @@ struct Coalescing::Block {
   };
   c10::intrusive_ptr<GroupWork> group;
   std::vector<Collective> collectives;
-  std::vector<PutOff> messages;
+  std::vector<MessageEntry> messages;
   std::exception_ptr error = {};  // the first in it
   bool kept = false;              // whether a wait has left it to the block's end
   uint64_t started = 0;           // the last number of what was started, in the block or before it
@@ -140,7 +140,7 @@ WorkPtr Coalescing::end() {
   std::exception_ptr error = block->error;
   try {
     if (error) std::rethrow_exception(error);
-    for (const Block::PutOff& p : block->messages) {
+    for (const Block::MessageEntry& p : block->messages) {
       if (p.message.prepare && !p.work->issued()) p.message.prepare();
     }
     startAll(*block);
@@ -161,7 +161,7 @@ void Coalescing::cancelAll(Block& block, const std::exception_ptr& error) {
     collective.work->fail(error);
   }
   group_.sequence = block.started;
-  for (const Block::PutOff& p : block.messages)
+  for (const Block::MessageEntry& p : block.messages)
     p.work->fail(error);
   block.group->issue();
 }
@@ -171,13 +171,13 @@ void Coalescing::startAll(Block& block) {
     block.group->add(collective.work->start());
   // NCCL starts grouped ops together, so their order does not matter to it.
   const bool devices = std::any_of(block.messages.begin(), block.messages.end(),
-                                   [](const Block::PutOff& p) { return p.message.device; });
+                                   [](const Block::MessageEntry& p) { return p.message.device; });
   const BackendPtr grouped = devices ? inner_.device() : nullptr;
   if (grouped) grouped->startCoalescing();
   std::exception_ptr error;
   try {
     for (bool receives : {true, false}) {
-      for (const Block::PutOff& p : block.messages) {
+      for (const Block::MessageEntry& p : block.messages) {
         if (p.message.receive != receives) continue;
         WorkPtr work = p.work->start();
         if (!(grouped && p.message.device)) block.group->add(work);

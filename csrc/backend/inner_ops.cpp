@@ -97,12 +97,12 @@ WorkPtr InnerOps::serveOnWorker(const Op& op, const Call& call) {
                                               op.outputs, group_.callbacks);
   group_.sequence = std::max(group_.sequence.load(), op.sequence);
   NoPythonObjects guard;
-  struct Queued {
+  struct QueueEntry {
     Op op;
     Call call;
     at::ThreadLocalState state = {};
   };
-  const auto queued = std::make_shared<std::optional<Queued>>(Queued{op, call});
+  const auto queued = std::make_shared<std::optional<QueueEntry>>(QueueEntry{op, call});
   ++queued_;
   group_.engine().submit(
       op.name,

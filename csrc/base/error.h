@@ -7,7 +7,7 @@
 
 namespace lowcomm {
 
-// The torch-free core's own exceptions. backend/ maps them: ValueError -> ValueError, TypeError -> TypeError,
+// The torch-free core's own exceptions. tensor/errors.h maps them: ValueError -> ValueError, TypeError -> TypeError,
 // PeerError and WireError -> DistBackendError. Every message states what was expected and what was found.
 
 // A caller's mistake, found before anything was sent: bad option, bad shape, bad range.

@@ -23,6 +23,11 @@ using Backend = c10::intrusive_ptr<LowcommBackend>;
 using Samples = std::vector<uint64_t>;
 using release = py::call_guard<py::gil_scoped_release>;
 
+void expectType(const Channel& channel, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(wireType(tensor.scalar_type()) == channel.dtype(), "lowcomm: a channel's tensor: expected ",
+                   dtypeName(channel.dtype()), ", got ", tensor.scalar_type());
+}
+
 void expectHost(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(tensor.device().is_cpu() && tensor.is_contiguous(),
                     "lowcomm: a channel's tensor: expected a contiguous one in host memory, got device ",
@@ -81,6 +86,7 @@ void bindPipeline(py::module_& m) {
           py::arg("sample"), py::arg("version"), py::arg("slot"));
 
   py::class_<BoundMessage>(m, "ChannelMessage")
+      .def_property_readonly("spoilt", [](const BoundMessage& bound) { return bound.message->spoilt(); })
       .def("wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
 
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
@@ -99,6 +105,7 @@ void bindPipeline(py::module_& m) {
           "send",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {
             expectHost(tensor);
+            expectType(channel, tensor);
             const WireElements elements(tensor);
             return translated([&] {
               return BoundMessage{channel.send(tensor.const_data_ptr(), elements.count, std::move(samples)), tensor};
@@ -109,6 +116,7 @@ void bindPipeline(py::module_& m) {
           "recv",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {
             expectHost(tensor);
+            expectType(channel, tensor);
             const WireElements elements(tensor);
             return translated([&] {
               return BoundMessage{channel.recv(tensor.data_ptr(), elements.count, std::move(samples)), tensor};

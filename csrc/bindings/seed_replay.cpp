@@ -61,7 +61,7 @@ std::vector<std::vector<std::byte>> listOf(const std::vector<std::string>& messa
   return list;
 }
 
-struct HeldLog {
+struct LogBytes {
   py::bytes log;
   ReplayRecords records() const { return ReplayRecords(spanOf(log)); }
 };
@@ -156,18 +156,19 @@ void bindSeedReplay(py::module_& m) {
         asPythonErrors([&] { s.setSums(std::move(sums)); });
       });
   // Holds the log's bytes, of which a ReplayRecords is a view.
-  py::class_<HeldLog>(m, "ReplayRecords")
+  py::class_<LogBytes>(m, "ReplayRecords")
       .def(py::init<py::bytes>(), py::arg("log"))
       .def_property_readonly(
           "first_iteration",
-          [](const HeldLog& held) { return asPythonErrors([&] { return held.records().firstIteration(); }); })
+          [](const LogBytes& held) { return asPythonErrors([&] { return held.records().firstIteration(); }); })
       .def(
           "skip",
-          [](const HeldLog& held, uint64_t count) {
+          [](const LogBytes& held, uint64_t count) {
             return asPythonErrors([&] { return bytesOf(held.records().skip(count)); });
           },
           py::arg("count"))
-      .def_property_readonly("whole_prefix", [](const HeldLog& held) { return bytesOf(held.records().wholePrefix()); });
+      .def_property_readonly("whole_prefix",
+                             [](const LogBytes& held) { return bytesOf(held.records().wholePrefix()); });
   m.def(
       "read_replay_message",
       [](const py::bytes& message) {

@@ -64,8 +64,8 @@ class TopkCodec final : public FloatCodec {
 
  private:
   // The elements that are sent: their places as a bitmap, themselves in order.
-  struct Sent {
-    explicit Sent(const TopkParts& parts)
+  struct Selection {
+    explicit Selection(const TopkParts& parts)
         : bitmap(std::make_unique_for_overwrite<uint64_t[]>(bitmapWords(parts.n))),
           values(std::make_unique_for_overwrite<float[]>(parts.k + kSlack)) {}
     std::unique_ptr<uint64_t[]> bitmap;
@@ -73,8 +73,8 @@ class TopkCodec final : public FloatCodec {
   };
 
   // The largest elements of src, of which there are parts.n.
-  Sent largestOf(const void* src, DType dtype, const TopkParts& parts) const {
-    Sent sent(parts);
+  Selection largestOf(const void* src, DType dtype, const TopkParts& parts) const {
+    Selection sent(parts);
     FloatEnv env;
     std::unique_ptr<float[]> converted;
     const float* x = floats(src, dtype, parts.n, converted);
@@ -86,7 +86,7 @@ class TopkCodec final : public FloatCodec {
   bool encodeTaken(std::span<std::byte> dst, const void* src, DType dtype, uint64_t, uint64_t count,
                    const PhiloxKey& key) const override {
     const TopkParts parts = topkParts(spec(), count);
-    const Sent sent = largestOf(src, dtype, parts);
+    const Selection sent = largestOf(src, dtype, parts);
     std::memset(dst.data(), 0, parts.values);
     std::memcpy(dst.data(), &parts.k, 8);
     dst[8] = static_cast<std::byte>(spec().values);
@@ -107,10 +107,10 @@ class TopkCodec final : public FloatCodec {
   }
 
   // Throws WireError for what is no payload.
-  Sent read(std::span<const std::byte> src, uint64_t count) const;
+  Selection read(std::span<const std::byte> src, uint64_t count) const;
 
   void decodeTo(void* dst, DType dtype, std::span<const std::byte> src, uint64_t count) const override {
-    const Sent sent = read(src, count);
+    const Selection sent = read(src, count);
     std::memset(dst, 0, count * itemBytes(dtype));
     const float* value = sent.values.get();
     for (size_t word = 0; word < bitmapWords(count); ++word) {
@@ -120,7 +120,7 @@ class TopkCodec final : public FloatCodec {
   }
 
   void addTo(float* acc, std::span<const std::byte> src, uint64_t count) const override {
-    const Sent sent = read(src, count);
+    const Selection sent = read(src, count);
     addSelected(acc, sent.bitmap.get(), count, sent.values.get());
   }
 
@@ -147,7 +147,7 @@ void TopkCodec::repair(void* x, DType dtype, uint64_t count) const {
   }
 }
 
-TopkCodec::Sent TopkCodec::read(std::span<const std::byte> src, uint64_t count) const {
+TopkCodec::Selection TopkCodec::read(std::span<const std::byte> src, uint64_t count) const {
   const TopkParts parts = topkParts(spec(), count);
   uint64_t k;
   std::memcpy(&k, src.data(), 8);
@@ -163,7 +163,7 @@ TopkCodec::Sent TopkCodec::read(std::span<const std::byte> src, uint64_t count) 
   expectZero(src.subspan(11, kHeader - 11), name(), "rest of the header");
   expectZero(src.subspan(kHeader + parts.places, parts.values - kHeader - parts.places), name(),
              "padding of the places");
-  Sent sent(parts);
+  Selection sent(parts);
   readPlaces(sent.bitmap.get(), src.subspan(kHeader, parts.places), parts.n, parts.k, name());
   values_.decode(sent.values.get(), DType::float32, src.subspan(parts.values), 0, parts.k);
   return sent;

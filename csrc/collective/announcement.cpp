@@ -14,6 +14,9 @@ namespace {
 
 constexpr uint32_t kTag = 3;  // of the control lane: agreements have 0, notices 1, frame counts 2
 
+// Frames that a message may have: 2^28 of them carry more than any memory holds.
+constexpr uint32_t kMostFrames = 1u << 28;
+
 // A peer may announce nothing for as long as the group lives: only the lane's end breaks the wait.
 constexpr std::chrono::hours kForEver{24 * 365};
 
@@ -51,6 +54,11 @@ Announcement Announcement::parse(std::string_view text) {
   announcement.flow.kind = tagged ? MessageFlow::Kind::tag : MessageFlow::Kind::channel;
   announcement.flow.number = numberIn("flow", std::string_view(flow).substr(tagged ? tag.size() : channel.size()));
   announcement.frames = numberIn("frames", all.fields[1].second);
+  const uint32_t flows = tagged ? kP2pTags : kChannels;
+  if (announcement.flow.number >= flows || announcement.frames > kMostFrames) {
+    throw WireError("announcement: expected a number below " + std::to_string(flows) + " and at most " +
+                    std::to_string(kMostFrames) + " frames, got '" + std::string(text) + "'");
+  }
   announcement.description.fields.assign(all.fields.begin() + 2, all.fields.end());
   return announcement;
 }
@@ -62,7 +70,7 @@ AnnouncementBoard::~AnnouncementBoard() {
   stop();
 }
 
-AnnouncementBoard::Sent AnnouncementBoard::tell(int peer, const Announcement& announcement, uint32_t sequence) {
+AnnouncementBoard::Delivery AnnouncementBoard::tell(int peer, const Announcement& announcement, uint32_t sequence) {
   const std::string text = announcement.text();
   if (text.size() > kMaxText) {
     throw ValueError("announcement: expected at most " + std::to_string(kMaxText) + " bytes, got " +
@@ -72,7 +80,7 @@ AnnouncementBoard::Sent AnnouncementBoard::tell(int peer, const Announcement& an
   header.kind = FrameKind::control;
   header.sequence = sequence;
   header.epoch = group_.epoch;
-  Sent sent{buffers_.take(), nullptr, 0};
+  Delivery sent{buffers_.take(), nullptr, 0};
   sent.bytes = sealText(sent.buffer.get(), header, text);
   sent.transfer = group_.transport.isend(Lane::control, peer, kTag, BufferPool::span(sent.buffer).first(sent.bytes));
   return sent;
@@ -85,16 +93,17 @@ void AnnouncementBoard::listen(int peer) {
 }
 
 void AnnouncementBoard::hear(int peer) {
-  struct Posted {
-    BufferPool::Buffer buffer;
-    std::unique_ptr<Transfer> receiving;
-  };
-  std::array<Posted, kAhead> posted;
-  const auto post = [&](Posted& one) {
+  PostedReceives* receives;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    receives = &receives_.emplace_back();
+  }
+  PostedReceives& posted = *receives;
+  const auto post = [&](PostedReceive& one) {
     one.receiving = group_.transport.irecv(Lane::control, peer, kTag, BufferPool::span(one.buffer));
   };
   try {
-    for (Posted& one : posted) {
+    for (PostedReceive& one : posted) {
       one.buffer = buffers_.take();
       post(one);
     }
@@ -116,7 +125,7 @@ void AnnouncementBoard::hear(int peer) {
     }
   } catch (const TransportError& error) {
     lost_(peer, error);
-  } catch (const WireError& error) {
+  } catch (const std::exception& error) {  // what came is no announcement, or memory is out
     lost_(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
   }
 }

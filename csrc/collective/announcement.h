@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -46,14 +48,14 @@ class AnnouncementBoard {
   static constexpr size_t kAhead = 32;
 
   // An announcement under way; it has arrived when frames of its message have.
-  struct Sent {
+  struct Delivery {
     BufferPool::Buffer buffer;
     std::unique_ptr<Transfer> transfer;
     size_t bytes = 0;
   };
 
   // Tells `peer`. Throws TransportError.
-  Sent tell(int peer, const Announcement& announcement, uint32_t sequence);
+  Delivery tell(int peer, const Announcement& announcement, uint32_t sequence);
 
   // Hears `peer` from now on; any number of times.
   void listen(int peer);
@@ -62,6 +64,11 @@ class AnnouncementBoard {
   void stop();
 
  private:
+  struct PostedReceive {
+    BufferPool::Buffer buffer;
+    std::unique_ptr<Transfer> receiving;
+  };
+  using PostedReceives = std::array<PostedReceive, kAhead>;
   void hear(int peer);
 
   GroupContext& group_;
@@ -70,6 +77,7 @@ class AnnouncementBoard {
   BufferPool buffers_;
   std::mutex mutex_;
   std::map<int, std::thread> threads_;
+  std::list<PostedReceives> receives_;  // one a thread; kept to the end: the lane may write to them that long
 };
 
 }  // namespace lowcomm

@@ -12,7 +12,8 @@ namespace lowcomm {
 
 // Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
 // when its handle is dropped; trimAfter() frees it then, but one that went back by an exception is never freed before
-// the pool, so a transfer that outlives a failed op writes into memory that is still there.
+// the pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
+// whose transfer is under way.
 class BufferPool {
  public:
   // `capacity`: bytes that any frame of the group fits in.

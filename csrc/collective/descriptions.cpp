@@ -30,7 +30,7 @@ uint32_t numberOf(const KeyValues& counts, const std::string& name) {
 }  // namespace
 
 // The exchange of counts with one peer.
-struct Descriptions::Parting {
+struct Descriptions::CountExchange {
   int peer;
   BufferPool::Buffer out, in;
   std::unique_ptr<Transfer> sending, receiving;
@@ -105,27 +105,27 @@ KeyValues Descriptions::read(std::span<const std::byte> bytes) const {
 }
 
 void Descriptions::part(const std::string& reason) {
-  const std::vector<Parting> partings = exchangeCounts();
+  const std::vector<CountExchange> partings = exchangeCounts();
   const size_t bytes = sealText(conversation_.memoryOf(filler_), op_.header(FrameKind::error), reason);
-  for (const Parting& parting : partings) {
+  for (const CountExchange& parting : partings) {
     while (conversation_.sent(parting.peer) < parting.theirs.expected)
       conversation_.send(filler_, parting.peer, bytes);
   }
-  for (const Parting& parting : partings)
+  for (const CountExchange& parting : partings)
     conversation_.ignore(parting.peer, parting.theirs.sent);
 }
 
 // With every peer that differs, each of which does so with this rank among its own.
-std::vector<Descriptions::Parting> Descriptions::exchangeCounts() const {
+std::vector<Descriptions::CountExchange> Descriptions::exchangeCounts() const {
   GroupContext& group = op_.group;
-  std::vector<Parting> partings;
+  std::vector<CountExchange> partings;
   try {
     for (int peer = 0; peer < op_.size(); ++peer) {
       if (!differs_[peer]) continue;
-      Parting& p = partings.emplace_back(Parting{peer, group.frames.take(), group.frames.take(), {}, {}});
+      CountExchange& p = partings.emplace_back(CountExchange{peer, group.frames.take(), group.frames.take(), {}, {}});
       p.receiving = group.transport.irecv(Lane::control, peer, kCountsTag, group.frames.span(p.in));
     }
-    for (Parting& p : partings) {
+    for (CountExchange& p : partings) {
       KeyValues mine;
       mine.fields = {{"frames sent", std::to_string(conversation_.sent(p.peer))},
                      {"frames expected", std::to_string(conversation_.posted(p.peer))}};
@@ -136,7 +136,7 @@ std::vector<Descriptions::Parting> Descriptions::exchangeCounts() const {
   } catch (const TransportError& error) {
     op_.fail(error.peer, error, "starting a transfer");
   }
-  for (Parting& p : partings) {
+  for (CountExchange& p : partings) {
     op_.wait(*p.receiving, p.peer, "waiting for its frame counts");
     op_.wait(*p.sending, p.peer, "sending frame counts");
     op_.attribute(p.peer, [&] {

@@ -53,11 +53,11 @@ class Descriptions {
     uint32_t sent = 0;      // by the one rank to the other
     uint32_t expected = 0;  // by the one rank from the other: receives that it has posted
   };
-  struct Parting;
+  struct CountExchange;
 
   KeyValues forPeer(int peer) const;
   KeyValues read(std::span<const std::byte> bytes) const;
-  std::vector<Parting> exchangeCounts() const;
+  std::vector<CountExchange> exchangeCounts() const;
 
   OpContext& op_;
   const Exchange& exchange_;

@@ -59,9 +59,9 @@ bool isFinite(const void* data, DType dtype, uint64_t n) {
 }
 
 // One tensor in progress.
-class Compressing {
+class TensorCompression {
  public:
-  Compressing(const LowRankTensor& tensor, DType dtype)
+  TensorCompression(const LowRankTensor& tensor, DType dtype)
       : t_(tensor), dtype_(dtype), idle_(tensor.residual && isZero(tensor.data, tensor.elements * itemBytes(dtype))) {
     if (t_.rank == 0) return;
     if (t_.rows * t_.columns != t_.elements || t_.rank >= t_.rows || t_.rank >= t_.columns) {
@@ -205,7 +205,7 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   }
   const LowRankKernels& kernels = *lowcomm::kernels().low_rank;
   const int ranks = op.size();
-  std::deque<Compressing> tensors;
+  std::deque<TensorCompression> tensors;
   for (const LowRankTensor& tensor : message.tensors)
     tensors.emplace_back(tensor, message.dtype);
 
@@ -217,7 +217,7 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   {
     Stopwatch watch(op, Doing::encode);
     FloatEnv env;
-    for (Compressing& tensor : tensors)
+    for (TensorCompression& tensor : tensors)
       tensor.share(apart && tensor.lowRank() ? projections : elements, kernels);
   }
   std::vector<AllReduceMessage> messages;
@@ -226,7 +226,7 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   allReduce(op, messages, reduction);
 
   bool finite = true, low_rank = false;
-  for (Compressing& tensor : tensors) {
+  for (TensorCompression& tensor : tensors) {
     const LowRankTensor& t = tensor.tensor();
     low_rank |= tensor.lowRank();
     finite = finite && (tensor.lowRank() ? isBelow(tensor.p().data(), tensor.p().size(), kOverflow)
@@ -237,17 +237,17 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
     {
       Stopwatch watch(op, Doing::encode);
       FloatEnv env;
-      for (Compressing& tensor : tensors) {
+      for (TensorCompression& tensor : tensors) {
         if (tensor.lowRank()) tensor.shareBack(backs, kernels, ranks);
       }
     }
     allReduce(op, {std::move(backs)}, reduction);
-    for (const Compressing& tensor : tensors)
+    for (const TensorCompression& tensor : tensors)
       finite = finite && isBelow(tensor.r().data(), tensor.r().size(), kOverflow);
   }
   Stopwatch watch(op, Doing::decode);
   FloatEnv env;
-  for (Compressing& tensor : tensors) {
+  for (TensorCompression& tensor : tensors) {
     const auto rounder = static_cast<int>(tensor.tensor().first_owner % static_cast<uint32_t>(ranks));
     if (finite) {
       tensor.finish(kernels, rounder == op.rank(), reduction.average ? static_cast<float>(ranks) : 1.0f);

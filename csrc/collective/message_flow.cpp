@@ -14,7 +14,7 @@ uint32_t MessageFlow::transportTag(size_t k, int connections) const {
   return kFirstChannelTag + number * kChannelConnections + static_cast<uint32_t>(k) % turns;
 }
 
-uint32_t SentNumbers::next(const MessageFlow& flow) {
+uint32_t SenderNumbers::next(const MessageFlow& flow) {
   auto known = counted_.find(flow);
   if (known == counted_.end()) {
     if (!flow.channel() && tags_ == kCountedTags) return kSharedNumber | (shared_ = numberAfter(shared_));
@@ -24,12 +24,12 @@ uint32_t SentNumbers::next(const MessageFlow& flow) {
   return known->second = numberAfter(known->second);
 }
 
-uint32_t ReceivedNumbers::last(const MessageFlow& flow) const {
+uint32_t ReceiverNumbers::last(const MessageFlow& flow) const {
   const auto known = counted_.find(flow);
   return known == counted_.end() ? 0 : known->second;
 }
 
-bool ReceivedNumbers::take(uint32_t number) {
+bool ReceiverNumbers::take(uint32_t number) {
   number &= ~kSharedNumber;
   // Numbers come around after 2^31: one from the half behind is an old one.
   const uint32_t ahead = (number - whole_) & ~kSharedNumber;

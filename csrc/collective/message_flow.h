@@ -41,7 +41,7 @@ inline constexpr size_t kCountedTags = 1024;
 inline constexpr uint32_t kSharedNumber = 1u << 31;  // set in a number of the common count
 
 // Of a sender.
-class SentNumbers {
+class SenderNumbers {
  public:
   // The number of the flow's next message.
   uint32_t next(const MessageFlow& flow);
@@ -53,7 +53,7 @@ class SentNumbers {
 };
 
 // Of a receiver, who cannot know how its sender counts a tag until a message of it has come.
-class ReceivedNumbers {
+class ReceiverNumbers {
  public:
   // The last number of a flow that its sender counts by itself; 0 of any other.
   uint32_t last(const MessageFlow& flow) const;

@@ -14,9 +14,9 @@
 
 namespace lowcomm {
 
-class P2p::Posting {
+class P2p::FlowLock {
  public:
-  Posting(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
+  FlowLock(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
     const auto [at, fresh] = p2p_.flows_.try_emplace(key);
     flow_ = &at->second;  // stays where it is
@@ -26,13 +26,13 @@ class P2p::Posting {
     flow_->last = p2p_.received_[peer].last(name);
     flow_->counted = name.channel() || flow_->last > 0;
   }
-  ~Posting() {
+  ~FlowLock() {
     std::lock_guard<std::mutex> lock(p2p_.mutex_);
     --flow_->posting;
     p2p_.close(key_, *flow_);
   }
-  Posting(const Posting&) = delete;
-  Posting& operator=(const Posting&) = delete;
+  FlowLock(const FlowLock&) = delete;
+  FlowLock& operator=(const FlowLock&) = delete;
 
   Flow& flow() { return *flow_; }
 
@@ -50,7 +50,7 @@ P2p::P2p(GroupContext& group)
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
   board_.listen(message->peer);
-  Posting posting(*this, keyOf(*message));
+  FlowLock posting(*this, keyOf(*message));
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
   {
@@ -68,7 +68,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
 }
 
 void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
-  Posting posting(*this, keyOf(*message));
+  FlowLock posting(*this, keyOf(*message));
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
   {
@@ -87,7 +87,7 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
 }
 
 void P2p::heard(int peer, Announcement announcement) {
-  Posting posting(*this, {peer, announcement.flow, true});
+  FlowLock posting(*this, {peer, announcement.flow, true});
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posting.flow().announced.push_back(std::move(announcement));
@@ -176,7 +176,7 @@ void P2p::adopt(P2pRecv& message, const FrameHeader& got) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto flow = flows_.find(keyOf(message));  // gone where a later message was finished first
-    ReceivedNumbers& received = received_[message.peer];
+    ReceiverNumbers& received = received_[message.peer];
     if ((got.sequence & kSharedNumber) == 0) {
       if (flow != flows_.end() && got.sequence == message.op.sequence) flow->second.counted = true;
       return;
@@ -209,14 +209,16 @@ void P2p::forget(const P2pMessage& done) {
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
-  for (auto through = under_way.begin(); through != std::next(at); ++through) {
+  // Frames of a channel take several connections: an older message may still be under way on another one.
+  const auto first = done.key.flow.channel() ? at : under_way.begin();
+  for (auto through = first; through != std::next(at); ++through) {
     if (!(*through)->finishing_) {
       (*through)->op.note([](OpProgress::State& state) { state.end(""); });
       if (auto* const received = dynamic_cast<P2pRecv*>(through->get())) takeDown(*received);
     }
     dropped.push_back(std::move(*through));
   }
-  under_way.erase(under_way.begin(), std::next(at));
+  under_way.erase(first, std::next(at));
   close(flow->first, flow->second);
 }
 

@@ -29,7 +29,7 @@ namespace lowcomm {
 //
 // Messages of one flow keep their order and meet no others, so ranks may receive in another order than they send in,
 // and both may send before they receive. A frame carries the message's number, by which one that is missing, stale or
-// came twice is named (message_flow.h says for which tags). Of a message that is through nothing else is kept.
+// came twice is named (message_flow.h says for which tags). Nothing else of a message is kept once it is through.
 //
 // A message holds its encoded size in memory on each side, in frames that are at least an error frame's size.
 //
@@ -83,7 +83,7 @@ class P2p {
     std::mutex pairing;  // frames of one message at a time are handed over
   };
   // A flow while one is posted to it.
-  class Posting;
+  class FlowLock;
 
   void pair(Flow& flow);
   void heard(int peer, Announcement announcement);
@@ -100,8 +100,8 @@ class P2p {
   AnnouncementBoard board_;  // first: messages hold its buffers
   std::mutex mutex_;         // of all below
   std::map<Key, Flow> flows_;
-  std::map<int, SentNumbers> sent_;  // by peer
-  std::map<int, ReceivedNumbers> received_;
+  std::map<int, SenderNumbers> sent_;  // by peer
+  std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
 };
 

@@ -25,12 +25,23 @@ std::string samplesText(const std::vector<SampleKey>& samples) {
   return list.substr(0, kListed) + "... hash " + std::to_string(fnv1a(list));
 }
 
+uint32_t crcOfVersions(const std::vector<SampleKey>& samples) {
+  std::vector<uint32_t> versions;
+  for (const SampleKey& sample : samples)
+    versions.push_back(sample.version);
+  return crc32c(versions.data(), versions.size() * sizeof(uint32_t));
+}
+
 KeyValues describeMessage(const MessageKey& key, const MessagePlan& plan, const std::string& type_name,
                           const std::string& type_elements) {
   const MessageSummary summary = MessageSummary(plan).as(type_name, type_elements);
   KeyValues description;
-  description.fields = {{"dtype", summary.dtype}, {"elements", summary.elements}, {"codec", summary.codec}};
-  if (key.flow.channel()) description.fields.emplace_back("samples", samplesText(key.samples));
+  description.fields = {{"dtype", summary.dtype}, {"elements", summary.elements}};
+  if (key.flow.channel()) {  // before the codec, which follows from them
+    description.fields.emplace_back("samples", samplesText(key.samples));
+    description.fields.emplace_back("memory", key.memory);
+  }
+  description.fields.emplace_back("codec", summary.codec);
   return description;
 }
 
@@ -53,19 +64,18 @@ P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key
       key(std::move(key)),
       plan(std::move(plan)),
       sends(sends),
-      description_(describeMessage(this->key, this->plan, type_name, type_elements)) {}
+      description_(describeMessage(this->key, this->plan, type_name, type_elements)),
+      description_hash_(fnv1a(description_.text())),
+      versions_crc_(crcOfVersions(this->key.samples)) {}
 
 FrameHeader P2pMessage::header(const Frame& frame) const {
   FrameHeader header = plan.header(frame);
   header.sequence = op.sequence;
   header.epoch = op.group.epoch;
-  header.key_hash = fnv1a(description_.text());
+  header.key_hash = description_hash_;
   if (key.flow.channel()) {
     header.channel = key.flow.number;
-    std::vector<uint32_t> versions;
-    for (const SampleKey& sample : key.samples)
-      versions.push_back(sample.version);
-    header.state_version = crc32c(versions.data(), versions.size() * sizeof(uint32_t));
+    header.state_version = versions_crc_;
   }
   return header;
 }
@@ -82,9 +92,9 @@ void P2pMessage::note(uint32_t expected_frames) const {
 }
 
 // The wait for an announcement, as a transfer: OpContext::wait counts it and puts its failure into words.
-class P2pSend::Announced : public Transfer {
+class P2pSend::AnnouncementWait : public Transfer {
  public:
-  explicit Announced(P2pSend& message) : message_(message) {}
+  explicit AnnouncementWait(P2pSend& message) : message_(message) {}
 
   void wait(std::chrono::milliseconds deadline) override {
     std::unique_lock<std::mutex> lock(message_.mutex_);
@@ -145,6 +155,10 @@ void P2pSend::announced(const Announcement& theirs) {
   heard_bytes_ = theirs.bytes;
   try {
     expectSameHello(description_, op.group.rank(), theirs.description, peer);
+    if (theirs.frames != plan.frames.size()) {
+      throw WireError("frames: expected " + std::to_string(plan.frames.size()) + ", got " +
+                      std::to_string(theirs.frames));
+    }
     sendReady(true);
     announced_ = true;
   } catch (const WireError& difference) {
@@ -189,7 +203,7 @@ void P2pSend::lose(const TransportError& error) {
 }
 
 void P2pSend::wait() {
-  Announced announced(*this);
+  AnnouncementWait announced(*this);
   op.wait(announced, peer, "waiting for the receive of it");
   op.counters.received_bytes += heard_bytes_;
   if (lost_) op.fail(peer, *lost_, "starting a transfer");

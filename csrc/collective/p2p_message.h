@@ -33,6 +33,7 @@ struct SampleKey {
 struct MessageKey {
   MessageFlow flow;
   std::vector<SampleKey> samples = {};
+  std::string memory = {};  // the type that both sides remember samples in; empty without a memory
 };
 
 // The frames of `elements` elements: planMessage, with one empty frame where there are none, so that a peer who expects
@@ -68,20 +69,27 @@ class P2pMessage {
   void note(uint32_t expected_frames) const;
 
   const KeyValues description_;  // what the two sides compare
-  bool finishing_ = false;       // by its holder, who notes its end; under the group's lock
-  bool taken_down_ = false;      // of a receive: its number, where it is of the common count; likewise
+  const uint64_t description_hash_;
+  const uint32_t versions_crc_;
+  // Both under the group's lock. Whether its holder finishes it, who then notes its end; whether the number of a
+  // receive has been counted among those of its sender's common count.
+  bool finishing_ = false;
+  bool taken_down_ = false;
 };
 
 // A message to send. Its frames leave once its receiver has announced that it expects this message: frames encoded
 // before wait in memory, frames encoded later leave one by one.
 class P2pSend : public P2pMessage {
  public:
+  // Whether its elements could not be encoded: finish() will throw. Known once it has been sent.
+  bool spoilt() const { return own_error_ != nullptr; }
+
   P2pSend(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name = "",
           const std::string& type_elements = "");
 
  private:
   friend class P2p;
-  class Announced;
+  class AnnouncementWait;
   struct Outgoing {
     BufferPool::Buffer buffer;
     size_t bytes;
@@ -143,7 +151,7 @@ class P2pRecv : public P2pMessage {
   std::unique_ptr<Sink> sink_;
   std::vector<BufferPool::Buffer> frames_;
   std::vector<std::unique_ptr<Transfer>> transfers_;
-  AnnouncementBoard::Sent announcement_;
+  AnnouncementBoard::Delivery announcement_;
   std::optional<std::string> refused_;  // what the sender's error frame said
 };
 

@@ -28,7 +28,8 @@ namespace {
 
 // The values that a thread's codes decode to.
 template <bool kCentred>
-__device__ inline Tile valuesOf(const uint32_t (&field)[4], const Sent& sent, uint32_t bits, const GridForm& form) {
+__device__ inline Tile valuesOf(const uint32_t (&field)[4], const BucketMeta& sent, uint32_t bits,
+                                const GridForm& form) {
   const uint32_t top = (1u << bits) - 1;
   const float step = kCentred ? sent.step * form.unit : sent.step;
   Tile tile;
@@ -49,7 +50,7 @@ __device__ inline bool encodeFused(Team& team, const EncodeArgs<typename Op::Sou
   if (!kCentred<kRule> && args.grid.nonfinite == Nonfinite::error) numbers = largestOf(team) < kFiniteLimitBits;
   const bool taken = encodeTeam<kRule, false>(
       team, args, nullptr, seat,
-      [&](uint64_t start, uint32_t n, const uint32_t(&field)[4], const Sent& sent, bool in_range) {
+      [&](uint64_t start, uint32_t n, const uint32_t(&field)[4], const BucketMeta& sent, bool in_range) {
         const Tile values = valuesOf<kCentred<kRule>>(field, sent, args.grid.bits, args.grid.form);
         op.finish(start, n, values, numbers && in_range, args.grid.nonfinite, seat);
       });

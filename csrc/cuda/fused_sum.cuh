@@ -47,7 +47,7 @@ namespace {
 template <bool kCentred>
 __device__ inline Tile decodeTile(const GridArgs<const std::byte>& grid, uint64_t start, uint32_t n, const Seat& seat) {
   const uint64_t mine = start + seat.group * kSmallestBucket;
-  Sent sent{};
+  BucketMeta sent{};
   if (mine < grid.count) sent = loadSent<kCentred>(grid, mine >> grid.bucket_log2);
   uint32_t field[4];
   loadFields(field, grid.words + start / 8 * grid.bits, n, grid.bits, seat);

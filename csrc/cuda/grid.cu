@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads)
        start += stride) {
     const uint32_t n = elementsOf(start, grid.count), codes = elementsOf(start, grid.codes);
     const uint64_t mine = start + seat.group * kSmallestBucket;  // a thread's elements are all of one bucket
-    Sent sent{};
+    BucketMeta sent{};
     if (mine < grid.codes) sent = loadSent<kCentred>(grid, mine >> grid.bucket_log2);
     const bool poisoned = grid.nonfinite == Nonfinite::poison && isPoison<kCentred>(sent);
     taken &= poisoned || (isFinite(sent.base) && isFinite(sent.step));

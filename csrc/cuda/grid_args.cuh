@@ -93,13 +93,13 @@ __device__ inline uint32_t elementsOf(uint64_t start, uint64_t count) {
   return count - start < kBlock ? static_cast<uint32_t>(count - start) : kBlock;
 }
 
-struct Sent {
+struct BucketMeta {
   float base, step;  // base: 0 where none is sent
 };
 
 // A bucket's metadata, by one store and one load.
 template <bool kCentred>
-__device__ inline void storeSent(const GridArgs<std::byte>& grid, uint64_t bucket, const Sent& sent) {
+__device__ inline void storeSent(const GridArgs<std::byte>& grid, uint64_t bucket, const BucketMeta& sent) {
   if (kCentred) {
     if (grid.form.bf16) {
       reinterpret_cast<uint16_t*>(grid.meta)[bucket] = static_cast<uint16_t>(floatBits(sent.step) >> 16);
@@ -114,7 +114,7 @@ __device__ inline void storeSent(const GridArgs<std::byte>& grid, uint64_t bucke
 }
 
 template <bool kCentred>
-__device__ inline Sent loadSent(const GridArgs<const std::byte>& grid, uint64_t bucket) {
+__device__ inline BucketMeta loadSent(const GridArgs<const std::byte>& grid, uint64_t bucket) {
   if (kCentred) {
     if (!grid.form.bf16) return {0, reinterpret_cast<const float*>(grid.meta)[bucket]};
     return {0, floatOf(uint32_t{reinterpret_cast<const uint16_t*>(grid.meta)[bucket]} << 16)};

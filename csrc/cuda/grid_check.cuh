@@ -20,7 +20,7 @@ __device__ inline bool isFinite(float x) {
 }
 
 template <bool kCentred>
-__device__ inline bool isPoison(const Sent& sent) {
+__device__ inline bool isPoison(const BucketMeta& sent) {
   return floatBits(kCentred ? sent.step : sent.base) == kPoison && (kCentred || floatBits(sent.step) == 0);
 }
 

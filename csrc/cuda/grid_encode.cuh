@@ -81,7 +81,7 @@ __device__ inline bool repair(Team& team, Nonfinite how, uint32_t limit) {
 
 // A grid around 0. `taken` becomes false where the bucket has what it cannot send.
 template <GridRule kRule, class Team>
-__device__ inline Scale centredBucket(Team& team, Sent& sent, bool& taken, const GridArgs<std::byte>& grid) {
+__device__ inline Scale centredBucket(Team& team, BucketMeta& sent, bool& taken, const GridArgs<std::byte>& grid) {
   const uint32_t largest = largestOf(team);
   taken &= largest < kFiniteLimitBits;
   float range = floatOf(largest);
@@ -106,7 +106,7 @@ __device__ inline Scale centredBucket(Team& team, Sent& sent, bool& taken, const
 
 // A grid from a bucket's minimum to its maximum.
 template <GridRule kRule, class Team, class T>
-__device__ inline Scale affineBucket(Team& team, Sent& sent, bool& taken, const EncodeArgs<T>& args) {
+__device__ inline Scale affineBucket(Team& team, BucketMeta& sent, bool& taken, const EncodeArgs<T>& args) {
   const GridArgs<std::byte>& grid = args.grid;
   const uint32_t top = (1u << grid.bits) - 1;
   const Extremes range = extremesOf(team);
@@ -192,7 +192,7 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const f
   bool taken = true, poisoned = false;
   if (grid.nonfinite != Nonfinite::error) poisoned = repair(team, grid.nonfinite, grid.limit);
   if constexpr (kRotated) team.rotate(/*fill=*/!kCentred<kRule>);
-  Sent sent;
+  BucketMeta sent;
   Scale scale;
   if constexpr (kCentred<kRule>) {
     scale = centredBucket<kRule>(team, sent, taken, grid);
@@ -201,7 +201,7 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const f
   }
   if (poisoned) {
     const float nan = floatOf(kPoison);
-    sent = kCentred<kRule> ? Sent{0, nan} : Sent{nan, 0};
+    sent = kCentred<kRule> ? BucketMeta{0, nan} : BucketMeta{nan, 0};
     scale.top = 0;
   }
   if (team.isFirstThread() && team.first() < grid.count) {
@@ -218,7 +218,7 @@ __device__ inline bool encodeTeam(Team& team, const EncodeArgs<T>& args, const f
 
 // Where a payload is all that is made.
 struct NothingElse {
-  __device__ void operator()(uint64_t, uint32_t, const uint32_t (&)[4], const Sent&, bool) const {}
+  __device__ void operator()(uint64_t, uint32_t, const uint32_t (&)[4], const BucketMeta&, bool) const {}
 };
 
 __device__ inline void zeroPadding(const GridArgs<std::byte>& grid) {

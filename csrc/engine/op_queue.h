@@ -12,8 +12,8 @@
 
 namespace lowcomm {
 
-// Where whoever keeps state between ops (an outer loop) queues them: a group's engine, or a backend around one that
-// counts what moved.
+// A queue for the ops and messages of an object that keeps state between them, as DiLoCoX does: a group's engine, or a
+// backend around one that counts what moved.
 class OpQueue {
  public:
   virtual ~OpQueue() = default;
@@ -24,7 +24,7 @@ class OpQueue {
   // same ones in the same order. `done` as Engine::Done.
   virtual void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) = 0;
 
-  // What messages are made in: the group's frames, names and deadline.
+  // The group in which messages are made: its frames, names and deadline.
   virtual GroupContext& group() = 0;
 
   // Messages between two ranks (collective/p2p.h), on the calling thread, beside what is queued. Throw what P2p throws,
@@ -43,7 +43,7 @@ inline void recvOver(Engine& engine, const std::shared_ptr<P2pRecv>& message, st
   const auto part = [&] { engine.messages().recv(message, std::move(sink)); };
   if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(error);
 }
-// What it came to; null where the message was delivered.
+// The message's error; null where it was delivered.
 inline std::exception_ptr messageEnded(Engine& engine, P2pMessage& message) {
   return engine.runInline(message.op, [&] { engine.messages().finish(message); });
 }

@@ -43,8 +43,8 @@ class Fragment {
   Phase phase() const { return phase_; }
   int64_t elements() const;
 
-  // idle -> flying: takes the pseudo-gradient θ̄ − θ and queues the average of C(it + residual). `marks`: whether inner
-  // steps follow before it is applied.
+  // idle -> flying: forms the pseudo-gradient δ = θ̄ − θ, and queues the average of C(δ + residual). `marks`: whether
+  // inner steps follow before it is applied.
   void send(OpQueue& queue, uint32_t step, bool marks);
 
   // flying -> landed: waits. Throws what the op threw, ValueError where the average is not finite; then it is idle, and

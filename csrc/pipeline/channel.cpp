@@ -1,5 +1,6 @@
 #include "pipeline/channel.h"
 
+#include <atomic>
 #include <utility>
 
 #include "base/error.h"
@@ -20,6 +21,10 @@ ChannelMessage::ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uin
 
 ChannelMessage::~ChannelMessage() {
   channel_->end(samples_);
+}
+
+bool ChannelMessage::spoilt() const {
+  return message_ && message_->sends && static_cast<const P2pSend&>(*message_).spoilt();
 }
 
 void ChannelMessage::wait() {
@@ -80,7 +85,9 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
 }
 
 MessageKey Channel::keyOf(const ChannelMessage& message) const {
-  return {{MessageFlow::Kind::channel, number_}, message.update_ ? message.update_->keys() : std::vector<SampleKey>()};
+  const MessageFlow flow{MessageFlow::Kind::channel, number_};
+  if (!message.update_) return {flow};
+  return {flow, message.update_->keys(), dtypeName(message.update_->memoryType())};
 }
 
 MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {
@@ -93,12 +100,9 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
   auto message = begin(elements, std::move(samples));
   const auto sent = std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = sent;
-  uint32_t step;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    step = sent_++;
-  }
-  const Draws draws = Draws{options_.seed ^ kDrawsOfChannels, streamOf(queue_->rank(), 0), step}.slot(
+  // Of the process: channels of one number follow each other, and no two messages are to share draws.
+  static std::atomic<uint32_t> count{0};
+  const Draws draws = Draws{options_.seed ^ kDrawsOfChannels, streamOf(queue_->rank(), 0), count++}.slot(
       static_cast<uint64_t>(number_) << 32);
   if (!message->update_) {
     queue_->send(sent, makeSource(sent->op, nullptr, {sent->plan, data, draws}));

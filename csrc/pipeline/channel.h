@@ -18,7 +18,7 @@
 
 namespace lowcomm {
 
-// What a channel carries, equal on both sides: their messages are compared before anything is sent.
+// The options of a channel, equal on both sides: their messages are compared before anything is sent.
 struct ChannelOptions {
   DType dtype = DType::float32;
   DeltaCodecs codecs;  // `seen` of all messages where there is no memory; none: exact
@@ -33,6 +33,9 @@ class ChannelMessage {
   // Blocks until the message is through, then commits its samples to the memory. Once; throws what OpQueue::finish
   // does, and the memory is then as it was before.
   void wait();
+
+  // Whether it is a send whose elements could not be encoded: wait() will throw.
+  bool spoilt() const;
 
   ~ChannelMessage();
 
@@ -64,6 +67,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::unique_ptr<ChannelMessage> recv(void* data, uint64_t elements, std::vector<uint64_t> samples);
 
   DeltaSizes sizes() const;
+  DType dtype() const { return options_.dtype; }
 
  private:
   friend class ChannelMessage;
@@ -79,7 +83,6 @@ class Channel : public std::enable_shared_from_this<Channel> {
   const std::shared_ptr<SampleMemory> memory_;
   mutable std::mutex mutex_;      // of all below
   std::set<uint64_t> under_way_;  // samples of messages that nobody has waited for
-  uint32_t sent_ = 0;
   DeltaSizes sizes_;
 };
 

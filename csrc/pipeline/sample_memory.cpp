@@ -31,9 +31,13 @@ void SampleMemory::read(uint64_t sample, std::byte* to) const {
   std::memcpy(to, slot->second.data.get(), slotBytes());
 }
 
-void SampleMemory::update(uint64_t sample, const std::byte* from) {
+void SampleMemory::update(uint64_t sample, uint32_t before, const std::byte* from) {
   std::lock_guard<std::mutex> lock(mutex_);
   Slot& slot = slotOf(sample);
+  if (slot.version != before) {
+    throw ValueError("memory of samples: sample " + std::to_string(sample) + ": expected version " +
+                     std::to_string(before) + ", got " + std::to_string(slot.version));
+  }
   std::memcpy(slot.data.get(), from, slotBytes());
   ++slot.version;
 }

@@ -19,7 +19,7 @@ struct SlotSummary {
   bool operator==(const SlotSummary&) const = default;
 };
 
-// What one side of a channel remembers of each sample: m of AQ-SGD (Wang et al., Fine-tuning Language Models over Slow
+// The memory of one side of a channel: m of AQ-SGD (Wang et al., Fine-tuning Language Models over Slow
 // Networks using Activation Compression with Guarantees, NeurIPS 2022, section 3). Both sides update it alike; which
 // bits it has does not matter as long as both have the same. A slot holds `elements` numbers of `dtype`: for N samples
 // that is N · elements · 4 or 2 bytes. Thread-safe.
@@ -38,10 +38,11 @@ class SampleMemory {
   // Copies a slot of slotBytes(). ValueError where the sample has not been seen.
   void read(uint64_t sample, std::byte* to) const;
 
-  // Overwrites a slot, made where there is none, and raises its version.
-  void update(uint64_t sample, const std::byte* from);
+  // Overwrites a slot of version `before`, made where that is 0, and raises its version. ValueError where the slot has
+  // another one: somebody else has updated it meanwhile.
+  void update(uint64_t sample, uint32_t before, const std::byte* from);
 
-  // As update(), to a version of the caller's: what a checkpoint had.
+  // Overwrites a slot, made where there is none, with one of a checkpoint.
   void restore(uint64_t sample, uint32_t version, const std::byte* from);
 
   // The sample has not been seen from now on.

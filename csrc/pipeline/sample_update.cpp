@@ -55,7 +55,7 @@ std::vector<SampleKey> SampleUpdate::keys() const {
 
 void SampleUpdate::commit() {
   for (size_t i = 0; i < samples_.size(); ++i)
-    memory_->update(samples_[i], after_.data() + i * memory_->slotBytes());
+    memory_->update(samples_[i], versions_[i], after_.data() + i * memory_->slotBytes());
 }
 
 void remember(State after, float* decoded, uint64_t count) {

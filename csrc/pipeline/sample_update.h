@@ -29,8 +29,7 @@ class SampleUpdate {
   // Samples of one kind that follow each other are one segment.
   const Layout& layout() const { return layout_; }
   std::vector<SampleKey> keys() const;
-
-  uint64_t elements() const { return samples_.size() * memory_->elements(); }
+  DType memoryType() const { return memory_->dtype(); }
 
   // Whether the message's element `at` is of a sample that was seen before.
   bool seen(uint64_t at) const { return versions_[at / memory_->elements()] > 0; }

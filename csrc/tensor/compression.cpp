@@ -55,9 +55,8 @@ void Compression::expectRank(int64_t rank) const {
 }
 
 void Compression::expectIdle(const char* what) const {
-  TORCH_CHECK_VALUE(device_codec_ == Loan::idle, "lowcomm: compression: ", what,
-                    ": expected no op on it, got one that is ",
-                    device_codec_ == Loan::lent ? "under way" : "not committed");
+  TORCH_CHECK_VALUE(loan_ == Loan::idle, "lowcomm: compression: ", what, ": expected no op on it, got one that is ",
+                    loan_ == Loan::lent ? "under way" : "not committed");
 }
 
 at::Tensor Compression::residual() const {
@@ -152,7 +151,7 @@ Compression::StateView Compression::begin(int64_t numel) {
     next_factor_ = factor_.clone();
     lent.factor = next_factor_.mutable_data_ptr<float>();
   }
-  device_codec_ = Loan::lent;
+  loan_ = Loan::lent;
   return lent;
 }
 
@@ -161,17 +160,17 @@ void Compression::end(bool done) {
   c10::InferenceMode normal(false);
   // At once: until the step ends other tensors' fp32 need not wait beside this one's.
   if (eight_bits_) next_residual_ = done ? narrowed(next_residual_) : at::Tensor();
-  device_codec_ = done ? Loan::done : Loan::idle;
+  loan_ = done ? Loan::done : Loan::idle;
 }
 
 bool Compression::done() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return device_codec_ == Loan::done;
+  return loan_ == Loan::done;
 }
 
 void Compression::commit() {
   std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK_VALUE(device_codec_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
+  TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
   if (feedback_) std::swap(residual_, next_residual_);
   // A new tensor where somebody holds the old one, or it cannot be used again: what they have read stays what it was.
   if (next_residual_.defined() &&
@@ -179,16 +178,16 @@ void Compression::commit() {
     next_residual_ = at::Tensor();
   }
   if (rank_ > 0) factor_ = std::move(next_factor_);
-  device_codec_ = Loan::idle;
+  loan_ = Loan::idle;
 }
 
 void Compression::rollBack() {
   std::lock_guard<std::mutex> lock(mutex_);
-  TORCH_CHECK_VALUE(device_codec_ != Loan::lent,
+  TORCH_CHECK_VALUE(loan_ != Loan::lent,
                     "lowcomm: compression: roll back: expected an op that has ended, got one "
                     "under way");
   if (eight_bits_) next_residual_ = at::Tensor();
-  device_codec_ = Loan::idle;
+  loan_ = Loan::idle;
 }
 
 }  // namespace lowcomm

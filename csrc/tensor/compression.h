@@ -78,7 +78,7 @@ class Compression {
 
   mutable std::mutex mutex_;
   at::Tensor residual_, factor_, next_residual_, next_factor_;
-  Loan device_codec_ = Loan::idle;
+  Loan loan_ = Loan::idle;
 };
 
 }  // namespace lowcomm

@@ -9,6 +9,6 @@ for samples, x, y in lc.pipeline.batches(dataset, batch=32, seed=0):
 from torch_lowcomm.pipeline.batches import batches
 from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.stage import Stage
-from torch_lowcomm.pipeline.step import step
+from torch_lowcomm.pipeline.step import evaluate, step
 
-__all__ = ["Cache", "Stage", "batches", "step"]
+__all__ = ["Cache", "Stage", "batches", "evaluate", "step"]

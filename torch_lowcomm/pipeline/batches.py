@@ -18,8 +18,8 @@ def batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the batches of numbered samples, the same on every stage of a pipeline.
 
-    Each data-parallel replica has a fixed part of the dataset, the same in all epochs, so that its stages meet their samples
-    again. A last batch that is not full is left out.
+    Each data-parallel replica has a fixed part of the dataset, the same in all epochs and as large as the others', so that its
+    stages meet their samples again. A last batch that is not full is left out.
 
     Args:
         dataset: Indexed by number; an entry is a tensor or a tuple of tensors, of one shape for all entries.
@@ -41,7 +41,8 @@ def batches(
     if not 0 <= replica < replicas:
         raise ValueError(f"replica: expected one of 0...{replicas - 1}, got {replica}")
     generator = torch.Generator().manual_seed(seed)
-    part = torch.randperm(len(dataset), generator=generator)[replica::replicas]
+    each = len(dataset) // replicas  # equal parts: replicas take equally many steps
+    part = torch.randperm(len(dataset), generator=generator)[replica * each : (replica + 1) * each]
     if len(part) < batch:
         raise ValueError(f"batch: expected at most the {len(part)} samples of a replica's part, got {batch}")
     for epoch in range(epochs):

@@ -1,4 +1,4 @@
-"""What the stages of one rank remember of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
+"""The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
 from typing import Any, NamedTuple
 
@@ -33,8 +33,8 @@ class Cache:
     [T, D] in fp16 N · T · D · 2 bytes. Nothing else grows with the samples or the steps.
 
     Both sides of a boundary must remember the same. They compare at the first step of a schedule, and forget what differs: a
-    rank without its cache, or with an older one, costs first visits and nothing else. It is a `torch.distributed.checkpoint`
-    Stateful: a resumed run then goes on bit for bit.
+    rank without its cache, or with an older one, costs first visits and nothing else. A run that resumes with every rank's
+    state_dict() goes on bit for bit.
     """
 
     def __init__(self, *, store: str = "fp16") -> None:
@@ -50,6 +50,7 @@ class Cache:
             raise ValueError(f"store: expected one of {', '.join(_TYPES)}, got {store!r}")
         self._store = store
         self._memories: dict[Slot, _C.SampleMemory] = {}
+        self.loads = 0  # states taken over; schedules compare again after one
 
     @property
     def bytes(self) -> int:
@@ -107,14 +108,17 @@ class Cache:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what state_dict() returned, in place of what is remembered.
+        """Takes over what state_dict() returned, in place of what is remembered; on all ranks or on none.
 
         Raises:
             ValueError: The state is of another store.
         """
         if state["store"] != self._store:
             raise ValueError(f"cache: expected a state of store {self._store!r}, got {state['store']!r}")
-        self._memories.clear()
+        for memory in self._memories.values():  # which channels hold
+            for sample, _, _ in memory.table():
+                memory.forget(sample)
+        self.loads += 1
         for name, entry in state.items():
             if name == "store":
                 continue

@@ -1,6 +1,8 @@
 """A stage of torch's pipelining that sends and receives its own messages."""
 
-import logging
+from __future__ import annotations
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,11 +13,10 @@ from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.cache import Cache, Slot
 
-logger = logging.getLogger(__name__)
-
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
 # order than activations.
 _TENSORS, _CHUNKS, _BOUNDARIES = 8, 256, 256
+_CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
 class Stage(PipelineStage):
@@ -64,8 +65,8 @@ class Stage(PipelineStage):
             ValueError: A codec is unknown, the group is of another backend, a cache has no forward codec, or window is below 1.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
-        if cache is not None and forward is None:
-            raise ValueError("forward: expected a codec of changes with a cache, got None")
+        if cache is not None and forward in (None, "none"):
+            raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if window is not None and window < 1:
             raise ValueError(f"window: expected 1 or more, got {window}")
         for codec in (forward, backward, first, evaluate):
@@ -80,11 +81,26 @@ class Stage(PipelineStage):
         self._receives: dict[tuple[bool, int], list[_Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[_C.ChannelMessage]] = {}
+        self._failed = ""  # why a message failed: others of its step may be under way for ever
 
     @property
     def cache(self) -> Cache | None:
         """What is remembered of each sample."""
         return self._cache
+
+    @property
+    def changes(self) -> float | None:
+        """Mean |a - m| over mean |a| of samples that this stage has sent as changes; None before there are any.
+
+        Near 1 the cache saves nothing: take none, and more bits.
+        """
+        sizes = [channel.sizes for channel in self._channels.values()]
+        values = sum(size["values"] for size in sizes)
+        return sum(size["changes"] for size in sizes) / values if values else None
+
+    def fail(self, why: str) -> None:
+        """Refuses all steps from now on: messages of the one that failed may never be answered."""
+        self._failed = self._failed or why
 
     def set_samples(self, samples: list[list[int]] | None) -> None:
         """The numbers of the next step's samples, by micro-batch; `lc.pipeline.step` calls this."""
@@ -99,11 +115,21 @@ class Stage(PipelineStage):
         """
         sends, self._sends = self._sends, {}
         for messages in sends.values():
-            for message in messages:
-                message.wait()
+            self._wait(messages)
 
     def clear_runtime_states(self) -> None:
-        """Begins a step; torch's schedules call this."""
+        """Begins a step; torch's schedules call this.
+
+        Raises:
+            RuntimeError: A message of an earlier step failed, so that others of that step may never be answered.
+        """
+        if self._receives and not self._failed:
+            self._failed = "it was broken off before all its messages had come"
+        if self._failed:
+            raise RuntimeError(
+                f"stage {self.stage_index}: a message of an earlier step failed; make a new group and new stages, which may "
+                f"have the same cache. The failure: {self._failed}"
+            )
         self.finish()
         self._receives.clear()
         self._posted.clear()
@@ -118,14 +144,14 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
-        self._wait(False, fwd_chunk_id)
+        self._wait(self._receives.pop((False, fwd_chunk_id), []))
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
         for position, op in enumerate(super().get_fwd_send_ops(fwd_chunk_id)):
             channel, samples = self._activations(op, position, fwd_chunk_id, sends=True)
-            self._sends.setdefault((False, fwd_chunk_id), []).append(channel.send(_host(op.tensor), samples))
+            self._keep(False, fwd_chunk_id, channel.send(_host(op.tensor), samples))
         self._post_backward(fwd_chunk_id)
         return []
 
@@ -137,17 +163,22 @@ class Stage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's backward once its gradient is there."""
         # No gradient answers an activation that was refused: that is told now, not at the deadline.
-        for message in self._sends.pop((False, bwd_chunk_id), ()):
-            message.wait()
-        self._wait(True, bwd_chunk_id)
+        self._wait(self._sends.pop((False, bwd_chunk_id), []))
+        self._wait(self._receives.pop((True, bwd_chunk_id), []))
         return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
         for position, op in enumerate(super().get_bwd_send_ops(bwd_chunk_id)):
             channel = self._channel(op, self.stage_index - 1, True, position, bwd_chunk_id, self._backward)
-            self._sends.setdefault((True, bwd_chunk_id), []).append(channel.send(_host(op.tensor), []))
+            self._keep(True, bwd_chunk_id, channel.send(_host(op.tensor), []))
         return []
+
+    def _keep(self, gradients: bool, chunk: int, message: _C.ChannelMessage) -> None:
+        """Keeps a message until somebody waits for it; one that could not be encoded is told now."""
+        if message.spoilt:
+            self._wait([message])
+        self._sends.setdefault((gradients, chunk), []).append(message)
 
     def _post_forward(self, chunk: int) -> None:
         if (False, chunk) in self._posted:
@@ -165,9 +196,13 @@ class Stage(PipelineStage):
             channel = self._channel(op, self.stage_index, True, position, chunk, self._backward)
             self._receives.setdefault((True, chunk), []).append(_Receive(channel, op.tensor, []))
 
-    def _wait(self, gradients: bool, chunk: int) -> None:
-        for receive in self._receives.pop((gradients, chunk), ()):
-            receive.wait()
+    def _wait(self, messages: Sequence[_C.ChannelMessage | _Receive]) -> None:
+        try:
+            for message in messages:
+                message.wait()
+        except Exception as error:
+            self.fail(str(error))
+            raise
 
     def _activations(self, op: dist.P2POp, position: int, chunk: int, *, sends: bool) -> tuple[_C.Channel, list[int]]:
         """The channel of an activation, and its samples where they have a memory."""
@@ -179,7 +214,7 @@ class Stage(PipelineStage):
         if self._samples is None:
             raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
         samples = self._samples[chunk]
-        if not op.tensor.is_floating_point():
+        if op.tensor.dtype not in _CODED:
             return self._channel(op, boundary, False, position, chunk, ""), []
         if op.tensor.dim() == 0 or op.tensor.shape[0] != len(samples):
             raise ValueError(
@@ -206,7 +241,7 @@ class Stage(PipelineStage):
                 f"stage {self.stage_index}: expected at most {_TENSORS} tensors at a boundary, {_CHUNKS} micro-batches and "
                 f"{_BOUNDARIES} boundaries, got tensor {position + 1}, micro-batch {chunk + 1}, boundary {boundary + 1}"
             )
-        if not op.tensor.is_floating_point() or op.tensor.dtype is torch.float64:
+        if op.tensor.dtype not in _CODED:
             codec = ""
         peer = dist.get_group_rank(op.group or dist.group.WORLD, op.peer)
         last = op.tensor.shape[-1] if op.tensor.dim() else 1
@@ -218,7 +253,7 @@ class Stage(PipelineStage):
                 ((2 * boundary + gradients) * _TENSORS + position) * _CHUNKS + chunk,
                 dtype=op.tensor.dtype,
                 codec=codec,
-                first=self._first,
+                first=self._first if memory is not None else "",
                 channels=last,
                 memory=memory,
             )

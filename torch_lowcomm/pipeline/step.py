@@ -8,10 +8,9 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.stage import Stage
 
-_AGREEMENT = 1 << 20  # the first of the channels on which two sides compare their caches
+_COMPARISON = 1 << 20  # the first of the channels on which two sides compare their caches
 
 
 def step(
@@ -36,7 +35,9 @@ def step(
         What schedule.step() returns.
 
     Raises:
-        ValueError: A sample comes twice in the batch, or the batch is no multiple of the micro-batches; before anything is sent.
+        ValueError: There is a cache and no samples, a sample comes twice in the batch, or the batch is no multiple of the
+            micro-batches; before anything is sent.
+        RuntimeError: A message of an earlier step failed.
         torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
     """
     stages = _stages_of(schedule)
@@ -44,21 +45,57 @@ def step(
     chunks = schedule._n_microbatches
     if numbers is not None:
         _check(numbers, x, chunks)
-        parts = [numbers[i * len(numbers) // chunks : (i + 1) * len(numbers) // chunks] for i in range(chunks)]
-    caches = {id(stage.cache): stage.cache for stage in stages if stage.cache is not None}
-    if caches and not getattr(schedule, "_lowcomm_agreed", False):
-        for cache in caches.values():
-            _agree([stage for stage in stages if stage.cache is cache], cache)
-        schedule._lowcomm_agreed = True
-    for stage in stages:
-        stage.set_samples(None if numbers is None else parts)
+    if numbers is None and any(stage.cache is not None for stage in stages):
+        raise ValueError("a step with a cache: expected samples=, got none")
+    compared = sum(stage.cache.loads for stage in stages if stage.cache is not None)
+    if getattr(schedule, "_lowcomm_compared", None) != compared:
+        _compare_caches(stages)
+        schedule._lowcomm_compared = compared
+    if numbers is not None:
+        size = len(numbers) // chunks
+        for stage in stages:
+            stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
     inputs = (x, *args) if x is not None and any(stage.is_first for stage in stages) else ()
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
+    return _run(stages, schedule.step, inputs, kwargs)
+
+
+def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
+    """Runs schedule.eval() on one batch, called alike on all ranks of the pipeline, and waits for what it sends.
+
+    Args:
+        schedule: As step().
+        x: As step().
+        args: As step().
+        target: As step(); needed where the schedule has a loss.
+        kwargs: As schedule.eval().
+
+    Returns:
+        What schedule.eval() returns.
+
+    Raises:
+        RuntimeError: A message of an earlier step failed.
+        torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
+    """
+    stages = _stages_of(schedule)
+    inputs = (x, *args) if x is not None and any(stage.is_first for stage in stages) else ()
+    if any(stage.is_last for stage in stages):
+        kwargs = {"target": target, **kwargs}
+    with torch.no_grad():
+        return _run(stages, schedule.eval, inputs, kwargs)
+
+
+def _run(stages: list[Stage], run: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
     try:
-        result = schedule.step(*inputs, **kwargs)
+        result = run(*inputs, **kwargs)
         for stage in stages:
             stage.finish()
+    except BaseException as error:
+        for stage in stages:
+            stage.fail(str(error))
+        raise
     finally:
         for stage in stages:
             stage.set_samples(None)
@@ -77,30 +114,43 @@ def _check(numbers: list[int], x: torch.Tensor | None, chunks: int) -> None:
     if len(set(numbers)) != len(numbers):
         twice = next(number for i, number in enumerate(numbers) if number in numbers[:i])
         raise ValueError(f"samples: expected each once in a batch, got sample {twice} again")
+    if not all(0 <= number < 2**63 for number in numbers):
+        raise ValueError(f"samples: expected numbers of 0...2^63 - 1, got {min(numbers)} to {max(numbers)}")
     if len(numbers) % chunks:
         raise ValueError(f"samples: expected a multiple of the {chunks} micro-batches, got {len(numbers)}")
     if x is not None and x.shape[0] != len(numbers):
         raise ValueError(f"samples: expected one for each of the batch's {x.shape[0]} rows, got {len(numbers)}")
 
 
-def _agree(stages: list[Stage], cache: Cache) -> None:
-    """Both sides of each boundary compare what they remember, in the order of the boundaries on every rank."""
-    mine = {stage.stage_index for stage in stages}
-    ranks = stages[0].stage_index_to_group_rank
-    backend = backend_of(stages[0].group)
-    me = dist.get_rank(stages[0].group)
-    edges = sorted({(i - 1, False) for i in mine if i > 0} | {(i, True) for i in mine if i + 1 < stages[0].num_stages})
+def _compare_caches(stages: list[Stage]) -> None:
+    """Both sides of each boundary compare what they remember, in the order of the boundaries on every rank.
+
+    Raises:
+        ValueError: One side of a boundary has a cache and the other has none; on both.
+    """
+    by_index = {stage.stage_index: stage for stage in stages}
+    ranks, count = stages[0].stage_index_to_group_rank, stages[0].num_stages
+    backend, me = backend_of(stages[0].group), dist.get_rank(stages[0].group)
+    edges = sorted({(i - 1, False) for i in by_index if i > 0} | {(i, True) for i in by_index if i + 1 < count})
     for boundary, sends in edges:
         peer = ranks[boundary + 1 if sends else boundary]
         if peer == me:
             continue
-        rows = cache.rows(boundary, sends)
+        cache = by_index[boundary if sends else boundary + 1].cache
+        rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(boundary, sends)
         channel = _C.Channel(
-            backend, peer, _AGREEMENT + boundary, dtype=torch.int64, codec="", first="", channels=1, memory=None
+            backend, peer, _COMPARISON + boundary, dtype=torch.int64, codec="", first="", channels=1, memory=None
         )
-        count = _exchange(channel, torch.tensor([len(rows)]), torch.empty(1, dtype=torch.int64))
-        theirs = torch.empty(int(count), 4, dtype=torch.int64)
-        cache.keep_equal(boundary, sends, _exchange(channel, rows, theirs))
+        mine = -1 if cache is None else len(rows)
+        theirs = int(_exchange(channel, torch.tensor([mine]), torch.empty(1, dtype=torch.int64)))
+        if (mine < 0) != (theirs < 0):
+            raise ValueError(
+                f"cache: expected one on both sides of the boundary behind stage {boundary}, or none; rank {me} has "
+                f"{'none' if mine < 0 else 'one'}, rank {peer} has {'none' if theirs < 0 else 'one'}"
+            )
+        if cache is not None:
+            others = torch.empty(theirs, 4, dtype=torch.int64)
+            cache.keep_equal(boundary, sends, _exchange(channel, rows, others))
 
 
 def _exchange(channel: _C.Channel, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -86,7 +86,7 @@ LOWCOMM_INLINE void eachRegister(To* y, const From* x, size_t count, Step&& step
 }
 
 // The result of eachRegister's steps: the largest magnitude as an integer, above which stand infinity and NaN.
-struct Seen {
+struct LargestMagnitude {
   Integers largest{};
   LOWCOMM_INLINE Integers larger(Integers a, Integers b) { return a > b ? a : b; }
   __attribute__((always_inline)) inline void see(Floats x) {
@@ -102,7 +102,7 @@ struct Seen {
 
 template <class Type>
 bool narrow(typename Type::Code* y, const float* x, size_t count) {
-  Seen seen;
+  LargestMagnitude seen;
   eachRegister(y, x, count, [&](typename Type::Code* to, const float* from) {
     const Floats v = load(from);
     seen.see(v);
@@ -123,7 +123,7 @@ void expand(float* y, const uint16_t* x, size_t count) {
 
 template <class Type, bool kAdd>
 bool widen(float* y, const typename Type::Code* x, size_t count) {
-  Seen seen;
+  LargestMagnitude seen;
   eachRegister(y, x, count, [&](float* to, const typename Type::Code* from) {
     const Floats v = Type::get(from);
     seen.see(v);
@@ -133,7 +133,7 @@ bool widen(float* y, const typename Type::Code* x, size_t count) {
 }
 
 // One block of 512 elements: a call serves 8 rows of a lane, 16 bits each.
-LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const PhiloxKey& key, Seen& seen) {
+LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const PhiloxKey& key, LargestMagnitude& seen) {
   const PhiloxConstants constants = philoxConstants(block * 64, key);
   for (size_t quarter = 0; quarter < 4; ++quarter) {
     for (size_t lane = 0; lane < 16; lane += kLanes) {
@@ -153,7 +153,7 @@ LOWCOMM_INLINE void drawBlock(Code16* y, const float* x, uint64_t block, const P
 
 bool narrowByDraw(Code16* y, const float* x, size_t count, uint64_t block, const PhiloxKey& key) {
   constexpr size_t kBlock = 512;
-  Seen seen;
+  LargestMagnitude seen;
   size_t at = 0;
   for (; at + kBlock <= count; at += kBlock, ++block) {
     for (size_t i = 0; i < kBlock; i += 16)

@@ -19,9 +19,9 @@ using test::sending;
 using test::Tensor;
 
 TEST(MessageNumbers, TheFirstTagsAreCountedByThemselves) {
-  SentNumbers sent;
+  SenderNumbers sent;
   const struct {
-    SentNumbers& sent;
+    SenderNumbers& sent;
     uint32_t next(uint32_t tag) const { return sent.next({MessageFlow::Kind::tag, tag}); }
   } numbers{sent};
   for (uint32_t turn = 1; turn <= 3; ++turn) {
@@ -35,7 +35,7 @@ TEST(MessageNumbers, TheFirstTagsAreCountedByThemselves) {
 }
 
 TEST(MessageNumbers, EachChannelIsCountedByItself) {
-  SentNumbers numbers;
+  SenderNumbers numbers;
   for (uint32_t turn = 1; turn <= 2; ++turn) {
     for (uint32_t channel = 0; channel < 2 * kCountedTags; ++channel)
       ASSERT_EQ(numbers.next({MessageFlow::Kind::channel, channel}), turn);
@@ -53,7 +53,7 @@ TEST(MessageNumbers, ASharedOneIsTakenOnce) {
   for (uint32_t i = 1; i <= 2000; ++i)
     order.push_back(kSharedNumber + i);
   std::shuffle(order.begin(), order.end(), std::mt19937(3));
-  ReceivedNumbers numbers;
+  ReceiverNumbers numbers;
   for (size_t i = 0; i < order.size(); ++i) {
     ASSERT_TRUE(numbers.take(order[i])) << order[i];
     ASSERT_FALSE(numbers.take(order[i / 2])) << order[i / 2];

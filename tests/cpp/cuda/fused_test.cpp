@@ -71,9 +71,13 @@ Outcome here(const std::shared_ptr<const Codec>& codec, Operation operation, con
              uint64_t block) {
   FusedCodec fused(codec);
   Bytes payload(codec->encodedBytes(x.count(), DType::float32), std::byte{0xff});
-  const auto run = operation == Operation::delta ? &FusedCodec::encodeDelta : &FusedCodec::encodeFeedback;
-  (fused.*run)(payload, {x.bytes.data(), x.dtype}, {state.bytes.data(), state.dtype}, block * 512, x.count(),
-               kPlainDraws);
+  const Elements elements{x.bytes.data(), x.dtype};
+  const State kept{state.bytes.data(), state.dtype};
+  if (operation == Operation::delta) {
+    fused.encodeDelta(payload, elements, kept, block * 512, x.count(), kPlainDraws);
+  } else {
+    fused.encodeFeedback(payload, elements, kept, block * 512, x.count(), kPlainDraws);
+  }
   return {payload, state.bytes};
 }
 

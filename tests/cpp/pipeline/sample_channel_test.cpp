@@ -152,8 +152,30 @@ TEST(SampleChannel, MemoriesThatDifferAreNamedWithSampleAndVersions) {
   boundary.memories[1]->forget(2);
   const auto result = boundary.move(ranks, x, {1, 2});
   for (const std::string& error : result.errors)
-    EXPECT_TRUE(holds(error, {"channel 3", "rank 0 has", "rank 1 has"})) << error;
+    EXPECT_TRUE(holds(error, {"channel 3", "samples differs: rank 0 has '1@1,2@1', rank 1 has '1@1,2@0'"})) << error;
   EXPECT_EQ(boundary.memories[0]->version(1), 1u);
+}
+
+// Memories of other types would drift apart.
+TEST(SampleChannel, MemoriesOfOtherTypesAreNamed) {
+  Ranks ranks(2);
+  Boundary boundary(ranks, codecsOf("sym4:bucket=64", ""));
+  boundary.channels[1] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(1)), 0, 3,
+                                                   ChannelOptions{DType::float32, codecsOf("sym4:bucket=64", ""), 7},
+                                                   std::make_shared<SampleMemory>(kSample, DType::float32));
+  const auto result = boundary.move(ranks, activations(DType::float32, {1}, 0), {1});
+  for (const std::string& error : result.errors)
+    EXPECT_TRUE(holds(error, {"memory differs: rank 0 has 'float16', rank 1 has 'float32'"})) << error;
+}
+
+// A sample that two channels update at once is not committed twice.
+TEST(SampleChannel, ASampleThatWasUpdatedMeanwhileIsRefused) {
+  SampleMemory memory(4, DType::float32);
+  const std::vector<std::byte> slot(memory.slotBytes());
+  memory.update(1, 0, slot.data());
+  EXPECT_THROW(memory.update(1, 0, slot.data()), ValueError);
+  memory.update(1, 1, slot.data());
+  EXPECT_EQ(memory.version(1), 2u);
 }
 
 TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
