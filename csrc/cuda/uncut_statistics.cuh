@@ -33,7 +33,7 @@ __device__ inline float floatOfOrder(uint32_t order) {
   return floatOf(order ^ (order >> 31 ? 0x80000000u : 0xffffffffu));
 }
 
-struct Extremes {
+struct ColumnExtremes {
   uint32_t low = 0, high = 0, odd = 0;
 
   __device__ void take(float x) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kSpreadWarps* kWarp)
   __syncthreads();
   const uint32_t first = blockIdx.x % tiles * kSpreadColumns, mine = threadIdx.x % kWarp * 4, column = first + mine;
   if (column < columns && column < args.count) {
-    Extremes seen[4];
+    ColumnExtremes seen[4];
     const uint64_t rows = (args.count - column + columns - 1) / columns;
 #pragma unroll 4
     for (uint64_t row = uint64_t{blockIdx.x} / tiles * kSpreadWarps + threadIdx.x / kWarp; row < rows;

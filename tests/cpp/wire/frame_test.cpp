@@ -126,7 +126,7 @@ TEST(Frame, NumbersThatAreNoneAreNamed) {
     size_t at;
     int value;
     const char* field;
-  } cases[] = {{4, 2, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 100, "codec"},   {6, 254, "codec"},
+  } cases[] = {{4, 1, "version"},  {5, 4, "kind"},     {5, 255, "kind"},  {6, 100, "codec"},   {6, 254, "codec"},
                {7, 0, "bits"},     {7, 9, "bits"},     {8, 0, "flags"},   {8, 2, "flags"},     {8, 9, "flags"},
                {8, 0x81, "flags"}, {9, 11, "dtype"},   {9, 255, "dtype"}, {10, 1, "reserved"}, {11, 1, "reserved"},
                {12, 65, "bucket"}, {12, 32, "bucket"}, {15, 1, "bucket"}, {6, 0, "bits"},      {6, 255, "bits"},
