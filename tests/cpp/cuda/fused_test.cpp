@@ -50,7 +50,6 @@ class CudaFused : public testing::Test {
 };
 
 enum class Operation { delta, feedback };
-
 struct Outcome {
   Bytes payload, state;
   bool operator==(const Outcome&) const = default;
@@ -71,13 +70,10 @@ Outcome here(const std::shared_ptr<const Codec>& codec, Operation operation, con
              uint64_t block) {
   FusedCodec fused(codec);
   Bytes payload(codec->encodedBytes(x.count(), DType::float32), std::byte{0xff});
-  const Elements elements{x.bytes.data(), x.dtype};
-  const State kept{state.bytes.data(), state.dtype};
-  if (operation == Operation::delta) {
-    fused.encodeDelta(payload, elements, kept, block * 512, x.count(), kPlainDraws);
-  } else {
-    fused.encodeFeedback(payload, elements, kept, block * 512, x.count(), kPlainDraws);
-  }
+  const Elements from{x.bytes.data(), x.dtype};
+  const State to{state.bytes.data(), state.dtype};
+  operation == Operation::delta ? fused.encodeDelta(payload, from, to, block * 512, x.count(), kPlainDraws)
+                                : fused.encodeFeedback(payload, from, to, block * 512, x.count(), kPlainDraws);
   return {payload, state.bytes};
 }
 
