@@ -20,7 +20,8 @@ namespace lowcomm {
 
 // The messages between two ranks of one group (FORMAT.md, "Point to point").
 //
-// 1. The receiver posts a receive for each frame of the message that it expects, of that frame's size, and announces
+// 1. The receiver posts a receive for each frame of the message that it expects, of the size of its largest one, and
+// announces
 //    the message to its sender over the control lane: flow, dtype, elements, codec, samples.
 // 2. The sender encodes its message. It pairs its k-th message of a flow with the k-th announcement of the flow.
 // 3. Where both mean the same message its frames leave, on the bulk lane, as soon as they are encoded and announced:

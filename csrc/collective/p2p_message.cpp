@@ -220,9 +220,12 @@ P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan
 void P2pRecv::post(AnnouncementBoard& board) {
   GroupContext& group = op.group;
   const size_t frames = plan.frames.size();
+  // All of one size, the last one too: a frame that comes twice is then told as such, and does not end the process.
+  size_t payload = kMaxErrorText;
+  for (const Frame& frame : plan.frames)
+    payload = std::max<size_t>(payload, frame.payload_bytes);
   for (size_t k = 0; k < frames; ++k) {
-    frames_.push_back(
-        group.frames.take(kFrameHeaderBytes + std::max<size_t>(plan.frames[k].payload_bytes, kMaxErrorText)));
+    frames_.push_back(group.frames.take(kFrameHeaderBytes + payload));
     transfers_.push_back(group.transport.irecv(Lane::bulk, peer, key.flow.transportTag(k, group.connections),
                                                BufferPool::span(frames_[k])));
   }

@@ -127,7 +127,8 @@ class P2pSend : public P2pMessage {
   std::vector<std::unique_ptr<Transfer>> transfers_;
 };
 
-// A message to receive, into memory of its frames' size: the sender compares descriptions before anything longer comes.
+// A message to receive, into memory of its frames' largest size: the sender compares descriptions before anything
+// longer comes.
 class P2pRecv : public P2pMessage {
  public:
   P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name = "",

@@ -184,73 +184,6 @@ def test_evaluation_between_steps(pair):
     pair(_evaluated)
 
 
-def _mistakes(r):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    cache = lc.pipeline.Cache()
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-    with pytest.raises(ValueError, match="samples: expected each once in a batch, got sample 3 again"):
-        lc.pipeline.step(schedule, x, samples=[3] * case.ROWS, target=y)
-    with pytest.raises(ValueError, match="expected a multiple of the 4 micro-batches, got 15"):
-        lc.pipeline.step(schedule, x[:15], samples=range(15), target=y[:15])
-    with pytest.raises(ValueError, match="expected one for each of the batch's 16 rows, got 12"):
-        lc.pipeline.step(schedule, x, samples=range(12), target=y)
-    with pytest.raises(ValueError, match="a step with a cache: expected samples="):
-        lc.pipeline.step(schedule, x, target=y)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    for options, said in (
-        ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
-        ({"cache": cache, "forward": "none"}, "forward: expected a codec of changes with a cache, got none"),
-        ({"window": 0}, "window: expected 1 or more, got 0"),
-        ({"forward": "sym99"}, "sym99"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            case.build(r.rank, r.size, "GPipe", **options)
-    with pytest.raises(ValueError, match="store: expected one of fp32, fp16, bf16, got 'int4'"):
-        lc.pipeline.Cache(store="int4")
-    dist.destroy_process_group()
-
-
-def test_mistakes_are_named_before_anything_is_sent(pair):
-    pair(_mistakes)
-
-
-def _differ(r, options, said):
-    """Stages that are given other options hear of it on both sides."""
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "GPipe", **options[r.rank])
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-    with pytest.raises(dist.DistBackendError, match=said):
-        lc.pipeline.step(schedule, x, target=y)
-    dist.destroy_process_group()
-
-
-def test_stages_of_another_codec_are_named(pair):
-    options = [{"forward": "sym8:bucket=128"}, {"forward": "sym4:bucket=128"}]
-    pair(_differ, options, "codec differs: rank 0 has 'sym8:bucket=128', rank 1 has 'sym4:bucket=128'")
-
-
-def _other_samples(r):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=lc.pipeline.Cache(), **CODED)
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-    with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
-        lc.pipeline.step(schedule, x, samples=range(9 * r.rank, 9 * r.rank + 16), target=y)
-    with pytest.raises(RuntimeError, match="a message of an earlier step failed; make a new group.*samples differs"):
-        lc.pipeline.step(schedule, x, samples=range(16), target=y)
-    dist.destroy_process_group()
-
-
-def test_other_samples_on_the_two_sides_are_named(pair):
-    pair(_other_samples)
-
-
 def _by_channel(r):
     import torch_lowcomm as lc
 
@@ -277,40 +210,6 @@ def test_the_papers_codecs(pair):
     pair(_by_channel)
 
 
-def _not_a_number(r):
-    """A NaN in an activation, then in a gradient: both sides raise, no cache changes, and a new group goes on."""
-    import torch_lowcomm as lc
-
-    caches = lc.pipeline.Cache()
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-
-    def begin():
-        r.init("lowcomm")
-        return case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)
-
-    schedule, _ = begin()
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    before = caches.rows(0, r.rank == 0)
-    spoilt = x.clone()
-    spoilt[0, 0, 0] = float("nan")
-    with pytest.raises((ValueError, dist.DistBackendError), match="(?i)nan"):
-        lc.pipeline.step(schedule, spoilt, samples=range(case.ROWS), target=y)
-    assert torch.equal(caches.rows(0, r.rank == 0)[:4], before[:4]), "of the first micro-batch"
-    dist.destroy_process_group()
-    again = type(r)(r.rank, r.size, r.folder, stores=10)
-    again.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    sides = [None, None]
-    dist.all_gather_object(sides, caches.rows(0, r.rank == 0).tolist())
-    assert sides[0] == sides[1]
-    dist.destroy_process_group()
-
-
-def test_a_nan_is_told_on_both_sides_and_changes_no_cache(pair):
-    pair(_not_a_number)
-
-
 def _near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
     import torch_lowcomm as lc
@@ -334,22 +233,6 @@ def _near(r, name):
 @pytest.mark.parametrize("name", case.SCHEDULES)
 def test_coded_stages_come_near(pair, name):
     pair(_near, name)
-
-
-def _one_cache(r):
-    import torch_lowcomm as lc
-
-    r.init("lowcomm")
-    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
-    cache = lc.pipeline.Cache() if r.rank == 0 else None
-    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
-    with pytest.raises(ValueError, match="expected one on both sides of the boundary behind stage 0"):
-        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    dist.destroy_process_group()
-
-
-def test_a_cache_on_one_side_is_named_on_both(pair):
-    pair(_one_cache)
 
 
 class _Several(torch.nn.Module):

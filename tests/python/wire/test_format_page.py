@@ -133,7 +133,7 @@ GOOD = Header(b"LCMF", 2, 0, 1, 2, 0, 1, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 SPOILT = {
     "magic": {"magic": b"LCMG"},
-    "version": {"version": 2},
+    "version": {"version": 1},
     "kind": {"kind": 4},
     "codec": {"codec": 17},
     "bits": {"bits": 9},
