@@ -90,7 +90,7 @@ class Stage(PipelineStage):
 
     @property
     def changes(self) -> float | None:
-        """Mean |a - m| over mean |a| of samples that this stage has sent as changes; None before there are any.
+        """Mean size of the changes that this stage has sent, over that of the activations; None before there are any.
 
         Near 1 the cache saves nothing: take none, and more bits.
         """
