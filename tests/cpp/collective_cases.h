@@ -147,4 +147,20 @@ inline std::vector<float> decodedFloats(const Layout& layout, DType dtype, const
   return y;
 }
 
+// A tensor of a message, without its values.
+struct TensorKind {
+  Layout layout;
+  DType dtype;
+};
+
+// Sizes about a granule, in every codec.
+inline std::vector<TensorKind> edgeTensors(DType dtype) {
+  std::vector<TensorKind> tensors;
+  for (const std::string& codec : kCodecs) {
+    for (uint64_t n : {0, 1, 511, 512, 513})
+      tensors.push_back({single(wholeRows(n, codec), codec), dtype});
+  }
+  return tensors;
+}
+
 }  // namespace lowcomm::test

@@ -11,13 +11,10 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::edgeTensors;
 using test::Ranks;
 using test::single;
-
-struct Tensor {
-  Layout layout;
-  DType dtype;
-};
+using Tensor = test::TensorKind;
 
 // One op of several messages: what each rank puts in, what it gets, and the definition of what it must get.
 class Gather {
@@ -86,15 +83,6 @@ std::vector<OpCounters> expectGathers(int size, std::vector<Tensor> tensors, boo
   auto counters = ranks.expectRun("all_gather", std::ref(gather));
   gather.expectDefinition();
   return counters;
-}
-
-std::vector<Tensor> edgeTensors(DType dtype) {
-  std::vector<Tensor> tensors;
-  for (const std::string& codec : test::kCodecs) {
-    for (uint64_t n : {0, 1, 511, 512, 513})
-      tensors.push_back({single(test::wholeRows(n, codec), codec), dtype});
-  }
-  return tensors;
 }
 
 TEST(AllGather, EveryRankEndsWithTheOwnersDecodedBits) {

@@ -15,13 +15,10 @@ namespace lowcomm {
 namespace {
 
 using test::Bytes;
+using test::edgeTensors;
 using test::Ranks;
 using test::single;
-
-struct Tensor {
-  Layout layout;
-  DType dtype;
-};
+using Tensor = test::TensorKind;
 
 const Reduction kSum;
 const Reduction kAverage{ReduceKind::sum, true};
@@ -152,15 +149,6 @@ std::vector<OpCounters> expectScatters(int size, std::vector<Tensor> tensors, co
   auto counters = ranks.expectRun("reduce_scatter", std::ref(scatter));
   scatter.expectDefinition();
   return counters;
-}
-
-std::vector<Tensor> edgeTensors(DType dtype) {
-  std::vector<Tensor> tensors;
-  for (const std::string& codec : test::kCodecs) {
-    for (uint64_t n : {0, 1, 511, 512, 513})
-      tensors.push_back({single(test::wholeRows(n, codec), codec), dtype});
-  }
-  return tensors;
 }
 
 TEST(ReduceScatter, IsTheSumInRankOrderOfDecodedContributions) {
