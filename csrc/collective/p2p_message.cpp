@@ -125,7 +125,7 @@ void P2pSend::encode(Source& source) {
     if (refused_) return;  // error frames have gone in place of all
     op.counters.wire_bytes += frame.bytes;
     frames_.push_back(std::move(frame));
-    sendReady(announced_);
+    if (announced_) sendReady();
   }
 }
 
@@ -153,26 +153,24 @@ size_t P2pSend::encodeFrame(Source& source, size_t k, std::byte* frame) {
 void P2pSend::announced(const Announcement& theirs) {
   std::lock_guard<std::mutex> lock(mutex_);
   heard_bytes_ = theirs.bytes;
+  announced_ = true;
   try {
     expectSameHello(description_, op.group.rank(), theirs.description, peer);
     if (theirs.frames != plan.frames.size()) {
       throw WireError("frames: expected " + std::to_string(plan.frames.size()) + ", got " +
                       std::to_string(theirs.frames));
     }
-    sendReady(true);
-    announced_ = true;
+    sendReady();
   } catch (const WireError& difference) {
     const std::string why = std::string("ranks issued different messages: ") + difference.what();
     refused_ = op.refusedBecause(peer, why);
     sendErrors(theirs.frames, op.group.rankName(op.group.rank()) + ": " + why);
-    announced_ = true;
   }
   changed_.notify_all();
 }
 
-// With the lock: hands over what is encoded, once somebody expects it.
-void P2pSend::sendReady(bool announced) {
-  if (!announced) return;
+// With the lock, once the message is expected: hands over what is encoded.
+void P2pSend::sendReady() {
   for (size_t k = transfers_.size(); k < frames_.size() && !lost_; ++k)
     start(k, {frames_[k].buffer.get(), frames_[k].bytes});
 }

@@ -29,7 +29,7 @@ struct SampleKey {
   uint32_t version = 0;
 };
 
-// What a message is known by, on both sides: its flow and, in a channel, its samples in order.
+// The identity of a message, equal on both sides: its flow and, in a channel, its samples in order.
 struct MessageKey {
   MessageFlow flow;
   std::vector<SampleKey> samples = {};
@@ -109,7 +109,7 @@ class P2pSend : public P2pMessage {
   std::exception_ptr error() const { return own_error_ ? own_error_ : refused_; }
 
   size_t encodeFrame(Source& source, size_t k, std::byte* frame);
-  void sendReady(bool announced);
+  void sendReady();
   void sendErrors(uint32_t frames, const std::string& reason);
   void start(size_t k, std::span<const std::byte> frame);
 

@@ -33,6 +33,7 @@ void ChannelMessage::wait() {
   channel_->queue_->finish(*message);
   if (update_) update_->commit();
   channel_->end(samples_);
+  samples_.clear();  // they may be under way again when this goes
 }
 
 Channel::Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,

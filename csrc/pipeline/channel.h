@@ -44,7 +44,7 @@ class ChannelMessage {
   ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples);
 
   const std::shared_ptr<Channel> channel_;
-  const std::vector<uint64_t> samples_;
+  std::vector<uint64_t> samples_;         // under way; none once it is through
   std::unique_ptr<SampleUpdate> update_;  // null without a memory
   std::shared_ptr<P2pMessage> message_;
 };

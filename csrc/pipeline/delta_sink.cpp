@@ -1,8 +1,5 @@
 #include "pipeline/delta_sink.h"
 
-#include "base/narrow_float.h"
-#include "kernels/isa/table.h"
-
 namespace lowcomm {
 
 DeltaSink::DeltaSink(OpContext& op, const MessagePlan& plan, void* data, SampleUpdate& update)
@@ -34,12 +31,8 @@ void DeltaSink::decodeRun(const Run& run, std::span<const std::byte> whole) {
   decoded_.resize(run.count);
   if (run.codec->spec().id != CodecId::none) {
     run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
-  } else if (plan_.dtype == DType::float32) {
-    std::copy_n(reinterpret_cast<const float*>(y), run.count, decoded_.data());
   } else {
-    const bool half = plan_.dtype == DType::float16;
-    (half ? kernels().float16_to_float : kernels().bfloat16_to_float)(decoded_.data(),
-                                                                      reinterpret_cast<const uint16_t*>(y), run.count);
+    toFloats({y, plan_.dtype}, decoded_.data(), run.count);
   }
   remember(update_.after(run.at), decoded_.data(), run.count);
 }

@@ -1,20 +1,13 @@
 #include "pipeline/delta_source.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-
-#include "base/narrow_float.h"
 
 namespace lowcomm {
 namespace {
 
 constexpr uint64_t kMeasured = 1024;  // elements of a run whose sizes are taken
-
-float elementOf(const std::byte* data, DType dtype, uint64_t at) {
-  if (dtype == DType::float32) return reinterpret_cast<const float*>(data)[at];
-  const uint16_t half = reinterpret_cast<const uint16_t*>(data)[at];
-  return dtype == DType::float16 ? float16ToFloat(half) : bfloat16ToFloat(half);
-}
 
 }  // namespace
 
@@ -51,8 +44,7 @@ void DeltaSource::encodeRun(const Run& run, std::span<std::byte> whole) {
   run.encode(whole, a, plan_.dtype, draws);
   decoded_.resize(run.count);
   if (run.codec->spec().id == CodecId::none) {
-    for (uint64_t i = 0; i < run.count; ++i)
-      decoded_[i] = elementOf(a, plan_.dtype, i);
+    toFloats({a, plan_.dtype}, decoded_.data(), run.count);
   } else {
     run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
   }
@@ -61,11 +53,13 @@ void DeltaSource::encodeRun(const Run& run, std::span<std::byte> whole) {
 
 void DeltaSource::measure(const Run& run, const std::byte* a) {
   if (!sizes_) return;
-  const Elements m = update_.before(run.at);
-  for (uint64_t i = 0; i < std::min(run.count, kMeasured); ++i) {
-    const float value = elementOf(a, plan_.dtype, i);
-    sizes_->values += std::abs(value);
-    sizes_->changes += std::abs(value - elementOf(static_cast<const std::byte*>(m.data), m.dtype, i));
+  const uint64_t count = std::min(run.count, kMeasured);
+  std::array<float, kMeasured> values, remembered;
+  toFloats({a, plan_.dtype}, values.data(), count);
+  toFloats(update_.before(run.at), remembered.data(), count);
+  for (uint64_t i = 0; i < count; ++i) {
+    sizes_->values += std::abs(values[i]);
+    sizes_->changes += std::abs(values[i] - remembered[i]);
   }
 }
 

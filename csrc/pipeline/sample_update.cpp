@@ -74,4 +74,14 @@ void remember(State after, float* decoded, uint64_t count) {
   }
 }
 
+void toFloats(Elements from, float* to, uint64_t count) {
+  if (from.dtype == DType::float32) {
+    std::copy_n(static_cast<const float*>(from.data), count, to);
+  } else {
+    const bool half = from.dtype == DType::float16;
+    (half ? kernels().float16_to_float : kernels().bfloat16_to_float)(to, static_cast<const uint16_t*>(from.data),
+                                                                      count);
+  }
+}
+
 }  // namespace lowcomm

@@ -49,8 +49,11 @@ class SampleUpdate {
   Layout layout_;
 };
 
-// What the memory holds of elements that arrive for the first time: their decoded values, rounded once to its type, a
-// number beyond the largest of a 16-bit type held to it and one that is not finite 0. `decoded` is scratch afterwards.
+// Writes elements that arrive for the first time to a memory: their decoded values, rounded once to its type, a number
+// beyond the largest of a 16-bit type held to it and one that is not finite 0. `decoded` is scratch afterwards.
 void remember(State after, float* decoded, uint64_t count);
+
+// Widens `count` elements of one of the three float types to float32.
+void toFloats(Elements from, float* to, uint64_t count);
 
 }  // namespace lowcomm

@@ -30,7 +30,7 @@ struct Boundary {
     }
   }
 
-  // What rank 1 gets of `x`; what each side threw, or "".
+  // Rank 1's tensor after a message, and each side's error text, or "".
   struct Result {
     Bytes y;
     std::string errors[2];
@@ -196,6 +196,18 @@ TEST(SampleChannel, MistakesAreFoundBeforeAnythingIsSent) {
     EXPECT_THROW(sent->wait(), ValueError);
   }
   EXPECT_EQ(boundary.move(ranks, x, {2, 1}).errors[0], "") << "they are no longer under way";
+  {
+    auto through = boundary.channels[1]->recv(y.data(), kSample, {1});
+    const auto sent = channel.send(x.data(), kSample, {1});
+    through->wait();
+    sent->wait();
+    const auto again = boundary.channels[1]->recv(y.data(), kSample, {1});
+    through.reset();
+    EXPECT_THROW(boundary.channels[1]->recv(y.data(), kSample, {1}), ValueError) << "it is under way again";
+    const auto next = channel.send(x.data(), kSample, {1});
+    again->wait();
+    next->wait();
+  }
   const auto queue = std::make_shared<EngineQueue>(ranks.engine(0));
   const auto memory = boundary.memories[0];
   EXPECT_THROW(Channel(queue, 1, 0, {DType::int32, codecsOf("sym4", ""), 0}, memory), TypeError);
