@@ -71,7 +71,7 @@ class Cache:
         return memory
 
     def rows(self, boundary: int, sends: bool) -> torch.Tensor:
-        """What is remembered at a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
+        """The slots of a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
         rows = [
             (slot.position, *row)
             for slot, memory in sorted(self._memories.items())

@@ -77,6 +77,7 @@ class Stage(PipelineStage):
         self._first, self._evaluate = first or "", evaluate or ""
         self._cache, self._window = cache, window
         self._channels: dict[tuple[int, bool, int, int, str, torch.dtype, int], _C.Channel] = {}
+        self._micro_batches: int | None = None
         self._samples: list[list[int]] | None = None  # by micro-batch, of the step under way
         self._receives: dict[tuple[bool, int], list[_Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
@@ -85,7 +86,7 @@ class Stage(PipelineStage):
 
     @property
     def cache(self) -> Cache | None:
-        """What is remembered of each sample."""
+        """The memory of this stage's samples; None without one."""
         return self._cache
 
     @property
@@ -101,6 +102,18 @@ class Stage(PipelineStage):
     def fail(self, why: str) -> None:
         """Refuses all steps from now on: messages of the one that failed may never be answered."""
         self._failed = self._failed or why
+
+    def expect_micro_batches(self, count: int) -> None:
+        """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.
+
+        Raises:
+            ValueError: The stage has been in a schedule of another number.
+        """
+        if self._micro_batches not in (None, count):
+            raise ValueError(
+                f"stage {self.stage_index}: expected a schedule of {self._micro_batches} micro-batches, as before, got {count}"
+            )
+        self._micro_batches = count
 
     def set_samples(self, samples: list[list[int]] | None) -> None:
         """The numbers of the next step's samples, by micro-batch; `lc.pipeline.step` calls this."""
@@ -124,7 +137,7 @@ class Stage(PipelineStage):
             RuntimeError: A message of an earlier step failed, so that others of that step may never be answered.
         """
         if self._receives and not self._failed:
-            self._failed = "it was broken off before all its messages had come"
+            self.fail("it was broken off before all its messages had come")
         if self._failed:
             raise RuntimeError(
                 f"stage {self.stage_index}: a message of an earlier step failed; make a new group and new stages, which may "

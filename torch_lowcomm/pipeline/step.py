@@ -35,8 +35,8 @@ def step(
         What schedule.step() returns.
 
     Raises:
-        ValueError: There is a cache and no samples, a sample comes twice in the batch, or the batch is no multiple of the
-            micro-batches; before anything is sent.
+        ValueError: There is a cache and no samples, a sample comes twice in the batch, the batch is no multiple of the
+            micro-batches, or the stages had another number of them before; before anything is sent.
         RuntimeError: A message of an earlier step failed.
         torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
     """
@@ -55,10 +55,7 @@ def step(
         size = len(numbers) // chunks
         for stage in stages:
             stage.set_samples([numbers[i * size : (i + 1) * size] for i in range(chunks)])
-    inputs = (x, *args) if x is not None and any(stage.is_first for stage in stages) else ()
-    if any(stage.is_last for stage in stages):
-        kwargs = {"target": target, **kwargs}
-    return _run(stages, schedule.step, inputs, kwargs)
+    return _run(schedule, schedule.step, (x, *args), target, kwargs)
 
 
 def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
@@ -78,18 +75,19 @@ def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: A
         RuntimeError: A message of an earlier step failed.
         torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
     """
+    with torch.no_grad():
+        return _run(schedule, schedule.eval, (x, *args), target, kwargs)
+
+
+def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> Any:
+    """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
     stages = _stages_of(schedule)
-    inputs = (x, *args) if x is not None and any(stage.is_first for stage in stages) else ()
+    for stage in stages:
+        stage.expect_micro_batches(schedule._n_microbatches)
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
-    with torch.no_grad():
-        return _run(stages, schedule.eval, inputs, kwargs)
-
-
-def _run(stages: list[Stage], run: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
     try:
-        result = run(*inputs, **kwargs)
+        result = run(*(inputs if any(stage.is_first for stage in stages) else ()), **kwargs)
         for stage in stages:
             stage.finish()
     except BaseException as error:

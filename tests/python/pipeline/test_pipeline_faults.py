@@ -24,6 +24,10 @@ def _mistakes(r):
     with pytest.raises(ValueError, match="a step with a cache: expected samples="):
         lc.pipeline.step(schedule, x, target=y)
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    other = type(schedule)(schedule._stage, 2, loss_fn=case.loss)
+    with pytest.raises(ValueError, match="expected a schedule of 4 micro-batches, as before, got 2"):
+        lc.pipeline.step(other, x, samples=range(case.ROWS), target=y)
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     for options, said in (
         ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
         ({"cache": cache, "forward": "none"}, "forward: expected a codec of changes with a cache, got none"),

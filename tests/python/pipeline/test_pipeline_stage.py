@@ -277,3 +277,31 @@ def _several(r):
 
 def test_several_tensors_at_a_boundary(pair):
     pair(_several)
+
+
+def _early(r, window, expected):
+    """When the second stage computes its first micro-batch, the receives of later ones have been posted."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    schedule, (stage,) = case.build(r.rank, r.size, "GPipe", window=window)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    lc.pipeline.step(schedule, x, target=y)  # torch infers shapes first
+    posted = []
+
+    def count(module, inputs):
+        (record,) = lc.flight_record().values()
+        posted.append(
+            sum(op["op"].startswith("recv of channel") and op["state"] == "under way" for op in record["ops"])
+        )
+
+    stage.submod.register_forward_pre_hook(count)
+    lc.pipeline.step(schedule, x, target=y)
+    if r.rank == 1:
+        assert posted[0] == expected, posted
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("window", "expected"), [(None, case.MICRO - 1), (1, 0), (2, 1)])
+def test_receives_are_posted_ahead(pair, window, expected):
+    pair(_early, window, expected)
