@@ -142,7 +142,8 @@ class RingStep final : public Phase {
   const bool first_, last_;
 };
 
-// What this rank would send without a codec: its own part to every other; around a ring all parts but the next rank's.
+// The bytes that this rank would send without a codec: its own part to every other; around a ring all parts but the
+// next rank's.
 uint64_t rawBytes(const OpContext& op, const RankPlans& plans, bool ring) {
   if (!ring) return plans.of(op.rank()).rawBytes() * (op.size() - 1);
   return plans.rawBytesToPeers((op.rank() + 1) % op.size());

@@ -19,7 +19,7 @@
 
 namespace lowcomm {
 
-// What a receiver tells the sender of a message once it has posted its receives (FORMAT.md, "Point to point").
+// A receiver tells this to the sender of a message, once it has posted its receives (FORMAT.md, "Point to point").
 struct Announcement {
   MessageFlow flow;
   uint32_t frames = 0;    // receives posted

@@ -40,7 +40,7 @@ struct Descriptions::CountExchange {
 Descriptions::Descriptions(OpContext& op, const Exchange& exchange, Conversation& conversation)
     : op_(op), exchange_(exchange), conversation_(conversation), differs_(op.size()) {}
 
-// What is said to `peer` about the op, and is to be heard from it.
+// The text that this rank sends `peer` about the op, and expects from it.
 KeyValues Descriptions::forPeer(int peer) const {
   KeyValues description = exchange_.description;
   if (!exchange_.pair_fields.empty()) description.fields.push_back(exchange_.pair_fields[peer]);

@@ -93,7 +93,7 @@ class Peer:
         return [read_frame(buffer.numpy().tobytes()) for buffer in buffers]
 
     def hear_announcement(self) -> tuple[Header, str]:
-        """What rank 0 announces next."""
+        """The next announcement of rank 0."""
         buffer = torch.zeros(HEADER.size + 4096, dtype=torch.uint8)
         self.control.recv([buffer], 0, 3).wait()
         header, text = read_frame(buffer.numpy().tobytes())

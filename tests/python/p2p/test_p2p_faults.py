@@ -118,7 +118,7 @@ def _differs(field, sent, expected):
     return f"{field} differs: rank 0 has '{sent}', rank 1 has '{expected}'"
 
 
-# What rank 0 sends (shape, dtype, whether exact), what rank 1 expects, and what both are told.
+# Rank 0 sends the first of two (elements, dtype, whether exact), rank 1 expects the second, and both are told the text.
 DIFFERENCES = {
     "fewer elements": ((1000, torch.float32, False), (999, torch.float32, False), _differs("elements", 1000, 999)),
     "more frames": ((999_999, torch.float32, False), (999, torch.float32, False), _differs("elements", 999_999, 999)),
