@@ -29,14 +29,16 @@ template <Change kChange>
 void encodeWithState(const Place& place, const char* doing, const GridRun& run, void* payload, const void* x,
                      const FusedState& state, uint64_t block, const PhiloxKey& key, uint32_t* refused) {
   const GridArgs<std::byte> grid = fusedGrid(doing, run, payload, refused);
-  if (!isCoded(state.dtype)) {
-    throw TypeError(std::string(doing) + ": state: expected float32, float16 or bfloat16, got " +
-                    dtypeName(state.dtype));
-  }
+  expectState(doing, state);
   if (run.count > 0) encodeChange<kChange>(place, doing, grid, run, x, state, block, key);
 }
 
 }  // namespace
+
+void expectState(const char* doing, const FusedState& state) {
+  if (isCoded(state.dtype)) return;
+  throw TypeError(std::string(doing) + ": state: expected float32, float16 or bfloat16, got " + dtypeName(state.dtype));
+}
 
 void encodeDelta(const Place& place, const GridRun& run, void* payload, const void* x, const FusedState& m,
                  uint64_t block, const PhiloxKey& key, uint32_t* refused) {

@@ -12,8 +12,8 @@
 namespace lowcomm::cuda {
 
 // A grid codec together with the arithmetic around it, for tensors that lie on a CUDA device: the bytes and values of
-// FusedCodec (codec/fused.h), one kernel a call. The grid codecs are those of grid.h that are not rotated and have no
-// table; what grid.h says of pointers, of `refused` and of what is thrown holds here. A tensor comes from the device's
+// FusedCodec (codec/fused.h), one kernel a call. The grid codecs are those of grid.h; those that encode take none that
+// is rotated or has a codebook. For pointers, `refused` and what is thrown see grid.h. A tensor comes from the device's
 // memory once and a payload goes there once; what is needed again after the codes are known comes from a cache.
 //
 // Executed by the tests' simulator only so far.
@@ -34,6 +34,12 @@ struct FusedState {
 // encodeGrid's; what is refused, too. run.dtype is x's.
 void encodeDelta(const Place& place, const GridRun& run, void* payload, const void* x, const FusedState& m,
                  uint64_t block, const PhiloxKey& key, uint32_t* refused);
+
+// The receiver's side of encodeDelta: y = m.before + decode(payload), rounded once to run.dtype, and m.after = the same
+// sum in m's type, the bits that the sender's memory has. Codecs are all of grid.h, `levels`, `gauss` and rotated ones
+// too. Refuses what decodeGrid does; y and m.after are then without meaning.
+void decodeDelta(const Place& place, const GridRun& run, void* y, const void* payload, const FusedState& m,
+                 uint32_t* refused);
 
 // Error feedback: y = g + e.before, payload = encode(y), e.after = y - decode(payload). Under saturate and poison a
 // residual that is not finite becomes 0. run.dtype is g's.

@@ -16,6 +16,9 @@
 
 namespace lowcomm::cuda {
 
+// Throws TypeError for a state of another type than its three.
+void expectState(const char* doing, const FusedState& state);
+
 enum class Change : uint8_t { delta, feedback };
 
 // Enqueues encodeDelta or encodeFeedback of a run that has elements (fused_change.cuh).

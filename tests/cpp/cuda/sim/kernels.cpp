@@ -4,6 +4,7 @@
 #include "cuda/device.cu"
 #include "cuda/fused.cu"
 #include "cuda/fused_change.cuh"
+#include "cuda/fused_decode.cu"
 #include "cuda/fused_sum.cuh"
 #include "cuda/grid.cu"
 #include "cuda/grid_encode.cuh"
