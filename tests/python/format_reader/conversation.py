@@ -13,6 +13,7 @@ from format_reader.refusal import insist
 
 LARGEST = 65600  # with chunks of 65,536
 FIRST_P2P_TAG = 2**30
+FIRST_CHANNEL_TAG = 2**29
 CONTROL_FRAME = 2  # a frame's kind
 
 
@@ -81,11 +82,19 @@ class Peer:
         """Of a control frame."""
         return Header(b"LCMF", 2, CONTROL_FRAME, 0, 0, 0, 0, 0, 0, 0, 0, sequence, self.epoch, 0, 0, 0, 0, 0)
 
-    def receive_message(self, tag: int, description: str, frames: list[Frame]) -> list[tuple[Header, bytes]]:
+    def transport_tag(self, flow: str, k: int) -> int:
+        """Of frame k of a message of `tag 7` or `channel 2`."""
+        kind, number = flow.split()
+        if kind == "tag":
+            return FIRST_P2P_TAG + int(number)
+        connections = int(self.hello.split("connections=")[1].split("\n")[0])
+        return FIRST_CHANNEL_TAG + 256 * int(number) + k % min(connections, 256)
+
+    def receive_message(self, flow: str, description: str, frames: list[Frame]) -> list[tuple[Header, bytes]]:
         """A message of rank 0's, which is announced as expected by `description`."""
         buffers = [torch.zeros(HEADER.size + max(frame.payload_bytes, 1024), dtype=torch.uint8) for frame in frames]
-        coming = [self.bulk.recv([buffer], 0, FIRST_P2P_TAG + tag) for buffer in buffers]
-        announcement = f"flow=tag {tag}\nframes={len(frames)}\n{description}".encode()
+        coming = [self.bulk.recv([buffer], 0, self.transport_tag(flow, k)) for k, buffer in enumerate(buffers)]
+        announcement = f"flow={flow}\nframes={len(frames)}\n{description}".encode()
         frame = np.frombuffer(write_frame(self.control_header(1), announcement), np.uint8).copy()
         self.control.send([torch.from_numpy(frame)], 0, 3).wait()
         for work in coming:
@@ -100,11 +109,11 @@ class Peer:
         insist(header.epoch == self.epoch and header.kind == CONTROL_FRAME, "an announcement's header")
         return header, text.decode()
 
-    def send_message(self, tag: int, frames: list[tuple[Header, bytes]]) -> None:
+    def send_message(self, flow: str, frames: list[tuple[Header, bytes]]) -> None:
         """A message's frames, once they are announced."""
         works = []
-        for header, payload in frames:
+        for k, (header, payload) in enumerate(frames):
             frame = np.frombuffer(write_frame(header, payload), np.uint8).copy()
-            works.append(self.bulk.send([torch.from_numpy(frame)], 0, FIRST_P2P_TAG + tag))
+            works.append(self.bulk.send([torch.from_numpy(frame)], 0, self.transport_tag(flow, k)))
         for work in works:
             work.wait()

@@ -1,54 +1,19 @@
 """Messages between the library and a rank that follows the page: announcements, frames, messages that differ."""
 
-import threading
-from collections.abc import Callable
-from datetime import timedelta
-
 import numpy as np
 import pytest
 import torch
 from format_reader import codec_of, decode, parse
-from format_reader.conversation import Peer, fnv1a
+from format_reader.by_page import ended, with_library
+from format_reader.conversation import fnv1a
 from format_reader.filling import Segment, plan
 from format_reader.frame import Header
 from format_reader.spec import IDS
-from torch.distributed import DistBackendError, HashStore
+from torch.distributed import DistBackendError
 
 from torch_lowcomm import _C
-from torch_lowcomm._create import make_gloo
 
-TIMEOUT = timedelta(seconds=30)
 N = 300001
-
-
-def _no_nccl(*_):
-    """The inner backend of devices on a machine without a GPU."""
-    return None
-
-
-def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor) -> tuple:
-    """Starts `part(backend, tensor)` on a thread as rank 0; returns (thread, its errors, the page's rank 1)."""
-    store, errors, done = HashStore(), [], threading.Event()
-
-    def rank0() -> None:
-        try:
-            options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
-            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, _no_nccl)
-            part(backend, tensor)
-            done.wait(30)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=rank0, daemon=True)
-    thread.start()
-    return thread, errors, Peer(store, TIMEOUT), done
-
-
-def ended(thread: threading.Thread, done: threading.Event) -> None:
-    """Lets rank 0 go."""
-    done.set()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("text", ["minmax4:bucket=1024", "sym8:bucket=1024", "fp16"])
@@ -57,7 +22,7 @@ def test_a_message_to_a_rank_that_follows_the_page(text):
     thread, errors, peer, done = with_library(f"p2p={text}", lambda group, x: group.send([x], 1, 7).wait(), x)
     spec = parse(text)
     description = f"dtype=float32\nelements={N}\ncodec={text}\n"
-    frames = peer.receive_message(7, description, plan([Segment(0, N, spec)], 65536))
+    frames = peer.receive_message("tag 7", description, plan([Segment(0, N, spec)], 65536))
     assert {header.key_hash for header, _ in frames} == {fnv1a(description)}
     assert {header.sequence for header, _ in frames} == {1}
     mine = np.concatenate([decode(codec_of(header), payload, header.elements) for header, payload in frames])
@@ -82,7 +47,7 @@ def test_a_message_from_a_rank_that_follows_the_page():
         payload = raw[8 * frame.first :][: frame.payload_bytes].ljust(frame.payload_bytes, b"\0")
         fields = (0, frame.elements, frame.first, 1, peer.epoch, 0, 0, fnv1a(description), len(payload), 0)
         frames.append((Header(b"LCMF", 2, 0, IDS["none"], 0, 0, 9, 0, *fields), payload))
-    peer.send_message(3, frames)
+    peer.send_message("tag 3", frames)
     ended(thread, done)
     assert not errors
     assert torch.equal(y, x)
@@ -92,7 +57,7 @@ def test_a_message_that_differs_is_answered_by_error_frames():
     x = torch.randn(N)
     thread, errors, peer, done = with_library("p2p=sym8", lambda group, x: group.send([x], 1, 7).wait(), x)
     wrong = plan([Segment(0, 1000, parse("sym8:bucket=1024"))], 65536)
-    frames = peer.receive_message(7, "dtype=float32\nelements=1000\ncodec=sym8:bucket=1024\n", wrong * 3)
+    frames = peer.receive_message("tag 7", "dtype=float32\nelements=1000\ncodec=sym8:bucket=1024\n", wrong * 3)
     assert [header.kind for header, _ in frames] == [1, 1, 1]
     for _, payload in frames:
         assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in payload.decode()

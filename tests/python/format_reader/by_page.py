@@ -1,0 +1,44 @@
+"""A group of two: the library as rank 0, on a thread, and a rank that follows the page."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from format_reader.conversation import Peer
+from torch.distributed import HashStore
+
+from torch_lowcomm import _C
+from torch_lowcomm._create import make_gloo
+
+TIMEOUT = timedelta(seconds=30)
+
+
+def _no_nccl(*_):
+    """The inner backend of devices on a machine without a GPU."""
+    return None
+
+
+def with_library(policy: str, part: Callable[[object, torch.Tensor], None], tensor: torch.Tensor) -> tuple:
+    """Starts `part(backend, tensor)` on a thread as rank 0; returns (thread, its errors, the page's rank 1)."""
+    store, errors, done = HashStore(), [], threading.Event()
+
+    def rank0() -> None:
+        try:
+            options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
+            backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, _no_nccl)
+            part(backend, tensor)
+            done.wait(30)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=rank0, daemon=True)
+    thread.start()
+    return thread, errors, Peer(store, TIMEOUT), done
+
+
+def ended(thread: threading.Thread, done: threading.Event) -> None:
+    """Lets rank 0 go."""
+    done.set()
+    thread.join(30)
+    assert not thread.is_alive()
