@@ -128,7 +128,8 @@ bench-codec: $(VENV)/.built
 	cmake --build build-codec --target codec_perf noise_peers low_rank_peers --parallel $${MAX_JOBS:-$$(nproc)}
 	build-codec/codec_perf --json benchmarks/results/codec_perf.json; codecs=$$?; \
 	  $(BIN)/python benchmarks/report.py benchmarks/results/codec_perf.json && \
-	  $(BIN)/python benchmarks noise_peers build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && exit $$codecs
+	  $(BIN)/python benchmarks noise_peers build-codec/libnoise_peers.so --json benchmarks/results/noise_peers.json && \
+	  $(BIN)/python benchmarks low_rank_peers build-codec/liblow_rank_peers.so --json benchmarks/results/low_rank_peers.json && exit $$codecs
 
 # The torch-free tests under sanitizers, the simulated CUDA kernels too (which ThreadSanitizer has nothing to say about).
 SANITIZED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DCMAKE_CXX_FLAGS_RELEASE=-O1
