@@ -6,7 +6,7 @@ import threading
 import time
 
 from faults.home import interface_bytes
-from faults.ops import Issued
+from faults.ops import PendingOp
 from faults.player import Player
 
 _SHORT_S = 0.5
@@ -54,7 +54,7 @@ def _before(player: Player, threads: list[threading.Thread]) -> None:
 def _during(player: Player, threads: list[threading.Thread]) -> None:
     start = interface_bytes()
 
-    def begun(_: Issued) -> None:
+    def begun(_: PendingOp) -> None:
         end = time.monotonic() + player.case.deadline_s
         while interface_bytes() < start + _UNDER_WAY and time.monotonic() < end:
             time.sleep(0.001)

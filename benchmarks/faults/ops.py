@@ -34,7 +34,7 @@ def _drawn(n: int, *key: object) -> torch.Tensor:
 
 
 @dataclasses.dataclass
-class Issued:
+class PendingOp:
     """An op under way: how to wait for it, what it writes, and the error feedback it was lent."""
 
     works: list[Any]
@@ -65,7 +65,7 @@ class Caller:
         whole = op in ("all_reduce", "reduce_scatter", "all_to_all")
         return values(n * self.size if whole else n, op, key, self.rank if rank is None else rank, n)
 
-    def issue(self, op: str, key: str, *, odd: str = "") -> Issued:
+    def issue(self, op: str, key: str, *, odd: str = "") -> PendingOp:
         """Starts an op; `odd` names how it differs from what the others call."""
         n = PAIR_ELEMENTS[self.kind]
         if odd == "another shape":
@@ -83,40 +83,40 @@ class Caller:
         with scope:
             return getattr(self, "_" + op.replace("/", "_"))(n, key, spec)
 
-    def _all_reduce(self, n: int, key: str, spec: str) -> Issued:
+    def _all_reduce(self, n: int, key: str, spec: str) -> PendingOp:
         x = self.input("all_reduce", n, key)
         if self.kind == "exact":
-            return Issued([dist.all_reduce(x, async_op=True)], [x])
+            return PendingOp([dist.all_reduce(x, async_op=True)], [x])
         import torch_lowcomm as lc
 
         residual = lc.Residual(x)
         residual.load_state_dict({"value": values(x.numel(), "residual", key, self.rank) / 8})
         before = residual.value.clone()
         work = lc.all_reduce(x, codec=spec, residual=residual, async_op=True)
-        return Issued([work], [x], residual, before)
+        return PendingOp([work], [x], residual, before)
 
-    def _all_gather(self, n: int, key: str, _: str) -> Issued:
+    def _all_gather(self, n: int, key: str, _: str) -> PendingOp:
         out = torch.zeros(n * self.size)
-        return Issued([dist.all_gather_into_tensor(out, self.input("all_gather", n, key), async_op=True)], [out])
+        return PendingOp([dist.all_gather_into_tensor(out, self.input("all_gather", n, key), async_op=True)], [out])
 
-    def _reduce_scatter(self, n: int, key: str, _: str) -> Issued:
+    def _reduce_scatter(self, n: int, key: str, _: str) -> PendingOp:
         out = torch.zeros(n)
-        return Issued([dist.reduce_scatter_tensor(out, self.input("reduce_scatter", n, key), async_op=True)], [out])
+        return PendingOp([dist.reduce_scatter_tensor(out, self.input("reduce_scatter", n, key), async_op=True)], [out])
 
-    def _all_to_all(self, n: int, key: str, _: str) -> Issued:
+    def _all_to_all(self, n: int, key: str, _: str) -> PendingOp:
         out = torch.zeros(n * self.size)
-        return Issued([dist.all_to_all_single(out, self.input("all_to_all", n, key), async_op=True)], [out])
+        return PendingOp([dist.all_to_all_single(out, self.input("all_to_all", n, key), async_op=True)], [out])
 
-    def _broadcast(self, n: int, key: str, _: str) -> Issued:
+    def _broadcast(self, n: int, key: str, _: str) -> PendingOp:
         root = self.size - 1
         x = self.input("broadcast", n, key) if self.rank == root else torch.zeros(n)
-        return Issued([dist.broadcast(x, root, async_op=True)], [x])
+        return PendingOp([dist.broadcast(x, root, async_op=True)], [x])
 
-    def _gather(self, n: int, key: str, _: str) -> Issued:
+    def _gather(self, n: int, key: str, _: str) -> PendingOp:
         outs = [torch.zeros(n) for _ in range(self.size)] if self.rank == 0 else None
-        return Issued([dist.gather(self.input("gather", n, key), outs, dst=0, async_op=True)], outs or [])
+        return PendingOp([dist.gather(self.input("gather", n, key), outs, dst=0, async_op=True)], outs or [])
 
-    def _send_recv(self, n: int, key: str, _: str) -> Issued:
+    def _send_recv(self, n: int, key: str, _: str) -> PendingOp:
         """Around the ring: to the next rank, from the one before."""
         out = torch.zeros(n)
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -124,7 +124,7 @@ class Caller:
             dist.P2POp(dist.irecv, out, left),
             dist.P2POp(dist.isend, self.input("send/recv", n, key), right),
         ]
-        return Issued(dist.batch_isend_irecv(ops), [out])
+        return PendingOp(dist.batch_isend_irecv(ops), [out])
 
     def expected(self, op: str, key: str) -> list[torch.Tensor]:
         """Returns the result of exact arithmetic."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from faults.cases import Case
 from faults.facts import Facts
 from faults.home import Home
-from faults.ops import Issued
+from faults.ops import PendingOp
 from faults.tap import Tap
 
 Rank = Any  # ranks.Rank, of the tests
@@ -44,7 +44,7 @@ class Player(Protocol):
     def hear_others(self, what: str) -> None:
         """Waits until all ranks except the culprit have said a note."""
 
-    def attempt(self, *, odd: str = "", issued: Callable[[Issued], None] | None = None) -> bool:
+    def attempt(self, *, odd: str = "", issued: Callable[[PendingOp], None] | None = None) -> bool:
         """Issues the op and notes how it ended; returns whether it succeeded."""
 
     def attempts(self, **first: Any) -> None:

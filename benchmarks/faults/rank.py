@@ -15,7 +15,7 @@ from faults import cuts, differences, frames, signals
 from faults.cases import CUTS, DIFFERENCES, FRAMES, SIGNALS, Case
 from faults.facts import Attempt, Facts
 from faults.home import Home
-from faults.ops import Caller, Issued, options, same_bits
+from faults.ops import Caller, PendingOp, options, same_bits
 from faults.player import Player, Rank
 from faults.tap import Tap
 
@@ -71,7 +71,7 @@ class RowPlayer(Player):
 
     # ---- ops ----
 
-    def attempt(self, *, odd: str = "", issued: Callable[[Issued], None] | None = None) -> bool:
+    def attempt(self, *, odd: str = "", issued: Callable[[PendingOp], None] | None = None) -> bool:
         """The op with the undisturbed one's data; notes how it ended. Whether it was done.
 
         Args:
@@ -80,7 +80,7 @@ class RowPlayer(Player):
         """
         attempt = Attempt(time.monotonic())
         self.facts.attempts.append(attempt)
-        op: Issued | None = None
+        op: PendingOp | None = None
         try:
             op = self.caller.issue(self.case.op, _REFERENCE, odd=odd)
             if issued:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 
-from faults.ops import Issued
+from faults.ops import PendingOp
 from faults.player import Player
 from faults.tap import Frame
 
@@ -56,7 +56,7 @@ def _struck_at_a_frame(player: Player) -> None:
 def _struck_without_rank_0(player: Player) -> None:
     """Gloo has no frames to count: rank 0 comes after the fault, so that this rank's part cannot be over."""
 
-    def begun(op: Issued) -> None:
+    def begun(op: PendingOp) -> None:
         time.sleep(0.1)
         if op.completed():
             player.facts.premature = "its part was over although rank 0 had not come"

@@ -9,10 +9,11 @@ namespace lowcomm {
 namespace {
 
 // A rank with a mistake of its own (`mine`) tells its peers before it throws: they are in the same call.
-void agreeOn(GroupParts& parts, const std::string& op, const KeyValues& hello, std::exception_ptr mine) {
+void agreeOn(GroupParts& parts, const std::string& op, const KeyValues& description, std::exception_ptr mine) {
   try {
     if (parts.group.size > 1)
-      parts.issuer.runAndWait(op, parts.blocks.takeNumbers(1), [hello](OpContext& context) { agree(context, hello); });
+      parts.issuer.runAndWait(op, parts.blocks.takeNumbers(1),
+                              [description](OpContext& context) { agree(context, description); });
   } catch (...) {
     if (!mine) throw;
   }
@@ -23,16 +24,16 @@ void agreeOn(GroupParts& parts, const std::string& op, const KeyValues& hello, s
 
 void setPolicy(GroupParts& parts, const std::string& text) {
   Policy policy;
-  KeyValues hello;
+  KeyValues description;
   std::exception_ptr mine;
   try {
     policy = Policy::parse(text);
-    hello.fields = {{"policy", policy.str()}};
+    description.fields = {{"policy", policy.str()}};
   } catch (const ValueError& error) {
     mine = asTorchError(std::current_exception());
-    hello.fields = {{"error", error.what()}};
+    description.fields = {{"error", error.what()}};
   }
-  agreeOn(parts, "set_policy", hello, mine);
+  agreeOn(parts, "set_policy", description, mine);
   parts.group.setPolicy(std::move(policy));
 }
 
@@ -41,8 +42,8 @@ void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, 
   // All of them in one message. Their texts may not fit it: the hashes always do for any model there is, and as much
   // text as there is room for says where to look.
   constexpr size_t kRoom = 30000;
-  KeyValues hello;
-  hello.fields = {{"layouts", std::to_string(layouts.size())}};
+  KeyValues description;
+  description.fields = {{"layouts", std::to_string(layouts.size())}};
   uint64_t all = 0;
   size_t room = kRoom;
   for (const auto& [name, layout] : layouts) {
@@ -50,20 +51,20 @@ void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, 
     const std::string text = layout.text();
     if (text.size() + name.size() > room) continue;
     room -= text.size() + name.size();
-    hello.fields.emplace_back(name, text);
+    description.fields.emplace_back(name, text);
   }
-  hello.fields.emplace_back("hash of all layouts", std::to_string(all));
-  agreeOnTexts(parts, "agreement on layouts", std::move(hello.fields), error);
+  description.fields.emplace_back("hash of all layouts", std::to_string(all));
+  agreeOnTexts(parts, "agreement on layouts", std::move(description.fields), error);
 }
 
 void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                   const std::string& error) {
-  KeyValues hello;
-  hello.fields = std::move(fields);
-  if (error.empty()) return agreeOn(parts, what, hello, nullptr);
-  hello.fields = {{"error", error.substr(0, 1000)}};
+  KeyValues description;
+  description.fields = std::move(fields);
+  if (error.empty()) return agreeOn(parts, what, description, nullptr);
+  description.fields = {{"error", error.substr(0, 1000)}};
   try {
-    agreeOn(parts, what, hello, nullptr);
+    agreeOn(parts, what, description, nullptr);
   } catch (const c10::DistBackendError&) {
     // The caller throws its own error.
   }

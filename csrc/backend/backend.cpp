@@ -20,14 +20,14 @@ namespace lowcomm {
 namespace {
 
 KeyValues greeting(const Settings& settings) {
-  KeyValues hello;
-  hello.fields = {
+  KeyValues description;
+  description.fields = {
       {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
       {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)}, {"connections", std::to_string(settings.connections)},
       {"ring_from", std::to_string(settings.ring_from)},     {"nccl", settings.ncclText()},
   };
-  return hello;
+  return description;
 }
 
 GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoch) {

@@ -67,7 +67,7 @@ std::shared_ptr<DeviceCodec> OpIssuer::deviceCodecFor(const std::string& op, Dev
   } else if (staged.keeps_own && std::any_of(staged.codecs.begin(), staged.codecs.end(), saturates)) {
     because = "nonfinite=saturate";
   } else {
-    kernels = stageKernels(*queue, because);
+    kernels = codecKernels(*queue, because);
   }
   for (const auto& tensor : staged.tensors) {
     for (const CodecSpec& codec : staged.codecs) {

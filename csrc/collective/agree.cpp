@@ -72,7 +72,7 @@ void agree(OpContext& op, const KeyValues& mine) {
       op.counters.received_bytes += kFrameHeaderBytes + payload.size();
     });
     try {
-      expectSameHello(mine, rank, theirs, c.peer);
+      expectSameFields(mine, rank, theirs, c.peer);
     } catch (const WireError& error) {
       if (differs.empty()) differs = error.what();
     }

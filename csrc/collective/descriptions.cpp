@@ -83,7 +83,7 @@ std::optional<Descriptions::Difference> Descriptions::compare() {
     KeyValues theirs;
     op_.attribute(peer, [&] { theirs = read(bytes); });
     try {
-      expectSameHello(forPeer(peer), op_.rank(), theirs, peer);
+      expectSameFields(forPeer(peer), op_.rank(), theirs, peer);
     } catch (const WireError& error) {
       differs_[peer] = true;
       if (!first) first = {peer, error.what()};

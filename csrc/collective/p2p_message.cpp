@@ -155,7 +155,7 @@ void P2pSend::announced(const Announcement& theirs) {
   heard_bytes_ = theirs.bytes;
   announced_ = true;
   try {
-    expectSameHello(description_, op.group.rank(), theirs.description, peer);
+    expectSameFields(description_, op.group.rank(), theirs.description, peer);
     if (theirs.frames != plan.frames.size()) {
       throw WireError("frames: expected " + std::to_string(plan.frames.size()) + ", got " +
                       std::to_string(theirs.frames));

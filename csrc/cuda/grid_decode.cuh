@@ -17,7 +17,8 @@
 #include "kernels/grid/grid_rules.h"
 
 // The kernel that decodes a grid codec's payload, with an `Op` that says where the values go:
-//   finish(start, n, tile, poisoned, nonfinite, seat)   n values from element `start` of the run on, by all threads of a
+//   finish(start, n, tile, poisoned, nonfinite, seat)   n values from element `start` of the run on, by all threads of
+//   a
 //                                                       warp; `poisoned`: the bucket of this thread decodes to NaN
 
 namespace lowcomm::cuda {
@@ -81,9 +82,9 @@ void decodeWith(const Place& place, const char* doing, const GridRun& run, const
   };
   const GridFamily& family = *gridFamily(run.codec.id);
   if (family.book) {
-    return enqueue(family.centred ? decodeByWarp<GridValue::gauss, true, Op>
-                                  : decodeByWarp<GridValue::levels, false, Op>,
-                   levelArgs(run));
+    return enqueue(
+        family.centred ? decodeByWarp<GridValue::gauss, true, Op> : decodeByWarp<GridValue::levels, false, Op>,
+        levelArgs(run));
   }
   const auto kernel = [&]<bool kRotated>() {
     return family.centred ? decodeByWarp<GridValue::centred, kRotated, Op>

@@ -40,7 +40,7 @@ uint32_t handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& 
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     try {
-      expectSameHello(mine, rank, KeyValues::parse(fetch(rendezvous, keyOf(peer), peer, timeout)), peer);
+      expectSameFields(mine, rank, KeyValues::parse(fetch(rendezvous, keyOf(peer), peer, timeout)), peer);
     } catch (const WireError& error) {
       throw PeerError(std::string("lowcomm: making a group: ") + error.what(), peer);
     }
@@ -50,9 +50,9 @@ uint32_t handshake(Rendezvous& rendezvous, int rank, int size, const KeyValues& 
 }
 
 void refuseHandshake(Rendezvous& rendezvous, int rank, const std::string& why) {
-  KeyValues hello;
-  hello.fields = {{"error", why}};
-  rendezvous.set(keyOf(rank), hello.text());
+  KeyValues notice;
+  notice.fields = {{"error", why}};
+  rendezvous.set(keyOf(rank), notice.text());
 }
 
 }  // namespace lowcomm

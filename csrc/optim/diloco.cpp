@@ -119,15 +119,15 @@ uint32_t DiLoCoX::checksum() const {
 
 // Where this rank has an `error`, it returns when all others have been told.
 void DiLoCoX::agree(const std::string& error, bool values) {
-  KeyValues hello;
+  KeyValues description;
   if (!error.empty()) {
-    hello.fields = {{"error", error.substr(0, 1000)}};
+    description.fields = {{"error", error.substr(0, 1000)}};
   } else {
-    hello.fields = {{"options", textOf(options_)}, {"parameters", shapes_}};
-    if (values) hello.fields.emplace_back("parameters' values", std::to_string(checksum()));
+    description.fields = {{"options", textOf(options_)}, {"parameters", shapes_}};
+    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum()));
   }
   try {
-    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
+    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
   } catch (const PeerRefused&) {
     if (error.empty()) throw;
   }
@@ -236,9 +236,10 @@ void DiLoCoX::startCheck() {
   ++applied_;
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   if (check_.pending()) check_.wait();
-  KeyValues hello;
-  hello.fields = {{"outer step", std::to_string(applied_)}, {"outer parameters' checksum", std::to_string(checksum())}};
-  check_ = Ticket(*group_, "DiLoCoX check", 1, [hello](OpContext& op) { lowcomm::agree(op, hello); });
+  KeyValues description;
+  description.fields = {{"outer step", std::to_string(applied_)},
+                        {"outer parameters' checksum", std::to_string(checksum())}};
+  check_ = Ticket(*group_, "DiLoCoX check", 1, [description](OpContext& op) { lowcomm::agree(op, description); });
 }
 
 // Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again.
@@ -274,9 +275,9 @@ void DiLoCoX::quiesce() {
 
 // A rank that closed its connections now would take from the others what they have not read yet.
 void DiLoCoX::leaveGroup() {
-  KeyValues hello;
-  hello.fields = {{"outer step", std::to_string(applied_)}};
-  Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, hello); }).wait();
+  KeyValues description;
+  description.fields = {{"outer step", std::to_string(applied_)}};
+  Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
 }
 
 void DiLoCoX::finish() {

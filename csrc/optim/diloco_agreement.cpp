@@ -56,10 +56,10 @@ bool isLost(const std::exception_ptr& error) {
 
 // Compares a field, or tells an error in its place. Throws PeerRefused where any rank has an error, this one too.
 void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
-  KeyValues hello;
-  hello.fields = {error.empty() ? std::pair<std::string, std::string>("inner step", std::to_string(step))
-                                : std::pair<std::string, std::string>("error", error.substr(0, kMaxErrorText))};
-  Ticket(queue, op, 1, [&](OpContext& context) { agree(context, hello); }).wait();
+  KeyValues description;
+  description.fields = {error.empty() ? std::pair<std::string, std::string>("inner step", std::to_string(step))
+                                      : std::pair<std::string, std::string>("error", error.substr(0, kMaxErrorText))};
+  Ticket(queue, op, 1, [&](OpContext& context) { agree(context, description); }).wait();
 }
 
 constexpr const char* kStep = "DiLoCoX outer step";

@@ -43,7 +43,7 @@ CodecQueue::Wait DeviceCodecQueue::mark() {
   return [mark = queue_.mark()] { DeviceQueue::block(mark); };
 }
 
-std::unique_ptr<CodecKernels> stageKernels([[maybe_unused]] const DeviceQueue& queue, std::string& because) {
+std::unique_ptr<CodecKernels> codecKernels([[maybe_unused]] const DeviceQueue& queue, std::string& because) {
 #if LOWCOMM_CUDA_KERNELS
   const auto handle = handleOf(queue.stream());
   if (!handle) {

@@ -28,6 +28,6 @@ class DeviceCodecQueue final : public CodecQueue {
 
 // The kernels of this build for that queue's device, or nothing: the build has none, or none that run there. `because`
 // then says which.
-std::unique_ptr<CodecKernels> stageKernels(const DeviceQueue& queue, std::string& because);
+std::unique_ptr<CodecKernels> codecKernels(const DeviceQueue& queue, std::string& because);
 
 }  // namespace lowcomm

@@ -54,8 +54,8 @@ std::string unescaped(std::string_view value) {
     }
     const char next = i + 1 < value.size() ? value[i + 1] : '\0';
     if (next != 'n' && next != '\\') {
-      throw WireError("hello: value: expected \\n or \\\\ after a backslash, got '" + std::string(value.substr(i, 2)) +
-                      "'");
+      throw WireError("key-value text: value: expected \\n or \\\\ after a backslash, got '" +
+                      std::string(value.substr(i, 2)) + "'");
     }
     out += next == 'n' ? '\n' : '\\';
     ++i;
@@ -82,33 +82,34 @@ std::string unescaped(std::string_view value) {
 std::string KeyValues::text() const {
   std::string out;
   for (const auto& [key, value] : fields) {
-    if (!isKey(key)) throw ValueError("hello: key: expected no '=', line end or backslash, got '" + key + "'");
+    if (!isKey(key)) throw ValueError("key-value text: key: expected no '=', line end or backslash, got '" + key + "'");
     out += key + "=" + escaped(value) + "\n";
   }
   return out;
 }
 
 KeyValues KeyValues::parse(std::string_view text) {
-  KeyValues hello;
+  KeyValues parsed;
   while (!text.empty()) {
     const size_t end = text.find('\n');
     if (end == std::string_view::npos) {
-      throw WireError("hello: expected a line end, got '" + window(text, 0, kShown) + "'");
+      throw WireError("key-value text: expected a line end, got '" + window(text, 0, kShown) + "'");
     }
     const std::string_view line = text.substr(0, end);
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos || !isKey(line.substr(0, equals))) {
-      throw WireError("hello: line: expected key=value, got '" + window(line, 0, kShown) + "'");
+      throw WireError("key-value text: line: expected key=value, got '" + window(line, 0, kShown) + "'");
     }
     const std::string_view key = line.substr(0, equals);
-    if (find(hello.fields, key)) throw WireError("hello: " + window(key, 0, kShown) + ": expected once, got it twice");
-    hello.fields.emplace_back(key, unescaped(line.substr(equals + 1)));
+    if (find(parsed.fields, key))
+      throw WireError("key-value text: " + window(key, 0, kShown) + ": expected once, got it twice");
+    parsed.fields.emplace_back(key, unescaped(line.substr(equals + 1)));
     text.remove_prefix(end + 1);
   }
-  return hello;
+  return parsed;
 }
 
-void expectSameHello(const KeyValues& mine, int my_rank, const KeyValues& theirs, int their_rank) {
+void expectSameFields(const KeyValues& mine, int my_rank, const KeyValues& theirs, int their_rank) {
   // A rank that cannot join lacks other fields too; its reason is what a user needs to read.
   if (const std::string* error = find(theirs.fields, "error")) {
     throw WireError("rank " + std::to_string(their_rank) + ": " + window(*error, 0, kShownReason));

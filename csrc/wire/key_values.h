@@ -21,6 +21,6 @@ struct KeyValues {
 // Throws WireError that names the first field that differs, both values and both ranks
 // ("policy differs: rank 0 has 'all_gather=minmax8:bucket=1024', rank 1 has ''"), or the peer's "error" field. Of long
 // values it shows some 200 characters around the first that differs, line ends and backslashes escaped.
-void expectSameHello(const KeyValues& mine, int my_rank, const KeyValues& theirs, int their_rank);
+void expectSameFields(const KeyValues& mine, int my_rank, const KeyValues& theirs, int their_rank);
 
 }  // namespace lowcomm

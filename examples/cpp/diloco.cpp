@@ -28,12 +28,12 @@ struct Network : torch::nn::Module {
 };
 
 // The loss on data that no replica has seen, of the outer parameters, and what it has sent.
-struct Ended {
+struct RunResult {
   double loss = 0;
   uint64_t sent_bytes = 0;
 };
 
-Ended train(int rank, lowcomm::Engine& engine, const std::vector<torch::Tensor>& start) {
+RunResult train(int rank, lowcomm::Engine& engine, const std::vector<torch::Tensor>& start) {
   Network network;
   std::vector<lowcomm::OuterParameter> parameters;
   {
@@ -52,7 +52,7 @@ Ended train(int rank, lowcomm::Engine& engine, const std::vector<torch::Tensor>&
   torch::optim::AdamW inner(network.parameters(), torch::optim::AdamWOptions(3e-3));
   const auto teacher = torch::sin(torch::arange(64, torch::kFloat)).reshape({16, 4});
   auto draws = at::detail::createCPUGenerator(100 + rank);
-  Ended ended;
+  RunResult ended;
   for (int step = 0; step < kSteps; ++step) {
     const auto x = at::randn({32, 16}, draws);
     inner.zero_grad();
@@ -79,7 +79,7 @@ int main() {
   std::vector<std::unique_ptr<lowcomm::Engine>> engines;
   for (int rank = 0; rank < kRanks; ++rank)
     engines.push_back(std::make_unique<lowcomm::Engine>(hub.transport(rank), lowcomm::GroupConfig{}));
-  std::vector<Ended> ended(kRanks);
+  std::vector<RunResult> ended(kRanks);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kRanks; ++rank)
     ranks.emplace_back([&, rank] { ended[rank] = train(rank, *engines[rank], start); });

@@ -146,8 +146,8 @@ class LateKernels final : public CodecKernels {
 };
 
 // A device codec on a late device of its own, or one that the caller keeps to look at.
-inline std::unique_ptr<DeviceCodec> lateStage(size_t slot_bytes,
-                                              std::shared_ptr<LateDevice> device = std::make_shared<LateDevice>()) {
+inline std::unique_ptr<DeviceCodec> lateDeviceCodec(
+    size_t slot_bytes, std::shared_ptr<LateDevice> device = std::make_shared<LateDevice>()) {
   return std::make_unique<DeviceCodec>(std::make_unique<LateQueue>(device), std::make_unique<LateKernels>(device),
                                        slot_bytes);
 }

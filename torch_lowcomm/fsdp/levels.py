@@ -26,7 +26,7 @@ MOST_UNLEARNED = 100_000  # elements; a smaller tensor's share of the bytes is n
 
 
 @dataclass(frozen=True)
-class CodedRun:
+class ParameterRun:
     """One parameter's run in a flat buffer."""
 
     name: str
@@ -61,7 +61,7 @@ def learning_steps(steps: Sequence[int] | None, codecs: Sequence[str]) -> tuple[
 class Levels:
     """The level tables of the runs of one flat buffer, and the layout that has them."""
 
-    def __init__(self, runs: Sequence[CodedRun], learn_at: Sequence[int]) -> None:
+    def __init__(self, runs: Sequence[ParameterRun], learn_at: Sequence[int]) -> None:
         self._runs = list(runs)
         self._learn_at = frozenset(learn_at)
         self._learned_at = -1  # the step whose tables these are

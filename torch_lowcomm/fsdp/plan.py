@@ -13,7 +13,7 @@ from torch_lowcomm.fsdp._torch_2_11 import ParameterGroup, ShardedParameter
 from torch_lowcomm.fsdp.comms import QuantizedAllGather, QuantizedReduceScatter
 from torch_lowcomm.fsdp.fake import FakeComms
 from torch_lowcomm.fsdp.hosts import HostComms
-from torch_lowcomm.fsdp.levels import CodedRun, Levels, learning_steps
+from torch_lowcomm.fsdp.levels import Levels, ParameterRun, learning_steps
 from torch_lowcomm.fsdp.master import QuantizedMaster
 from torch_lowcomm.fsdp.mixed import common_unit
 from torch_lowcomm.fsdp.overlap import DeferredReductions, ModuleReductions
@@ -30,7 +30,7 @@ def is_coded(p: ShardedParameter, exact: Callable[[str, nn.Parameter], bool] | N
 
 def runs_of(
     parameters: Iterable[tuple[ShardedParameter, bool]], codec: str, unit: torch.dtype | None = None
-) -> list[CodedRun]:
+) -> list[ParameterRun]:
     """Returns the runs of parameters in a flat buffer.
 
     Args:
@@ -42,7 +42,7 @@ def runs_of(
     for p, coded in parameters:
         shape = tuple(p.parameter.shape)
         count = p.shard_numel if unit is None else p.shard_numel * p.gathered_dtype.itemsize // unit.itemsize
-        runs.append(CodedRun(p.names[0], shape, first, count, codec if coded else "none"))
+        runs.append(ParameterRun(p.names[0], shape, first, count, codec if coded else "none"))
         first += count
     return runs
 

@@ -4,6 +4,6 @@ members = lc.Membership(dist.TCPStore(host, port, is_master=False), "office-a")
 opt = lc.DiLoCoX(inner, sync_every=100, group=members)
 """
 
-from torch_lowcomm.membership.membership import Formed, Membership
+from torch_lowcomm.membership.membership import MachineGroup, Membership
 
-__all__ = ["Formed", "Membership"]
+__all__ = ["MachineGroup", "Membership"]

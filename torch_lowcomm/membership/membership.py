@@ -23,7 +23,7 @@ _ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a
 
 
 @dataclasses.dataclass(frozen=True)
-class Formed:
+class MachineGroup:
     """A group of machines.
 
     Attributes:
@@ -97,7 +97,7 @@ class Membership:
         beats = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
         self._beat = Heartbeat(beats, machine_id, lost_after_s=lost_after_s)
         self._rounds = Rounds(self._store, machine_id, self._beat.alive)
-        self._formed: Formed | None = None
+        self._formed: MachineGroup | None = None
         # A thread that returns from the store or a peer after the interpreter is gone would abort the process.
         atexit.register(self._end)
 
@@ -107,7 +107,7 @@ class Membership:
         return self._id
 
     @property
-    def formed(self) -> Formed | None:
+    def formed(self) -> MachineGroup | None:
         """The group that was formed last, or None."""
         return self._formed
 
@@ -151,7 +151,7 @@ class Membership:
         step = self._store.find(f"{number}/leave_at")
         return None if step is None else int(step)
 
-    def form(self) -> Formed:
+    def form(self) -> MachineGroup:
         """Gives the last group up and forms another of the machines that are alive.
 
         Returns:
@@ -193,7 +193,7 @@ class Membership:
         if self._formed is not None:
             self._formed.backend.abort()
 
-    def _connected(self, number: int, machines: list[str]) -> Formed:
+    def _connected(self, number: int, machines: list[str]) -> MachineGroup:
         rank = machines.index(self._id)
         backend = _C.create_backend(
             PrefixStore(str(number), self._groups),
@@ -206,4 +206,4 @@ class Membership:
             make_gloo,
             make_nccl,
         )
-        return Formed(number, tuple(machines), rank, backend)
+        return MachineGroup(number, tuple(machines), rank, backend)

@@ -25,7 +25,7 @@ using Op = std::function<void(int rank, OpContext& op, DeviceCodec* device_codec
 
 inline Ranks::Job on(Staging staging, Op op) {
   return [=](int rank, OpContext& context) {
-    const auto device_codec = staging >> rank & 1 ? lateStage(context.group.chunk_bytes) : nullptr;
+    const auto device_codec = staging >> rank & 1 ? lateDeviceCodec(context.group.chunk_bytes) : nullptr;
     op(rank, context, device_codec.get());
   };
 }

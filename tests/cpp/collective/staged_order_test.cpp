@@ -30,7 +30,7 @@ TEST(StagedOrder, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
   ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
     std::vector<float> x(n, 1.0f), y(2 * n);
     const auto device_codec =
-        lateStage(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
+        lateDeviceCodec(op.group.chunk_bytes, rank == 0 ? device : std::make_shared<test::LateDevice>());
     allGather(op, {test::gatherOf(x, y, CodecSpec::parse("bf16"), device_codec.get())});
   });
   // Kernel and copy of the next frame stand in the queue before anybody waits for this one's.
@@ -64,7 +64,7 @@ TEST(StagedOrder, OnlyCodesCross) {
     std::vector<uint64_t> out(w), in(w);
     ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f);
-      const auto device_codec = lateStage(op.group.chunk_bytes);
+      const auto device_codec = lateDeviceCodec(op.group.chunk_bytes);
       allReduce(op, {{n, CodecSpec::parse(codec), DType::float32, x.data(), drawsOf(rank)}}, kSum, device_codec.get());
       out[rank] = device_codec->hostBytes();
       in[rank] = device_codec->deviceBytes();
@@ -75,7 +75,7 @@ TEST(StagedOrder, OnlyCodesCross) {
     }
     ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
       std::vector<float> x(n, 1.0f), y(n * w);
-      const auto device_codec = lateStage(op.group.chunk_bytes);
+      const auto device_codec = lateDeviceCodec(op.group.chunk_bytes);
       allGather(op, {test::gatherOf(x, y, CodecSpec::parse(codec), device_codec.get())});
       out[rank] = device_codec->hostBytes();
       in[rank] = device_codec->deviceBytes();

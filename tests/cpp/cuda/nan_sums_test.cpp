@@ -43,13 +43,13 @@ Bytes elementsOf(int rank, DType dtype) {
   return x;
 }
 
-struct Summed {
+struct SumResult {
   std::shared_ptr<const Codec> codec;
   DType dtype;
   Bytes own = elementsOf(1, dtype);
   std::vector<Bytes> payloads;  // the own one's is not used
 
-  Summed(const std::string& name, DType type) : codec(makeCodec(CodecSpec::parse(name))), dtype(type) {
+  SumResult(const std::string& name, DType type) : codec(makeCodec(CodecSpec::parse(name))), dtype(type) {
     for (int rank = 0; rank < kTerms; ++rank) {
       payloads.emplace_back(codec->encodedBytes(kCount, dtype));
       codec->encode(payloads.back(), elementsOf(rank, dtype).data(), dtype, 0, kCount, test::drawsOf(rank));
@@ -111,7 +111,7 @@ TEST_F(CudaNanSums, HaveTheSameBitsByEveryCodec) {
         "minmax4:bucket=512,rotate=1,nonfinite=poison", "sym4:bucket=tensor,nonfinite=poison", "fp16:nonfinite=poison",
         "bf16:nonfinite=poison", "fp8e4m3:nonfinite=poison", "topk:nonfinite=poison", "logbyte"}) {
     for (DType dtype : test::kFloats) {
-      const Summed sum(name, dtype);
+      const SumResult sum(name, dtype);
       for (int average_over : {0, kTerms}) {
         SCOPED_TRACE(name + " " + dtypeName(dtype) + " over " + std::to_string(average_over));
         const Bytes expected = sum.here(average_over);

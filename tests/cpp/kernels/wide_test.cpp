@@ -16,19 +16,19 @@ namespace {
 // Where a form's loops stop, every buffer holds this.
 constexpr std::byte kUntouched{0xa5};
 
-struct Encoded {
+struct EncodedBytes {
   bool taken;
   test::Bytes meta, words;
 };
 
-Encoded run(KernelTable::EncodeGrid encode, const std::vector<float>& x, const GridForm& form, uint64_t block) {
+EncodedBytes run(KernelTable::EncodeGrid encode, const std::vector<float>& x, const GridForm& form, uint64_t block) {
   const size_t size = 8 * (x.size() / form.bucket + 1) + 64 * (x.size() / 64 + 9);
-  Encoded out{false, test::Bytes(size, kUntouched), test::Bytes(size, kUntouched)};
+  EncodedBytes out{false, test::Bytes(size, kUntouched), test::Bytes(size, kUntouched)};
   out.taken = encode(out.meta.data(), out.words.data(), x.data(), x.size(), form, block, {0x123456789abcdefull, 7, 9});
   return out;
 }
 
-std::vector<float> run(KernelTable::DecodeGrid decode, std::vector<float> y, const Encoded& from,
+std::vector<float> run(KernelTable::DecodeGrid decode, std::vector<float> y, const EncodedBytes& from,
                        const GridForm& form) {
   decode(y.data(), from.meta.data(), from.words.data(), y.size(), form);
   return y;
@@ -53,8 +53,8 @@ void expectScalars(GridForm form) {
     if (n == 0) continue;
     const std::vector<float> x = test::normal(n, static_cast<uint32_t>(n), 3, 0.5f);
     for (uint64_t block : {uint64_t{0}, uint64_t{1} << 27}) {  // from where counter word 1 is not 0, too
-      const Encoded expected = run(scalar.encode_grid[kBits - 1][static_cast<int>(kRule)], x, form, block);
-      const Encoded got = run(encodeGrid<kBits, kRule>, x, form, block);
+      const EncodedBytes expected = run(scalar.encode_grid[kBits - 1][static_cast<int>(kRule)], x, form, block);
+      const EncodedBytes got = run(encodeGrid<kBits, kRule>, x, form, block);
       const std::string where = "bits " + std::to_string(kBits) + " rule " + std::to_string(static_cast<int>(kRule)) +
                                 " bucket " + std::to_string(form.bucket) + " of " + std::to_string(n);
       ASSERT_TRUE(expected.taken && got.taken) << where;

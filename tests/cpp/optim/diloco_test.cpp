@@ -18,15 +18,15 @@ using test::Ranks;
 using test::Trainee;
 
 // The state with which each rank ends one run.
-struct Trained {
+struct TrainingResult {
   std::vector<std::vector<at::Tensor>> outer, parameters;
   std::vector<OuterReport> reports;
 };
 
-Trained run(int size, const DiLoCoXOptions& o, int64_t steps, bool finish = false) {
+TrainingResult run(int size, const DiLoCoXOptions& o, int64_t steps, bool finish = false) {
   Ranks ranks(size);
-  Trained trained{std::vector<std::vector<at::Tensor>>(size), std::vector<std::vector<at::Tensor>>(size),
-                  std::vector<OuterReport>(size)};
+  TrainingResult trained{std::vector<std::vector<at::Tensor>>(size), std::vector<std::vector<at::Tensor>>(size),
+                         std::vector<OuterReport>(size)};
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
     Trainee trainee(rank, kShapes);
     trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -55,7 +55,7 @@ TEST(DiLoCoX, RanksEndWithTheSameBits) {
         if (codec != "none") o = coded(o, codec, rank);
         o.check_every = 2;
         o.sync_warmup = 1;
-        const Trained ended = run(3, o, 14, /*finish=*/true);
+        const TrainingResult ended = run(3, o, 14, /*finish=*/true);
         for (int r = 0; r < 3; ++r) {
           expectEqual(ended.outer[r], ended.outer[0]);
           expectEqual(ended.parameters[r], ended.outer[0]);
@@ -71,7 +71,7 @@ TEST(DiLoCoX, OfOneStepIsDataParallelSgd) {
   DiLoCoXOptions o = options(1, OuterMode::sync);
   o.lr = 1;
   o.momentum = 0;
-  const Trained ended = run(kRanks, o, kSteps);
+  const TrainingResult ended = run(kRanks, o, kSteps);
   std::vector<Trainee> replicas;
   for (int rank = 0; rank < kRanks; ++rank)
     replicas.emplace_back(rank, kShapes);
@@ -91,7 +91,7 @@ TEST(DiLoCoX, ModesAreWhatTheyAreDefinedAs) {
   constexpr int kRanks = 2, kEvery = 4, kSteps = 4 * 5 + 1;
   for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {
     const DiLoCoXOptions o = options(kEvery, mode);
-    const Trained ended = run(kRanks, o, kSteps);
+    const TrainingResult ended = run(kRanks, o, kSteps);
     std::vector<Trainee> replicas;
     for (int rank = 0; rank < kRanks; ++rank)
       replicas.emplace_back(rank, kShapes);
@@ -150,7 +150,7 @@ TEST(DiLoCoX, ResumesWithTheSameBits) {
       o.delay = delay;
       o.adapt_rank = true;
       o.window = 2;
-      const Trained whole = run(2, o, 23);
+      const TrainingResult whole = run(2, o, 23);
       Ranks ranks(2);
       std::vector<TensorMap> states(2);
       std::vector<std::vector<at::Tensor>> models(2);
@@ -163,7 +163,7 @@ TEST(DiLoCoX, ResumesWithTheSameBits) {
           models[rank].push_back(p.tensor.clone());
       });
       Ranks again(2);
-      Trained resumed{std::vector<std::vector<at::Tensor>>(2), std::vector<std::vector<at::Tensor>>(2), {}};
+      TrainingResult resumed{std::vector<std::vector<at::Tensor>>(2), std::vector<std::vector<at::Tensor>>(2), {}};
       onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
         Trainee trainee(rank, kShapes);
         trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
@@ -321,7 +321,7 @@ TEST(DiLoCoX, FragmentsTakeTurns) {
   o.fragments = 4;
   o.delay = 3;
   o.alpha = 0.5;
-  const Trained ended = run(2, o, 8 * 2 + 3);
+  const TrainingResult ended = run(2, o, 8 * 2 + 3);
   EXPECT_EQ(ended.reports[0].outer_steps, 4 * 2 + 1);
   expectEqual(ended.outer[0], ended.outer[1]);
 }
@@ -331,7 +331,7 @@ TEST(DiLoCoX, RankAndIntervalFollowTheAverages) {
   o.adapt_rank = o.adapt_sync_every = true;
   o.min_sync_every = 2;
   o.window = 2;
-  const Trained ended = run(2, o, 60);
+  const TrainingResult ended = run(2, o, 60);
   EXPECT_LT(ended.reports[0].rank, 8);
   EXPECT_LT(ended.reports[0].sync_every, 10);
   EXPECT_EQ(ended.reports[0].sync_every, std::max<int64_t>(2, std::llround(10 * ended.reports[0].rank / 8)));
@@ -339,7 +339,7 @@ TEST(DiLoCoX, RankAndIntervalFollowTheAverages) {
 
   o.rank_rule = [](const std::vector<double>& effective) { return 8.0 - static_cast<double>(effective.size() > 1); };
   o.sync_rule = [](double rank) { return static_cast<int64_t>(rank) - 2; };
-  const Trained ruled = run(2, o, 30);
+  const TrainingResult ruled = run(2, o, 30);
   EXPECT_EQ(ruled.reports[0].rank, 7);
   EXPECT_EQ(ruled.reports[0].sync_every, 5);
 }

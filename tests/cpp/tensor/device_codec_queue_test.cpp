@@ -56,7 +56,7 @@ class FakeQueue final : public CodecQueue {
   const std::shared_ptr<test::LateDevice> device_;
 };
 
-class DeviceStageTest : public testing::Test {
+class DeviceCodecQueueTest : public testing::Test {
  protected:
   void SetUp() override {
     static FakeAllocator allocator;
@@ -97,7 +97,7 @@ void gather(OpContext& op, std::unique_ptr<DeviceCodec> device_codec) {
   EXPECT_EQ(y, std::vector<float>(kPart * 2, 1.0f));
 }
 
-TEST_F(DeviceStageTest, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
+TEST_F(DeviceCodecQueueTest, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
   Ranks ranks(2);
   ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
     gather(op, rank == 0 ? device_codec(1, op.group.chunk_bytes) : nullptr);
@@ -119,7 +119,7 @@ TEST_F(DeviceStageTest, AFrameIsMadeWhileTheOneBeforeIsWaitedFor) {
 }
 
 // A slot's buffers are given to another frame once the event of what was copied from them has passed.
-TEST_F(DeviceStageTest, ASlotIsUsedAgainAfterItsEvent) {
+TEST_F(DeviceCodecQueueTest, ASlotIsUsedAgainAfterItsEvent) {
   auto held = device_codec(0, 1024);
   const auto work = [&](std::byte value) {
     auto slot = held->take(64);
@@ -139,7 +139,7 @@ TEST_F(DeviceStageTest, ASlotIsUsedAgainAfterItsEvent) {
 }
 
 // The result: the sums of two ranks, one of which has its tensor on the device.
-TEST_F(DeviceStageTest, AllReduceOfADeviceAndAHost) {
+TEST_F(DeviceCodecQueueTest, AllReduceOfADeviceAndAHost) {
   Ranks ranks(2);
   const uint64_t n = 300001;
   std::vector<std::vector<float>> x(2, std::vector<float>(n));

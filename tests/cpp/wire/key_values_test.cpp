@@ -12,7 +12,7 @@ namespace {
 
 std::string refusal(const KeyValues& mine, const KeyValues& theirs) {
   try {
-    expectSameHello(mine, 0, theirs, 1);
+    expectSameFields(mine, 0, theirs, 1);
   } catch (const WireError& error) {
     return error.what();
   }

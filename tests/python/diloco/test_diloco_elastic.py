@@ -22,7 +22,7 @@ def _join(port, name, **options):
     return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
 
 
-class Trained:
+class TrainingResult:
     """A small model that a machine trains towards a target of its own."""
 
     def __init__(self, members, seed, **options):
@@ -68,7 +68,7 @@ class Trained:
 def _killed(r, port, mode):
     """One of three is killed between outer steps; the others go on by themselves."""
     members = _join(port, f"machine{r.rank}")
-    trained = Trained(members, r.rank, mode=mode)
+    trained = TrainingResult(members, r.rank, mode=mode)
     while len(members.formed.machines) < 3:  # the first two did not wait for the third
         trained.steps(1, pause_s=0.02)
     trained.steps(6)
@@ -97,7 +97,7 @@ def _late(r, port):
     if r.rank == 2:
         r.hear("begun")
     members = _join(port, f"machine{r.rank}")
-    trained = Trained(members, r.rank, mode="continue")
+    trained = TrainingResult(members, r.rank, mode="continue")
     if r.rank == 2:
         taken = trained.opt.report["outer_steps"]
         assert taken > 0
@@ -129,7 +129,7 @@ def test_lets_a_late_machine_in(store):
 def _stopped(r, port):
     """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
     members = _join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
-    trained = Trained(members, r.rank, mode="continue")
+    trained = TrainingResult(members, r.rank, mode="continue")
     while len(members.formed.machines) < 3:
         trained.steps(1, pause_s=0.02)
     trained.steps(5)
@@ -182,13 +182,13 @@ def test_refuses_a_machine_id_twice(store):
 def _another_model(r, port):
     members = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
     if r.rank == 0:
-        Trained(members, 0)
+        TrainingResult(members, 0)
         r.say("first")
         r.hear("refused")
     else:
         r.hear("first")
         with pytest.raises(ValueError, match=r"DiLoCoX: expected what the other .*'sync_every=4 .*got 'sync_every=5 "):
-            Trained(members, 1, sync_every=5)
+            TrainingResult(members, 1, sync_every=5)
         r.say("refused")
     members.leave()
 
@@ -200,7 +200,7 @@ def test_refuses_a_machine_that_runs_something_else(store):
 def _resumed(r, port):
     """Two machines train and save; one of them is all that comes back, at first."""
     members = _join(port, f"machine{r.rank}")
-    trained = Trained(members, r.rank, mode="sync")
+    trained = TrainingResult(members, r.rank, mode="sync")
     trained.steps(9)
     saved, model = trained.opt.state_dict(), trained.model.state_dict()
     with pytest.raises(ValueError, match="load_state_dict: expected a process group, got a Membership.*resume="):
@@ -213,7 +213,7 @@ def _resumed(r, port):
     else:
         r.hear("left1")
     again = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
-    back = Trained(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
+    back = TrainingResult(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
     if r.rank == 0:
         assert back.opt.steps == steps
         assert all(torch.equal(a, b) for (_, a), b in zip(back.opt._outer.swap_pairs(), outer, strict=True))
@@ -289,7 +289,7 @@ def _store_lost(r):
             r.hear(f"trained{q}")
         os.kill(os.getpid(), signal.SIGKILL)
     members = _join(int(r.hear("port")), f"machine{r.rank}")
-    trained = Trained(members, r.rank, mode="sync")
+    trained = TrainingResult(members, r.rank, mode="sync")
     trained.steps(5)
     before = trained.opt.state_dict()["param_groups"][0]["outer"]
     r.say(f"trained{r.rank}")

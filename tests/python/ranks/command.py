@@ -14,7 +14,7 @@ from ranks.starters import environment
 PATIENCE_S = 40.0
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended, and what it said."""
 
     code: int
@@ -55,7 +55,7 @@ def run_command(args, *, deadline_s, env=None, cwd=None, patience_s=PATIENCE_S):
             process.wait()
         out.seek(0)
         err.seek(0)
-        ended = Ended(code, out.read(), err.read())
+        ended = CommandResult(code, out.read(), err.read())
     if code is None:
         raise RanksFailed(f"no end within {deadline_s} s: {' '.join(map(str, args))}\n{ended.text}")
     return ended

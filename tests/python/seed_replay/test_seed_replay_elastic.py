@@ -15,7 +15,7 @@ import torch_lowcomm as lc
 DEADLINE_S = 120
 
 
-class Tuned:
+class TuningResult:
     """A machine that trains the model of eight clusters."""
 
     def __init__(self, port, name, least=2, exchange=None, **options):
@@ -53,7 +53,7 @@ def _story(r, port, options):
     """Of three machines one is killed and one is stopped and woken up; a fourth comes with the base model."""
     if r.rank == 3:
         r.hear("begun", DEADLINE_S)
-    machine = Tuned(port, f"machine{r.rank}", least=3, exchange={"chunk": 8}, **options)
+    machine = TuningResult(port, f"machine{r.rank}", least=3, exchange={"chunk": 8}, **options)
     before = machine.loss()
     if r.rank == 3:
         assert machine.opt.iteration >= 20
@@ -92,7 +92,7 @@ def _resumed(r, folder):
             r.hear(f"lost soon{q}", DEADLINE_S)
         os.kill(os.getpid(), signal.SIGKILL)
     options = {"checkpoint": f"{folder}/{r.rank}", "snapshot_every": 1000}
-    machine = Tuned(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}", **options)
+    machine = TuningResult(int(r.hear("port", DEADLINE_S)), f"machine{r.rank}", **options)
     machine.until(30)
     if r.rank == 0:
         apply = machine.opt._exchange.exchange
@@ -117,7 +117,7 @@ def _resumed(r, folder):
     if r.rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         r.say("again", store.port)
-    back = Tuned(int(r.hear("again", DEADLINE_S)), f"machine{r.rank}", **options)
+    back = TuningResult(int(r.hear("again", DEADLINE_S)), f"machine{r.rank}", **options)
     assert back.opt.iteration >= 31 >= left
     back.until(40)
     ended = back.core.checksum(), back.opt.iteration
@@ -136,13 +136,13 @@ def _beyond_the_log(r, port, folder, options):
     """A late machine's weights come by a snapshot, and stand in its own checkpoint."""
     exchange = {"chunk": 4, "snapshot_every": 8, "least": 1}
     if r.rank == 0:
-        machine = Tuned(port, "first", exchange=exchange, **options)
+        machine = TuningResult(port, "first", exchange=exchange, **options)
         while machine.opt.iteration < 24 or machine.store_has("chunk/0"):
             machine.step()
         r.say("begun")
     else:
         r.hear("begun", DEADLINE_S)
-        machine = Tuned(port, "late", exchange=exchange, checkpoint=folder, **options)
+        machine = TuningResult(port, "late", exchange=exchange, checkpoint=folder, **options)
         assert machine.opt.iteration >= 24
     ended = end_together(r, machine, lambda m: m.opt.stats()["machines"] == 2)
     if r.rank == 1:
@@ -159,7 +159,7 @@ def test_a_snapshot_brings_a_late_machine_in(store, tmp_path, way):
 
 def _resynced(r, port):
     """Something writes to one machine's weights: with the next check they are set to a snapshot, and training goes on."""
-    machine = Tuned(port, f"machine{r.rank}", exchange={"chunk": 4, "snapshot_every": 8, "resync": True})
+    machine = TuningResult(port, f"machine{r.rank}", exchange={"chunk": 4, "snapshot_every": 8, "resync": True})
     machine.until(12)
     while not machine.store_has("snapshot"):
         pass
