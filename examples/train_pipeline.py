@@ -45,7 +45,7 @@ from tqdm import tqdm
 import torch_lowcomm as lc
 
 CONFIG = model.Config()
-SCHEDULES = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+SCHEDULES = {"1f1b": Schedule1F1B, "1f1b-ahead": lc.pipeline.Schedule1F1B, "gpipe": ScheduleGPipe}
 
 
 @dataclasses.dataclass

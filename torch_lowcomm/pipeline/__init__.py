@@ -1,14 +1,15 @@
 """Pipelines over slow links: torch's schedules with stages whose messages travel early, exact or coded.
 
 stage = lc.pipeline.Stage(module, index, count, device, forward="gauss2", backward="gauss4", cache=lc.pipeline.Cache())
-schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=loss)
+schedule = lc.pipeline.Schedule1F1B(stage, n_microbatches=8, loss_fn=loss)
 for samples, x, y in lc.pipeline.batches(dataset, batch=32, seed=0):
     lc.pipeline.step(schedule, x, samples=samples, target=y)
 """
 
 from torch_lowcomm.pipeline.batches import batches
 from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.schedule import Schedule1F1B
 from torch_lowcomm.pipeline.stage import Stage
 from torch_lowcomm.pipeline.step import evaluate, step
 
-__all__ = ["Cache", "Stage", "batches", "evaluate", "step"]
+__all__ = ["Cache", "Schedule1F1B", "Stage", "batches", "evaluate", "step"]
