@@ -8,6 +8,16 @@ import torch.distributed as dist
 import torch_lowcomm as lc
 
 
+def sent_in_messages() -> int:
+    """Returns the bytes that this rank has sent in messages, frames and the announcements of receives included."""
+    return sum(
+        figures["wire_bytes"] or 0
+        for ops in lc.stats().values()
+        for op, figures in ops.items()
+        if op.startswith(("send", "recv"))
+    )
+
+
 def sent_bytes(op: str) -> int:
     """Returns the bytes that this rank has sent in all calls of op, over all lowcomm groups, frames included (not gloo's)."""
     return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)

@@ -36,7 +36,7 @@ import model
 import plot
 import torch
 import torch.distributed as dist
-from measure import sent_bytes
+from measure import sent_in_messages
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
@@ -135,11 +135,6 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def sent() -> int:
-    """Bytes that this rank has sent in messages, frames and announcements included."""
-    return sent_bytes("send") + sent_bytes("recv")
-
-
 def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
     """Fine-tunes one pipeline and measures it. Losses and perplexity are known to the last stage."""
     rank, stages = dist.get_rank(), dist.get_world_size()
@@ -153,7 +148,7 @@ def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
     result = Result(f"{changes}, {args.backward} gradients" if coded else "exact")
     x, y = args.corpus.batch(args.samples, CONFIG.context, seed=args.seed, step=0, rank=1)
     dataset = list(zip(x, y, strict=True))
-    before, start = sent(), time.monotonic()
+    before, start = sent_in_messages(), time.monotonic()
     progress = tqdm(
         lc.pipeline.batches(dataset, batch=args.batch, seed=args.seed, epochs=args.epochs),
         total=args.epochs * (args.samples // args.batch),
@@ -169,7 +164,7 @@ def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
         optimizer.step()
         optimizer.zero_grad()
         result.loss.append(torch.stack(losses).mean().item() if losses else math.nan)
-        result.sent_bytes.append(sent() - before)
+        result.sent_bytes.append(sent_in_messages() - before)
         result.seconds.append(time.monotonic() - start)
         progress.set_postfix(loss=f"{result.loss[-1]:.3f}", MB=f"{result.sent_bytes[-1] / 1e6:.1f}", refresh=False)
     result.cache_bytes = cache.bytes if cache else 0

@@ -99,7 +99,8 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         group: One group; None for every lowcomm group of this process.
 
     Returns:
-        {group name: {op: figures}}. The figures of an op are:
+        {group name: {op: figures}}. Messages of a pipeline are counted by boundary and direction: "send forward boundary 0",
+        "recv backward boundary 0". The figures of an op are:
 
         * "calls"; "exact_calls", those of them in which nothing was coded.
         * "exact_because": {reason: tensors that were sent exactly although a policy or `fsdp.quantize` named their op}.
@@ -116,7 +117,10 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
         * "straggler": the rank that was waited for most, or None.
         * "relative_error": ||decoded - x|| / ||x|| over samples of what this rank encoded in host memory, some thousands of
           elements an op in another place each time. None if nothing was coded there, or only by codecs that take more
-          than 16,384 elements at once.
+          than 16,384 elements at once. With a cache x is the change of an activation, and first visits are left out.
+        * "samples": of a pipeline's activations with a cache {"seen": samples sent as changes, "first": sent for the first
+          time, "forgotten": that the two sides did not remember alike, "mean_value", "mean_change": means of |a| and of
+          |a - m| over a part of each message's elements a that travelled as changes from m, or None}; else None.
 
     Raises:
         TypeError, ValueError: As `backend_of`.

@@ -27,10 +27,10 @@ class BackendQueue : public OpQueue {
   void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
     recvOver(engine(), message, std::move(sink));
   }
-  // Counted as c10d's messages are, whether it is delivered or not.
+  // Counted whether it is delivered or not, under its edge's name.
   void finish(P2pMessage& message) override {
     const auto error = messageEnded(engine(), message);
-    const char* name = message.sends ? "send" : "recv";
+    const std::string name = message.countedAs();
     backend_->parts().group.stats.call(name, !message.plan.layout.coded());
     backend_->parts().group.stats.moved(name, message.op.counters);
     if (error) std::rethrow_exception(error);

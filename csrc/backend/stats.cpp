@@ -67,6 +67,12 @@ void Stats::moved(const std::string& op, const OpCounters& counters) {
     stats.wait_by_peer_s[rank] += seconds(counters.wait_by_peer[rank]);
   stats.loss += counters.loss.lost;
   stats.encoded += counters.loss.whole;
+  stats.samples += counters.samples;
+}
+
+void Stats::forgot(const std::string& op, uint64_t samples) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ops_[op].forgotten += samples;
 }
 
 std::map<std::string, OpStats> Stats::snapshot() const {

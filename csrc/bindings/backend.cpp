@@ -81,6 +81,22 @@ Layout layoutOf(const LayoutEntries& entries, const std::optional<LevelTables>& 
   return Layout(std::move(segments));
 }
 
+// None of an op that has sent no samples.
+py::object samplesOf(const OpStats& stats) {
+  const SampleCounters& samples = stats.samples;
+  if (samples.seen + samples.first + stats.forgotten == 0) return py::none();
+  const auto mean = [&](double sum) {
+    return samples.measured > 0 ? py::object(py::float_(sum / static_cast<double>(samples.measured))) : py::none();
+  };
+  py::dict entry;
+  entry["seen"] = samples.seen;
+  entry["first"] = samples.first;
+  entry["forgotten"] = stats.forgotten;
+  entry["mean_value"] = mean(samples.values);
+  entry["mean_change"] = mean(samples.changes);
+  return entry;
+}
+
 py::dict statsOf(const LowcommBackend& backend) {
   py::dict ops;
   for (const auto& [op, s] : backend.group().stats.snapshot()) {
@@ -108,6 +124,7 @@ py::dict statsOf(const LowcommBackend& backend) {
     entry["wait_by_peer"] = waits;
     entry["straggler"] = s.straggler();
     entry["relative_error"] = s.relativeError();
+    entry["samples"] = samplesOf(s);
     ops[py::str(op)] = entry;
   }
   return ops;
@@ -244,6 +261,10 @@ void bindBackend(py::module_& m) {
       .def("stats", &statsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
       .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
+      .def(
+          "count_forgotten",
+          [](LowcommBackend& b, const std::string& op, uint64_t samples) { b.parts().group.stats.forgot(op, samples); },
+          py::arg("op"), py::arg("samples"))
       .def(
           "set_policy", [](LowcommBackend& b, const std::string& policy) { setPolicy(b.parts(), policy); },
           py::arg("policy"), py::call_guard<py::gil_scoped_release>())

@@ -87,20 +87,30 @@ void bindPipeline(py::module_& m) {
 
   py::class_<BoundMessage>(m, "ChannelMessage")
       .def_property_readonly("spoilt", [](const BoundMessage& bound) { return bound.message->spoilt(); })
+      // Of a send: sums of |a| and of |a - m| over some elements of the samples that travel as changes.
+      .def_property_readonly("change_sums",
+                             [](const BoundMessage& bound) {
+                               const SampleCounters& samples = bound.message->samples();
+                               return std::pair(samples.values, samples.changes);
+                             })
       .def("wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
 
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
-                       const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory) {
+                       const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory,
+                       const std::string& edge, const std::string& part) {
              return translated([&] {
-               ChannelOptions options{
-                   wireType(dtype), {specOf(codec, channels), specOf(first, channels)}, group->parts().draws.key()};
+               ChannelOptions options{wireType(dtype),
+                                      {specOf(codec, channels), specOf(first, channels)},
+                                      group->parts().draws.key(),
+                                      edge,
+                                      part};
                return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
                                                 std::move(memory));
              });
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
-           py::arg("first"), py::arg("channels"), py::arg("memory"))
+           py::arg("first"), py::arg("channels"), py::arg("memory"), py::arg("edge"), py::arg("part"))
       .def(
           "send",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {
@@ -122,16 +132,7 @@ void bindPipeline(py::module_& m) {
               return BoundMessage{channel.recv(tensor.data_ptr(), elements.count, std::move(samples)), tensor};
             });
           },
-          py::arg("tensor"), py::arg("samples"), release())
-      .def_property_readonly("sizes", [](const Channel& channel) {
-        const DeltaSizes sizes = channel.sizes();
-        py::dict entry;
-        entry["seen"] = sizes.seen;
-        entry["first"] = sizes.first;
-        entry["values"] = sizes.values;
-        entry["changes"] = sizes.changes;
-        return entry;
-      });
+          py::arg("tensor"), py::arg("samples"), release());
 }
 
 }  // namespace lowcomm

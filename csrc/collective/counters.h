@@ -13,6 +13,23 @@ struct Loss {
   bool taken() const { return whole > 0; }
 };
 
+// The samples of a message whose two sides remember them (pipeline/delta_source.h): how many travelled as changes and how
+// many for the first time, and sums over some of the former's elements a and what was remembered of them, m.
+struct SampleCounters {
+  uint64_t seen = 0, first = 0;
+  uint64_t measured = 0;           // elements in the sums
+  double values = 0, changes = 0;  // of |a| and of |a - m|
+
+  SampleCounters& operator+=(const SampleCounters& more) {
+    seen += more.seen;
+    first += more.first;
+    measured += more.measured;
+    values += more.values;
+    changes += more.changes;
+    return *this;
+  }
+};
+
 // The bytes that one op moved, and where its time went.
 struct OpCounters {
   uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
@@ -23,6 +40,7 @@ struct OpCounters {
   std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
   std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
   Loss loss;                                           // of a sample of what this rank encoded
+  SampleCounters samples;                              // that this rank sent
 };
 
 // An op's ways to spend its time.

@@ -30,21 +30,25 @@ void addLoss(Loss& loss, const float* x, const float* decoded, uint64_t count) {
   }
 }
 
+void addLossOf(Loss& loss, const Run& run, const Window& window, const std::vector<float>& x, const Draws& draws) {
+  // Of the thread, which encodes op after op: fresh memory would cost more than the sample.
+  thread_local std::vector<std::byte> payload;
+  thread_local std::vector<float> decoded;
+  const uint64_t at = run.offset + window.first;
+  payload.resize(run.codec->encodedBytes(window.count, DType::float32));
+  decoded.resize(window.count);
+  run.codec->encode(payload, x.data(), DType::float32, at, window.count, draws);
+  run.codec->decode(decoded.data(), DType::float32, payload, at, window.count);
+  addLoss(loss, x.data(), decoded.data(), window.count);
+}
+
 void sample(Loss& loss, size_t k, size_t frames, const Run& run, const void* src, DType dtype, const Draws& draws) {
   const auto window = windowOf(loss, k, frames, run, draws.step);
   if (!window) return;
-  // Of the thread, which encodes op after op: fresh memory would cost more than the sample.
-  thread_local std::vector<std::byte> payload;
-  thread_local std::vector<float> x, decoded;
-  const auto* first = static_cast<const std::byte*>(src) + window->first * itemBytes(dtype);
-  const uint64_t at = run.offset + window->first;
-  payload.resize(run.codec->encodedBytes(window->count, dtype));
+  thread_local std::vector<float> x;
   x.resize(window->count);
-  decoded.resize(window->count);
-  reduceAssign(x.data(), first, dtype, window->count);
-  run.codec->encode(payload, first, dtype, at, window->count, draws);
-  run.codec->decode(decoded.data(), DType::float32, payload, at, window->count);
-  addLoss(loss, x.data(), decoded.data(), window->count);
+  reduceAssign(x.data(), static_cast<const std::byte*>(src) + window->first * itemBytes(dtype), dtype, window->count);
+  addLossOf(loss, run, *window, x, draws);
 }
 
 }  // namespace lowcomm

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "codec/codec.h"
 #include "collective/counters.h"
@@ -27,6 +28,9 @@ std::optional<Window> windowOf(const Loss& loss, size_t k, size_t frames, const 
 
 // Adds what encoding loses of x to `loss`, both fp32; what is not finite is left out.
 void addLoss(Loss& loss, const float* x, const float* decoded, uint64_t count);
+
+// Adds what encoding loses of a window of a run: `x` is encoded as the run's elements there, and decoded.
+void addLossOf(Loss& loss, const Run& run, const Window& window, const std::vector<float>& x, const Draws& draws);
 
 // Both for a run that has been encoded from `src` with these draws: the window is encoded once more, and decoded.
 void sample(Loss& loss, size_t k, size_t frames, const Run& run, const void* src, DType dtype, const Draws& draws);

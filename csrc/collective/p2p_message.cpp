@@ -11,8 +11,11 @@
 namespace lowcomm {
 namespace {
 
-std::string titleOf(bool sends, const MessageFlow& flow) {
-  return (sends ? "send " : "recv ") + std::string(flow.channel() ? "of " : "with ") + flow.name();
+std::string titleOf(bool sends, const MessageKey& key) {
+  std::string title = (sends ? "send " : "recv ") + std::string(key.flow.channel() ? "of " : "with ") + key.flow.name();
+  for (const std::string& said : {key.edge, key.part})
+    if (!said.empty()) title += ", " + said;
+  return title;
 }
 
 // A list that is too long for an announcement is cut, and closed with the hash of all of it.
@@ -59,7 +62,7 @@ MessagePlan planP2p(const Layout& layout, DType dtype, size_t chunk_bytes) {
 
 P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key, MessagePlan plan,
                        const std::string& type_name, const std::string& type_elements)
-    : op(group, titleOf(sends, key.flow), 0),
+    : op(group, titleOf(sends, key), 0),
       peer(peer),
       key(std::move(key)),
       plan(std::move(plan)),
@@ -67,6 +70,12 @@ P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key
       description_(describeMessage(this->key, this->plan, type_name, type_elements)),
       description_hash_(fnv1a(description_.text())),
       versions_crc_(crcOfVersions(this->key.samples)) {}
+
+std::string P2pMessage::countedAs() const {
+  const std::string verb = sends ? "send" : "recv";
+  if (!key.flow.channel()) return verb;
+  return verb + " " + (key.edge.empty() ? key.flow.name() : key.edge);
+}
 
 FrameHeader P2pMessage::header(const Frame& frame) const {
   FrameHeader header = plan.header(frame);

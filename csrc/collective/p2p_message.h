@@ -34,6 +34,9 @@ struct MessageKey {
   MessageFlow flow;
   std::vector<SampleKey> samples = {};
   std::string memory = {};  // the type that both sides remember samples in; empty without a memory
+  // For a channel's reader of errors, records and counters, who does not know its number; ranks do not compare them.
+  std::string edge = {};  // "forward boundary 0"; counters are kept by it
+  std::string part = {};  // "micro-batch 3"
 };
 
 // The frames of `elements` elements: planMessage, with one empty frame where there are none, so that a peer who expects
@@ -50,7 +53,10 @@ class P2pMessage {
   P2pMessage(const P2pMessage&) = delete;
   P2pMessage& operator=(const P2pMessage&) = delete;
 
-  // "send with tag 7", "recv of channel 2"; its sequence is the message's number, given when it is posted: of a receive
+  // Counters are kept by it: "send", "recv"; of a channel with its edge or number, "send forward boundary 0".
+  std::string countedAs() const;
+
+  // "send with tag 7", "recv of channel 771, forward boundary 0, micro-batch 3"; its sequence is the message's number, given when it is posted: of a receive
   // the one that it has if its sender counts the tag by itself, and when it has come that of its frames.
   OpContext op;
   const int peer;

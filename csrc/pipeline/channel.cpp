@@ -8,6 +8,7 @@
 #include "collective/sink.h"
 #include "collective/source.h"
 #include "pipeline/delta_sink.h"
+#include "pipeline/delta_source.h"
 
 namespace lowcomm {
 namespace {
@@ -87,8 +88,8 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
 
 MessageKey Channel::keyOf(const ChannelMessage& message) const {
   const MessageFlow flow{MessageFlow::Kind::channel, number_};
-  if (!message.update_) return {flow};
-  return {flow, message.update_->keys(), dtypeName(message.update_->memoryType())};
+  if (!message.update_) return {flow, {}, {}, options_.edge, options_.part};
+  return {flow, message.update_->keys(), dtypeName(message.update_->memoryType()), options_.edge, options_.part};
 }
 
 MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {
@@ -109,13 +110,11 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
     queue_->send(sent, makeSource(sent->op, nullptr, {sent->plan, data, draws}));
     return message;
   }
-  DeltaSizes sizes;
-  queue_->send(sent, std::make_unique<DeltaSource>(sent->plan, data, *message->update_, draws, &sizes));
-  std::lock_guard<std::mutex> lock(mutex_);
-  sizes_.values += sizes.values;
-  sizes_.changes += sizes.changes;
+  queue_->send(sent, std::make_unique<DeltaSource>(sent->op, sent->plan, data, *message->update_, draws));
+  SampleCounters& counted = sent->op.counters.samples;
   for (const SampleKey& key : sent->key.samples)
-    ++(key.version > 0 ? sizes_.seen : sizes_.first);
+    ++(key.version > 0 ? counted.seen : counted.first);
+  message->counted_ = counted;
   return message;
 }
 
@@ -133,11 +132,6 @@ void Channel::end(const std::vector<uint64_t>& samples) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (uint64_t sample : samples)
     under_way_.erase(sample);
-}
-
-DeltaSizes Channel::sizes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return sizes_;
 }
 
 }  // namespace lowcomm

@@ -12,7 +12,6 @@
 #include "base/dtype.h"
 #include "collective/p2p_message.h"
 #include "engine/op_queue.h"
-#include "pipeline/delta_source.h"
 #include "pipeline/sample_memory.h"
 #include "pipeline/sample_update.h"
 
@@ -23,6 +22,7 @@ struct ChannelOptions {
   DType dtype = DType::float32;
   DeltaCodecs codecs;  // `seen` of all messages where there is no memory; none: exact
   uint64_t seed = 0;   // of stochastic codecs
+  std::string edge = {}, part = {};  // names, as MessageKey's; each side's affair
 };
 
 class Channel;
@@ -37,6 +37,9 @@ class ChannelMessage {
   // Whether it is a send whose elements could not be encoded: wait() will throw.
   bool spoilt() const;
 
+  // What a send has said of its samples; of a receive nothing.
+  const SampleCounters& samples() const { return counted_; }
+
   ~ChannelMessage();
 
  private:
@@ -45,6 +48,7 @@ class ChannelMessage {
 
   const std::shared_ptr<Channel> channel_;
   std::vector<uint64_t> samples_;         // under way; none once it is through
+  SampleCounters counted_;
   std::unique_ptr<SampleUpdate> update_;  // null without a memory
   std::shared_ptr<P2pMessage> message_;
 };
@@ -66,7 +70,6 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::unique_ptr<ChannelMessage> send(const void* data, uint64_t elements, std::vector<uint64_t> samples);
   std::unique_ptr<ChannelMessage> recv(void* data, uint64_t elements, std::vector<uint64_t> samples);
 
-  DeltaSizes sizes() const;
   DType dtype() const { return options_.dtype; }
 
  private:
@@ -81,9 +84,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   const uint32_t number_;
   const ChannelOptions options_;
   const std::shared_ptr<SampleMemory> memory_;
-  mutable std::mutex mutex_;      // of all below
+  std::mutex mutex_;              // of all below
   std::set<uint64_t> under_way_;  // samples of messages that nobody has waited for
-  DeltaSizes sizes_;
 };
 
 }  // namespace lowcomm

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
+
+#include "collective/loss.h"
 
 namespace lowcomm {
 namespace {
@@ -11,35 +14,35 @@ constexpr uint64_t kMeasured = 1024;  // elements of a run whose sizes are taken
 
 }  // namespace
 
-DeltaSource::DeltaSource(const MessagePlan& plan, const void* data, SampleUpdate& update, const Draws& draws,
-                         DeltaSizes* sizes)
-    : plan_(plan),
+DeltaSource::DeltaSource(OpContext& op, const MessagePlan& plan, const void* data, SampleUpdate& update,
+                         const Draws& draws)
+    : op_(op),
+      plan_(plan),
       data_(static_cast<const std::byte*>(data)),
       update_(update),
       draws_(draws),
-      sizes_(sizes),
       fused_(plan.layout.segments().size()) {}
 
 void DeltaSource::encode(size_t k, std::span<std::byte> payload) {
   for (const Run& run : plan_.frames[k].runs) {
-    parts_.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) { encodeRun(run, whole); });
+    parts_.write(payload.first(run.bytes), run, 0, [&](std::span<std::byte> whole) { encodeRun(k, run, whole); });
     payload = payload.subspan(run.bytes);
   }
 }
 
-void DeltaSource::encodeRun(const Run& run, std::span<std::byte> whole) {
+void DeltaSource::encodeRun(size_t k, const Run& run, std::span<std::byte> whole) {
   const std::byte* a = data_ + run.at * itemBytes(plan_.dtype);
   const Draws draws = draws_.slot(run.segment);
   if (update_.seen(run.at)) {
     std::unique_ptr<FusedCodec>& fused = fused_[run.segment];
     if (!fused) fused = std::make_unique<FusedCodec>(run.codec);
-    measure(run, a);
     try {
-      return fused->encodeDelta(whole, {a, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset,
-                                run.count, draws);
+      fused->encodeDelta(whole, {a, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset, run.count,
+                         draws);
     } catch (const NonFiniteError& error) {
       throw run.inMessage(error, "");
     }
+    return measure(k, run, a, draws);
   }
   run.encode(whole, a, plan_.dtype, draws);
   decoded_.resize(run.count);
@@ -51,16 +54,31 @@ void DeltaSource::encodeRun(const Run& run, std::span<std::byte> whole) {
   remember(update_.after(run.at), decoded_.data(), run.count);
 }
 
-void DeltaSource::measure(const Run& run, const std::byte* a) {
-  if (!sizes_) return;
+// Sums over the run's first elements; and of one window of a message, as other ops sample theirs, what encoding loses of
+// the change.
+void DeltaSource::measure(size_t k, const Run& run, const std::byte* a, const Draws& draws) {
+  const auto widened = [&](uint64_t first, uint64_t count, float* values, float* remembered) {
+    toFloats({a + first * itemBytes(plan_.dtype), plan_.dtype}, values, count);
+    toFloats(update_.before(run.at + first), remembered, count);
+  };
+  SampleCounters& samples = op_.counters.samples;
   const uint64_t count = std::min(run.count, kMeasured);
   std::array<float, kMeasured> values, remembered;
-  toFloats({a, plan_.dtype}, values.data(), count);
-  toFloats(update_.before(run.at), remembered.data(), count);
+  widened(0, count, values.data(), remembered.data());
   for (uint64_t i = 0; i < count; ++i) {
-    sizes_->values += std::abs(values[i]);
-    sizes_->changes += std::abs(values[i] - remembered[i]);
+    samples.values += std::abs(values[i]);
+    samples.changes += std::abs(values[i] - remembered[i]);
   }
+  samples.measured += count;
+
+  const std::optional<Window> window = windowOf(op_.counters.loss, k, plan_.frames.size(), run, draws.step);
+  if (!window) return;
+  change_.resize(window->count);
+  decoded_.resize(window->count);
+  widened(window->first, window->count, change_.data(), decoded_.data());
+  for (uint64_t i = 0; i < window->count; ++i)
+    change_[i] -= decoded_[i];
+  addLossOf(op_.counters.loss, run, *window, change_, draws);
 }
 
 }  // namespace lowcomm

@@ -11,12 +11,8 @@ from torch.distributed.pipelining import PipelineStage
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.cache import Cache, Slot
-
-# A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
-# order than activations.
-_TENSORS, _CHUNKS, _BOUNDARIES = 8, 256, 256
-_CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
+from torch_lowcomm.pipeline.boundary import Boundary, Place, Receive
+from torch_lowcomm.pipeline.cache import Cache
 
 
 class Stage(PipelineStage):
@@ -76,10 +72,10 @@ class Stage(PipelineStage):
         self._forward, self._backward = forward or "", backward or ""
         self._first, self._evaluate = first or "", evaluate or ""
         self._cache, self._window = cache, window
-        self._channels: dict[tuple[int, bool, int, int, str, torch.dtype, int], _C.Channel] = {}
+        self._boundaries: dict[int, Boundary] = {}
         self._micro_batches: int | None = None
         self._samples: list[list[int]] | None = None  # by micro-batch, of the step under way
-        self._receives: dict[tuple[bool, int], list[_Receive]] = {}  # (whether of gradients, micro-batch)
+        self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[_C.ChannelMessage]] = {}
         self._failed = ""  # why a message failed: others of its step may be under way for ever
@@ -88,16 +84,6 @@ class Stage(PipelineStage):
     def cache(self) -> Cache | None:
         """The memory of this stage's samples; None without one."""
         return self._cache
-
-    @property
-    def changes(self) -> float | None:
-        """Mean size of the changes that this stage has sent, over that of the activations; None before there are any.
-
-        Near 1 the cache saves nothing: take none, and more bits.
-        """
-        sizes = [channel.sizes for channel in self._channels.values()]
-        values = sum(size["values"] for size in sizes)
-        return sum(size["changes"] for size in sizes) / values if values else None
 
     def fail(self, why: str) -> None:
         """Refuses all steps from now on: messages of the one that failed may never be answered."""
@@ -163,8 +149,8 @@ class Stage(PipelineStage):
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
         for position, op in enumerate(super().get_fwd_send_ops(fwd_chunk_id)):
-            channel, samples = self._activations(op, position, fwd_chunk_id, sends=True)
-            self._keep(False, fwd_chunk_id, channel.send(_host(op.tensor), samples))
+            place, boundary = Place(False, position, fwd_chunk_id), self._boundary(op, self.stage_index)
+            self._keep(False, fwd_chunk_id, boundary.send(op.tensor, place, *self._activation(fwd_chunk_id)))
         self._post_backward(fwd_chunk_id)
         return []
 
@@ -183,8 +169,8 @@ class Stage(PipelineStage):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
         for position, op in enumerate(super().get_bwd_send_ops(bwd_chunk_id)):
-            channel = self._channel(op, self.stage_index - 1, True, position, bwd_chunk_id, self._backward)
-            self._keep(True, bwd_chunk_id, channel.send(_host(op.tensor), []))
+            place, boundary = Place(True, position, bwd_chunk_id), self._boundary(op, self.stage_index - 1)
+            self._keep(True, bwd_chunk_id, boundary.send(op.tensor, place, self._backward))
         return []
 
     def _keep(self, gradients: bool, chunk: int, message: _C.ChannelMessage) -> None:
@@ -198,18 +184,19 @@ class Stage(PipelineStage):
             return
         self._posted.add((False, chunk))
         for position, op in enumerate(super().get_fwd_recv_ops(chunk)):
-            channel, samples = self._activations(op, position, chunk, sends=False)
-            self._receives.setdefault((False, chunk), []).append(_Receive(channel, op.tensor, samples))
+            place, boundary = Place(False, position, chunk), self._boundary(op, self.stage_index - 1)
+            receive = boundary.recv(op.tensor, place, *self._activation(chunk))
+            self._receives.setdefault((False, chunk), []).append(receive)
 
     def _post_backward(self, chunk: int) -> None:
         if (True, chunk) in self._posted or not self.has_backward:
             return
         self._posted.add((True, chunk))
         for position, op in enumerate(super().get_bwd_recv_ops(chunk)):
-            channel = self._channel(op, self.stage_index, True, position, chunk, self._backward)
-            self._receives.setdefault((True, chunk), []).append(_Receive(channel, op.tensor, []))
+            place, boundary = Place(True, position, chunk), self._boundary(op, self.stage_index)
+            self._receives.setdefault((True, chunk), []).append(boundary.recv(op.tensor, place, self._backward))
 
-    def _wait(self, messages: Sequence[_C.ChannelMessage | _Receive]) -> None:
+    def _wait(self, messages: Sequence[_C.ChannelMessage | Receive]) -> None:
         try:
             for message in messages:
                 message.wait()
@@ -217,79 +204,19 @@ class Stage(PipelineStage):
             self.fail(str(error))
             raise
 
-    def _activations(self, op: dist.P2POp, position: int, chunk: int, *, sends: bool) -> tuple[_C.Channel, list[int]]:
-        """The channel of an activation, and its samples where they have a memory."""
-        boundary = self.stage_index if sends else self.stage_index - 1
+    def _activation(self, chunk: int) -> tuple[str, list[int] | None]:
+        """The codec of a micro-batch's activations, and its samples where they are remembered."""
         if not self.has_backward:
-            return self._channel(op, boundary, False, position, chunk, self._evaluate), []
+            return self._evaluate, None
         if self._cache is None:
-            return self._channel(op, boundary, False, position, chunk, self._forward), []
+            return self._forward, None
         if self._samples is None:
             raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
-        samples = self._samples[chunk]
-        if op.tensor.dtype not in _CODED:
-            return self._channel(op, boundary, False, position, chunk, ""), []
-        if op.tensor.dim() == 0 or op.tensor.shape[0] != len(samples):
-            raise ValueError(
-                f"stage {self.stage_index}: micro-batch {chunk} has {len(samples)} samples: expected as many rows in its "
-                f"activation, got shape {tuple(op.tensor.shape)}"
-            )
-        memory = self._cache.memory(Slot(boundary, position, sends), op.tensor[0].numel())
-        return self._channel(op, boundary, False, position, chunk, self._forward, memory), samples
+        return self._forward, self._samples[chunk]
 
-    def _channel(
-        self,
-        op: dist.P2POp,
-        boundary: int,
-        gradients: bool,
-        position: int,
-        chunk: int,
-        codec: str,
-        memory: _C.SampleMemory | None = None,
-    ) -> _C.Channel:
-        """One direction of one boundary, for tensors of one type."""
-        place, most = (position, chunk, boundary), (_TENSORS, _CHUNKS, _BOUNDARIES)
-        if any(at >= limit for at, limit in zip(place, most, strict=True)):
-            raise ValueError(
-                f"stage {self.stage_index}: expected at most {_TENSORS} tensors at a boundary, {_CHUNKS} micro-batches and "
-                f"{_BOUNDARIES} boundaries, got tensor {position + 1}, micro-batch {chunk + 1}, boundary {boundary + 1}"
-            )
-        if op.tensor.dtype not in _CODED:
-            codec = ""
-        peer = dist.get_group_rank(op.group or dist.group.WORLD, op.peer)
-        last = op.tensor.shape[-1] if op.tensor.dim() else 1
-        key = (boundary, gradients, position, chunk, codec + str(memory is not None), op.tensor.dtype, last)
-        if key not in self._channels:
-            self._channels[key] = _C.Channel(
-                self._backend,
-                peer,
-                ((2 * boundary + gradients) * _TENSORS + position) * _CHUNKS + chunk,
-                dtype=op.tensor.dtype,
-                codec=codec,
-                first=self._first if memory is not None else "",
-                channels=last,
-                memory=memory,
-            )
-        return self._channels[key]
-
-
-class _Receive:
-    """A posted receive, of a tensor on any device."""
-
-    def __init__(self, channel: _C.Channel, tensor: torch.Tensor, samples: list[int]) -> None:
-        self._tensor = tensor
-        direct = tensor.device.type == "cpu" and tensor.is_contiguous()
-        self._host = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
-        self._message = channel.recv(self._host.detach(), samples)
-
-    def wait(self) -> None:
-        """Blocks until the tensor is there."""
-        self._message.wait()
-        if self._host is not self._tensor:
-            with torch.no_grad():
-                self._tensor.copy_(self._host)
-
-
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values, contiguous in host memory."""
-    return tensor.detach().contiguous().cpu()
+    def _boundary(self, op: dist.P2POp, number: int) -> Boundary:
+        """This rank's side of the boundary behind stage `number`, to the peer of one of its messages."""
+        if number not in self._boundaries:
+            peer = dist.get_group_rank(op.group or dist.group.WORLD, op.peer)
+            self._boundaries[number] = Boundary(self._backend, peer, number, first=self._first, cache=self._cache)
+        return self._boundaries[number]

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.boundary import edge_name
 from torch_lowcomm.pipeline.stage import Stage
 
 _COMPARISON = 1 << 20  # the first of the channels on which two sides compare their caches
@@ -137,7 +138,16 @@ def _compare_caches(stages: list[Stage]) -> None:
         cache = by_index[boundary if sends else boundary + 1].cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(boundary, sends)
         channel = _C.Channel(
-            backend, peer, _COMPARISON + boundary, dtype=torch.int64, codec="", first="", channels=1, memory=None
+            backend,
+            peer,
+            _COMPARISON + boundary,
+            dtype=torch.int64,
+            codec="",
+            first="",
+            channels=1,
+            memory=None,
+            edge=f"caches of boundary {boundary}",
+            part="",
         )
         mine = -1 if cache is None else len(rows)
         theirs = int(_exchange(channel, torch.tensor([mine]), torch.empty(1, dtype=torch.int64)))
@@ -148,7 +158,9 @@ def _compare_caches(stages: list[Stage]) -> None:
             )
         if cache is not None:
             others = torch.empty(theirs, 4, dtype=torch.int64)
-            cache.keep_equal(boundary, sends, _exchange(channel, rows, others))
+            forgotten = cache.keep_equal(boundary, sends, _exchange(channel, rows, others))
+            if sends and forgotten:
+                backend.count_forgotten(f"send {edge_name(boundary, gradients=False)}", forgotten)
 
 
 def _exchange(channel: _C.Channel, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
