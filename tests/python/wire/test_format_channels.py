@@ -29,7 +29,16 @@ def activations(batch: list[int], visit: int) -> torch.Tensor:
 def channel_of(group: object, codec: str, memory: object) -> object:
     """The library's end."""
     return _C.Channel(
-        group, 1, CHANNEL, dtype=torch.float32, codec=codec, first=FIRST, channels=ELEMENTS, memory=memory
+        group,
+        1,
+        CHANNEL,
+        dtype=torch.float32,
+        codec=codec,
+        first=FIRST,
+        channels=ELEMENTS,
+        memory=memory,
+        edge="",
+        part="",
     )
 
 
