@@ -27,8 +27,8 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     "median lines of a file of csrc": (80, 200),
-    "files of csrc": (1, 328),
-    "lines of csrc": (1, 33_600),
+    "files of csrc": (1, 332),
+    "lines of csrc": (1, 33_900),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -51,14 +51,20 @@ CodecSpec specOf(const std::string& text, uint32_t channels) {
 
 void bindPipeline(py::module_& m) {
   py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")
-      .def(py::init([](uint64_t elements, at::ScalarType dtype) {
-             return translated([&] { return std::make_shared<SampleMemory>(elements, wireType(dtype)); });
+      .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store) {
+             return translated(
+                 [&] { return std::make_shared<SampleMemory>(SlotFormat::parse(store, elements, channels)); });
            }),
-           py::arg("elements"), py::arg("dtype"))
+           py::arg("elements"), py::arg("channels"), py::arg("store"))
+      .def_static(
+          "check_store", [](const std::string& store) { translated([&] { SlotFormat::check(store); }); },
+          py::arg("store"))
       .def("version", &SampleMemory::version, py::arg("sample"))
       .def("forget", &SampleMemory::forget, py::arg("sample"))
       .def_property_readonly("bytes", &SampleMemory::bytes)
-      .def_property_readonly("elements", &SampleMemory::elements)
+      .def_property_readonly("elements", [](const SampleMemory& memory) { return memory.format().elements(); })
+      .def_property_readonly("format", [](const SampleMemory& memory) { return memory.format().name(); })
+      .def_property_readonly("slot_bytes", [](const SampleMemory& memory) { return memory.format().slotBytes(); })
       // Rows of (sample, version, digest).
       .def("table",
            [](const SampleMemory& memory) {
@@ -70,8 +76,8 @@ void bindPipeline(py::module_& m) {
       .def(
           "read",
           [](const SampleMemory& memory, uint64_t sample) {
-            at::Tensor slot = at::empty({static_cast<int64_t>(memory.slotBytes())}, at::kByte);
-            translated([&] { memory.read(sample, static_cast<std::byte*>(slot.data_ptr())); });
+            at::Tensor slot = at::empty({static_cast<int64_t>(memory.format().slotBytes())}, at::kByte);
+            translated([&] { memory.read(sample, memory.version(sample), static_cast<std::byte*>(slot.data_ptr())); });
             return slot;
           },
           py::arg("sample"))
@@ -79,9 +85,10 @@ void bindPipeline(py::module_& m) {
           "restore",
           [](SampleMemory& memory, uint64_t sample, uint32_t version, const at::Tensor& slot) {
             expectHost(slot);
-            TORCH_CHECK_VALUE(slot.nbytes() == memory.slotBytes(), "lowcomm: memory of samples: expected a slot of ",
-                              memory.slotBytes(), " bytes, got ", slot.nbytes());
-            memory.restore(sample, version, static_cast<const std::byte*>(slot.data_ptr()));
+            TORCH_CHECK_VALUE(slot.nbytes() == memory.format().slotBytes(),
+                              "lowcomm: memory of samples: expected a slot of ", memory.format().slotBytes(),
+                              " bytes, got ", slot.nbytes());
+            translated([&] { memory.restore(sample, version, static_cast<const std::byte*>(slot.data_ptr())); });
           },
           py::arg("sample"), py::arg("version"), py::arg("slot"));
 

@@ -31,6 +31,7 @@ bool ChannelMessage::spoilt() const {
 void ChannelMessage::wait() {
   if (!message_) throw ValueError("a message of a channel: expected to be waited for once, got a second wait");
   const auto message = std::move(message_);
+  if (update_ && !message->sends) update_->load();  // a send's slots were needed when it was encoded
   channel_->queue_->finish(*message);
   if (update_) update_->commit();
   channel_->end(samples_);
@@ -63,8 +64,8 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
   if (!memory_ && !samples.empty()) {
     throw ValueError(name + ": expected no samples without a memory, got " + std::to_string(samples.size()));
   }
-  if (memory_ && samples.size() * memory_->elements() != elements) {
-    throw ValueError(name + ": expected " + std::to_string(memory_->elements()) + " elements of each of " +
+  if (memory_ && samples.size() * memory_->format().elements() != elements) {
+    throw ValueError(name + ": expected " + std::to_string(memory_->format().elements()) + " elements of each of " +
                      std::to_string(samples.size()) + " samples, got " + std::to_string(elements) + " in all");
   }
   {
@@ -89,7 +90,7 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
 MessageKey Channel::keyOf(const ChannelMessage& message) const {
   const MessageFlow flow{MessageFlow::Kind::channel, number_};
   if (!message.update_) return {flow, {}, {}, options_.edge, options_.part};
-  return {flow, message.update_->keys(), dtypeName(message.update_->memoryType()), options_.edge, options_.part};
+  return {flow, message.update_->keys(), message.update_->memoryName(), options_.edge, options_.part};
 }
 
 MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {
@@ -110,6 +111,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
     queue_->send(sent, makeSource(sent->op, nullptr, {sent->plan, data, draws}));
     return message;
   }
+  message->update_->load();
   queue_->send(sent, std::make_unique<DeltaSource>(sent->op, sent->plan, data, *message->update_, draws));
   SampleCounters& counted = sent->op.counters.samples;
   for (const SampleKey& key : sent->key.samples)

@@ -21,20 +21,22 @@ void DeltaSink::take(size_t k, std::span<const std::byte> payload, int sender) {
 
 void DeltaSink::decodeRun(const Run& run, std::span<const std::byte> whole) {
   std::byte* y = data_ + run.at * itemBytes(plan_.dtype);
+  const State m = update_.state(run.at, run.count);
   if (update_.seen(run.at)) {
     std::unique_ptr<FusedCodec>& fused = fused_[run.segment];
     if (!fused) fused = std::make_unique<FusedCodec>(run.codec);
-    fused->decodeDelta(whole, {y, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset, run.count);
-    return;
-  }
-  run.codec->decode(y, plan_.dtype, whole, run.offset, run.count);
-  decoded_.resize(run.count);
-  if (run.codec->spec().id != CodecId::none) {
-    run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
+    fused->decodeDelta(whole, {y, plan_.dtype}, {m.data, m.dtype}, m, run.offset, run.count);
   } else {
-    toFloats({y, plan_.dtype}, decoded_.data(), run.count);
+    run.codec->decode(y, plan_.dtype, whole, run.offset, run.count);
+    decoded_.resize(run.count);
+    if (run.codec->spec().id != CodecId::none) {
+      run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
+    } else {
+      toFloats({y, plan_.dtype}, decoded_.data(), run.count);
+    }
+    remember(m, decoded_.data(), run.count);
   }
-  remember(update_.after(run.at), decoded_.data(), run.count);
+  update_.finish(run.at, run.count);
 }
 
 }  // namespace lowcomm

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 
-#include "collective/loss.h"
 
 namespace lowcomm {
 namespace {
@@ -33,33 +32,37 @@ void DeltaSource::encode(size_t k, std::span<std::byte> payload) {
 void DeltaSource::encodeRun(size_t k, const Run& run, std::span<std::byte> whole) {
   const std::byte* a = data_ + run.at * itemBytes(plan_.dtype);
   const Draws draws = draws_.slot(run.segment);
+  const State m = update_.state(run.at, run.count);
   if (update_.seen(run.at)) {
     std::unique_ptr<FusedCodec>& fused = fused_[run.segment];
     if (!fused) fused = std::make_unique<FusedCodec>(run.codec);
+    const std::optional<Window> window = measure(k, run, a, {m.data, m.dtype}, draws);
     try {
-      fused->encodeDelta(whole, {a, plan_.dtype}, update_.before(run.at), update_.after(run.at), run.offset, run.count,
-                         draws);
+      fused->encodeDelta(whole, {a, plan_.dtype}, m, run.offset, run.count, draws);
     } catch (const NonFiniteError& error) {
       throw run.inMessage(error, "");
     }
-    return measure(k, run, a, draws);
-  }
-  run.encode(whole, a, plan_.dtype, draws);
-  decoded_.resize(run.count);
-  if (run.codec->spec().id == CodecId::none) {
-    toFloats({a, plan_.dtype}, decoded_.data(), run.count);
+    if (window) addLossOf(op_.counters.loss, run, *window, change_, draws);
   } else {
-    run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
+    run.encode(whole, a, plan_.dtype, draws);
+    decoded_.resize(run.count);
+    if (run.codec->spec().id == CodecId::none) {
+      toFloats({a, plan_.dtype}, decoded_.data(), run.count);
+    } else {
+      run.codec->decode(decoded_.data(), DType::float32, whole, run.offset, run.count);
+    }
+    remember(m, decoded_.data(), run.count);
   }
-  remember(update_.after(run.at), decoded_.data(), run.count);
+  update_.finish(run.at, run.count);
 }
 
-// Sums over the run's first elements; and of one window of a message, as other ops sample theirs, what encoding loses of
-// the change.
-void DeltaSource::measure(size_t k, const Run& run, const std::byte* a, const Draws& draws) {
+// Adds sums over the run's first elements. Returns the window of the message, if it is in this run, of which the loss is
+// sampled as other ops sample theirs: `change_` has its changes, which are gone once they are encoded.
+std::optional<Window> DeltaSource::measure(size_t k, const Run& run, const std::byte* a, Elements m,
+                                           const Draws& draws) {
   const auto widened = [&](uint64_t first, uint64_t count, float* values, float* remembered) {
     toFloats({a + first * itemBytes(plan_.dtype), plan_.dtype}, values, count);
-    toFloats(update_.before(run.at + first), remembered, count);
+    toFloats({static_cast<const std::byte*>(m.data) + first * itemBytes(m.dtype), m.dtype}, remembered, count);
   };
   SampleCounters& samples = op_.counters.samples;
   const uint64_t count = std::min(run.count, kMeasured);
@@ -72,13 +75,13 @@ void DeltaSource::measure(size_t k, const Run& run, const std::byte* a, const Dr
   samples.measured += count;
 
   const std::optional<Window> window = windowOf(op_.counters.loss, k, plan_.frames.size(), run, draws.step);
-  if (!window) return;
+  if (!window) return window;
   change_.resize(window->count);
   decoded_.resize(window->count);
   widened(window->first, window->count, change_.data(), decoded_.data());
   for (uint64_t i = 0; i < window->count; ++i)
     change_[i] -= decoded_[i];
-  addLossOf(op_.counters.loss, run, *window, change_, draws);
+  return window;
 }
 
 }  // namespace lowcomm

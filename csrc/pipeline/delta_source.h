@@ -2,11 +2,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "codec/codec.h"
 #include "codec/fused.h"
+#include "collective/loss.h"
 #include "collective/op_context.h"
 #include "collective/plan.h"
 #include "collective/source.h"
@@ -26,7 +28,7 @@ class DeltaSource final : public Source {
 
  private:
   void encodeRun(size_t k, const Run& run, std::span<std::byte> whole);
-  void measure(size_t k, const Run& run, const std::byte* a, const Draws& draws);
+  std::optional<Window> measure(size_t k, const Run& run, const std::byte* a, Elements m, const Draws& draws);
 
   OpContext& op_;
   const MessagePlan& plan_;

@@ -38,13 +38,7 @@ SampleUpdate::SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uin
     : memory_(std::move(memory)),
       samples_(std::move(samples)),
       versions_(versionsOf(*memory_, samples_)),
-      before_(samples_.size() * memory_->slotBytes()),
-      after_(before_.size()),
-      layout_(layoutOf(versions_, memory_->elements(), codecs)) {
-  for (size_t i = 0; i < samples_.size(); ++i) {
-    if (versions_[i] > 0) memory_->read(samples_[i], before_.data() + i * memory_->slotBytes());
-  }
-}
+      layout_(layoutOf(versions_, elements(), codecs)) {}
 
 std::vector<SampleKey> SampleUpdate::keys() const {
   std::vector<SampleKey> keys;
@@ -53,9 +47,37 @@ std::vector<SampleKey> SampleUpdate::keys() const {
   return keys;
 }
 
+void SampleUpdate::load() {
+  slots_.resize(samples_.size() * memory_->format().slotBytes());
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    if (versions_[i] > 0) memory_->read(samples_[i], versions_[i], slot(i));
+  }
+}
+
+State SampleUpdate::state(uint64_t at, uint64_t count) {
+  const SlotFormat& format = memory_->format();
+  if (!format.coded()) return {slots_.data() + at * itemBytes(format.dtype()), format.dtype()};
+  decoded_.resize(samples_.size() * elements());
+  // A sample's codes are decoded shortly before its elements are used.
+  for (; decoded_samples_ * elements() < at + count; ++decoded_samples_) {
+    if (versions_[decoded_samples_] == 0) continue;
+    format.decode(slot(decoded_samples_), decoded_.data() + decoded_samples_ * elements());
+  }
+  return {decoded_.data() + at, DType::float32};
+}
+
+void SampleUpdate::finish(uint64_t at, uint64_t count) {
+  const SlotFormat& format = memory_->format();
+  if (!format.coded()) return;
+  const uint64_t size = elements();
+  for (uint64_t i = at / size; (i + 1) * size <= at + count; ++i)
+    format.encode(decoded_.data() + i * size, slot(i), samples_[i], versions_[i] + 1);
+  if (at + count == decoded_.size()) std::vector<float>().swap(decoded_);
+}
+
 void SampleUpdate::commit() {
   for (size_t i = 0; i < samples_.size(); ++i)
-    memory_->update(samples_[i], versions_[i], after_.data() + i * memory_->slotBytes());
+    memory_->update(samples_[i], versions_[i], slot(i));
 }
 
 void remember(State after, float* decoded, uint64_t count) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "codec/fused.h"
@@ -20,8 +21,13 @@ struct DeltaCodecs {
   CodecSpec first;
 };
 
-// One message's samples as a transaction on the memory: it reads slots when it is made, works on copies, and writes
-// them when it is committed. A message that fails leaves the memory as it was. Not thread-safe.
+// One message's samples as a transaction on the memory: it works on copies of their slots, and writes them when it is
+// committed. A message that fails leaves the memory as it was. Not thread-safe.
+//
+//   SampleUpdate update(memory, samples, codecs);   versions, and with them the message's layout
+//   update.load();                                  slots
+//   for each run, in order: read and write update.state(run.at, run.count), then update.finish(run.at, run.count)
+//   update.commit();
 class SampleUpdate {
  public:
   SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples, const DeltaCodecs& codecs);
@@ -29,24 +35,34 @@ class SampleUpdate {
   // Samples of one kind that follow each other are one segment.
   const Layout& layout() const { return layout_; }
   std::vector<SampleKey> keys() const;
-  DType memoryType() const { return memory_->dtype(); }
+  std::string memoryName() const { return memory_->format().name(); }
+
+  // Reads the slots of samples that were seen. ValueError where a slot has another version than when this was made.
+  void load();
 
   // Whether the message's element `at` is of a sample that was seen before.
-  bool seen(uint64_t at) const { return versions_[at / memory_->elements()] > 0; }
+  bool seen(uint64_t at) const { return versions_[at / elements()] > 0; }
 
-  // The memory's elements from `at` on, before and after the message. Before is undefined where not seen.
-  Elements before(uint64_t at) const { return {before_.data() + at * itemBytes(memory_->dtype()), memory_->dtype()}; }
-  State after(uint64_t at) { return {after_.data() + at * itemBytes(memory_->dtype()), memory_->dtype()}; }
+  // m of `count` elements from `at` on; undefined where not seen. Before finish() of them.
+  State state(uint64_t at, uint64_t count);
+
+  // The state of these elements is that after the message. Coded slots are encoded with their last elements.
+  void finish(uint64_t at, uint64_t count);
 
   // The new slots, of a message that is through.
   void commit();
 
  private:
+  uint64_t elements() const { return memory_->format().elements(); }
+  std::byte* slot(size_t i) { return slots_.data() + i * memory_->format().slotBytes(); }
+
   const std::shared_ptr<SampleMemory> memory_;
   const std::vector<uint64_t> samples_;
   std::vector<uint32_t> versions_;
-  std::vector<std::byte> before_, after_;
   Layout layout_;
+  std::vector<std::byte> slots_;  // copies, by sample of the message
+  std::vector<float> decoded_;    // of coded slots: m of all samples, from state() to the last finish()
+  size_t decoded_samples_ = 0;
 };
 
 // Writes elements that arrive for the first time to a memory: their decoded values, rounded once to its type, a number

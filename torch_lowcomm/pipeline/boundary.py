@@ -96,7 +96,8 @@ class Boundary:
                     f"{self._name(place)}: expected a row for each of the {len(samples)} samples of the micro-batch, got shape "
                     f"{tuple(tensor.shape)}"
                 )
-            memory = self._cache.memory(Slot(self._number, place.position, sends), tensor[0].numel())
+            channels = tensor.shape[-1] if tensor.dim() > 1 else 1
+            memory = self._cache.memory(Slot(self._number, place.position, sends), tensor[0].numel(), channels)
         last = tensor.shape[-1] if tensor.dim() else 1
         key = (place, codec, memory is not None, tensor.dtype, last)
         if key not in self._channels:

@@ -6,8 +6,6 @@ import torch
 
 from torch_lowcomm import _C
 
-_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 
 class Slot(NamedTuple):
     """One tensor of one boundary, on one side of it.
@@ -29,8 +27,8 @@ class Slot(NamedTuple):
 class Cache:
     """The memory of the stages of one rank, in RAM.
 
-    A sample takes `elements · bytes` at each boundary of the rank, where elements are those of its activation: for N samples of
-    [T, D] in fp16 N · T · D · 2 bytes. Nothing else grows with the samples or the steps.
+    A sample takes a slot at each boundary of the rank: N samples of [T, D] take N · T · D · 2 bytes in fp16, about
+    N · T · D · b / 8 in a codec of b bits. Nothing else grows with the samples or the steps.
 
     Both sides of a boundary must remember the same. They compare at the first step of a schedule, and forget what differs: a
     rank without its cache, or with an older one, costs first visits and nothing else. A run that resumes with every rank's
@@ -41,15 +39,20 @@ class Cache:
         """Makes an empty memory.
 
         Args:
-            store: What slots are kept in: "fp16", "bf16" or "fp32".
+            store: What slots are kept in: "fp16", "bf16", "fp32", or a codec, for example "sym8:axis=channel". A codec loses
+                part of each memory, equally on both sides, and the next change makes up for it; the receiver computes on the
+                sum before it is encoded (paper, section 3.1).
 
         Raises:
-            ValueError: `store` is none of these.
+            ValueError: `store` is none of these, or a codec with a level table.
         """
-        if store not in _TYPES:
-            raise ValueError(f"store: expected one of {', '.join(_TYPES)}, got {store!r}")
+        try:
+            _C.SampleMemory.check_store(store)
+        except ValueError as error:
+            raise ValueError(f"store: expected 'fp32', 'fp16', 'bf16' or a codec, got {store!r} ({error})") from None
         self._store = store
         self._memories: dict[Slot, _C.SampleMemory] = {}
+        self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
         self.loads = 0  # states taken over; schedules compare again after one
 
     @property
@@ -57,15 +60,21 @@ class Cache:
         """Bytes of all slots."""
         return sum(memory.bytes for memory in self._memories.values())
 
-    def memory(self, slot: Slot, elements: int) -> _C.SampleMemory:
-        """The memory of one tensor of one boundary, of `elements` numbers a sample; made where there is none.
+    def memory(self, slot: Slot, elements: int, channels: int) -> _C.SampleMemory:
+        """The memory of one tensor of one boundary, made where there is none.
+
+        Args:
+            slot: The tensor, boundary and side.
+            elements: Of the tensor, for one sample.
+            channels: Its last dimension.
 
         Raises:
-            ValueError: There is one of another size.
+            ValueError: There is one of another size, or the store's codec does not take such a tensor.
         """
         memory = self._memories.get(slot)
         if memory is None:
-            memory = self._memories[slot] = _C.SampleMemory(elements, _TYPES[self._store])
+            memory = self._memories[slot] = _C.SampleMemory(elements, channels, self._store)
+            self._channels[slot] = channels
         elif memory.elements != elements:
             raise ValueError(f"cache: boundary {slot}: expected {memory.elements} elements a sample, got {elements}")
         return memory
@@ -101,6 +110,7 @@ class Cache:
             table = memory.table()
             state[str(slot)] = {
                 "elements": memory.elements,
+                "channels": self._channels[slot],
                 "samples": torch.tensor([sample for sample, _, _ in table], dtype=torch.int64),
                 "versions": torch.tensor([version for _, version, _ in table], dtype=torch.int64),
                 "slots": torch.stack([memory.read(sample) for sample, _, _ in table]) if table else torch.empty(0),
@@ -123,7 +133,8 @@ class Cache:
             if name == "store":
                 continue
             boundary, position, side = name.split(".")
-            memory = self.memory(Slot(int(boundary), int(position), side == "sent"), int(entry["elements"]))
+            slot_of = Slot(int(boundary), int(position), side == "sent")
+            memory = self.memory(slot_of, int(entry["elements"]), int(entry["channels"]))
             for sample, version, slot in zip(
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):

@@ -36,7 +36,7 @@ def _mistakes(r):
     ):
         with pytest.raises(ValueError, match=said):
             case.build(r.rank, r.size, "GPipe", **options)
-    with pytest.raises(ValueError, match="store: expected one of fp32, fp16, bf16, got 'int4'"):
+    with pytest.raises(ValueError, match="store: expected 'fp32', 'fp16', 'bf16' or a codec, got 'int4'"):
         lc.pipeline.Cache(store="int4")
     dist.destroy_process_group()
 

@@ -44,7 +44,7 @@ def channel_of(group: object, codec: str, memory: object) -> object:
 
 @pytest.mark.parametrize("codec", ["gauss2", "sym4:bucket=64"])
 def test_changes_to_a_rank_that_follows_the_page(codec):
-    memory = _C.SampleMemory(ELEMENTS, torch.float16)
+    memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send_all(group, _):
         channel = channel_of(group, codec, memory)
@@ -73,7 +73,7 @@ def test_changes_to_a_rank_that_follows_the_page(codec):
 
 def test_changes_from_a_rank_that_follows_the_page():
     """First visits, then changes: payloads by the library's codecs, all around them by the page."""
-    memory, batch = _C.SampleMemory(ELEMENTS, torch.float16), [7, 9]
+    memory, batch = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16"), [7, 9]
     got = [torch.empty(2, ELEMENTS), torch.empty(2, ELEMENTS)]
 
     def receive_both(group, _):
@@ -108,7 +108,7 @@ def test_changes_from_a_rank_that_follows_the_page():
 
 
 def test_samples_that_differ_are_answered_by_error_frames():
-    memory = _C.SampleMemory(ELEMENTS, torch.float16)
+    memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
     def send(group, _):
         channel_of(group, "gauss2", memory).send(activations([1, 2], 0), [1, 2]).wait()
