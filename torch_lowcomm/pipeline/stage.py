@@ -13,6 +13,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import Boundary, Place, Receive
 from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.presets import FIRST, codecs
 
 
 class Stage(PipelineStage):
@@ -35,10 +36,11 @@ class Stage(PipelineStage):
         *args: Any,
         forward: str | None = None,
         backward: str | None = None,
-        first: str | None = "minmax8:bucket=128",
+        first: str | None = FIRST,
         evaluate: str | None = None,
         cache: Cache | None = None,
         window: int | None = None,
+        preset: str | None = None,
         **kwargs: Any,
     ) -> None:
         """Makes a stage; all stages of a pipeline are given the same options.
@@ -55,12 +57,16 @@ class Stage(PipelineStage):
             evaluate: The codec of activations in a schedule's eval(). None: exact. It never uses the cache.
             cache: What is remembered of each sample; `lc.pipeline.step` then needs the samples' numbers.
             window: How many micro-batches' receives are posted ahead. None: all of a step.
+            preset: "paper:2/4", "paper:3/6" or "paper:4/8", in place of `forward`, `backward` and `first`: the bits of
+                activations and of gradients in the paper's experiments (section 4), a scale a channel, first visits exact.
             **kwargs: As PipelineStage.
 
         Raises:
-            ValueError: A codec is unknown, the group is of another backend, a cache has no forward codec, or window is below 1.
+            ValueError: A codec or preset is unknown, a codec is given beside a preset, the group is of another backend, a cache
+                has no forward codec, or window is below 1.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
+        forward, backward, first = codecs(preset, forward, backward, first)
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if window is not None and window < 1:

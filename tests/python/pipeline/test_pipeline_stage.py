@@ -210,6 +210,27 @@ def test_the_papers_codecs(pair):
     pair(_by_channel)
 
 
+def _preset(r):
+    """A preset has the bits of the codecs that it stands for."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    same = {"forward": "sym3:axis=channel", "backward": "sym6:axis=channel", "first": None}
+    found = []
+    for options in ({"preset": "paper:3/6"}, same):
+        schedule, stages = case.build(r.rank, r.size, "1F1B", cache=lc.pipeline.Cache(), **options)
+        for _ in range(3):
+            lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        found.append(case.gradients(stages))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    dist.destroy_process_group()
+
+
+def test_a_preset_is_the_papers_codecs(pair):
+    pair(_preset)
+
+
 def _near(r, name):
     """Gradients through 8 bits, at first visits and as changes, come near the exact ones."""
     import torch_lowcomm as lc

@@ -1,0 +1,30 @@
+"""The settings of AQ-SGD's paper by name, for comparisons with it (Wang et al., NeurIPS 2022, section 4).
+
+Activations and gradients have a scale a channel. The paper partitions [-1, 1] into 2^b intervals, as mid<b> does; sym<b> has a
+level at 0 and one level less, which matters at 2 bits alone (benchmarks/results/aq_sgd.md).
+"""
+
+FIRST = "minmax8:bucket=128"  # without a preset, the codec of first visits
+PRESETS = {
+    "paper:2/4": ("mid2:axis=channel", "sym4:axis=channel"),
+    "paper:3/6": ("sym3:axis=channel", "sym6:axis=channel"),
+    "paper:4/8": ("sym4:axis=channel", "sym8:axis=channel"),
+}
+
+
+def codecs(
+    preset: str | None, forward: str | None, backward: str | None, first: str | None
+) -> tuple[str | None, str | None, str | None]:
+    """The codecs of activations, of gradients and of first visits: a preset's, or without one those that are given.
+
+    Raises:
+        ValueError: The preset is unknown, or there is one and codecs are given beside it.
+    """
+    if preset is None:
+        return forward, backward, first
+    if preset not in PRESETS:
+        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
+    for option, given, default in (("forward", forward, None), ("backward", backward, None), ("first", first, FIRST)):
+        if given not in (None, default):
+            raise ValueError(f"{option}: expected none beside preset {preset!r}, got {given!r}")
+    return *PRESETS[preset], None
