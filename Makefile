@@ -119,6 +119,7 @@ bench: build
 	$(BIN)/python benchmarks convergence fsdp
 	$(BIN)/python benchmarks convergence ddp
 	$(BIN)/python benchmarks convergence diloco
+	$(BIN)/python benchmarks convergence aq
 	$(BIN)/python benchmarks convergence seed_replay
 	$(BIN)/python benchmarks exit_aborts
 

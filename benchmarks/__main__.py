@@ -8,7 +8,7 @@ from pathlib import Path
 PROGRAMS = {
     "convergence": (
         "convergence.cli",
-        "loss against bytes of fsdp, ddp, diloco and seed_replay, next to exact training",
+        "loss against bytes of fsdp, ddp, diloco, aq and seed_replay, next to exact training",
     ),
     "pretrained": ("convergence.pretrained", "what fsdp and diloco cost a pretrained model on real text"),
     "steps": ("steps.cli", "seconds of a ddp or fsdp step on a slow link, next to gloo; as root"),

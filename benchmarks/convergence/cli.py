@@ -1,6 +1,6 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|seed_replay|seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -9,8 +9,9 @@ Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import kept
 import report
@@ -25,6 +26,8 @@ from convergence.fsdp import errors as fsdp_errors
 from convergence.fsdp import runs as fsdp_runs
 from convergence.fsdp import tables as fsdp_tables
 from convergence.fsdp import variants as fsdp_variants
+from convergence.pipeline import plot as pipeline_plot
+from convergence.pipeline import runs as pipeline_runs
 from convergence.seed_replay import lora as seed_replay_lora
 from convergence.seed_replay import plot as seed_replay_plot
 from convergence.seed_replay import runs as seed_replay_runs
@@ -36,16 +39,23 @@ METHODS: dict[str, Callable] = {
     "ddp": ddp_runs.measure,
     "diloco": diloco_runs.measure,
     "diloco_table1": diloco_table1.measure,
+    "aq": pipeline_runs.measure,
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
 }
 # Parts of methods that can be run by themselves.
-PARTS: dict[str, dict[str, Callable]] = {"fsdp_variants": fsdp_variants.PARTS, "fsdp_tables": fsdp_tables.PARTS}
+PARTS: dict[str, Mapping[str, Any]] = {
+    "fsdp_variants": fsdp_variants.PARTS,
+    "fsdp_tables": fsdp_tables.PARTS,
+    "aq": pipeline_runs.PARTS,
+}
+SEEDS = {"aq": 3}  # of other methods 5
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
     "diloco": diloco_plot.draw,
+    "aq": pipeline_plot.draw,
     "seed_replay": seed_replay_plot.draw,
 }
 DRAWN = {"fsdp_tables": "errors"}
@@ -56,7 +66,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
-    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, with --quick 1)")
+    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, of aq 3, with --quick 1)")
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")
@@ -71,7 +81,7 @@ def parse() -> argparse.Namespace:
     if args.method not in METHODS:
         parser.error(f"METHOD: expected one of {', '.join(METHODS)}, got {args.method!r}")
     if args.seeds is None:
-        args.seeds = 1 if args.quick else 5
+        args.seeds = 1 if args.quick else SEEDS.get(args.method, 5)
     if args.seeds < 1:
         parser.error(f"--seeds: expected a positive number, got {args.seeds}")
     parts = PARTS.get(args.method, {})

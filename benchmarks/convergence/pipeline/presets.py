@@ -1,0 +1,78 @@
+"""The runs of `convergence aq` by name: exact messages, codes without a memory (DirectQ), AQ-SGD and its variants.
+
+Names are codec of activations / codec of gradients. All but "by channel" have the codec's own buckets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from convergence.pipeline.rank import Configuration
+
+
+def coded(forward: str, backward: str, **others: Any) -> dict[str, Any]:
+    """The options of a stage."""
+    return {"codecs": {"forward": forward, "backward": backward, **others}}
+
+
+def aq(forward: str, backward: str, *, store: str = "fp16", **others: Any) -> Configuration:
+    """AQ-SGD, whose first visits are in 8 bits unless `others` say otherwise."""
+    return Configuration(**coded(forward, backward, **others), store=store)
+
+
+BY_CHANNEL = ("sym2:axis=channel", "sym8:axis=channel")
+GAUSS = ("gauss2", "gauss4")
+# The runs of the gates.
+CLAIMS = {
+    "exact": Configuration(),
+    "DirectQ sym2/sym8": Configuration(**coded(*BY_CHANNEL)),
+    "AQ sym2/sym8": aq(*BY_CHANNEL, first=None),
+    "DirectQ gauss2/gauss4": Configuration(**coded(*GAUSS)),
+    "AQ gauss2/gauss4": aq(*GAUSS),
+    "AQ gauss1/gauss4": aq("gauss1", "gauss4"),
+    "AQ gauss2/gauss4, m in 8 bits": aq(*GAUSS, store="sym8:axis=channel"),
+    "AQ gauss2/gauss4, m in 2 bits": aq(*GAUSS, store="sym2:axis=channel"),
+}
+# Grids for the preset of 2 and 4 bits. The paper's 2^b intervals of [-1, 1] (section 4) are mid<b>. As many seeds as the claims.
+TWO_BITS = {
+    name: aq(forward, "sym4:axis=channel", first=None)
+    for name, forward in (
+        ("AQ sym2/sym4", "sym2:axis=channel"),
+        ("AQ mid2/sym4", "mid2:axis=channel"),
+        ("AQ sym2 by l2/sym4", "sym2:axis=channel,range=l2"),
+    )
+}
+# The paper's appendix H, and what it leaves open.
+VARIANTS = {
+    "AQ gauss2/gauss4, first exact": aq(*GAUSS, first=None),
+    "DirectQ gauss4/gauss4": Configuration(**coded("gauss4", "gauss4")),
+    "AQ gauss4/gauss4": aq("gauss4", "gauss4"),
+    "DirectQ gauss1/gauss4": Configuration(**coded("gauss1", "gauss4")),
+    "DirectQ sym2/sym4": Configuration(**coded("sym2:axis=channel", "sym4:axis=channel")),
+    "AQ paper:3/6": Configuration(codecs={"preset": "paper:3/6"}, store="fp16"),
+    "AQ paper:4/8": Configuration(codecs={"preset": "paper:4/8"}, store="fp16"),
+    "AQ gauss2/gauss4, m in gauss2": aq(*GAUSS, store="gauss2"),
+    "exact, one order": Configuration(shuffle="once"),
+    "AQ gauss2/gauss4, one order": dataclasses.replace(aq(*GAUSS), shuffle="once"),
+    "exact, bf16": Configuration(dtype="bfloat16"),
+    "AQ gauss2/gauss4, bf16": dataclasses.replace(aq(*GAUSS, store="bf16"), dtype="bfloat16"),
+    "exact, from scratch": Configuration(pretrain=0, lr=1e-3),
+    "DirectQ gauss2/gauss4, from scratch": Configuration(**coded(*GAUSS), pretrain=0, lr=1e-3),
+    "AQ gauss2/gauss4, from scratch": dataclasses.replace(aq(*GAUSS), pretrain=0, lr=1e-3),
+    "exact, noise": Configuration(noise=0.1),
+    "DirectQ gauss2/gauss4, noise": Configuration(**coded(*GAUSS), noise=0.1),
+    "AQ gauss2/gauss4, noise": dataclasses.replace(aq(*GAUSS), noise=0.1),
+}
+# As many processes as stages, and at least as many micro-batches, as 1F1B wants; exact messages have no other loss by it.
+STAGES = {
+    f"{name}, {stages} stages": dataclasses.replace(CLAIMS[name], stages=stages, micro_batches=max(4, stages))
+    for stages in (2, 8)
+    for name in ("DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
+}
+QUICK = ("exact", "DirectQ gauss2/gauss4", "AQ gauss2/gauss4")
+
+
+def shortened(configuration: Configuration) -> Configuration:
+    """For --quick: a quarter of the samples, few epochs."""
+    return dataclasses.replace(configuration, pretrain=40, samples=64, epochs=4, validation=32)

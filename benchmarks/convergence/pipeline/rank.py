@@ -1,0 +1,203 @@
+"""One rank's part of the runs of `convergence aq`: a stage of a byte GPT, fine-tuned on samples that come back.
+
+The runs of a seed follow one another in the same processes and begin with the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+import model
+import text
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B
+from torch.nn import functional
+
+import torch_lowcomm as lc
+from convergence.pipeline.parts import part
+
+CONTEXT, WIDTH = model.Config().context, model.Config().width
+PRETRAIN_LR = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """One run. `codecs` are options of lc.pipeline.Stage; without any its messages are exact.
+
+    Attributes:
+        store: Of the cache; "": there is none.
+        noise: The share of a sample's tokens that is replaced at every visit.
+        dtype: Of weights and activations; the optimizer has float32 copies of other weights.
+    """
+
+    codecs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    store: str = ""
+    shuffle: str = "epoch"
+    noise: float = 0.0
+    dtype: str = "float32"
+    stages: int = 4
+    micro_batches: int = 4
+    pretrain: int = 300
+    samples: int = 256
+    epochs: int = 12
+    batch: int = 16
+    lr: float = 3e-4
+    validation: int = 512  # windows
+    seed: int = 0
+
+
+def train(rank: int, init_method: str, *, configurations: list[Configuration]) -> list[dict[str, Any]]:
+    """Does one run after another; all have the same `stages` and `seed`.
+
+    Returns:
+        Of each run, by epoch: `seconds`, and of this rank's messages `sent`, whose figures are sums over what `counted()` has;
+        `elements` that crossed a boundary in each direction; `caches`: the rows of its boundaries, and `cache_bytes`. On the
+        last rank also `loss` by epoch, and of the trained weights by exact messages `samples` and `validation`: mean cross
+        entropy (nats a byte) of the samples, and of text that is not trained on.
+    """
+    first = configurations[0]
+    dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=first.stages)
+    weights: dict[int, model.GPT] = {}
+    runs = []
+    for c in configurations:
+        if c.pretrain not in weights:
+            weights[c.pretrain] = pretrained(rank, c)
+        runs.append(Run(c, rank, copy.deepcopy(weights[c.pretrain])).result())
+    dist.destroy_process_group()
+    return runs
+
+
+def pretrained(rank: int, c: Configuration) -> model.GPT:
+    """The whole model after `pretrain` steps on random windows, which rank 0 makes. Collective."""
+    torch.manual_seed(c.seed)
+    gpt = model.GPT()
+    if rank == 0:
+        optimizer = torch.optim.AdamW(gpt.parameters(), lr=PRETRAIN_LR, fused=True)
+        corpus = text.load()
+        for step in range(c.pretrain):
+            gpt(*corpus.batch(c.batch, CONTEXT, seed=c.seed, step=step, rank=0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for parameter in gpt.parameters():
+        dist.broadcast(parameter.data, 0)
+    return gpt
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats a byte."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+class Run:
+    """One run on this rank."""
+
+    def __init__(self, c: Configuration, rank: int, gpt: model.GPT) -> None:
+        self.c, self.rank, self.last = c, rank, rank == c.stages - 1
+        self.module = part(gpt, rank, c.stages).to(getattr(torch, c.dtype))
+        self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
+        device = torch.device("cpu")
+        self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, cache=self.cache, **c.codecs)
+        self.schedule = Schedule1F1B(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)
+        self.optimizer = Optimizer(self.module, c.lr)
+        self.corpus = text.load()
+        self.tokens, self.targets = self.corpus.batch(c.samples, CONTEXT, seed=c.seed, step=0, rank=1)
+
+    def result(self) -> dict[str, Any]:
+        """Trains, and returns what train() does of one run."""
+        c, steps = self.c, self.c.samples // self.c.batch
+        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": []}
+        start = time.monotonic()
+        losses: list[float] = []
+        dataset = list(zip(self.tokens, self.targets, strict=True))
+        batches = lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle)
+        lc.reset_stats()
+        for step, (samples, tokens, targets) in enumerate(batches):
+            losses.append(self.step(samples, self.noisy(tokens, step), targets))
+            if (step + 1) % steps == 0:
+                result["loss"].append(statistics.mean(losses[-steps:]))
+                result["sent"].append(counted())
+                result["seconds"].append(time.monotonic() - start)
+                lc.reset_stats()
+        result["elements"] = c.epochs * steps * c.batch * CONTEXT * WIDTH  # of a boundary, in each direction
+        result["caches"] = self.rows()
+        result["cache_bytes"] = self.cache.bytes if self.cache else 0
+        result["samples"] = self.exact_loss(zip(self.tokens.split(c.batch), self.targets.split(c.batch), strict=True))
+        validation = (self.corpus.validation_batch(c.batch, CONTEXT, i) for i in range(c.validation // c.batch))
+        result["validation"] = self.exact_loss(validation)
+        return result
+
+    def step(self, samples: Tensor, tokens: Tensor, targets: Tensor) -> float:
+        """One step of the optimizer; the loss, which the last stage alone knows."""
+        losses: list[Tensor] = []
+        numbers = {"samples": samples} if self.cache else {}
+        lc.pipeline.step(self.schedule, tokens, target=targets, losses=losses, **numbers)
+        self.optimizer.step()
+        return torch.stack(losses).mean().item() if self.last else 0.0
+
+    def noisy(self, tokens: Tensor, step: int) -> Tensor:
+        """Tokens of which a share is replaced by random ones, others at each step; the same on every rank."""
+        if not self.c.noise:
+            return tokens
+        draw = torch.Generator().manual_seed(1_000_003 * self.c.seed + step)
+        others = torch.randint(model.VOCABULARY, tokens.shape, generator=draw)
+        return torch.where(torch.rand(tokens.shape, generator=draw) < self.c.noise, others, tokens)
+
+    def exact_loss(self, batches: Any) -> float:
+        """Mean loss of batches by exact messages, without the cache; known to the last stage."""
+        losses: list[Tensor] = []
+        for tokens, targets in batches:
+            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=losses)
+        return torch.stack(losses).mean().item() if self.last else 0.0
+
+    def rows(self) -> dict[str, list[list[int]]]:
+        """What the cache has of each boundary of this rank, as Cache.rows()."""
+        if self.cache is None:
+            return {}
+        sides = {"received": (self.rank - 1, False), "sent": (self.rank, True)}
+        return {name: self.cache.rows(boundary, sends).tolist() for name, (boundary, sends) in sides.items()}
+
+
+class Optimizer:
+    """AdamW on float32 weights; those of another type are rounded copies of them."""
+
+    def __init__(self, module: nn.Module, lr: float) -> None:
+        self.weights = list(module.parameters())
+        self.copies = [w if w.dtype == torch.float32 else w.detach().float() for w in self.weights]
+        self.inner = torch.optim.AdamW(self.copies, lr=lr, fused=True)
+
+    def step(self) -> None:
+        """Steps by the gradients of the module's weights, and clears them."""
+        for weight, wide in zip(self.weights, self.copies, strict=True):
+            if wide is not weight:
+                wide.grad = None if weight.grad is None else weight.grad.float()
+        self.inner.step()
+        with torch.no_grad():
+            for weight, wide in zip(self.weights, self.copies, strict=True):
+                weight.grad = None
+                if wide is not weight:
+                    weight.copy_(wide)
+
+
+def counted() -> dict[str, float]:
+    """What this rank has sent in messages, by kind; a cache's mean sizes where activations travelled as changes.
+
+    Returns:
+        Bytes, frames included, of `forward` and `backward` messages, of `announcements` of receives, and of `other` ones: torch's
+        inference of shapes, and comparisons of caches. `mean_value` of |a| and `mean_change` of |a - m|.
+    """
+    found = dict.fromkeys(("forward", "backward", "announcements", "other"), 0.0)
+    (ops,) = lc.stats().values()
+    for op, figures in ops.items():
+        kind = next((way for way in ("forward", "backward") if op.startswith(f"send {way} boundary")), "other")
+        kind = "announcements" if op.startswith("recv ") else kind
+        found[kind] += figures["wire_bytes"] or 0
+        samples = figures["samples"] or {"mean_value": None}
+        if kind == "forward" and samples["mean_value"]:
+            found |= {name: samples[name] for name in ("mean_value", "mean_change")}
+    return found
