@@ -14,7 +14,7 @@ from linklab import namespaces, offload, tools
 from linklab.errors import LabError, LabUnavailable
 from linklab.forward import Forwarder
 from linklab.jobs import Ended, Job
-from linklab.link import Link, burst_bytes, parse_delay, parse_loss, parse_rate
+from linklab.link import SEGMENT_FRAME, Link, burst_bytes, parse_delay, parse_loss, parse_rate
 from linklab.namespaces import prefix
 from linklab.tools import ip, tc
 
@@ -47,6 +47,7 @@ class Lab:
         rate_of: The same for single hosts.
         delay: Of every frame a host sends: "20ms". Two hosts' round trip takes twice as long.
         loss: Of the frames each host sends: "0.1%".
+        burst: Bytes that each shaper lets through at once after a pause; None: burst_bytes() of its rate.
 
     Raises:
         ValueError: An argument is wrong.
@@ -62,6 +63,7 @@ class Lab:
         rate_of: Mapping[int, str] | None = None,
         delay: str | None = None,
         loss: str | None = None,
+        burst: int | None = None,
     ) -> None:
         if not 2 <= hosts <= 8:
             raise ValueError(f"hosts: expected 2 to 8, got {hosts}")
@@ -71,6 +73,9 @@ class Lab:
         delay_s = parse_delay(delay) if delay else 0.0
         lost = parse_loss(loss) if loss else 0.0
         self.links = [Link(*parse_rate(rates[host]), delay_s, lost) for host in range(hosts)]
+        if burst is not None and burst < SEGMENT_FRAME:
+            raise ValueError(f"burst: expected {SEGMENT_FRAME} bytes (a frame) or more, got {burst}")
+        self._burst = burst
         self._jobs: list[Job] = []
         self._forwarder: Forwarder | None = None
         self._exit: contextlib.ExitStack | None = None
@@ -126,8 +131,18 @@ class Lab:
             tap = self._port(host)
             ip("tuntap", "add", "dev", tap, "mode", "tap", inside=self.switch)
             ip("link", "set", tap, "addrgenmode", "none", "txqueuelen", "10000", "up", inside=self.switch)
-        _shape(DEVICE, link.up_bits, inside)
-        _shape(wire, link.down_bits, self.switch)
+        self._shape(DEVICE, link.up_bits, inside)
+        self._shape(wire, link.down_bits, self.switch)
+
+    def _shape(self, device: str, bits: float | None, inside: str) -> None:
+        if bits is None:
+            return
+        burst = self._burst or burst_bytes(bits)
+        words = ("rate", f"{bits:.0f}bit", "burst", str(burst), "latency", QUEUE)
+        try:
+            tc("qdisc", "add", "dev", device, "root", "tbf", *words, inside=inside)
+        except LabError as error:
+            raise LabUnavailable(f"this kernel cannot shape a link (it needs sch_tbf): {error}") from None
 
     def _remove(self) -> None:
         # A second Ctrl-C waits until this is done: it would leave behind what is left to remove.
@@ -244,16 +259,6 @@ class Lab:
 
 def _mac(host: int) -> str:
     return f"02:77:00:00:00:{host + 1:02x}"
-
-
-def _shape(device: str, bits: float | None, inside: str) -> None:
-    if bits is None:
-        return
-    words = ("rate", f"{bits:.0f}bit", "burst", str(burst_bytes(bits)), "latency", QUEUE)
-    try:
-        tc("qdisc", "add", "dev", device, "root", "tbf", *words, inside=inside)
-    except LabError as error:
-        raise LabUnavailable(f"this kernel cannot shape a link (it needs sch_tbf): {error}") from None
 
 
 @contextlib.contextmanager

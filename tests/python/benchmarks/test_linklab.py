@@ -75,6 +75,7 @@ def test_links():
         ({"delay": "20"}, "delay: expected a number and us, ms or s; got '20'"),
         ({"delay": "11s"}, "delay: expected 0 to 10 s, got 11 s"),
         ({"loss": "0.1"}, "loss: expected a percentage such as 0.1%, got '0.1'"),
+        ({"burst": 1000}, "burst: expected 1514 bytes (a frame) or more, got 1000"),
         ({"loss": "100%"}, "expected 0 to under 100 %, got 100"),
     ],
 )
