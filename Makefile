@@ -164,11 +164,12 @@ fuzz-seeds:
 	build-codec/fuzz_seeds tests/fuzz/corpus
 .PHONY: fuzz fuzz-seeds
 
-# Collectives on slow links made of network namespaces, against gloo and what the links can carry; a quarter of an hour, as
-# root (it says so in a sentence otherwise).
+# On slow links made of network namespaces, as root (it says so in a sentence otherwise): collectives against gloo and what the
+# links can carry, a quarter of an hour; pipelines against torch's stages and what their schedules allow, twelve minutes.
 lab: build
 	$(BIN)/python benchmarks linklab lanes --json benchmarks/results/linklab_lanes.json; lanes=$$?; \
-	  $(BIN)/python benchmarks linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png && exit $$lanes
+	  $(BIN)/python benchmarks linklab standard --json benchmarks/results/linklab.json --plot benchmarks/results/linklab.png; \
+	  standard=$$?; $(BIN)/python benchmarks pipelines --json benchmarks/results/pipelines.json && exit $$((lanes | standard))
 .PHONY: lab
 
 # The CUDA kernels against a copy of as many bytes, where nvcc and a GPU are. Without a GPU nothing is written.

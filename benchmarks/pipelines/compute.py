@@ -1,0 +1,87 @@
+"""A stage that computes for a given time: it scales each channel, and waits as a host does whose accelerator computes."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def wait_until(end: float, busy: Tensor | None) -> None:
+    """Returns at a time of time.perf_counter(); `busy`, a matrix, is multiplied meanwhile."""
+    while (left := end - time.perf_counter()) > 0:
+        if busy is None:
+            time.sleep(left)
+        else:
+            torch.mm(busy, busy)
+
+
+class _Scaled(torch.autograd.Function):
+    """x · weight, which takes as long as it is told to, forwards and backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, stage: Compute) -> Tensor:
+        end = time.perf_counter() + stage.forward_s
+        ctx.save_for_backward(x, weight)
+        ctx.stage = stage
+        y = x * weight
+        wait_until(end, stage.busy)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, None]:
+        (gradient,) = gradients
+        end = time.perf_counter() + ctx.stage.backward_s
+        x, weight = ctx.saved_tensors
+        of_x = gradient * weight if ctx.needs_input_grad[0] else None
+        of_weight = (gradient * x).flatten(0, -2).sum(0)
+        wait_until(end, ctx.stage.busy)
+        return of_x, of_weight, None
+
+
+class Compute(nn.Module):
+    """A stage of one weight a channel, with the times of a larger one.
+
+    Args:
+        channels: Of its activations, [..., channels].
+        forward_s: Seconds of a forward.
+        backward_s: Seconds of a backward.
+        busy: Whether a core computes meanwhile, in place of waiting.
+    """
+
+    def __init__(self, channels: int, forward_s: float, backward_s: float, *, busy: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.forward_s, self.backward_s = forward_s, backward_s
+        self.busy = torch.randn(64, 64) if busy else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Activations → activations."""
+        return _Scaled.apply(x, self.weight, self)
+
+    @torch.no_grad()
+    def move(self, generator: torch.Generator) -> None:
+        """Changes the weights as an optimizer's step does, so that activations change from visit to visit."""
+        self.weight += 0.01 * torch.randn(len(self.weight), generator=generator)
+        self.weight.grad = None
+
+
+def loss(y: Tensor, _: Tensor) -> Tensor:
+    """Of the last stage."""
+    return y.square().mean()
+
+
+def alone(stage: Compute, x: Tensor, *, last: bool) -> tuple[float, float]:
+    """Seconds of a forward and of a backward of a stage by itself, of the last one with its loss."""
+    start = time.perf_counter()
+    y = stage(x.requires_grad_())
+    result = loss(y, y) if last else y
+    forward_s = time.perf_counter() - start
+    gradient = None if last else torch.ones_like(y)
+    start = time.perf_counter()
+    torch.autograd.backward(result, gradient)
+    backward_s = time.perf_counter() - start
+    stage.weight.grad = None
+    return forward_s, backward_s

@@ -1,0 +1,137 @@
+"""One stage of the timing, run on every host: `python -m pipelines.rank JOB.json`; writes what it measured beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from linklab.job import job_of_host
+from linklab.rank import interface_sent
+from torch.distributed import pipelining
+
+import torch_lowcomm as lc
+from pipelines.cases import FOUR_BITS, MICRO_BATCHES, Case
+from pipelines.compute import Compute, alone, loss
+
+TIMEOUT = timedelta(seconds=120)
+WARM_UP = 2  # steps in which torch infers shapes and connections find their rate
+ALONE = 5  # micro-batches that a stage computes by itself, in its turn
+VISITS = 4  # batches of samples that come in turn; a cache sees all of them before anything is timed
+
+
+def groups() -> dict[str, dist.ProcessGroup]:
+    """Made on all ranks in this order."""
+    return {
+        "gloo": dist.new_group(backend="gloo", timeout=TIMEOUT),
+        "lowcomm": dist.new_group(backend="lowcomm", timeout=TIMEOUT, pg_options=lc.Options(policy="")),
+        "lowcomm p2p": dist.new_group(
+            backend="lowcomm", timeout=TIMEOUT, pg_options=lc.Options(policy=f"p2p={FOUR_BITS}", min_bytes=0)
+        ),
+    }
+
+
+def sent_in_messages(group: dist.ProcessGroup) -> int:
+    """Bytes that lowcomm has sent in a group's messages, frames included; 0 where gloo carries them all."""
+    if dist.get_backend(group) == "gloo":
+        return 0
+    return lc.stats(group)[group.group_name].get("send", {}).get("wire_bytes") or 0
+
+
+class Way:
+    """One case: its stage, schedule and cache, and what its steps took."""
+
+    def __init__(self, case: Case, made: dict[str, dist.ProcessGroup], job: dict[str, Any], folder: Path) -> None:
+        self.case, self.group = case, made[case.group]
+        rank, self.shape = dist.get_rank(), job["shape"]
+        busy, device = job["busy"], torch.device("cpu")
+        self.module = Compute(self.shape[2], job["forward_s"], job["backward_s"], busy=busy)
+        cache = None
+        if case.cache:
+            file = {"file": str(folder / f"{case.name}{case.order}")} if case.cache == "file" else {}
+            cache = lc.pipeline.Cache(**file)
+        if case.ours:
+            codecs = {"forward": case.forward or None, "backward": case.backward or None, "first": case.first}
+            stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, **codecs)
+        else:
+            stage = pipelining.PipelineStage(self.module, rank, 2, device, group=self.group)
+        kinds = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
+        kind, ahead = kinds[case.schedule], {}
+        if case.ahead:
+            kind, ahead = lc.pipeline.Schedule1F1B, {"ahead": case.ahead}
+        self.schedule = kind(stage, MICRO_BATCHES, loss_fn=loss, **ahead)
+        self.generator = torch.Generator().manual_seed(0)
+        batch = MICRO_BATCHES * self.shape[0]
+        self.x = torch.randn(batch, *self.shape[1:], generator=torch.Generator().manual_seed(1))
+        self.visit, self.seconds, self.sent, self.interface = 0, [], 0, 0
+
+    def step(self) -> None:
+        """One step of the schedule."""
+        batch = len(self.x)
+        if self.case.cache:
+            at = self.visit % VISITS * batch
+            lc.pipeline.step(self.schedule, self.x, samples=range(at, at + batch), target=self.x)
+        elif self.case.ours:
+            lc.pipeline.step(self.schedule, self.x, target=self.x)
+        else:
+            first = dist.get_rank() == 0
+            self.schedule.step(*([self.x] if first else []), **({} if first else {"target": self.x}))
+        self.visit += 1
+        self.module.move(self.generator)
+
+    def time(self) -> None:
+        """One step, from the end of another one: the last stage has begun when the first one does, as in a training."""
+        sent, interface, start = sent_in_messages(self.group), interface_sent(), time.perf_counter()
+        self.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.interface = interface_sent() - interface
+        self.sent = sent_in_messages(self.group) - sent
+
+    def result(self) -> dict[str, Any]:
+        """As JSON. `message_bytes`: of one message, as its link carries it before TCP's headers."""
+        whole = self.shape[0] * self.shape[1] * self.shape[2] * 4
+        message = self.sent / MICRO_BATCHES or whole
+        return {"seconds": self.seconds, "message_bytes": message, "interface_bytes": self.interface}
+
+
+def main() -> None:
+    """Times every case, step by step in turn."""
+    job, finish = job_of_host()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    rank = dist.get_rank()
+    with tempfile.TemporaryDirectory(prefix="lowcomm-cache-") as folder:
+        cases = [Case(**case) for case in job["cases"]]
+        made = groups()
+        ways = [Way(case, made, job, Path(folder)) for case in cases]
+        stage, x, times = ways[0].module, torch.randn(*job["shape"]), []
+        for way in ways:
+            for _ in range(VISITS if way.case.cache else WARM_UP):
+                way.step()
+        for _ in range(job["repetitions"]):
+            times += [alone(stage, x, last=rank == 1) for _ in range(ALONE)]
+            for before, way in zip([ways[-1], *ways], ways, strict=False):
+                if way.group is not before.group:
+                    way.step()  # a connection that was silent for seconds measures its round trip anew (BBR)
+                way.time()
+        forward_s, backward_s = map(statistics.median, zip(*times, strict=True))
+        finish(
+            {
+                "forward_s": forward_s,
+                "backward_s": backward_s,
+                "cases": [dataclasses.asdict(case) for case in cases],
+                "rows": [way.result() for way in ways],
+            }
+        )
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The pipelines' benchmark: its bound on cases worked out by hand, and its quick form on a lab."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from links import BENCHMARKS, ENV, expect_labs
+from pipelines import bound, cases, measure
+
+
+def step(schedule, times, link, *, stages=2, micro_batches=2, ahead=0):
+    orders = [bound.order(schedule, stage, stages, micro_batches, ahead) for stage in range(stages)]
+    return bound.step_s(orders, times, link)
+
+
+def times(forward=1.0, backward=2.0, size=0.0, stages=2):
+    return bound.Times([forward] * stages, [backward] * stages, [size] * (stages - 1), [size] * (stages - 1))
+
+
+def test_orders():
+    assert bound.order("GPipe", 1, 2, 2) == [("F", 0), ("F", 1), ("B", 0), ("B", 1)]
+    first = [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)]
+    assert bound.order("1F1B", 0, 2, 3) == first
+    assert bound.order("1F1B", 0, 2, 3, ahead=1) == bound.order("GPipe", 0, 2, 3)
+    assert bound.order("1F1B", 1, 2, 3, ahead=5) == [(kind, i) for i in range(3) for kind in "FB"]
+    assert [kind for kind, _ in bound.order("1F1B", 0, 4, 20, ahead=2)].index("B") == 4 + 2 * 3
+    with pytest.raises(ValueError, match="expected one of GPipe, 1F1B, got 'ZBV'"):
+        bound.order("ZBV", 0, 2, 2)
+
+
+# A forward takes 1 s, a backward 2 s, a link 1 byte/s. The first stage's two backwards follow each other in all of them but one.
+@pytest.mark.parametrize(
+    ("link", "size", "expected"),
+    [
+        # Second stage: forwards end at 2 and 3, backwards at 5 and 7; the first one's backwards at 7 and 9.
+        (bound.Direction(1, 0), 0, 9),
+        # Arrivals at 11 and 12, backwards end at 15 and 17, gradients arrive at 25 and 27, backwards end at 27 and 29.
+        (bound.Direction(1, 10), 0, 29),
+        # 4 s a message: arrivals at 5 and 9; forwards end at 6 and 10, backwards at 12 and 14; gradients at 16 and 20.
+        (bound.Direction(1, 0), 4, 22),
+        # 3 of 4 bytes are free after a pause: arrivals at 2 and 6; 3 and 7, 9 and 11; gradients at 10 and 14; 12 and 16.
+        (bound.Direction(1, 0, 3), 4, 16),
+    ],
+)
+def test_the_bound_of_gpipe(link, size, expected):
+    assert step("GPipe", times(size=size), link) == pytest.approx(expected)
+
+
+def test_the_bound_of_1f1b():
+    link = bound.Direction(1, 10)
+    # The first stage: forwards end at 1, 2. The second: 11-12, 12-14 (B0); its F1 14-15, B1 15-17. Gradients arrive at 24, 27.
+    # B0 24-26, F2 26-27, B1 27-29, F3 29-30. The second: F2 37-38, B2 38-40, F3 40-41, B3 41-43. B2 50-52, B3 53-55.
+    assert step("1F1B", times(), link, micro_batches=4) == pytest.approx(55)
+    # Two more: all forwards end at 4. The second stage: 11-14, 14-17, 17-20, 20-23. The first: 24-26 and on, 33-35.
+    assert step("1F1B", times(), link, micro_batches=4, ahead=2) == pytest.approx(35)
+
+
+def test_the_bound_of_three_stages():
+    # Forwards of the last stage end at 3, its backwards at 5 and 8 (1F1B); those of the first at 9 and 12.
+    assert step("1F1B", times(stages=3), bound.Direction(1, 0), stages=3) == pytest.approx(12)
+
+
+def test_orders_that_never_end():
+    with pytest.raises(ValueError, match="expected ones that end"):
+        bound.step_s([[("B", 0)], [("F", 0)]], times(), bound.Direction(1, 0))
+
+
+def test_a_link_is_what_its_lab_makes():
+    setting = cases.quick()[0]
+    link = measure.direction(setting)
+    assert link.bytes_per_s == pytest.approx(100e6 / 8 * 1448 / 1514)
+    assert (link.delay_s, link.burst_bytes) == (0.025, 16 << 10)
+
+
+def test_the_quick_form(tmp_path):
+    """Rows of every case with their messages; how fast they are is the benchmark's to judge."""
+    expect_labs()
+    path = tmp_path / "pipelines.json"
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS, "pipelines", "--quick", "--only", "100mbit", "--repetitions", "1", "--json", path],
+        env={**os.environ, **ENV},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    result = json.loads(path.read_text())
+    (link,) = result["links"]
+    assert [(row["name"], row["order"]) for row in link["rows"]] == [
+        (case.name, case.order) for case in cases.quick()[0].cases
+    ]
+    compute_s = cases.MICRO_BATCHES * 0.045
+    assert all(min(row["least_s"], row["bound_s"]) >= compute_s for row in link["rows"]), (
+        "no wait is shorter than asked"
+    )
+    message = {row["name"]: row["activation"] for row in link["rows"]}
+    half = 2 * 64 * 1024 / 2  # 4 bits an element
+    assert half < message[cases.CHANGES_2] * 2 and half < message[cases.DIRECT] < 1.02 * half
+    assert message[cases.TORCH_CODED] == pytest.approx(message[cases.DIRECT], rel=0.01)
+    assert {gate["name"].partition(":")[0] for gate in result["gates"]} >= {"100mbit 25ms"}
