@@ -48,6 +48,7 @@ class Lab:
         delay: Of every frame a host sends: "20ms". Two hosts' round trip takes twice as long.
         loss: Of the frames each host sends: "0.1%".
         burst: Bytes that each shaper lets through at once after a pause; None: burst_bytes() of its rate.
+        congestion: How TCP finds a rate on all hosts, for example "reno"; None: as the machine does.
 
     Raises:
         ValueError: An argument is wrong.
@@ -64,6 +65,7 @@ class Lab:
         delay: str | None = None,
         loss: str | None = None,
         burst: int | None = None,
+        congestion: str | None = None,
     ) -> None:
         if not 2 <= hosts <= 8:
             raise ValueError(f"hosts: expected 2 to 8, got {hosts}")
@@ -75,7 +77,7 @@ class Lab:
         self.links = [Link(*parse_rate(rates[host]), delay_s, lost) for host in range(hosts)]
         if burst is not None and burst < SEGMENT_FRAME:
             raise ValueError(f"burst: expected {SEGMENT_FRAME} bytes (a frame) or more, got {burst}")
-        self._burst = burst
+        self._burst, self._congestion = burst, congestion
         self._jobs: list[Job] = []
         self._forwarder: Forwarder | None = None
         self._exit: contextlib.ExitStack | None = None
@@ -126,6 +128,9 @@ class Lab:
         ip("link", "set", wire, "addrgenmode", "none", "up", inside=self.switch)
         ip("link", "set", DEVICE, "address", _mac(host), "addrgenmode", "none", "up", inside=inside)
         ip("address", "add", f"{self.address(host)}/24", "dev", DEVICE, inside=inside)
+        if self._congestion:
+            way = ("10.77.0.0/24", "dev", DEVICE, "src", self.address(host), "congctl", self._congestion)
+            ip("route", "replace", *way, inside=inside)
         ip("link", "set", "lo", "up", inside=inside)
         if link.forwarded:
             tap = self._port(host)

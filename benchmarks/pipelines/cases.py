@@ -108,6 +108,13 @@ class Setting:
         return 4 << 10 if self.rate == "10mbit" else burst_bytes(parse_bits(self.rate) or 0)
 
     @property
+    def congestion(self) -> str | None:
+        """Reno where there is no delay: BBR, some machines' own, sends by the least round trip, and so too little while the other
+        direction is busy.
+        """
+        return None if self.delay else "reno"
+
+    @property
     def carried(self) -> bool:
         """Whether the lab has this rate: its forwarder, through which delayed frames pass, is slower than 1 Gbit/s."""
         return not (self.delay and self.rate == "1gbit")

@@ -30,6 +30,12 @@ def parse() -> argparse.Namespace:
     return args
 
 
+def tcp() -> str:
+    """How this machine's TCP finds a rate, which delayed links are left with."""
+    file = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return file.read_text().strip() if file.exists() else "unknown"
+
+
 def show(setting: cases.Setting, measured: Measured) -> None:
     """A line a case."""
     times = ", ".join(f"{1e3 * s:.1f}" for s in (*measured.forward_s, *measured.backward_s))
@@ -69,9 +75,10 @@ def main() -> int:
         return not args.only or any(word in name for word in args.only)
 
     compute = "on a core" if args.busy else "waiting"
-    print(report.heading("pipelines", micro_batches=cases.MICRO_BATCHES, compute=compute, quick=args.quick))
+    options = {"micro_batches": cases.MICRO_BATCHES, "compute": compute, "delayed_tcp": tcp()}
+    print(report.heading("pipelines", **options))
     held: list[report.Gate] = []
-    content: dict[str, Any] = {"micro_batches": cases.MICRO_BATCHES, "compute": compute, "links": [], "thread": []}
+    content: dict[str, Any] = {**options, "links": [], "thread": []}
 
     def run(setting: cases.Setting) -> Measured:
         measured = measure(setting, repetitions=args.repetitions or setting.repetitions, busy=args.busy)

@@ -73,7 +73,8 @@ def direction(setting: Setting, goodput: float | None = None) -> bound.Direction
 
 def measure(setting: Setting, *, repetitions: int, busy: bool) -> Measured:
     """Runs a setting's cases. LabError when a rank fails."""
-    with Lab(hosts=2, rate=setting.rate, delay=setting.delay or None, burst=setting.burst) as lab:
+    options = {"delay": setting.delay or None, "burst": setting.burst, "congestion": setting.congestion}
+    with Lab(hosts=2, rate=setting.rate, **options) as lab:
         checked = validate.validate(lab, tries=2 if setting.carried else 1, only=("goodput", "round trip"))
         job = {
             "cases": [dataclasses.asdict(case) for case in setting.cases],

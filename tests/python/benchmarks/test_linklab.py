@@ -216,6 +216,16 @@ def test_single_rates_both_ways_and_delay(may_make_labs):
     assert drops == 0
 
 
+def test_a_smaller_burst_and_another_congestion_control(may_make_labs):
+    with Lab(hosts=2, rate="10mbit", burst=4096, congestion="reno") as lab:
+        for host in range(2):
+            assert "congctl reno" in tools.ip("route", "show", "10.77.0.0/24", inside=lab.namespace(host))
+            assert re.search(
+                r"rate 10Mbit burst 4Kb", tools.tc("qdisc", "show", "dev", "eth0", inside=lab.namespace(host))
+            )
+        assert all(row.measured > 0 for row in validate.validate(lab, tries=1, only={"goodput"}))
+
+
 def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
     with Lab(loss="2%") as lab:
         rows = validate.validate(lab, only={"loss"})
