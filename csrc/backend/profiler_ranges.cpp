@@ -31,6 +31,16 @@ class ProfilerScope {
   std::shared_ptr<c10::ThreadLocalDebugInfo> own_;
 };
 
+// The calling thread's profiler, or null: get(false) before torch 2.14.
+template <class State>
+const State* profilerOfThread() {
+  if constexpr (requires { State::getTLS(); }) {
+    return State::getTLS();
+  } else {
+    return State::get(/*global=*/false);
+  }
+}
+
 const char* nameOf(Doing doing) {
   return doing == Doing::encode ? "::encode" : doing == Doing::wait ? "::wait" : "::decode";
 }
@@ -60,7 +70,7 @@ bool ProfilerHere::running() const {
   };
   if (!held_) return false;
   const ProfilerScope joined(held_);
-  const auto* state = torch::profiler::impl::ProfilerStateBase::get(/*global=*/false);
+  const auto* state = profilerOfThread<torch::profiler::impl::ProfilerStateBase>();
   return state && Profiler::runs(*state);
 }
 
