@@ -27,8 +27,8 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     "median lines of a file of csrc": (80, 200),
-    "files of csrc": (1, 332),
-    "lines of csrc": (1, 33_900),
+    "files of csrc": (1, 350),
+    "lines of csrc": (1, 36_500),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -20,6 +20,7 @@ from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.diloco import DiLoCoX  # noqa: E402
 from torch_lowcomm.groups import exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
+from torch_lowcomm.quantized_adam import QuantizedAdam  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.seed_replay import SeedReplay, StoreExchange  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "DiLoCoX",
     "Membership",
     "Options",
+    "QuantizedAdam",
     "Residual",
     "SeedReplay",
     "StoreExchange",

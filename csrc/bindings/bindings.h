@@ -10,6 +10,7 @@ namespace lowcomm {
 void bindCodec(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
 void bindDiLoCoX(pybind11::module_& m);
+void bindQuantizedAdam(pybind11::module_& m);
 void bindSeedReplay(pybind11::module_& m);
 void bindPipeline(pybind11::module_& m);
 

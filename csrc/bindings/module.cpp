@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindCodec(m);
   lowcomm::bindBackend(m);
   lowcomm::bindDiLoCoX(m);
+  lowcomm::bindQuantizedAdam(m);
   lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
 }

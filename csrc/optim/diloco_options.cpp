@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "optim/message_codec.h"
 
 namespace lowcomm {
 namespace {
@@ -52,12 +53,8 @@ void DiLoCoXOptions::check() const {
   if (!(lr > 0) || std::isinf(lr)) refuse("outer_lr", "a number above 0", lr);
   if (!(momentum >= 0 && momentum < 1)) refuse("outer_momentum", "a number in [0, 1)", momentum);
   expectAtLeast("rank", 0, rank);
-  for (const CodecSpec& spec : {codec, projection}) {
-    if (spec.axis == Axis::channel || needsTable(spec))
-      throw ValueError("DiLoCoX: codec: expected one of flat tensors without a level table, got '" + spec.str() + "'");
-    if (spec.nonfinite == Nonfinite::saturate)
-      throw ValueError("DiLoCoX: codec: expected one by which a NaN arrives, got '" + spec.str() + "'");
-  }
+  for (const CodecSpec& spec : {codec, projection})
+    expectMessageCodec("DiLoCoX", spec);
   const bool exact = codec.id == CodecId::none;
   if (exact && (rank > 0 || error_feedback || projection.id != CodecId::none))
     throw ValueError("DiLoCoX: codec: expected one beside rank, projection_codec or error_feedback, got none");

@@ -15,6 +15,7 @@
 #include "collective/reduction.h"
 #include "kernels/low_rank/low_rank.h"
 #include "optim/host_parameters.h"
+#include "optim/message_codec.h"
 
 namespace lowcomm {
 namespace {
@@ -37,13 +38,6 @@ int64_t rowsOf(const at::Tensor& tensor) {
 bool factored(const at::Tensor& tensor, int64_t rank) {
   const int64_t rows = rowsOf(tensor), columns = rows == 0 ? 0 : tensor.numel() / rows;
   return rank > 0 && tensor.dim() >= 2 && rank < rows && rank < columns && isLowRank(rows, columns, rank);
-}
-
-// The codec by which a NaN arrives; some have no other way.
-CodecSpec poisoning(const CodecSpec& spec) {
-  CodecSpec poisons = spec;
-  poisons.nonfinite = Nonfinite::poison;
-  return misfit(poisons) ? spec : poisons;
 }
 
 }  // namespace

@@ -1,0 +1,72 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend/backend_queue.h"
+#include "bindings/bindings.h"
+#include "optim/quantized_adam.h"
+#include "tensor/errors.h"
+
+namespace py = pybind11;
+
+namespace lowcomm {
+namespace {
+
+using Rule = std::tuple<double, double, double, double, double>;  // lr, β1, β2, eps, weight_decay
+
+std::vector<AdamRule> rulesOf(const std::vector<Rule>& given) {
+  std::vector<AdamRule> rules;
+  for (const auto& [lr, beta1, beta2, eps, weight_decay] : given)
+    rules.push_back({lr, beta1, beta2, eps, weight_decay});
+  return rules;
+}
+
+std::vector<at::Tensor> definedOf(const std::vector<std::optional<at::Tensor>>& given) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& tensor : given)
+    tensors.push_back(tensor.value_or(at::Tensor()));
+  return tensors;
+}
+
+std::vector<AdamParameter> parametersOf(const std::vector<std::tuple<std::string, at::Tensor, size_t>>& given) {
+  std::vector<AdamParameter> parameters;
+  for (const auto& [name, tensor, group] : given)
+    parameters.push_back({name, tensor, group});
+  return parameters;
+}
+
+}  // namespace
+
+void bindQuantizedAdam(py::module_& m) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<QuantizedAdam>(m, "QuantizedAdam")
+      .def(py::init([](const c10::intrusive_ptr<LowcommBackend>& group, const std::string& codec, int64_t warmup_steps,
+                       int64_t check_every, uint64_t seed) {
+             return translated([&] {
+               return std::make_unique<QuantizedAdam>(
+                   std::make_shared<BackendQueue>(group),
+                   QuantizedAdamOptions{CodecSpec::parse(codec), warmup_steps, check_every, seed});
+             });
+           }),
+           py::arg("group"), py::kw_only(), py::arg("codec"), py::arg("warmup_steps"), py::arg("check_every"),
+           py::arg("seed"))
+      .def(
+          "add",
+          [](QuantizedAdam& q, const std::vector<std::tuple<std::string, at::Tensor, size_t>>& parameters) {
+            translated([&] { q.add(parametersOf(parameters)); });
+          },
+          py::arg("parameters"))
+      .def(
+          "step",
+          [](QuantizedAdam& q, const std::vector<std::optional<at::Tensor>>& gradients, const std::vector<Rule>& rules,
+             float scale, bool skip) {
+            return translated([&] { return q.step(definedOf(gradients), rulesOf(rules), scale, skip); });
+          },
+          py::arg("gradients"), py::arg("rules"), py::arg("scale"), py::arg("skip"), release())
+      .def("state", [](const QuantizedAdam& q) { return translated([&] { return q.state(); }); })
+      .def(
+          "load",
+          [](QuantizedAdam& q, const std::vector<QuantizedAdam::State>& state) { translated([&] { q.load(state); }); },
+          py::arg("state"));
+}
+
+}  // namespace lowcomm
