@@ -50,15 +50,15 @@ CodecSpec specOf(const std::string& text, uint32_t channels) {
 }  // namespace
 
 void bindPipeline(py::module_& m) {
+  m.def(
+      "check_slots", [](const std::string& store) { translated([&] { SlotFormat::check(store); }); }, py::arg("store"));
+
   py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")
       .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store) {
              return translated(
                  [&] { return std::make_shared<SampleMemory>(SlotFormat::parse(store, elements, channels)); });
            }),
            py::arg("elements"), py::arg("channels"), py::arg("store"))
-      .def_static(
-          "check_store", [](const std::string& store) { translated([&] { SlotFormat::check(store); }); },
-          py::arg("store"))
       .def("version", &SampleMemory::version, py::arg("sample"))
       .def("forget", &SampleMemory::forget, py::arg("sample"))
       .def_property_readonly("bytes", &SampleMemory::bytes)

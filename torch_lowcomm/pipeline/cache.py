@@ -47,7 +47,7 @@ class Cache:
             ValueError: `store` is none of these, or a codec with a level table.
         """
         try:
-            _C.SampleMemory.check_store(store)
+            _C.check_slots(store)
         except ValueError as error:
             raise ValueError(f"store: expected 'fp32', 'fp16', 'bf16' or a codec, got {store!r} ({error})") from None
         self._store = store

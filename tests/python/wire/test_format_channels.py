@@ -42,7 +42,7 @@ def channel_of(group: object, codec: str, memory: object) -> object:
     )
 
 
-@pytest.mark.parametrize("codec", ["gauss2", "sym4:bucket=64"])
+@pytest.mark.parametrize("codec", ["gauss2:bucket=512", "sym4:bucket=64"])
 def test_changes_to_a_rank_that_follows_the_page(codec):
     memory = _C.SampleMemory(ELEMENTS, ELEMENTS, "fp16")
 
