@@ -20,25 +20,24 @@ class BackendQueue : public OpQueue {
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
     backend_->parts().issuer.submitJob(op, sequences, std::move(job), std::move(done));
   }
-  GroupContext& group() override { return engine().group(); }
-  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) override {
-    sendOver(engine(), message, std::move(source));
-  }
-  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
-    recvOver(engine(), message, std::move(sink));
-  }
   // Counted whether it is delivered or not, under its edge's name.
   void finish(P2pMessage& message) override {
-    const auto error = messageEnded(engine(), message);
-    const std::string name = message.countedAs();
-    backend_->parts().group.stats.call(name, !message.plan.layout.coded());
-    backend_->parts().group.stats.moved(name, message.op.counters);
-    if (error) std::rethrow_exception(error);
+    struct Count {
+      Stats& stats;
+      const P2pMessage& message;
+      ~Count() {
+        const std::string name = message.countedAs();
+        stats.call(name, !message.plan.layout.coded());
+        stats.moved(name, message.op.counters);
+      }
+    } count{backend_->parts().group.stats, message};
+    OpQueue::finish(message);
   }
 
- private:
-  Engine& engine() { return backend_->parts().group.engine(); }
+ protected:
+  Engine& engine() override { return backend_->parts().group.engine(); }
 
+ private:
   const c10::intrusive_ptr<LowcommBackend> backend_;
 };
 

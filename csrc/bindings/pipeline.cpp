@@ -94,6 +94,7 @@ void bindPipeline(py::module_& m) {
 
   py::class_<BoundMessage>(m, "ChannelMessage")
       .def_property_readonly("spoilt", [](const BoundMessage& bound) { return bound.message->spoilt(); })
+      .def_property_readonly("name", [](const BoundMessage& bound) { return bound.message->name(); })
       // Of a send: sums of |a| and of |a - m| over some elements of the samples that travel as changes.
       .def_property_readonly("change_sums",
                              [](const BoundMessage& bound) {
@@ -101,6 +102,19 @@ void bindPipeline(py::module_& m) {
                                return std::pair(samples.values, samples.changes);
                              })
       .def("wait", [](BoundMessage& bound) { translated([&] { bound.message->wait(); }); }, release());
+
+  py::class_<ChannelBlock>(m, "ChannelBlock")
+      .def(py::init([](const Backend& group, int peer, uint32_t number) {
+             return translated(
+                 [&] { return std::make_unique<ChannelBlock>(std::make_shared<BackendQueue>(group), peer, number); });
+           }),
+           py::arg("group"), py::arg("peer"), py::arg("number"))
+      .def(
+          "withdraw", [](ChannelBlock& block, const std::string& why) { translated([&] { block.withdraw(why); }); },
+          py::arg("why"), release())
+      .def_property_readonly("withdrawn",
+                             [](const ChannelBlock& block) { return translated([&] { return block.withdrawn(); }); })
+      .def("resume", [](ChannelBlock& block) { translated([&] { block.resume(); }); }, release());
 
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,

@@ -63,15 +63,43 @@ Announcement Announcement::parse(std::string_view text) {
   return announcement;
 }
 
-AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, Lost lost)
-    : group_(group), heard_(std::move(heard)), lost_(std::move(lost)), buffers_(kFrameHeaderBytes + kMaxText) {}
+std::string Withdrawal::text() const {
+  KeyValues all;
+  all.fields = {{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}};
+  return all.text();
+}
+
+bool Withdrawal::is(std::string_view text) {
+  return text.starts_with("withdrawn=");
+}
+
+Withdrawal Withdrawal::parse(std::string_view text) {
+  const KeyValues all = KeyValues::parse(text);
+  if (all.fields.size() != 3 || all.fields[0].first != "withdrawn" || all.fields[1].first != "period" ||
+      all.fields[2].first != "why") {
+    throw WireError("withdrawal: expected the fields 'withdrawn', 'period' and 'why', got '" + std::string(text) + "'");
+  }
+  Withdrawal withdrawal{numberIn("withdrawn", all.fields[0].second), numberIn("period", all.fields[1].second),
+                        all.fields[2].second.substr(0, kMaxErrorText)};
+  if (withdrawal.block >= kBlocks) {
+    throw WireError("withdrawal: expected a block below " + std::to_string(kBlocks) + ", got '" + std::string(text) +
+                    "'");
+  }
+  return withdrawal;
+}
+
+AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, Lost lost)
+    : group_(group),
+      heard_(std::move(heard)),
+      withdrawn_(std::move(withdrawn)),
+      lost_(std::move(lost)),
+      buffers_(kFrameHeaderBytes + kMaxText) {}
 
 AnnouncementBoard::~AnnouncementBoard() {
   stop();
 }
 
-AnnouncementBoard::Delivery AnnouncementBoard::tell(int peer, const Announcement& announcement, uint32_t sequence) {
-  const std::string text = announcement.text();
+AnnouncementBoard::Delivery AnnouncementBoard::tell(int peer, const std::string& text, uint32_t sequence) {
   if (text.size() > kMaxText) {
     throw ValueError("announcement: expected at most " + std::to_string(kMaxText) + " bytes, got " +
                      std::to_string(text.size()));
@@ -117,10 +145,15 @@ void AnnouncementBoard::hear(int peer) {
       want.epoch = group_.epoch;
       want.payload_bytes = got.payload_bytes;
       expectFrame(got, want);
-      const auto text = framePayload(bytes, got);
-      Announcement announcement = Announcement::parse({reinterpret_cast<const char*>(text.data()), text.size()});
-      announcement.bytes = kFrameHeaderBytes + got.payload_bytes;
-      heard_(peer, std::move(announcement));
+      const auto payload = framePayload(bytes, got);
+      const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
+      if (Withdrawal::is(text)) {
+        withdrawn_(peer, Withdrawal::parse(text));
+      } else {
+        Announcement announcement = Announcement::parse(text);
+        announcement.bytes = kFrameHeaderBytes + got.payload_bytes;
+        heard_(peer, std::move(announcement));
+      }
       post(posted[i]);
     }
   } catch (const TransportError& error) {

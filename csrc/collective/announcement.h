@@ -31,15 +31,31 @@ struct Announcement {
   static Announcement parse(std::string_view text);
 };
 
-// A group's announcements: those that this rank makes, and, from each peer that it has sent to, those it hears. They
-// travel over the control lane, where they never queue behind frames. Thread-safe.
+// A rank tells this to another when it takes no more part in what both had under way on a block of channels (FORMAT.md,
+// "Withdrawals").
+struct Withdrawal {
+  uint32_t block = 0;
+  uint32_t period = 0;  // how often the block's messages have begun anew
+  std::string why;      // the first cause, kMaxErrorText bytes at most
+
+  std::string text() const;
+  // Whether a text is one of these, and not an announcement's.
+  static bool is(std::string_view text);
+  // Throws WireError.
+  static Withdrawal parse(std::string_view text);
+};
+
+// A group's announcements: those that this rank makes, and, from each peer that it has sent to or withdrawn from, those
+// it hears; withdrawals among them, in order. They travel over the control lane, where they never queue behind frames.
+// Thread-safe.
 class AnnouncementBoard {
  public:
   // Called on a thread of the board's own, of one peer in the order in which it announced: `heard` with an
-  // announcement; `lost` once, when there will be no more.
+  // announcement, `withdrawn` with a withdrawal; `lost` once, when there will be no more.
   using Heard = std::function<void(int peer, Announcement announcement)>;
+  using HeardWithdrawal = std::function<void(int peer, const Withdrawal& withdrawal)>;
   using Lost = std::function<void(int peer, const TransportError& why)>;
-  AnnouncementBoard(GroupContext& group, Heard heard, Lost lost);
+  AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, Lost lost);
   ~AnnouncementBoard();  // as stop()
 
   // Bytes of an announcement's payload at most.
@@ -55,7 +71,10 @@ class AnnouncementBoard {
   };
 
   // Tells `peer`. Throws TransportError.
-  Delivery tell(int peer, const Announcement& announcement, uint32_t sequence);
+  Delivery tell(int peer, const Announcement& announcement, uint32_t sequence) {
+    return tell(peer, announcement.text(), sequence);
+  }
+  Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
 
   // Hears `peer` from now on; any number of times.
   void listen(int peer);
@@ -69,10 +88,12 @@ class AnnouncementBoard {
     std::unique_ptr<Transfer> receiving;
   };
   using PostedReceives = std::array<PostedReceive, kAhead>;
+  Delivery tell(int peer, const std::string& text, uint32_t sequence);
   void hear(int peer);
 
   GroupContext& group_;
   const Heard heard_;
+  const HeardWithdrawal withdrawn_;
   const Lost lost_;
   BufferPool buffers_;
   std::mutex mutex_;

@@ -13,8 +13,8 @@ struct Loss {
   bool taken() const { return whole > 0; }
 };
 
-// The samples of a message whose two sides remember them (pipeline/delta_source.h): how many travelled as changes and how
-// many for the first time, and sums over some of the former's elements a and what was remembered of them, m.
+// The samples of a message whose two sides remember them (pipeline/delta_source.h): how many travelled as changes and
+// how many for the first time, and sums over some of the former's elements a and what was remembered of them, m.
 struct SampleCounters {
   uint64_t seen = 0, first = 0;
   uint64_t measured = 0;           // elements in the sums

@@ -9,6 +9,17 @@
 
 namespace lowcomm {
 
+// A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstChannelTag
+// belong to the collectives, and gloo has none above 2^31.
+inline constexpr uint32_t kP2pTags = 1u << 30;
+inline constexpr uint32_t kFirstP2pTag = 1u << 30;
+inline constexpr uint32_t kFirstChannelTag = 1u << 29;
+inline constexpr uint32_t kChannelConnections = 1u << 8;  // transport tags of a channel
+inline constexpr uint32_t kChannels = kFirstChannelTag / kChannelConnections;
+// The channels of a block, those of one boundary of a pipeline, are withdrawn together (P2p::withdraw).
+inline constexpr uint32_t kBlockChannels = 1u << 12;
+inline constexpr uint32_t kBlocks = kChannels / kBlockChannels;
+
 // One flow of messages from one rank to another: those of a tag (c10d's send and recv), or of a channel, whose
 // messages carry the keys of their samples. Messages of a flow keep their order; flows do not wait for each other.
 struct MessageFlow {
@@ -17,7 +28,8 @@ struct MessageFlow {
   uint32_t number = 0;
 
   bool channel() const { return kind == Kind::channel; }
-  std::string name() const;  // "tag 7", "channel 2"
+  uint32_t block() const { return number / kBlockChannels; }  // of a channel
+  std::string name() const;                                   // "tag 7", "channel 2"
 
   // The transport's tag of frame k: kFirstP2pTag + tag; of a channel, kFirstChannelTag and on, so that its frames take
   // a group's connections in turn.
@@ -25,14 +37,6 @@ struct MessageFlow {
 
   auto operator<=>(const MessageFlow&) const = default;
 };
-
-// A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstChannelTag
-// belong to the collectives, and gloo has none above 2^31.
-inline constexpr uint32_t kP2pTags = 1u << 30;
-inline constexpr uint32_t kFirstP2pTag = 1u << 30;
-inline constexpr uint32_t kFirstChannelTag = 1u << 29;
-inline constexpr uint32_t kChannelConnections = 1u << 8;  // transport tags of a channel
-inline constexpr uint32_t kChannels = kFirstChannelTag / kChannelConnections;
 
 // The numbers of messages from one rank to another (FORMAT.md, "Point to point"). What is kept of them is bounded,
 // however many tags a program uses: the first kCountedTags that a sender uses are counted each by itself, and the
@@ -45,6 +49,11 @@ class SenderNumbers {
  public:
   // The number of the flow's next message.
   uint32_t next(const MessageFlow& flow);
+
+  // The last `count` numbers of a channel, whose messages have not left, are given again.
+  void giveBack(const MessageFlow& channel, uint32_t count) {
+    counted_[channel] = (counted_[channel] - count) & ~kSharedNumber;
+  }
 
  private:
   std::map<MessageFlow, uint32_t> counted_;  // the last number

@@ -14,38 +14,28 @@
 
 namespace lowcomm {
 
-class P2p::FlowLock {
- public:
-  FlowLock(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
-    std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    const auto [at, fresh] = p2p_.flows_.try_emplace(key);
-    flow_ = &at->second;  // stays where it is
-    ++flow_->posting;
-    const auto& [peer, name, sends] = key;
-    if (!fresh || sends) return;
-    flow_->last = p2p_.received_[peer].last(name);
-    flow_->counted = name.channel() || flow_->last > 0;
-  }
-  ~FlowLock() {
-    std::lock_guard<std::mutex> lock(p2p_.mutex_);
-    --flow_->posting;
-    p2p_.close(key_, *flow_);
-  }
-  FlowLock(const FlowLock&) = delete;
-  FlowLock& operator=(const FlowLock&) = delete;
+P2p::FlowLock::FlowLock(P2p& p2p, const Key& key) : p2p_(p2p), key_(key) {
+  std::lock_guard<std::mutex> lock(p2p_.mutex_);
+  const auto [at, fresh] = p2p_.flows_.try_emplace(key);
+  flow_ = &at->second;
+  ++flow_->posting;
+  const auto& [peer, name, sends] = key;
+  if (!fresh || sends) return;
+  flow_->last = p2p_.received_[peer].last(name);
+  flow_->counted = name.channel() || flow_->last > 0;
+}
 
-  Flow& flow() { return *flow_; }
-
- private:
-  P2p& p2p_;
-  const Key key_;
-  Flow* flow_;
-};
+P2p::FlowLock::~FlowLock() {
+  std::lock_guard<std::mutex> lock(p2p_.mutex_);
+  --flow_->posting;
+  p2p_.close(key_, *flow_);
+}
 
 P2p::P2p(GroupContext& group)
     : group_(group),
       board_(
           group, [this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
+          [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
           [this](int peer, const TransportError& why) { lost(peer, why); }) {}
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
@@ -55,6 +45,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
   std::lock_guard<std::mutex> in_order(flow.in_order);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (message->key.flow.channel()) expectTaken(*message, blocks_[{message->peer, message->key.flow.block()}]);
     message->op.sequence = sent_[message->peer].next(message->key.flow);
     flow.under_way.push_back(message);
     flow.unannounced.push_back(message);
@@ -71,8 +62,12 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   FlowLock posting(*this, keyOf(*message));
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
+  Block* const block = message->key.flow.channel() ? &blockOf(message->peer, message->key.flow.block()) : nullptr;
+  if (block) board_.listen(message->peer);  // for its withdrawal
+  const auto telling = block ? std::unique_lock<std::mutex>(block->telling) : std::unique_lock<std::mutex>();
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (block) expectTaken(*message, *block);
     message->op.sequence = flow.last = numberAfter(flow.last);
     flow.under_way.push_back(message);
   }
@@ -87,12 +82,18 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
 }
 
 void P2p::heard(int peer, Announcement announcement) {
-  FlowLock posting(*this, {peer, announcement.flow, true});
+  const MessageFlow name = announcement.flow;
+  FlowLock posting(*this, {peer, name, true});
+  bool refused = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posting.flow().announced.push_back(std::move(announcement));
+    if (name.channel()) {
+      const Block& block = blocks_[{peer, name.block()}];
+      refused = block.told && !block.heard;  // after both it is of the next period, which has not begun here
+    }
   }
-  pair(posting.flow());
+  refused ? refuseRest(peer, name) : pair(posting.flow());
 }
 
 // Pairs a flow's oldest message with its oldest announcement, where there are both. A message's frames are handed
@@ -120,6 +121,7 @@ void P2p::lost(int peer, const TransportError& why) {
     for (const auto& message : flow.unannounced)
       message->lose(why);
   }
+  changed_.notify_all();
 }
 
 void P2p::cancel() {
@@ -130,6 +132,7 @@ void P2p::cancel() {
 void P2p::finish(P2pMessage& message) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (message.dropped_) std::rethrow_exception(message.op.refusedBecause(message.peer, "it was withdrawn"));
     message.finishing_ = true;
   }
   const std::exception_ptr error =

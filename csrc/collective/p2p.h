@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -7,7 +8,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "collective/announcement.h"
 #include "collective/context.h"
@@ -61,6 +66,21 @@ class P2p {
   // where a transfer failed or a frame is not the one expected (with both values).
   void finish(P2pMessage& message);
 
+  // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
+  // then until resume() its messages are refused, on both sides: PeerRefused with the first cause. Sends that are not
+  // announced stay behind, receives that get no message any more get error frames. Does not wait. Any number of times.
+  // 1. Each side tells the other, after all that it has announced.
+  // 2. Each answers the receives that it has heard of, and has no message for, with error frames. When a side has heard
+  //    that the other has withdrawn there will be no more of them, and both have counted as many messages.
+  void withdraw(int peer, uint32_t block, const std::string& why);
+
+  // The first cause of a withdrawal; empty where the block's messages are taken.
+  std::string withdrawn(int peer, uint32_t block);
+
+  // Withdraws, waits until the peer has and until nothing of the block is under way, then takes messages again. Both
+  // sides call it. `op` is the caller's own. Throws TransferError.
+  void resume(OpContext& op, int peer, uint32_t block);
+
   // Breaks the waits for receivers: the bulk lane has been given up. Any number of times.
   void cancel();
 
@@ -83,11 +103,40 @@ class P2p {
     std::deque<Announcement> announced;
     std::mutex pairing;  // frames of one message at a time are handed over
   };
-  // A flow while one is posted to it.
-  class FlowLock;
+  // A flow while one is at it: an entry that nobody is at goes.
+  class FlowLock {
+   public:
+    FlowLock(P2p& p2p, const Key& key);
+    ~FlowLock();
+    FlowLock(const FlowLock&) = delete;
+    FlowLock& operator=(const FlowLock&) = delete;
+    Flow& flow() { return *flow_; }
+
+   private:
+    P2p& p2p_;
+    const Key key_;
+    Flow* flow_;
+  };
+  // A block of channels between this rank and a peer.
+  struct Block {
+    std::mutex telling;  // announces receives, or that they are withdrawn, one at a time
+    uint32_t period = 0;
+    bool told = false, heard = false;  // that this rank, that the peer has withdrawn
+    std::string why;
+    std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
+    AnnouncementBoard::Delivery delivery;
+  };
+  class WithdrawalWait;
 
   void pair(Flow& flow);
   void heard(int peer, Announcement announcement);
+  void heardWithdrawal(int peer, const Withdrawal& theirs);
+  void tellWithdrawal(int peer, uint32_t number, const std::string& why);
+  void refuseAll(int peer, uint32_t block);
+  void refuseRest(int peer, const MessageFlow& name);
+  std::vector<Key> keysOf(int peer, uint32_t block);
+  Block& blockOf(int peer, uint32_t number);
+  void expectTaken(const P2pMessage& message, const Block& block) const;
   void lost(int peer, const TransportError& why);
   std::exception_ptr finishSend(P2pSend& message);
   std::exception_ptr finishRecv(P2pRecv& message);
@@ -98,12 +147,14 @@ class P2p {
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
   GroupContext& group_;
-  AnnouncementBoard board_;  // first: messages hold its buffers
-  std::mutex mutex_;         // of all below
-  std::map<Key, Flow> flows_;
+  AnnouncementBoard board_;            // first: messages hold its buffers
+  std::mutex mutex_;                   // of all below
+  std::map<Key, Flow> flows_;          // an entry stays where it is
   std::map<int, SenderNumbers> sent_;  // by peer
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
+  std::map<std::pair<int, uint32_t>, Block> blocks_;
+  std::condition_variable changed_;  // heard of a block, or lost_
 };
 
 }  // namespace lowcomm

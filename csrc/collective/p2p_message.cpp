@@ -107,12 +107,12 @@ class P2pSend::AnnouncementWait : public Transfer {
 
   void wait(std::chrono::milliseconds deadline) override {
     std::unique_lock<std::mutex> lock(message_.mutex_);
-    const auto known = [&] { return message_.announced_ || message_.lost_; };
+    const auto known = [&] { return message_.announced_ || message_.refused_ || message_.lost_; };
     if (!message_.changed_.wait_for(lock, deadline, known)) {
       throw TransportError(TransportError::Kind::timed_out, message_.peer,
                            "timed out waiting " + std::to_string(deadline.count()) + " ms for it to be posted");
     }
-    if (!message_.announced_) throw *message_.lost_;
+    if (!message_.announced_ && !message_.refused_) throw *message_.lost_;
   }
 
  private:
@@ -203,6 +203,32 @@ void P2pSend::start(size_t k, std::span<const std::byte> frame) {
   }
 }
 
+void P2pSend::withdraw(const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  refused_ = op.refusedBecause(peer, why);
+  frames_.clear();
+  op.note([&](OpProgress::State& state) { state.end(why); });
+  changed_.notify_all();
+}
+
+void P2pSend::refuse(const Announcement& theirs, const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  announced_ = true;
+  refused_ = op.refusedBecause(peer, why);
+  sendErrors(theirs.frames, op.group.rankName(op.group.rank()) + ": " + why);
+}
+
+void P2pSend::drop(OpContext& resuming) {
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    transfers.swap(transfers_);
+  }
+  for (const auto& transfer : transfers)
+    resuming.wait(*transfer, peer, "sending what is left of a message");
+  op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
+}
+
 void P2pSend::lose(const TransportError& error) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!lost_) lost_ = error;
@@ -256,6 +282,15 @@ std::exception_ptr P2pRecv::error() const {
   } catch (const PeerRefused&) {
     return std::current_exception();
   }
+}
+
+void P2pRecv::drop(OpContext& resuming) {
+  for (const auto& transfer : transfers_)
+    resuming.wait(*transfer, peer, "waiting for a frame that is not taken");
+  resuming.wait(*announcement_.transfer, peer, "announcing a receive");
+  sink_.reset();
+  release();
+  op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
 }
 
 void P2pRecv::release() {

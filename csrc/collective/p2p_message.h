@@ -56,8 +56,9 @@ class P2pMessage {
   // Counters are kept by it: "send", "recv"; of a channel with its edge or number, "send forward boundary 0".
   std::string countedAs() const;
 
-  // "send with tag 7", "recv of channel 771, forward boundary 0, micro-batch 3"; its sequence is the message's number, given when it is posted: of a receive
-  // the one that it has if its sender counts the tag by itself, and when it has come that of its frames.
+  // "send with tag 7", "recv of channel 771, forward boundary 0, micro-batch 3"; its sequence is the message's number,
+  // given when it is posted: of a receive the one that it has if its sender counts the tag by itself, and when it has
+  // come that of its frames.
   OpContext op;
   const int peer;
   const MessageKey key;
@@ -70,6 +71,8 @@ class P2pMessage {
              const std::string& type_elements);
 
   friend class P2p;
+  // Waits, as a part of `resuming`, until nothing of it is under way; what came is not looked at.
+  virtual void drop(OpContext& resuming) = 0;
   FrameHeader header(const Frame& frame) const;
   // The flight record's: what both sides must mean, and how many frames will come.
   void note(uint32_t expected_frames) const;
@@ -77,10 +80,11 @@ class P2pMessage {
   const KeyValues description_;  // what the two sides compare
   const uint64_t description_hash_;
   const uint32_t versions_crc_;
-  // Both under the group's lock. Whether its holder finishes it, who then notes its end; whether the number of a
+  // All under the group's lock. Whether its holder finishes it, who then notes its end; whether the number of a
   // receive has been counted among those of its sender's common count.
   bool finishing_ = false;
   bool taken_down_ = false;
+  bool dropped_ = false;  // its block has begun anew: it is as good as refused
 };
 
 // A message to send. Its frames leave once its receiver has announced that it expects this message: frames encoded
@@ -106,6 +110,11 @@ class P2pSend : public P2pMessage {
   // The receiver has announced itself; any thread, once. Frames leave, or, where it expects another message, as many
   // error frames as it has receives.
   void announced(const Announcement& theirs);
+  // One side has withdrawn before it was announced: it stays behind.
+  void withdraw(const std::string& why);
+  // This message answers a receive that has no other: error frames go in its place.
+  void refuse(const Announcement& theirs, const std::string& why);
+  void drop(OpContext& resuming) override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
   // Waits until every frame has left. Throws TransferError.
@@ -126,7 +135,7 @@ class P2pSend : public P2pMessage {
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   bool announced_ = false;
-  std::exception_ptr refused_;  // the receiver expects another message
+  std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn
   std::optional<TransportError> lost_;
   size_t heard_bytes_ = 0;  // of the announcement
   std::vector<Outgoing> frames_;
@@ -149,6 +158,7 @@ class P2pRecv : public P2pMessage {
   // or nothing where it is an error frame.
   template <class Adopt>
   std::optional<std::span<const std::byte>> take(size_t k, Adopt&& adopt);
+  void drop(OpContext& resuming) override;
   // The header of the first frame of a message that is through; nothing where it does not open.
   std::optional<FrameHeader> firstHeader() const;
   void release();

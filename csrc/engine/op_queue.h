@@ -25,28 +25,45 @@ class OpQueue {
   virtual void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) = 0;
 
   // The group in which messages are made: its frames, names and deadline.
-  virtual GroupContext& group() = 0;
+  GroupContext& group() { return engine().group(); }
 
   // Messages between two ranks (collective/p2p.h), on the calling thread, beside what is queued. Throw what P2p throws,
   // by the engine's rules: a fault ends the group.
-  virtual void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) = 0;
-  virtual void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) = 0;
-  virtual void finish(P2pMessage& message) = 0;
-};
+  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
+    run(message->op, [&](P2p& messages) { messages.send(message, std::move(source)); });
+  }
+  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
+    run(message->op, [&](P2p& messages) { messages.recv(message, std::move(sink)); });
+  }
+  virtual void finish(P2pMessage& message) {
+    run(message.op, [&](P2p& messages) { messages.finish(message); });
+  }
 
-// Messages over an engine, as OpQueue has them.
-inline void sendOver(Engine& engine, const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
-  const auto part = [&] { engine.messages().send(message, std::move(source)); };
-  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(error);
-}
-inline void recvOver(Engine& engine, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) {
-  const auto part = [&] { engine.messages().recv(message, std::move(sink)); };
-  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(error);
-}
-// The message's error; null where it was delivered.
-inline std::exception_ptr messageEnded(Engine& engine, P2pMessage& message) {
-  return engine.runInline(message.op, [&] { engine.messages().finish(message); });
-}
+  // The same of P2p::withdraw, withdrawn and resume.
+  void withdraw(int peer, uint32_t block, const std::string& why) {
+    OpContext op(group(), "withdraw from block " + std::to_string(block), 0);
+    run(op, [&](P2p& messages) { messages.withdraw(peer, block, why); }, /*recorded=*/true);
+  }
+  std::string withdrawn(int peer, uint32_t block) { return engine().messages().withdrawn(peer, block); }
+  void resume(int peer, uint32_t block) {
+    OpContext op(group(), "resume block " + std::to_string(block), 0);
+    run(op, [&](P2p& messages) { messages.resume(op, peer, block); }, /*recorded=*/true);
+  }
+
+ protected:
+  virtual Engine& engine() = 0;
+
+ private:
+  // `recorded`: the op's whole run; its end is the op's in the flight record.
+  void run(OpContext& op, const std::function<void(P2p&)>& part, bool recorded = false) {
+    const auto error = engine().runInline(op, [&] {
+      if (recorded) op.note([](OpProgress::State& state) { state.start(); });
+      part(engine().messages());
+      if (recorded) op.note([](OpProgress::State& state) { state.end(""); });
+    });
+    if (error) std::rethrow_exception(error);
+  }
+};
 
 // A queue over an engine that nobody else submits to.
 class EngineQueue : public OpQueue {
@@ -61,16 +78,9 @@ class EngineQueue : public OpQueue {
     next_ += sequences;
     engine_.submit(op, std::move(job), std::move(done), first);
   }
-  GroupContext& group() override { return engine_.group(); }
-  void send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) override {
-    sendOver(engine_, message, std::move(source));
-  }
-  void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink) override {
-    recvOver(engine_, message, std::move(sink));
-  }
-  void finish(P2pMessage& message) override {
-    if (auto error = messageEnded(engine_, message)) std::rethrow_exception(error);
-  }
+
+ protected:
+  Engine& engine() override { return engine_; }
 
  private:
   Engine& engine_;

@@ -15,6 +15,12 @@ namespace {
 
 constexpr uint64_t kDrawsOfChannels = 0x6368616e6e656c73ull;  // keeps their draws apart from those of ops
 
+void expectPeer(const OpQueue& queue, int peer) {
+  if (peer >= 0 && peer < queue.size() && peer != queue.rank()) return;
+  throw ValueError("channel: expected a peer among the group's ranks 0..." + std::to_string(queue.size() - 1) +
+                   " other than this one, " + std::to_string(queue.rank()) + ", got " + std::to_string(peer));
+}
+
 }  // namespace
 
 ChannelMessage::ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples)
@@ -38,13 +44,19 @@ void ChannelMessage::wait() {
   samples_.clear();  // they may be under way again when this goes
 }
 
+ChannelBlock::ChannelBlock(std::shared_ptr<OpQueue> queue, int peer, uint32_t number)
+    : queue_(std::move(queue)), peer_(peer), number_(number) {
+  expectPeer(*queue_, peer);
+  if (number >= kBlocks) {
+    throw ValueError("block of channels: expected a number of 0..." + std::to_string(kBlocks - 1) + ", got " +
+                     std::to_string(number));
+  }
+}
+
 Channel::Channel(std::shared_ptr<OpQueue> queue, int peer, uint32_t number, ChannelOptions options,
                  std::shared_ptr<SampleMemory> memory)
     : queue_(std::move(queue)), peer_(peer), number_(number), options_(std::move(options)), memory_(std::move(memory)) {
-  if (peer < 0 || peer >= queue_->size() || peer == queue_->rank()) {
-    throw ValueError("channel: expected a peer among the group's ranks 0..." + std::to_string(queue_->size() - 1) +
-                     " other than this one, " + std::to_string(queue_->rank()) + ", got " + std::to_string(peer));
-  }
+  expectPeer(*queue_, peer);
   if (number >= kChannels) {
     throw ValueError("channel: expected a number of 0..." + std::to_string(kChannels - 1) + ", got " +
                      std::to_string(number));
@@ -103,6 +115,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
   auto message = begin(elements, std::move(samples));
   const auto sent = std::make_shared<P2pSend>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = sent;
+  message->name_ = sent->op.op;
   // Of the process: channels of one number follow each other, and no two messages are to share draws.
   static std::atomic<uint32_t> count{0};
   const Draws draws = Draws{options_.seed ^ kDrawsOfChannels, streamOf(queue_->rank(), 0), count++}.slot(
@@ -124,6 +137,7 @@ std::unique_ptr<ChannelMessage> Channel::recv(void* data, uint64_t elements, std
   auto message = begin(elements, std::move(samples));
   const auto received = std::make_shared<P2pRecv>(queue_->group(), peer_, keyOf(*message), planOf(*message, elements));
   message->message_ = received;
+  message->name_ = received->op.op;
   queue_->recv(received, message->update_
                              ? std::make_unique<DeltaSink>(received->op, received->plan, data, *message->update_)
                              : makeSink(received->op, nullptr, {received->plan, data}));

@@ -20,8 +20,8 @@ namespace lowcomm {
 // The options of a channel, equal on both sides: their messages are compared before anything is sent.
 struct ChannelOptions {
   DType dtype = DType::float32;
-  DeltaCodecs codecs;  // `seen` of all messages where there is no memory; none: exact
-  uint64_t seed = 0;   // of stochastic codecs
+  DeltaCodecs codecs;                // `seen` of all messages where there is no memory; none: exact
+  uint64_t seed = 0;                 // of stochastic codecs
   std::string edge = {}, part = {};  // names, as MessageKey's; each side's affair
 };
 
@@ -37,6 +37,9 @@ class ChannelMessage {
   // Whether it is a send whose elements could not be encoded: wait() will throw.
   bool spoilt() const;
 
+  // "send of channel 771, forward boundary 0, micro-batch 3".
+  const std::string& name() const { return name_; }
+
   // What a send has said of its samples; of a receive nothing.
   const SampleCounters& samples() const { return counted_; }
 
@@ -47,10 +50,30 @@ class ChannelMessage {
   ChannelMessage(std::shared_ptr<Channel> channel, std::vector<uint64_t> samples);
 
   const std::shared_ptr<Channel> channel_;
-  std::vector<uint64_t> samples_;         // under way; none once it is through
+  std::vector<uint64_t> samples_;  // under way; none once it is through
   SampleCounters counted_;
+  std::string name_;
   std::unique_ptr<SampleUpdate> update_;  // null without a memory
   std::shared_ptr<P2pMessage> message_;
+};
+
+// The channels of one boundary between two ranks, those of kBlockChannels numbers from number · kBlockChannels on.
+// Where one side has failed in the middle of a step both withdraw, so that nobody waits for messages that nobody sends,
+// and begin anew together (P2p::withdraw, P2p::resume). Thread-safe.
+class ChannelBlock {
+ public:
+  // ValueError for a peer that is none of the group's others, or a number from kBlocks on.
+  ChannelBlock(std::shared_ptr<OpQueue> queue, int peer, uint32_t number);
+
+  void withdraw(const std::string& why) { queue_->withdraw(peer_, number_, why); }
+  // The first cause of a withdrawal, on whichever side; empty where there was none.
+  std::string withdrawn() const { return queue_->withdrawn(peer_, number_); }
+  void resume() { queue_->resume(peer_, number_); }
+
+ private:
+  const std::shared_ptr<OpQueue> queue_;
+  const int peer_;
+  const uint32_t number_;
 };
 
 // One direction of one boundary between two stages: tensors from one rank to another, in order. With a memory their

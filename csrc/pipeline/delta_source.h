@@ -20,8 +20,8 @@ namespace lowcomm {
 // m = deq'(Q'(a)) of others. `op`, `plan`, `data` and `update` outlive it.
 class DeltaSource final : public Source {
  public:
-  // `data`: a of all samples, plan.dtype, in host memory. Sizes of changes, and what encoding loses of them, are counted
-  // in `op`.
+  // `data`: a of all samples, plan.dtype, in host memory. Sizes of changes, and what encoding loses of them, are
+  // counted in `op`.
   DeltaSource(OpContext& op, const MessagePlan& plan, const void* data, SampleUpdate& update, const Draws& draws);
 
   void encode(size_t k, std::span<std::byte> payload) override;

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ logger = logging.getLogger("torch_lowcomm")
 
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
 # order than activations.
-TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256
+TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages
+FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
+_COMPARISON = 1 << 20  # the first of the channels on which two sides compare their caches
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
@@ -36,22 +39,36 @@ class Place(NamedTuple):
 class Boundary:
     """The channels of one boundary, made when a tensor first crosses it."""
 
-    def __init__(self, backend: _C.LowcommBackend, peer: int, number: int, *, first: str, cache: Cache | None) -> None:
+    def __init__(
+        self,
+        backend: _C.LowcommBackend,
+        peer: int,
+        number: int,
+        *,
+        first: str,
+        cache: Cache | None,
+        slot: int | None = None,
+    ) -> None:
         """Makes a boundary without channels.
 
         Args:
             backend: The group.
             peer: The group's rank on the other side.
-            number: The index of the stage before the boundary.
+            number: The index of the stage before the boundary, or FIRST_EDGE and on.
             first: The codec of first visits; "": exact.
             cache: What is remembered of samples.
+            slot: The boundary's number in the cache; None: `number`. Edges to several ranks may have one number.
         """
-        self._backend, self._peer, self._number = backend, peer, number
+        self._backend, self._peer, self.number = backend, peer, number
+        self.slot = number if slot is None else slot
+        self._block = _C.ChannelBlock(backend, peer, number)
         self._first, self._cache = first, cache
         self._channels: dict[tuple[Place, str, bool, torch.dtype, int], _C.Channel] = {}
-        self._changes = _Changes(f"boundary {number}")
+        self._changes = _Changes(where(number))
 
-    def send(self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None = None) -> _C.ChannelMessage:
+    def send(
+        self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None = None
+    ) -> _C.ChannelMessage:
         """Sends a tensor; nobody reads it afterwards.
 
         Args:
@@ -82,10 +99,9 @@ class Boundary:
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None, *, sends: bool
     ) -> tuple[_C.Channel, _C.SampleMemory | None, list[int]]:
         """The channel of a tensor's message, its memory, and the samples that it names."""
-        if place.position >= TENSORS or place.chunk >= CHUNKS or self._number >= BOUNDARIES:
+        if place.position >= TENSORS or place.chunk >= CHUNKS:
             raise ValueError(
-                f"{self._name(place)}: expected at most {TENSORS} tensors at a boundary, {CHUNKS} micro-batches and "
-                f"{BOUNDARIES} boundaries"
+                f"{self.name_of(place)}: expected at most {TENSORS} tensors at a boundary, {CHUNKS} micro-batches"
             )
         if tensor.dtype not in _CODED:
             codec, samples = "", None
@@ -93,35 +109,113 @@ class Boundary:
         if samples is not None and self._cache is not None:
             if tensor.dim() == 0 or tensor.shape[0] != len(samples):
                 raise ValueError(
-                    f"{self._name(place)}: expected a row for each of the {len(samples)} samples of the micro-batch, got shape "
+                    f"{self.name_of(place)}: expected a row for each of the {len(samples)} samples of the micro-batch, got shape "
                     f"{tuple(tensor.shape)}"
                 )
             channels = tensor.shape[-1] if tensor.dim() > 1 else 1
-            memory = self._cache.memory(Slot(self._number, place.position, sends), tensor[0].numel(), channels)
+            memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels)
         last = tensor.shape[-1] if tensor.dim() else 1
         key = (place, codec, memory is not None, tensor.dtype, last)
         if key not in self._channels:
             self._channels[key] = _C.Channel(
                 self._backend,
                 self._peer,
-                ((2 * self._number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk,
+                ((2 * self.number + place.gradients) * TENSORS + place.position) * CHUNKS + place.chunk,
                 dtype=tensor.dtype,
                 codec=codec,
                 first=self._first if memory is not None else "",
                 channels=last,
                 memory=memory,
-                edge=edge_name(self._number, gradients=place.gradients),
-                part=f"micro-batch {place.chunk}, tensor {place.position}",
+                edge=_way(self.number, gradients=place.gradients),
+                part=_part(place),
             )
         return self._channels[key], memory, samples or []
 
-    def _name(self, place: Place) -> str:
-        return f"{edge_name(self._number, gradients=place.gradients)}, micro-batch {place.chunk}, tensor {place.position}"
+    @property
+    def withdrawn(self) -> str:
+        """Why a side has withdrawn; "" where messages are taken."""
+        try:
+            return self._block.withdrawn
+        except RuntimeError:  # of a group that is over, which its next message says
+            return ""
+
+    def withdraw(self, why: str) -> None:
+        """Ends what is under way at the boundary, on both sides and for one reason. The first one counts."""
+        with contextlib.suppress(RuntimeError):  # of a group that is over: its peers have heard why
+            self._block.withdraw(why)
+
+    def resume(self) -> None:
+        """Takes messages again, once the other side has withdrawn too and nothing is under way; both sides call it.
+
+        Raises:
+            torch.distributed.DistBackendError: The peer or the network failed.
+        """
+        self._block.resume()
+        self._channels.clear()  # they take the samples of messages that were dropped for under way
+
+    def compare_caches(self, *, sends: bool) -> None:
+        """Forgets what the two sides do not remember alike of activations that go one way; both call it.
+
+        Args:
+            sends: Whether this side sends them.
+
+        Raises:
+            ValueError: One side has a cache and the other has none; on both.
+        """
+        cache = self._cache
+        rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(self.slot, sends)
+        channel = _C.Channel(
+            self._backend,
+            self._peer,
+            _COMPARISON + self.number,
+            dtype=torch.int64,
+            codec="",
+            first="",
+            channels=1,
+            memory=None,
+            edge=f"caches of {where(self.number)}",
+            part="",
+        )
+        mine = -1 if cache is None else len(rows)
+        theirs = int(_exchange(channel, torch.tensor([mine]), torch.empty(1, dtype=torch.int64)))
+        if (mine < 0) != (theirs < 0):
+            me = self._backend.rank()
+            raise ValueError(
+                f"cache: expected one on both sides of {where(self.number)}, or none; rank {me} has "
+                f"{'none' if mine < 0 else 'one'}, rank {self._peer} has {'none' if theirs < 0 else 'one'}"
+            )
+        if cache is None:
+            return
+        others = torch.empty(theirs, 4, dtype=torch.int64)
+        forgotten = cache.keep_equal(self.slot, sends, _exchange(channel, rows, others))
+        if sends and forgotten:
+            self._backend.count_forgotten(f"send {_way(self.number, gradients=False)}", forgotten)
+
+    def name_of(self, place: Place) -> str:
+        """The name of a message in errors."""
+        return f"{_way(self.number, gradients=place.gradients)}, {_part(place)}"
 
 
-def edge_name(boundary: int, *, gradients: bool) -> str:
+def where(number: int) -> str:
+    """The name of a boundary."""
+    return f"boundary {number}" if number < FIRST_EDGE else f"edge {number - FIRST_EDGE}"
+
+
+def _way(number: int, *, gradients: bool) -> str:
     """The name of one direction of a boundary in counters, records and errors."""
-    return f"{'backward' if gradients else 'forward'} boundary {boundary}"
+    return f"{'backward' if gradients else 'forward'} {where(number)}"
+
+
+def _part(place: Place) -> str:
+    return f"micro-batch {place.chunk}, tensor {place.position}"
+
+
+def _exchange(channel: _C.Channel, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    receive = channel.recv(theirs, [])
+    send = channel.send(mine.contiguous(), [])
+    receive.wait()
+    send.wait()
+    return theirs
 
 
 class Receive:
@@ -133,12 +227,41 @@ class Receive:
         self._host = tensor if direct else torch.empty(tensor.shape, dtype=tensor.dtype)
         self._message = channel.recv(self._host.detach(), samples)
 
+    @property
+    def name(self) -> str:
+        """As the message's."""
+        return self._message.name
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor, which has its values after wait()."""
+        return self._tensor
+
     def wait(self) -> None:
         """Blocks until the tensor is there."""
         self._message.wait()
         if self._host is not self._tensor:
             with torch.no_grad():
                 self._tensor.copy_(self._host)
+
+
+Message = _C.ChannelMessage | Receive
+
+
+def wait_for(message: Message, owner: str) -> None:
+    """Waits for a message; an error names its owner and the message besides its cause."""
+    with named(owner, message.name):
+        message.wait()
+
+
+@contextlib.contextmanager
+def named(owner: str, message: str) -> Iterator[None]:
+    """An error of a message begins with its owner, and has the message's name."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        said = str(error)
+        raise type(error)(f"{owner}: {said if message in said else f'{message}: {said}'}") from error
 
 
 class _Changes:

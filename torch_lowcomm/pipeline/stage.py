@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import Boundary, Place, Receive
+from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.cache import Cache
 from torch_lowcomm.pipeline.presets import FIRST, codecs
 
@@ -63,12 +64,14 @@ class Stage(PipelineStage):
 
         Raises:
             ValueError: A codec or preset is unknown, a codec is given beside a preset, the group is of another backend, a cache
-                has no forward codec, or window is below 1.
+                has no forward codec, window is below 1, or there are more than 257 stages.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first = codecs(preset, forward, backward, first)
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
+        if num_stages > BOUNDARIES + 1:
+            raise ValueError(f"num_stages: expected at most {BOUNDARIES + 1}, got {num_stages}")
         if window is not None and window < 1:
             raise ValueError(f"window: expected 1 or more, got {window}")
         for codec in (forward, backward, first, evaluate):
@@ -78,22 +81,52 @@ class Stage(PipelineStage):
         self._forward, self._backward = forward or "", backward or ""
         self._first, self._evaluate = first or "", evaluate or ""
         self._cache, self._window = cache, window
-        self._boundaries: dict[int, Boundary] = {}
+        self._boundaries: dict[int, Boundary | None] = {}
         self._micro_batches: int | None = None
         self._samples: list[list[int]] | None = None  # by micro-batch, of the step under way
         self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
-        self._sends: dict[tuple[bool, int], list[_C.ChannelMessage]] = {}
-        self._failed = ""  # why a message failed: others of its step may be under way for ever
+        self._sends: dict[tuple[bool, int], list[Message]] = {}
+        self._failed = ""  # why the last step failed
 
     @property
     def cache(self) -> Cache | None:
         """The memory of this stage's samples; None without one."""
         return self._cache
 
+    @property
+    def boundaries(self) -> list[Boundary]:
+        """This rank's sides of the boundaries before and behind the stage that have the other on another rank."""
+        return [
+            side for number in (self.stage_index - 1, self.stage_index) if (side := self._boundary(number)) is not None
+        ]
+
     def fail(self, why: str) -> None:
-        """Refuses all steps from now on: messages of the one that failed may never be answered."""
-        self._failed = self._failed or why
+        """Ends the step, and refuses others until reset(); stages next to this one hear why, and fail in turn."""
+        if self._failed:
+            return
+        self._failed = next((cause for side in self.boundaries if (cause := side.withdrawn)), why)
+        for side in self.boundaries:
+            side.withdraw(self._failed)
+        self._forget_messages()
+
+    def resume(self) -> None:
+        """Takes steps again, once the stages next to this one have failed too; `lc.pipeline.reset` calls this.
+
+        Raises:
+            torch.distributed.DistBackendError: A peer or the network failed.
+        """
+        self._forget_messages()
+        for side in self.boundaries:
+            side.resume()
+        for state in (self.fwd_cache, self.bwd_cache, self.backward_state, self.dw_runner):
+            state.clear()
+        self._failed = ""
+
+    def _forget_messages(self) -> None:
+        self._receives.clear()
+        self._sends.clear()
+        self._posted.clear()
 
     def expect_micro_batches(self, count: int) -> None:
         """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.
@@ -121,23 +154,25 @@ class Stage(PipelineStage):
         sends, self._sends = self._sends, {}
         for messages in sends.values():
             self._wait(messages)
+        self._posted.clear()
 
     def clear_runtime_states(self) -> None:
         """Begins a step; torch's schedules call this.
 
         Raises:
-            RuntimeError: A message of an earlier step failed, so that others of that step may never be answered.
+            RuntimeError: An earlier step failed, here or at a stage next to this one.
         """
-        if self._receives and not self._failed:
-            self.fail("it was broken off before all its messages had come")
+        if self._receives:
+            self.fail(f"stage {self.stage_index}: the step before was broken off")
+        for side in self.boundaries:
+            if side.withdrawn:
+                self.fail(side.withdrawn)
         if self._failed:
             raise RuntimeError(
-                f"stage {self.stage_index}: a message of an earlier step failed; make a new group and new stages, which may "
-                f"have the same cache. The failure: {self._failed}"
+                f"stage {self.stage_index}: a message of an earlier step failed; call lc.pipeline.reset(schedule) on all ranks, "
+                f"or make a new group and new stages, which may have the same cache. The failure: {self._failed}"
             )
         self.finish()
-        self._receives.clear()
-        self._posted.clear()
         super().clear_runtime_states()
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -150,13 +185,14 @@ class Stage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
         self._wait(self._receives.pop((False, fwd_chunk_id), []))
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with self._failing(f"micro-batch {fwd_chunk_id}: forward"):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""
+        codec, samples = self._activation(fwd_chunk_id)
         for position, op in enumerate(super().get_fwd_send_ops(fwd_chunk_id)):
-            place, boundary = Place(False, position, fwd_chunk_id), self._boundary(op, self.stage_index)
-            self._keep(False, fwd_chunk_id, boundary.send(op.tensor, place, *self._activation(fwd_chunk_id)))
+            self._send(self.stage_index, op, Place(False, position, fwd_chunk_id), codec, samples)
         self._post_backward(fwd_chunk_id)
         return []
 
@@ -170,44 +206,61 @@ class Stage(PipelineStage):
         # No gradient answers an activation that was refused: that is told now, not at the deadline.
         self._wait(self._sends.pop((False, bwd_chunk_id), []))
         self._wait(self._receives.pop((True, bwd_chunk_id), []))
-        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        with self._failing(f"micro-batch {bwd_chunk_id}: backward"):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends gradients; torch is given none."""
         for position, op in enumerate(super().get_bwd_send_ops(bwd_chunk_id)):
-            place, boundary = Place(True, position, bwd_chunk_id), self._boundary(op, self.stage_index - 1)
-            self._keep(True, bwd_chunk_id, boundary.send(op.tensor, place, self._backward))
+            self._send(self.stage_index - 1, op, Place(True, position, bwd_chunk_id), self._backward, None)
         return []
 
-    def _keep(self, gradients: bool, chunk: int, message: _C.ChannelMessage) -> None:
-        """Keeps a message until somebody waits for it; one that could not be encoded is told now."""
-        if message.spoilt:
+    def _send(self, number: int, op: dist.P2POp, place: Place, codec: str, samples: list[int] | None) -> None:
+        """Sends a tensor across boundary `number`, and keeps the message until somebody waits for it."""
+        side = self._boundary(number)
+        assert side is not None  # torch gives no op where both stages are on this rank
+        with self._failing(), named(f"stage {self.stage_index}", side.name_of(place)):
+            message = side.send(op.tensor, place, codec, samples)
+        if message.spoilt:  # told now
             self._wait([message])
-        self._sends.setdefault((gradients, chunk), []).append(message)
+        self._sends.setdefault((place.gradients, place.chunk), []).append(message)
 
     def _post_forward(self, chunk: int) -> None:
-        if (False, chunk) in self._posted:
-            return
-        self._posted.add((False, chunk))
-        for position, op in enumerate(super().get_fwd_recv_ops(chunk)):
-            place, boundary = Place(False, position, chunk), self._boundary(op, self.stage_index - 1)
-            receive = boundary.recv(op.tensor, place, *self._activation(chunk))
-            self._receives.setdefault((False, chunk), []).append(receive)
+        codec, samples = self._activation(chunk)
+        self._post(self.stage_index - 1, super().get_fwd_recv_ops(chunk), False, chunk, codec, samples)
 
     def _post_backward(self, chunk: int) -> None:
-        if (True, chunk) in self._posted or not self.has_backward:
-            return
-        self._posted.add((True, chunk))
-        for position, op in enumerate(super().get_bwd_recv_ops(chunk)):
-            place, boundary = Place(True, position, chunk), self._boundary(op, self.stage_index)
-            self._receives.setdefault((True, chunk), []).append(boundary.recv(op.tensor, place, self._backward))
+        if self.has_backward:
+            self._post(self.stage_index, super().get_bwd_recv_ops(chunk), True, chunk, self._backward, None)
 
-    def _wait(self, messages: Sequence[_C.ChannelMessage | Receive]) -> None:
-        try:
+    def _post(
+        self, number: int, ops: list[dist.P2POp], gradients: bool, chunk: int, codec: str, samples: list[int] | None
+    ) -> None:
+        """Posts the receives of one micro-batch across boundary `number`, once."""
+        if (gradients, chunk) in self._posted:
+            return
+        self._posted.add((gradients, chunk))
+        for position, op in enumerate(ops):
+            side = self._boundary(number)
+            assert side is not None
+            place = Place(gradients, position, chunk)
+            with self._failing(), named(f"stage {self.stage_index}", side.name_of(place)):
+                receive = side.recv(op.tensor, place, codec, samples)
+            self._receives.setdefault((gradients, chunk), []).append(receive)
+
+    def _wait(self, messages: Sequence[Message]) -> None:
+        with self._failing():
             for message in messages:
-                message.wait()
+                wait_for(message, f"stage {self.stage_index}")
+
+    @contextlib.contextmanager
+    def _failing(self, doing: str = "") -> Iterator[None]:
+        """The stage fails where this does; `doing`, where it is given, and the module's error are the cause."""
+        try:
+            yield
         except Exception as error:
-            self.fail(str(error))
+            cause = error.__cause__ or error  # torch's error has all tensors of the stage in its text
+            self.fail(f"stage {self.stage_index}: {doing}: {type(cause).__name__}: {cause}" if doing else str(error))
             raise
 
     def _activation(self, chunk: int) -> tuple[str, list[int] | None]:
@@ -220,9 +273,14 @@ class Stage(PipelineStage):
             raise ValueError("a step with a cache: expected samples= by lc.pipeline.step(), got none")
         return self._forward, self._samples[chunk]
 
-    def _boundary(self, op: dist.P2POp, number: int) -> Boundary:
-        """This rank's side of the boundary behind stage `number`, to the peer of one of its messages."""
+    def _boundary(self, number: int) -> Boundary | None:
+        """This rank's side of the boundary behind stage `number`; None at an end, and where both stages are on this rank."""
         if number not in self._boundaries:
-            peer = dist.get_group_rank(op.group or dist.group.WORLD, op.peer)
-            self._boundaries[number] = Boundary(self._backend, peer, number, first=self._first, cache=self._cache)
+            other = number + 1 if number == self.stage_index else number
+            peer = self.stage_index_to_group_rank.get(other, self.group_rank)
+            self._boundaries[number] = (
+                None
+                if peer == self.group_rank
+                else Boundary(self._backend, peer, number, first=self._first, cache=self._cache)
+            )
         return self._boundaries[number]

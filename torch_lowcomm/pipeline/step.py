@@ -6,12 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torch_lowcomm import _C
-from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import edge_name
 from torch_lowcomm.pipeline.stage import Stage
-
-_COMPARISON = 1 << 20  # the first of the channels on which two sides compare their caches
 
 
 def step(
@@ -38,8 +33,10 @@ def step(
     Raises:
         ValueError: There is a cache and no samples, a sample comes twice in the batch, the batch is no multiple of the
             micro-batches, or the stages had another number of them before; before anything is sent.
-        RuntimeError: A message of an earlier step failed.
-        torch.distributed.DistBackendError: A peer or the network failed, or two stages mean different messages.
+        RuntimeError: A message of an earlier step failed, perhaps after this rank's part of that step was over. `reset` makes
+            the stages ready again.
+        torch.distributed.DistBackendError: A peer or the network failed, two stages mean different messages, or another stage
+            failed, whose reason it has.
     """
     stages = _stages_of(schedule)
     numbers = None if samples is None else [int(sample) for sample in samples]
@@ -48,10 +45,8 @@ def step(
         _check(numbers, x, chunks)
     if numbers is None and any(stage.cache is not None for stage in stages):
         raise ValueError("a step with a cache: expected samples=, got none")
-    compared = sum(stage.cache.loads for stage in stages if stage.cache is not None)
-    if getattr(schedule, "_lowcomm_compared", None) != compared:
-        _compare_caches(stages)
-        schedule._lowcomm_compared = compared
+    if getattr(schedule, "_lowcomm_compared", None) != _loads(stages):
+        _compare_caches(schedule, stages)
     if numbers is not None:
         size = len(numbers) // chunks
         for stage in stages:
@@ -80,6 +75,35 @@ def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: A
         return _run(schedule, schedule.eval, (x, *args), target, kwargs)
 
 
+def reset(schedule: Any) -> None:
+    """Makes the stages ready for steps after one that failed, called alike on all ranks of the pipeline.
+
+    A step fails on all ranks: on those whose part of it is over in the next one. Nothing of it is under way afterwards, and the
+    caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the step has
+    added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a stage is
+    sharded by FSDP2 make a new schedule too. A group that has ended, by a peer's death or a time-out, is not reset: make a new
+    one, and new stages with the same caches.
+
+    Args:
+        schedule: As step().
+
+    Raises:
+        torch.distributed.DistBackendError: A peer or the network failed, or the group has ended.
+    """
+    stages = _stages_of(schedule)
+    for stage in stages:
+        stage.fail("the schedule was reset")
+    for stage in stages:
+        stage.resume()
+    for left in (
+        "_internal_losses",
+        "fwd_recv_ops",
+        "bwd_recv_ops",
+    ):  # torch goes on with those of the step that failed
+        getattr(schedule, left, {}).clear()
+    _compare_caches(schedule, stages)
+
+
 def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> Any:
     """One pass of a schedule; where it fails all of the rank's stages refuse the next one."""
     stages = _stages_of(schedule)
@@ -87,13 +111,14 @@ def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: 
         stage.expect_micro_batches(schedule._n_microbatches)
     if any(stage.is_last for stage in stages):
         kwargs = {"target": target, **kwargs}
+    failed = f"rank {dist.get_rank(stages[0].group)}"
     try:
         result = run(*(inputs if any(stage.is_first for stage in stages) else ()), **kwargs)
         for stage in stages:
             stage.finish()
     except BaseException as error:
         for stage in stages:
-            stage.fail(str(error))
+            stage.fail(f"{failed}: {type(error).__name__}: {error}")
         raise
     finally:
         for stage in stages:
@@ -121,51 +146,17 @@ def _check(numbers: list[int], x: torch.Tensor | None, chunks: int) -> None:
         raise ValueError(f"samples: expected one for each of the batch's {x.shape[0]} rows, got {len(numbers)}")
 
 
-def _compare_caches(stages: list[Stage]) -> None:
+def _loads(stages: list[Stage]) -> int:
+    return sum(stage.cache.loads for stage in stages if stage.cache is not None)
+
+
+def _compare_caches(schedule: Any, stages: list[Stage]) -> None:
     """Both sides of each boundary compare what they remember, in the order of the boundaries on every rank.
 
     Raises:
         ValueError: One side of a boundary has a cache and the other has none; on both.
     """
-    by_index = {stage.stage_index: stage for stage in stages}
-    ranks, count = stages[0].stage_index_to_group_rank, stages[0].num_stages
-    backend, me = backend_of(stages[0].group), dist.get_rank(stages[0].group)
-    edges = sorted({(i - 1, False) for i in by_index if i > 0} | {(i, True) for i in by_index if i + 1 < count})
-    for boundary, sends in edges:
-        peer = ranks[boundary + 1 if sends else boundary]
-        if peer == me:
-            continue
-        cache = by_index[boundary if sends else boundary + 1].cache
-        rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(boundary, sends)
-        channel = _C.Channel(
-            backend,
-            peer,
-            _COMPARISON + boundary,
-            dtype=torch.int64,
-            codec="",
-            first="",
-            channels=1,
-            memory=None,
-            edge=f"caches of boundary {boundary}",
-            part="",
-        )
-        mine = -1 if cache is None else len(rows)
-        theirs = int(_exchange(channel, torch.tensor([mine]), torch.empty(1, dtype=torch.int64)))
-        if (mine < 0) != (theirs < 0):
-            raise ValueError(
-                f"cache: expected one on both sides of the boundary behind stage {boundary}, or none; rank {me} has "
-                f"{'none' if mine < 0 else 'one'}, rank {peer} has {'none' if theirs < 0 else 'one'}"
-            )
-        if cache is not None:
-            others = torch.empty(theirs, 4, dtype=torch.int64)
-            forgotten = cache.keep_equal(boundary, sends, _exchange(channel, rows, others))
-            if sends and forgotten:
-                backend.count_forgotten(f"send {edge_name(boundary, gradients=False)}", forgotten)
-
-
-def _exchange(channel: _C.Channel, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    receive = channel.recv(theirs, [])
-    send = channel.send(mine.contiguous(), [])
-    receive.wait()
-    send.wait()
-    return theirs
+    sides = [(side.number, side.number == stage.stage_index, side) for stage in stages for side in stage.boundaries]
+    for _, sends, side in sorted(sides, key=lambda entry: entry[0]):
+        side.compare_caches(sends=sends)
+    schedule._lowcomm_compared = _loads(stages)

@@ -1,5 +1,6 @@
 """One rank's side of an all_gather and of a message, spoken from the page: hello, epoch, lanes, description, frames."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -92,17 +93,30 @@ class Peer:
 
     def receive_message(self, flow: str, description: str, frames: list[Frame]) -> list[tuple[Header, bytes]]:
         """A message of rank 0's, which is announced as expected by `description`."""
-        buffers = [torch.zeros(HEADER.size + max(frame.payload_bytes, 1024), dtype=torch.uint8) for frame in frames]
+        return self.expect_message(flow, description, [frame.payload_bytes for frame in frames])()
+
+    def expect_message(
+        self, flow: str, description: str, sizes: list[int]
+    ) -> Callable[[], list[tuple[Header, bytes]]]:
+        """Posts and announces the receive of a message; the call waits for its frames."""
+        buffers = [torch.zeros(HEADER.size + max(size, 1024), dtype=torch.uint8) for size in sizes]
         coming = [self.bulk.recv([buffer], 0, self.transport_tag(flow, k)) for k, buffer in enumerate(buffers)]
-        announcement = f"flow={flow}\nframes={len(frames)}\n{description}".encode()
-        frame = np.frombuffer(write_frame(self.control_header(1), announcement), np.uint8).copy()
+        self.tell(f"flow={flow}\nframes={len(sizes)}\n{description}", 1)
+
+        def wait() -> list[tuple[Header, bytes]]:
+            for work in coming:
+                work.wait()
+            return [read_frame(buffer.numpy().tobytes()) for buffer in buffers]
+
+        return wait
+
+    def tell(self, text: str, sequence: int) -> None:
+        """An announcement or a withdrawal."""
+        frame = np.frombuffer(write_frame(self.control_header(sequence), text.encode()), np.uint8).copy()
         self.control.send([torch.from_numpy(frame)], 0, 3).wait()
-        for work in coming:
-            work.wait()
-        return [read_frame(buffer.numpy().tobytes()) for buffer in buffers]
 
     def hear_announcement(self) -> tuple[Header, str]:
-        """The next announcement of rank 0."""
+        """The next announcement of rank 0, or its withdrawal."""
         buffer = torch.zeros(HEADER.size + 4096, dtype=torch.uint8)
         self.control.recv([buffer], 0, 3).wait()
         header, text = read_frame(buffer.numpy().tobytes())

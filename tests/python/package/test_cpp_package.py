@@ -1,4 +1,4 @@
-"""The package for C++ programs: installed from the build, found by CMake, and an outer loop that runs."""
+"""The package for C++ programs: installed from the build, found by CMake, and programs that run."""
 
 import re
 import shutil
@@ -21,8 +21,10 @@ def run(*command, deadline_s=600, cwd=ROOT):
 @pytest.mark.slow
 @pytest.mark.skipif(not (BUILD / "cmake_install.cmake").exists(), reason="no build tree: `make build` makes it")
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
-def test_a_libtorch_program_links_the_outer_loop(tmp_path):
-    """Built in a folder of its own from examples/cpp: its replicas end with the same loss, well under where they began."""
+def test_programs_link_the_outer_loop_and_channels(tmp_path):
+    """Built in a folder of their own from examples/cpp: the replicas end with the same loss, well under where they began, and
+    what a stage receives at 2 bits is near what was sent.
+    """
     prefix = tmp_path / "prefix"
     run("cmake", "--install", BUILD, "--prefix", prefix)
     paths = f"{prefix};{torch.utils.cmake_prefix_path}"
@@ -35,11 +37,14 @@ def test_a_libtorch_program_links_the_outer_loop(tmp_path):
     assert float(losses[0][0]) < 1.0  # 3.6 at the start
     raw = 30 * 4 * (16 * 64 + 64 + 64 * 4 + 4)  # what a rank's pseudo-gradients are in float32
     assert all(0 < int(sent) < raw / 2 for _, sent in losses)
+    errors = re.findall(r"visit \d: relative error (\S+)", run(tmp_path / "build" / "pipeline", deadline_s=120))
+    assert len(errors) == 4
+    assert all(float(error) < 0.03 for error in errors), errors
 
 
 def test_headers_are_those_of_the_layers():
     """Installed headers include installed headers only."""
-    layers = ("base", "kernels", "codec", "wire", "transport", "collective", "engine", "tensor", "optim")
+    layers = ("base", "kernels", "codec", "wire", "transport", "collective", "engine", "pipeline", "tensor", "optim")
     headers = [header for layer in layers for header in (ROOT / "csrc" / layer).rglob("*.h")]
     assert headers
     for header in headers:

@@ -77,7 +77,9 @@ def _other_samples(r):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     with pytest.raises(dist.DistBackendError, match="samples differs: rank 0 has '0@0,1@0,2@0,3@0', rank 1 has '9@0,"):
         lc.pipeline.step(schedule, x, samples=range(9 * r.rank, 9 * r.rank + 16), target=y)
-    with pytest.raises(RuntimeError, match="a message of an earlier step failed; make a new group.*samples differs"):
+    with pytest.raises(
+        RuntimeError, match="a message of an earlier step failed; call lc.pipeline.reset.*samples differs"
+    ):
         lc.pipeline.step(schedule, x, samples=range(16), target=y)
     dist.destroy_process_group()
 
@@ -127,10 +129,60 @@ def _one_cache(r):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     cache = lc.pipeline.Cache() if r.rank == 0 else None
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
-    with pytest.raises(ValueError, match="expected one on both sides of the boundary behind stage 0"):
+    with pytest.raises(ValueError, match="expected one on both sides of boundary 0, or none"):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     dist.destroy_process_group()
 
 
 def test_a_cache_on_one_side_is_named_on_both(pair):
     pair(_one_cache)
+
+
+def _counted(r):
+    """Samples by boundary and direction, the error of their changes, records, and the warning that a cache is of no use."""
+    import logging
+
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("torch_lowcomm").addHandler(handler)
+    cache = lc.pipeline.Cache()
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
+    generator = torch.Generator().manual_seed(1)
+    y = torch.zeros(case.ROWS, 3, case.WIDTH)
+    for visit in range(8):
+        x = torch.randn(case.ROWS, 3, case.WIDTH, generator=generator)  # another input at every visit
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        assert len(said) == (r.rank == 0 and visit >= 5), "told after 16 messages of third and later visits, once"
+    figures = lc.stats()[dist.group.WORLD.group_name]
+    if r.rank == 0:
+        assert "boundary 0: after their second visit" in said[0]
+        sent = figures["send forward boundary 0"]
+        assert sent["calls"] == 8 * case.MICRO and sent["exact_calls"] == 0
+        samples = sent["samples"]
+        assert (samples["first"], samples["seen"], samples["forgotten"]) == (case.ROWS, 7 * case.ROWS, 0)
+        assert 0.3 * samples["mean_value"] < samples["mean_change"] < 2 * samples["mean_value"]
+        assert 0.07 < sent["relative_error"] < 0.13, "of the changes, at 4 bits"
+        assert figures["recv backward boundary 0"]["calls"] == 8 * case.MICRO
+    else:
+        assert figures["recv forward boundary 0"]["samples"] is None
+        assert figures["send backward boundary 0"]["relative_error"] > 0
+    (record,) = lc.flight_record().values()
+    sends = [op["op"] for op in record["ops"] if "boundary 0" in op["op"]]
+    way, verb = ("forward", "send") if r.rank == 0 else ("backward", "send")
+    number = 3 if r.rank == 0 else 8 * 256 + 3
+    assert f"{verb} of channel {number}, {way} boundary 0, micro-batch 3, tensor 0" in sends, sends
+    # The other side has lost its cache: what it does not remember is counted.
+    other = cache if r.rank == 0 else lc.pipeline.Cache()
+    schedule, _ = case.build(r.rank, r.size, "GPipe", cache=other, **CODED)
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    if r.rank == 0:
+        assert lc.stats()[dist.group.WORLD.group_name]["send forward boundary 0"]["samples"]["forgotten"] == case.ROWS
+    dist.destroy_process_group()
+
+
+def test_messages_are_counted_by_boundary_and_direction(pair):
+    pair(_counted)

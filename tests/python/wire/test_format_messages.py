@@ -1,4 +1,4 @@
-"""Messages between the library and a rank that follows the page: announcements, frames, messages that differ."""
+"""Messages between the library and a rank that follows the page: announcements, frames, differences, withdrawals."""
 
 import numpy as np
 import pytest
@@ -64,3 +64,42 @@ def test_a_message_that_differs_is_answered_by_error_frames():
     ended(thread, done)
     assert len(errors) == 1 and isinstance(errors[0], DistBackendError)
     assert f"elements differs: rank 0 has '{N}', rank 1 has '1000'" in str(errors[0])
+
+
+def _channel(group: object, number: int) -> _C.Channel:
+    return _C.Channel(
+        group, 1, number, dtype=torch.float32, codec="", first="", channels=1, memory=None, edge="", part=""
+    )
+
+
+def test_a_withdrawal_is_answered_and_the_block_begins_anew():
+    x, refusals = torch.arange(100.0), []
+
+    def part(group: object, x: torch.Tensor) -> None:
+        unannounced = _channel(group, 8193).send(x, [])
+        try:
+            unannounced.wait()
+        except DistBackendError as error:
+            refusals.append(str(error))
+        _C.ChannelBlock(group, 1, 2).resume()
+        _channel(group, 8192).send(x, []).wait()
+        _channel(group, 8193).send(x, []).wait()
+
+    thread, errors, peer, done = with_library("", part, x)
+    description = "dtype=float32\nelements=100\nsamples=\nmemory=\ncodec=none\n"
+    unsent = peer.expect_message("channel 8192", description, [400])
+    peer.tell("withdrawn=2\nperiod=0\nwhy=a page\\nhas an end\n", 0)
+    ((header, payload),) = unsent()
+    assert (header.kind, header.sequence) == (1, 1)
+    assert "rank 0" in payload.decode() and "a page\nhas an end" in payload.decode()
+    head, text = peer.hear_announcement()
+    assert head.sequence == 0
+    assert text == "withdrawn=2\nperiod=0\nwhy=a page\\nhas an end\n"
+    # Of the next period: the message that was answered by an error frame has been counted, the one left behind has not.
+    for channel, number in ((8192, 2), (8193, 1)):
+        ((header, payload),) = peer.expect_message(f"channel {channel}", description, [400])()
+        assert (header.kind, header.sequence, header.channel) == (0, number, channel)
+        assert payload[:400] == x.numpy().tobytes()
+    ended(thread, done)
+    assert not errors
+    assert len(refusals) == 1 and "send of channel 8193" in refusals[0] and "a page\nhas an end" in refusals[0]

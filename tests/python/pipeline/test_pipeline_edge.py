@@ -1,0 +1,193 @@
+"""Hand-written pipelines over lc.pipeline.Edge, send and recv: exact gradients, equal caches, errors on both ends."""
+
+import itertools
+
+import pytest
+import stages_case as case
+import torch
+import torch.distributed as dist
+
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+
+
+def _batch():
+    return (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+
+
+def _step(r, stage, x, y, order, samples=None, **options):
+    """One step of all micro-batches by hand, forward before backward; backward in `order`."""
+    import torch_lowcomm as lc
+
+    parts = [None] * case.MICRO if samples is None else samples.chunk(case.MICRO)
+    ends = []
+    for part, target, numbers in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), parts, strict=True):
+        if r.rank > 0:
+            part = lc.pipeline.recv(torch.empty_like(part), r.rank - 1, samples=numbers, **options)
+        result = stage(part)
+        if r.rank + 1 < r.size:
+            ends.append(lc.pipeline.send(result, r.rank + 1, samples=numbers, **options))
+        else:
+            ends.append(case.loss(result, target) / case.MICRO)
+    if order == "together":
+        torch.stack(ends).sum().backward()
+    for end in ends if order == "forward" else reversed(ends) if order == "backward" else ():
+        end.backward()
+    for peer in {r.rank - 1, r.rank + 1} & set(range(r.size)):
+        lc.pipeline.Edge.of(peer).finish()
+
+
+def _exact(r):
+    r.init("lowcomm")
+    x, y = _batch()
+    model, stage = case.whole(r.size), case.module(r.rank)
+    for part, target in zip(x.chunk(case.MICRO), y.chunk(case.MICRO), strict=True):
+        (case.loss(model(part), target) / case.MICRO).backward()
+    for order in ("forward", "backward", "together"):
+        stage.zero_grad()
+        _step(r, stage, x, y, order)
+        for mine, whole in zip(stage.parameters(), model[r.rank].parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-5, atol=1e-7)
+    dist.destroy_process_group()
+
+
+def test_the_whole_models_gradients_on_two_ranks(pair):
+    pair(_exact)
+
+
+def test_the_whole_models_gradients_on_four_ranks(quad):
+    quad(_exact)
+
+
+def _rows(cache, peer, sends):
+    """What the end of edge 0 to a peer remembers, as Cache.rows."""
+    import torch_lowcomm as lc
+
+    return cache.rows(lc.pipeline.edge.slot_of(peer, 0), sends).tolist()
+
+
+def _coded(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    stage = case.module(r.rank)
+    optimizer = torch.optim.SGD(stage.parameters(), lr=0.05)
+    for samples, x, y in lc.pipeline.batches(case.data(), batch=case.ROWS, epochs=3):
+        _step(r, stage, x, y, "forward", samples, cache=cache, **CODED)
+        optimizer.step()
+        optimizer.zero_grad()
+    rows = [None] * r.size
+    dist.all_gather_object(rows, [_rows(cache, r.rank + 1, True), _rows(cache, r.rank - 1, False)])
+    for (sent, _), (_, received) in itertools.pairwise(rows):
+        assert sent == received
+        assert [row[2] for row in sent] == [3] * case.SAMPLES
+    figures = lc.stats()[dist.group.WORLD.group_name]
+    if r.rank == 0:
+        assert figures["send forward edge 0"]["samples"]["seen"] == 2 * case.SAMPLES
+        assert figures["recv backward edge 0"]["calls"] == 3 * case.SAMPLES // case.ROWS * case.MICRO
+    with pytest.raises(ValueError, match="edge 0 to rank .: expected forward='gauss4', as before, got 'gauss2'"):
+        lc.pipeline.Edge.of(r.rank - 1 if r.rank else 1, forward="gauss2")
+    dist.destroy_process_group()
+
+
+def test_both_ends_remember_the_same(quad):
+    quad(_coded)
+
+
+def _several(r):
+    """Three tensors: two floats of which one is unused in the loss, one of integers; receives posted ahead; evaluation."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    edge = lc.pipeline.Edge(1 - r.rank, 7)
+    weight = torch.arange(6.0).view(2, 3).requires_grad_()
+    numbers = torch.tensor([[3], [4]])
+    if r.rank == 0:
+        sent = [edge.send([weight * 2, numbers, weight + 1]) for _ in range(2)]
+        (sent[0] + sent[1]).backward()
+        assert torch.equal(weight.grad, 2 * 2 * numbers.expand(2, 3).float())
+        with torch.no_grad():
+            assert not edge.send(weight).requires_grad
+    else:
+        like = [torch.empty(2, 3), torch.empty(2, 1, dtype=torch.int64), torch.empty(2, 3)]
+        edge.post(like)
+        edge.post(like)
+        with pytest.raises(ValueError, match=r"edge 7 to rank 0: expected recv\(\) without arguments for the 2 posted"):
+            edge.recv(like)
+        for _ in range(2):
+            doubled, got, _unused = edge.recv()
+            assert torch.equal(doubled, 2 * weight) and torch.equal(got, numbers)
+            assert not got.requires_grad
+            (doubled * got).sum().backward()
+        with torch.no_grad():
+            assert torch.equal(edge.recv(like[0]), weight)
+        with pytest.raises(ValueError, match="or none posted and `like`, got none"):
+            edge.recv()
+    edge.finish()
+    dist.destroy_process_group()
+
+
+def test_several_tensors_and_evaluation(pair):
+    pair(_several)
+
+
+def _faults(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache()
+    edge = lc.pipeline.Edge(1 - r.rank, cache=cache, **CODED)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def step(spoilt, gradient, samples=(0, 1, 2, 3)):
+        if r.rank == 0:
+            edge.send(x * spoilt, samples=samples).backward()
+            edge.finish()
+        else:
+            y = edge.recv(torch.empty(4, 8), samples=samples)
+            (y * gradient).sum().backward()
+            edge.finish()
+
+    def equal():
+        rows = [None, None]
+        dist.all_gather_object(rows, _rows(cache, 1 - r.rank, r.rank == 0))
+        assert rows[0] == rows[1] and len(rows[0]) == 4
+
+    with pytest.raises(ValueError, match="expected samples= with a cache, and none without, got no samples with one"):
+        edge.send(x) if r.rank == 0 else edge.recv(x)
+    step(1, 1)
+    nan = float("nan")
+    for spoilt, gradient in ((nan, 1), (1, nan)):
+        with pytest.raises((ValueError, dist.DistBackendError), match="(?i)edge 0.*nan"):
+            step(spoilt, gradient)
+        with pytest.raises(dist.DistBackendError, match="(?i)withdrawn.*nan"):
+            step(1, 1)
+        edge.reset()
+        equal()
+        step(1, 1)
+        equal()
+    with pytest.raises(dist.DistBackendError, match="samples differs"):
+        step(1, 1, range(4 * r.rank, 4 * r.rank + 4))
+    edge.reset()
+    if r.rank == 0:
+        edge.fail("the data has ended")
+    else:
+        with pytest.raises(dist.DistBackendError, match="withdrawn: the data has ended"):
+            edge.recv(torch.empty(4, 8), samples=range(4))
+    edge.reset()
+    step(1, 1)
+    equal()
+    for options, said in (
+        ({"channel": 255}, "channel: expected one of 0...254, got 255"),
+        ({"cache": cache}, "forward: expected a codec of changes with a cache, got None"),
+        ({"peer": r.rank}, "expected a peer among"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            lc.pipeline.Edge(**{"peer": 1 - r.rank, **options})
+    with pytest.raises(ValueError, match="expected 1 to 8 tensors in a message, got 9"):
+        edge.send([x] * 9, samples=range(4))
+    dist.destroy_process_group()
+
+
+def test_errors_reach_both_ends_and_both_go_on(pair):
+    pair(_faults)

@@ -1,0 +1,194 @@
+"""After a step that failed: every rank hears why, nothing is under way, caches are equal, and training goes on."""
+
+import itertools
+import os
+import signal
+
+import pytest
+import ranks
+import stages_case as case
+import torch
+import torch.distributed as dist
+
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+
+
+class _Spoil(torch.autograd.Function):
+    """A NaN in one element of a micro-batch's activation, or of the gradient that goes back."""
+
+    @staticmethod
+    def forward(ctx, x, activation, gradient):
+        ctx.gradient = gradient
+        return x * torch.tensor(float("nan")) if activation else x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * torch.tensor(float("nan")) if ctx.gradient else g, None, None
+
+
+class _Spoiler(torch.nn.Module):
+    """A stage that fails where it is told to: (what, micro-batch)."""
+
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+        self.fault = None
+
+    def begin(self, fault):
+        self.fault, self.count = fault, 0
+
+    def forward(self, x):
+        what, chunk = self.fault or ("", -1)
+        here = self.count == chunk
+        self.count += 1
+        if what == "error" and here:
+            raise KeyError("no such token")
+        x = _Spoil.apply(x, False, what == "gradient" and here)
+        return _Spoil.apply(self.stage(x), what == "activation" and here, False)
+
+
+def _slots(cache, boundary, sends):
+    return [tuple(row) for row in cache.rows(boundary, sends).tolist()]
+
+
+def _expect_equal_caches(r, cache):
+    sides = [None] * r.size
+    dist.all_gather_object(sides, [_slots(cache, r.rank, True), _slots(cache, r.rank - 1, False)])
+    for (sent, _), (_, received) in itertools.pairwise(sides):
+        assert sent == received
+
+
+def _recovers(r, name):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
+    cache = lc.pipeline.Cache()
+    schedule, (stage,) = case.build(r.rank, r.size, name, cache=cache, **CODED)
+    spoiler = stage.submod = _Spoiler(stage.submod)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+
+    def step(fault=None):
+        spoiler.begin(fault)
+        losses = []
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
+        return losses
+
+    step()
+    source = r.size // 2 - 1  # whose activations are spoilt; the stage behind it spoils its gradients
+    for what in ("activation", "gradient", "error"):
+        for chunk in (0, case.MICRO - 1):
+            mine = (what, chunk) if r.rank == source + (what == "gradient") else None
+            with pytest.raises((ValueError, RuntimeError)) as failure:
+                step(mine)
+                step()  # a rank whose part is over hears of it in its next step
+            if what == "error" and mine:  # torch's error, as it is
+                assert isinstance(failure.value.__cause__, KeyError)
+            else:
+                said = str(failure.value).lower()
+                cause = "no such token" if what == "error" else "nan"
+                for part in (f"micro-batch {chunk}", f"stage {r.rank}", cause):
+                    assert part in said, said
+            with pytest.raises(RuntimeError, match="call lc.pipeline.reset"):
+                step()
+            lc.pipeline.reset(schedule)
+            _expect_equal_caches(r, cache)
+            (record,) = lc.flight_record().values()
+            assert not [op for op in record["ops"] if op["state"] == "under way" and "channel" in op["op"]]
+            losses = step()
+            assert len(losses) == (case.MICRO if r.rank == r.size - 1 else 0)
+            assert all(loss.isfinite() for loss in losses)
+            _expect_equal_caches(r, cache)
+            assert len(cache.rows(0, True)) == (case.ROWS if r.rank == 0 else 0)
+    for side in ("_receives", "_sends", "_posted"):
+        assert not getattr(stage, side), "after a step nothing is under way"
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_two_stages_go_on_in_the_same_group(pair, name):
+    pair(_recovers, name)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_four_stages_go_on_in_the_same_group(quad, name):
+    quad(_recovers, name)
+
+
+def _several_stages(r):
+    """Stages that share a rank fail together."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=300)
+    cache = lc.pipeline.Cache()
+    schedule, _ = case.build(r.rank, r.size, "Interleaved1F1B", cache=cache, **CODED)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    spoilt = x.clone()
+    spoilt[-1, 0, 0] = float("nan")
+
+    def step(x):
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+
+    for _ in range(2):
+        step(x)
+        with pytest.raises((ValueError, RuntimeError), match="(?is)micro-batch 3.*nan"):
+            step(spoilt)
+            step(x)
+        lc.pipeline.reset(schedule)
+    step(x)
+    rows = [None, None]
+    dist.all_gather_object(rows, {(b, s): cache.rows(b, s).tolist() for b in range(3) for s in (True, False)})
+    for boundary in range(3):
+        sender = boundary % 2
+        assert rows[sender][boundary, True] == rows[1 - sender][boundary, False]
+        assert len(rows[sender][boundary, True]) == case.ROWS
+    dist.destroy_process_group()
+
+
+def test_stages_that_share_a_rank_go_on(pair):
+    pair(_several_stages)
+
+
+def _killed(r):
+    """Rank 1 is killed in the middle of a step; rank 2 takes its place, without its cache, in a new group."""
+    import torch_lowcomm as lc
+
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    cache = lc.pipeline.Cache()
+
+    def begin(number, rank):
+        store = dist.FileStore(str(r.path(f"group{number}")), 2)
+        dist.init_process_group("lowcomm", store=store, rank=rank, world_size=2)
+        return case.build(rank, 2, "1F1B", cache=cache, **CODED)
+
+    def step(schedule):
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+
+    if r.rank < 2:
+        schedule, (stage,) = begin(1, r.rank)
+        step(schedule)
+        if r.rank == 1:
+
+            def die(module, inputs):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            stage.submod[2].register_forward_pre_hook(die)
+        with pytest.raises(dist.DistBackendError):
+            step(schedule)
+        with pytest.raises(RuntimeError):
+            lc.pipeline.reset(schedule)
+        dist.destroy_process_group()
+        assert len(cache.rows(0, True)) == case.ROWS
+    schedule, _ = begin(2, min(r.rank, 1))
+    for visits in (1, 2):
+        step(schedule)
+        rows = [None, None]
+        dist.all_gather_object(rows, cache.rows(0, r.rank == 0).tolist())
+        assert rows[0] == rows[1]
+        assert [row[2] for row in rows[0]] == [visits] * case.ROWS, "what one side alone remembered is a first visit"
+    dist.destroy_process_group()
+    return "went on"
+
+
+def test_a_killed_rank_is_replaced():
+    ended = ranks.run_ranks(_killed, 3, timeout=120, allow_exit={1: -signal.SIGKILL})
+    assert ended == ["went on", None, "went on"]

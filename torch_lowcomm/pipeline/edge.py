@@ -1,0 +1,381 @@
+"""Hand-written pipelines: tensors to another rank, whose gradients come back by autograd."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from torch_lowcomm import _C
+from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.boundary import (
+    CHUNKS,
+    EDGES,
+    FIRST_EDGE,
+    TENSORS,
+    Boundary,
+    Message,
+    Place,
+    Receive,
+    wait_for,
+)
+from torch_lowcomm.pipeline.cache import Cache
+
+Samples = torch.Tensor | Iterable[int] | None
+
+
+class Edge:
+    """This rank's end of an edge to another rank, for pipelines that are written by hand.
+
+        edge = lc.pipeline.Edge(1, forward="gauss2", backward="gauss4", cache=lc.pipeline.Cache())    # on rank 0
+        sent = edge.send(module(x), samples=samples)
+        sent.backward()                                     # waits for the gradient, and goes on through the module
+
+        edge = lc.pipeline.Edge(0, forward="gauss2", backward="gauss4", cache=lc.pipeline.Cache())    # on rank 1
+        y = edge.recv(torch.empty(16, 128, 768), samples=samples)
+        loss_of(module(y)).backward()                       # sends the gradient of y
+
+    The n-th send of one end is the n-th receive of the other, in either direction, and gradients find theirs in any order. With
+    gradients enabled the gradient of each floating-point tensor goes back, as zeros where autograd has none; under no_grad no
+    gradient does, the codec is `evaluate`, and samples are left alone. Both ends enable them alike.
+
+    With a cache both ends compare what they remember before the first message, which waits for the other end.
+
+    After an error both ends refuse messages, with the first cause, until both have called reset().
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        channel: int = 0,
+        *,
+        forward: str | None = None,
+        backward: str | None = None,
+        first: str | None = "minmax8:bucket=128",
+        evaluate: str | None = None,
+        cache: Cache | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Makes an end; both ends are given the same options.
+
+        Args:
+            peer: The group's rank at the other end.
+            channel: 0...254, the same at both ends: the edge's number among those of the two ranks.
+            forward: The codec of tensors; of their changes where there is a cache. None: exact.
+            backward: The codec of gradients. None: exact.
+            first: With a cache, the codec of a sample's first visit. None: exact.
+            evaluate: The codec under no_grad. None: exact.
+            cache: What is remembered of each sample; send() and recv() then need their numbers.
+            group: A group of backend lowcomm; None: the default group.
+
+        Raises:
+            TypeError, ValueError: As `backend_of`; a codec is unknown, a cache has no forward codec, or there is no such peer or
+                channel.
+        """
+        if cache is not None and forward in (None, "none"):
+            raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
+        if not 0 <= channel < EDGES:
+            raise ValueError(f"channel: expected one of 0...{EDGES - 1}, got {channel}")
+        for codec in (forward, backward, first, evaluate):
+            if codec is not None:
+                _C.Codec(codec)
+        self._name = f"edge {channel} to rank {peer}"
+        self._forward, self._backward, self._evaluate = forward or "", backward or "", evaluate or ""
+        self._cache = cache
+        number = FIRST_EDGE + channel
+        self._side = Boundary(
+            backend_of(group), peer, number, first=first or "", cache=cache, slot=slot_of(peer, channel)
+        )
+        self._first_rank = dist.get_rank(group) < peer
+        self._begin()
+
+    @classmethod
+    def of(cls, peer: int, channel: int = 0, *, group: dist.ProcessGroup | None = None, **options: Any) -> Edge:
+        """The edge that the functions `send` and `recv` use with these arguments; the first call makes it.
+
+        Args:
+            peer: As Edge.
+            channel: As Edge.
+            group: As Edge.
+            options: The other options of Edge. Later calls may leave them out.
+
+        Raises:
+            TypeError, ValueError: As Edge, or the edge was made with another option.
+        """
+        backend_of(group)
+        group = group or dist.group.WORLD
+        assert group is not None
+        known = _edges.setdefault(group, {})
+        if (peer, channel) not in known:
+            known[peer, channel] = cls(peer, channel, group=group, **options), options
+        made, given = known[peer, channel]
+        for name, value in options.items():
+            if given.get(name) is not value and given.get(name) != value:
+                raise ValueError(f"{made._name}: expected {name}={given.get(name)!r}, as before, got {value!r}")
+        return made
+
+    def send(self, x: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> torch.Tensor:
+        """Sends one tensor or up to 8. Does not wait for the receiver.
+
+        Args:
+            x: On any device.
+            samples: With a cache, int64 [rows]: the number of each row of a floating-point tensor.
+
+        Returns:
+            A float32 zero. Its backward() waits for the gradients of x and goes on through what x was made by; zeros of several
+            sends may be added. Call it once for each send: samples are under way until then.
+
+        Raises:
+            ValueError: There are too many tensors, a cache and no samples (or none and some), a sample is under way or comes
+                twice, or an element cannot be encoded.
+            torch.distributed.DistBackendError: The other end has failed or is gone, or the network.
+        """
+        tensors = _tensors(x)
+        coded, numbers = self._message(samples)
+        chunk = self._sent % CHUNKS
+        # Its channels are those of the message that many before, which is through unless the other end is as far behind.
+        self._wait(self._sends.pop((False, chunk), []))
+        self._sends[False, chunk] = self._begun(
+            lambda i, tensor: self._side.send(tensor, Place(False, i, chunk), coded, _rows(tensor, numbers)), tensors
+        )
+        self._sent += 1
+        if not torch.is_grad_enabled():
+            return torch.zeros(())
+        answers = self._begun(
+            lambda i, tensor: self._side.recv(torch.empty_like(tensor).detach(), Place(True, i, chunk), self._backward),
+            [tensor if tensor.is_floating_point() else None for tensor in tensors],
+        )
+        return _Send.apply(self, chunk, answers, torch.zeros((), requires_grad=True), *tensors)
+
+    def post(self, like: torch.Tensor | Sequence[torch.Tensor], *, samples: Samples = None) -> None:
+        """Posts a receive ahead, so that its message costs no round trip; recv() without arguments returns the oldest one.
+
+        Args:
+            like: Tensors of the shapes, types and device that come. They are not written.
+            samples: As send().
+
+        Raises:
+            ValueError: As send().
+            torch.distributed.DistBackendError: As send().
+        """
+        tensors = _tensors(like)
+        coded, numbers = self._message(samples)
+        chunk = self._posted % CHUNKS
+        receives = self._begun(
+            lambda i, tensor: self._side.recv(
+                torch.empty_like(tensor).detach(), Place(False, i, chunk), coded, _rows(tensor, numbers)
+            ),
+            tensors,
+        )
+        self._posted += 1
+        self._receives.append((chunk, isinstance(like, torch.Tensor), torch.is_grad_enabled(), receives))
+
+    def recv(self, like: torch.Tensor | Sequence[torch.Tensor] | None = None, *, samples: Samples = None) -> Any:
+        """Waits for the next message.
+
+        Args:
+            like: As post(); None takes the oldest message that was posted.
+            samples: As post().
+
+        Returns:
+            A tensor, or with a sequence a tuple of them. Their backward sends their gradients, once all have theirs; a loss
+            must depend on one of them at least.
+
+        Raises:
+            ValueError: As send(), or there are posted receives and `like`, or neither.
+            torch.distributed.DistBackendError: As send().
+        """
+        if (like is None) != bool(self._receives):
+            raise ValueError(
+                f"{self._name}: expected recv() without arguments for the {len(self._receives)} posted receives, or none "
+                f"posted and `like`, got {'none' if like is None else 'like'}"
+            )
+        if like is not None:
+            self.post(like, samples=samples)
+        chunk, single, gradients, receives = self._receives.popleft()
+        self._wait(receives)
+        tensors = [receive.tensor for receive in receives]
+        if gradients:
+            tensors = _Recv.apply(self, chunk, torch.zeros((), requires_grad=True), *tensors)
+        return tensors[0] if single else tuple(tensors)
+
+    def finish(self) -> None:
+        """Waits until all that was sent is through.
+
+        Raises:
+            ValueError: A gradient could not be encoded.
+            torch.distributed.DistBackendError: As send().
+        """
+        sends, self._sends = self._sends, {}
+        for messages in sends.values():
+            self._wait(messages)
+
+    def fail(self, why: str) -> None:
+        """Tells the other end that this one goes no further: both refuse messages from now on, with the first cause."""
+        self._side.withdraw(why)
+        self._begin()
+
+    def reset(self) -> None:
+        """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal.
+
+        Raises:
+            torch.distributed.DistBackendError: The peer or the network failed, or the group has ended.
+        """
+        self._begin()
+        self._side.resume()
+        self._compare()
+
+    def _begin(self) -> None:
+        """No message has been sent or posted."""
+        self._sent = self._posted = 0
+        self._sends: dict[tuple[bool, int], Sequence[Message]] = {}  # (whether of gradients, chunk)
+        self._receives: deque[tuple[int, bool, bool, Sequence[Receive]]] = deque()
+        self._compared: int | None = None  # the cache's loads then
+
+    def _compare(self) -> None:
+        """Both ends forget what they do not remember alike; the same way first on both."""
+        if self._cache is None:
+            return
+        for lower_sends in (True, False):
+            self._side.compare_caches(sends=lower_sends == self._first_rank)
+        self._compared = self._cache.loads
+
+    def _message(self, samples: Samples) -> tuple[str, list[int] | None]:
+        """The codec of the next message, and its samples where they are remembered."""
+        if not torch.is_grad_enabled():
+            return self._evaluate, None
+        if samples is None or self._cache is None:
+            if samples is None and self._cache is None:
+                return self._forward, None
+            raise ValueError(
+                f"{self._name}: expected samples= with a cache, and none without, got "
+                f"{'no samples' if samples is None else 'samples'} {'with' if self._cache else 'without'} one"
+            )
+        if self._compared != self._cache.loads:
+            self._compare()
+        return self._forward, [int(sample) for sample in samples]
+
+    def _begun(self, begin: Callable[[int, torch.Tensor], Any], tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+        """What `begin` makes of each tensor and its place; None of None. A mistake in the first leaves the edge as it is."""
+        messages: list[Any] = []
+        try:
+            for i, tensor in enumerate(tensors):
+                messages.append(None if tensor is None else begin(i, tensor))
+        except Exception as error:
+            if messages or isinstance(error, RuntimeError):
+                self.fail(str(error))
+            raise
+        for message in messages:
+            if isinstance(message, _C.ChannelMessage) and message.spoilt:
+                self._wait([message])  # told now
+        return messages
+
+    def _wait(self, messages: Sequence[Message]) -> None:
+        try:
+            for message in messages:
+                wait_for(message, self._name)
+        except Exception as error:
+            self.fail(str(error))
+            raise
+
+    def take_gradients(self, chunk: int, answers: list[Receive | None]) -> list[torch.Tensor | None]:
+        """Waits for the gradients that answer a send; autograd calls this."""
+        # No gradient answers what was refused: that is told now, not at the deadline.
+        self._wait(self._sends.pop((False, chunk), []))
+        self._wait([answer for answer in answers if answer is not None])
+        return [None if answer is None else answer.tensor for answer in answers]
+
+    def give_gradients(self, chunk: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Sends the gradients of a receive; autograd calls this."""
+        self._wait(self._sends.pop((True, chunk), []))
+        sent = self._begun(
+            lambda i, gradient: self._side.send(gradient, Place(True, i, chunk), self._backward), gradients
+        )
+        self._sends[True, chunk] = [message for message in sent if message is not None]
+
+
+class _Send(torch.autograd.Function):
+    """A zero whose backward receives the gradients of what was sent."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, edge: Edge, chunk: int, answers: list[Receive | None], anchor: torch.Tensor, *x: torch.Tensor
+    ) -> Any:
+        ctx.edge, ctx.chunk, ctx.answers = edge, chunk, answers
+        return anchor.clone()  # needs a gradient whether or not x does: both ends send what both expect
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: torch.Tensor) -> Any:
+        return (None, None, None, None, *ctx.edge.take_gradients(ctx.chunk, ctx.answers))
+
+
+class _Recv(torch.autograd.Function):
+    """What was received, whose backward sends its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, edge: Edge, chunk: int, anchor: torch.Tensor, *y: torch.Tensor) -> Any:
+        ctx.edge, ctx.chunk = edge, chunk
+        ctx.floats = [tensor.is_floating_point() for tensor in y]
+        ctx.mark_dirty(*y)  # they are returned as they are
+        ctx.mark_non_differentiable(*(tensor for tensor in y if not tensor.is_floating_point()))
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        sent = [gradient if floats else None for gradient, floats in zip(gradients, ctx.floats, strict=True)]
+        ctx.edge.give_gradients(ctx.chunk, sent)
+        return (None, None, None, *(None for _ in gradients))
+
+
+def slot_of(peer: int, channel: int) -> int:
+    """The number of an edge in a cache, which may have edges to several ranks."""
+    return FIRST_EDGE + peer * EDGES + channel
+
+
+def _tensors(x: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    tensors = [x] if isinstance(x, torch.Tensor) else list(x)
+    if not 1 <= len(tensors) <= TENSORS:
+        raise ValueError(f"expected 1 to {TENSORS} tensors in a message, got {len(tensors)}")
+    return tensors
+
+
+def _rows(tensor: torch.Tensor, samples: list[int] | None) -> list[int] | None:
+    """The samples of a tensor's rows; only those of floating-point numbers are remembered."""
+    return samples if tensor.is_floating_point() else None
+
+
+# Gone with their groups.
+_edges: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, int], tuple[Edge, dict[str, Any]]]] = WeakKeyDictionary()
+
+
+def send(
+    x: torch.Tensor | Sequence[torch.Tensor],
+    peer: int,
+    channel: int = 0,
+    *,
+    samples: Samples = None,
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Sends tensors over `Edge.of(peer, channel, group=group, **options)`, as Edge.send."""
+    return Edge.of(peer, channel, group=group, **options).send(x, samples=samples)
+
+
+def recv(
+    like: torch.Tensor | Sequence[torch.Tensor] | None,
+    peer: int,
+    channel: int = 0,
+    *,
+    samples: Samples = None,
+    group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> Any:
+    """Receives tensors over `Edge.of(peer, channel, group=group, **options)`, as Edge.recv."""
+    return Edge.of(peer, channel, group=group, **options).recv(like, samples=samples)
