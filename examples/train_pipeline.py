@@ -16,6 +16,11 @@ seconds depend on the machine, the bytes do not; perplexity is by exact messages
     fewer bytes, times                                             1.0                                 7.8
     cache of the last stage, MB                                    0.0                                 2.1
     seconds                                                        7.0                                 6.8
+
+Several replicas of the pipeline share the samples, and average each stage: gradients, exactly or by `lc.QuantizedAdam`, or every
+few steps the parameters, by `lc.DiLoCoX`. Then every message between processes is coded, but in QuantizedAdam's warm-up:
+
+    torchrun --standalone --nproc-per-node 4 examples/train_pipeline.py --replicas 2 --optimizer quantized_adam
 """
 
 from __future__ import annotations
@@ -36,8 +41,9 @@ import model
 import plot
 import torch
 import torch.distributed as dist
-from measure import sent_in_messages
+from measure import reduced_bytes, sent_bytes, sent_in_messages
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 from tqdm import tqdm
@@ -91,18 +97,34 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--pretrain", type=int, default=200, help="steps of the whole model on each process, before")
     parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="pipelines that share the samples and average each stage"
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=("adamw", "quantized_adam", "diloco"),
+        default="adamw",
+        help="of the coded run's replicas; adamw averages gradients exactly",
+    )
+    parser.add_argument("--sync-every", type=int, default=8, help="diloco: steps between averages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, default=Path("runs/train_pipeline.png"), help="loss against bytes")
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
     device.add_argument(parser)
     args = parser.parse_args()
     try:
-        for name in ("micro_batches", "samples", "batch", "epochs", "pretrain", "lr"):
+        for name in ("micro_batches", "samples", "batch", "epochs", "pretrain", "lr", "replicas", "sync_every"):
             if not getattr(args, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
         if args.batch % args.micro_batches:
             raise ValueError(
                 f"--batch expects a multiple of --micro-batches, got {args.batch} and {args.micro_batches}"
+            )
+        if args.optimizer != "adamw" and args.replicas == 1:
+            raise ValueError(f"--optimizer {args.optimizer} expects --replicas 2 or more, got 1")
+        if args.samples < args.replicas * args.batch:
+            raise ValueError(
+                f"--samples expects a batch of {args.batch} for each of {args.replicas} replicas, got {args.samples}"
             )
         args.first = None if args.first == "none" else args.first
         for codec in (args.forward, args.backward, args.first or "none"):
@@ -135,25 +157,59 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
-    """Fine-tunes one pipeline and measures it. Losses and perplexity are known to the last stage."""
-    rank, stages = dist.get_rank(), dist.get_world_size()
+def sent() -> int:
+    """Bytes that this rank has sent in messages and averages, frames and announcements included."""
+    ops = ("quantized_adam", "quantized_adam_warmup", "outer_step")
+    return sent_in_messages() + reduced_bytes() + sum(map(sent_bytes, ops))
+
+
+class ExactAverage(torch.optim.AdamW):
+    """AdamW whose gradients are averaged over the replicas of this stage, exactly."""
+
+    def __init__(self, parameters: Any, lr: float, group: dist.ProcessGroup) -> None:
+        super().__init__(parameters, lr=lr, fused=True)
+        self.replicas = group
+
+    def step(self, closure: Any = None) -> Any:
+        """Averages, and makes AdamW's step."""
+        if dist.get_world_size(self.replicas) > 1:
+            for parameter in self.param_groups[0]["params"]:
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG, group=self.replicas)
+        return super().step(closure)
+
+
+def optimizer_of(args: argparse.Namespace, part: Part, mesh: DeviceMesh, coded: bool) -> torch.optim.Optimizer:
+    """The optimizer of one stage, which averages with the same stage of the other replicas."""
+    if coded and args.optimizer == "quantized_adam":
+        warmup = max(1, args.epochs * (args.samples // args.replicas // args.batch) // 5)
+        return lc.QuantizedAdam(part.parameters(), lr=args.lr, warmup_steps=warmup, group=mesh.get_group("replica"))
+    if coded and args.optimizer == "diloco":
+        inner = torch.optim.AdamW(part.parameters(), lr=args.lr, fused=True)
+        return lc.DiLoCoX(inner, args.sync_every, mesh=mesh, mode="sync", codec="gauss4")
+    return ExactAverage(part.parameters(), args.lr, mesh.get_group("replica"))
+
+
+def train(args: argparse.Namespace, gpt: model.GPT, mesh: DeviceMesh, coded: bool) -> Result:
+    """Fine-tunes one pipeline, or several replicas, and measures it. Losses and perplexity are known to the last stage."""
+    index, stages = mesh.get_local_rank("stage"), mesh.size(1)
     cache = lc.pipeline.Cache() if coded and args.cache == "ram" else None
     codecs = {"forward": args.forward, "backward": args.backward, "first": args.first} if coded else {}
-    part = Part(copy.deepcopy(gpt), rank, stages)
-    stage = lc.pipeline.Stage(part, rank, stages, args.device, cache=cache, **codecs)
+    part = Part(copy.deepcopy(gpt), index, stages)
+    stage = lc.pipeline.Stage(part, index, stages, args.device, group=mesh.get_group("stage"), cache=cache, **codecs)
     schedule = SCHEDULES[args.schedule](stage, n_microbatches=args.micro_batches, loss_fn=loss_of)
-    optimizer = torch.optim.AdamW(part.parameters(), lr=args.lr, fused=True)
+    optimizer = optimizer_of(args, part, mesh, coded)
     changes = f"{args.forward} changes" if cache else args.forward
-    result = Result(f"{changes}, {args.backward} gradients" if coded else "exact")
+    average = f", {args.optimizer}" if args.replicas > 1 else ""
+    result = Result(f"{changes}, {args.backward} gradients{average}" if coded else "exact")
     x, y = args.corpus.batch(args.samples, CONFIG.context, seed=args.seed, step=0, rank=1)
     dataset = list(zip(x, y, strict=True))
-    before, start = sent_in_messages(), time.monotonic()
+    parts = {"replica": mesh.get_local_rank("replica"), "replicas": args.replicas}
+    before, start = sent(), time.monotonic()
     progress = tqdm(
-        lc.pipeline.batches(dataset, batch=args.batch, seed=args.seed, epochs=args.epochs),
-        total=args.epochs * (args.samples // args.batch),
+        lc.pipeline.batches(dataset, batch=args.batch, seed=args.seed, epochs=args.epochs, **parts),
+        total=args.epochs * (args.samples // args.replicas // args.batch),
         desc=result.label,
-        disable=rank != stages - 1,
+        disable=dist.get_rank() != stages - 1,
         mininterval=1,
     )
     for samples, tokens, targets in progress:
@@ -164,9 +220,11 @@ def train(args: argparse.Namespace, gpt: model.GPT, coded: bool) -> Result:
         optimizer.step()
         optimizer.zero_grad()
         result.loss.append(torch.stack(losses).mean().item() if losses else math.nan)
-        result.sent_bytes.append(sent_in_messages() - before)
+        result.sent_bytes.append(sent() - before)
         result.seconds.append(time.monotonic() - start)
         progress.set_postfix(loss=f"{result.loss[-1]:.3f}", MB=f"{result.sent_bytes[-1] / 1e6:.1f}", refresh=False)
+    if isinstance(optimizer, lc.DiLoCoX):
+        optimizer.finish()
     result.cache_bytes = cache.bytes if cache else 0
     result.perplexity = perplexity(args, schedule)
     return result
@@ -194,7 +252,8 @@ def table(results: list[Result], epoch: int) -> str:
         "cache of the last stage, MB": [f"{r.cache_bytes / 1e6:.1f}" for r in results],
         "seconds": [f"{r.seconds[-1]:.1f}" for r in results],
     }
-    return "\n".join(f"{name:<30}" + "".join(f"{cell:>36}" for cell in cells) for name, cells in rows.items())
+    width = max(36, 4 + max(len(r.label) for r in results))
+    return "\n".join(f"{name:<30}" + "".join(f"{cell:>{width}}" for cell in cells) for name, cells in rows.items())
 
 
 def main() -> None:
@@ -202,13 +261,18 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm")
-    if not 2 <= dist.get_world_size() <= CONFIG.layers:
-        raise SystemExit(f"train_pipeline.py: expected 2 to {CONFIG.layers} processes, got {dist.get_world_size()}")
+    stages, left = divmod(dist.get_world_size(), args.replicas)
+    if left or not 2 <= stages <= CONFIG.layers:
+        raise SystemExit(
+            f"train_pipeline.py: expected 2 to {CONFIG.layers} processes for each of {args.replicas} replicas, got "
+            f"{dist.get_world_size()}"
+        )
+    mesh = init_device_mesh(args.device.type, (args.replicas, stages), mesh_dim_names=("replica", "stage"))
     gpt = pretrained(args)
-    results = [train(args, gpt, coded) for coded in (False, True)]
-    if dist.get_rank() == dist.get_world_size() - 1:
-        print("\n" + table(results, args.samples // args.batch))
-        title = f"{dist.get_world_size()} stages, {args.epochs} epochs of {args.samples} samples"
+    results = [train(args, gpt, mesh, coded) for coded in (False, True)]
+    if dist.get_rank() == stages - 1:
+        print("\n" + table(results, args.samples // args.replicas // args.batch))
+        title = f"{args.replicas} x {stages} stages, {args.epochs} epochs of {args.samples} samples"
         plot.loss_against_bytes(results, args.plot, title=title)
         print(f"loss against bytes: {args.plot}")
         if args.json:

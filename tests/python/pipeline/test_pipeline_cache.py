@@ -35,7 +35,7 @@ def _few_bits(r, store, slot_bytes):
 
     r.init("lowcomm")
     cache = lc.pipeline.Cache(store=store)
-    rows, _, stages = _steps(r, cache, 3)
+    rows, _, _ = _steps(r, cache, 3)
     assert rows[:, 2].tolist() == [3] * case.ROWS
     _expect_equal_sides(rows)
     assert cache.bytes == case.ROWS * slot_bytes
