@@ -51,21 +51,20 @@ ORDERS = (("GPipe", 0), ("1F1B", 0), ("1F1B", AHEAD))
 
 
 def of_links(*, whole: bool = True) -> list[Case]:
-    """The cases of a link: GPipe with all ways, 1F1B with fewer, torch's stages under torch's schedules; a group's together.
+    """The cases of a link, those of a group together.
 
     Args:
-        whole: Without it 1F1B has the ways alone that GPipe's are compared with.
+        whole: Whether those are among them that only the gates of one link compare.
     """
     cases = []
     for schedule, ahead in ORDERS:
         cases += [Case(EXACT, schedule, ahead), Case(DIRECT, schedule, ahead, forward=FOUR_BITS, backward=FOUR_BITS)]
         if whole or schedule == "GPipe":
             cases.append(Case(CHANGES_2, schedule, ahead, forward="gauss2", backward="gauss4", cache="ram"))
-    cases += [
-        Case(DIRECT_2, "GPipe", forward="gauss2", backward="gauss4"),
-        Case(CHANGES_4, "GPipe", forward="gauss4", backward="gauss4", cache="ram"),
-        *paper(),
-    ]
+    if whole:
+        cases.append(Case(DIRECT_2, "GPipe", forward="gauss2", backward="gauss4"))
+        cases.append(Case(CHANGES_4, "GPipe", forward="gauss4", backward="gauss4", cache="ram"))
+    cases += paper()
     if "file" in inspect.signature(lc.pipeline.Cache).parameters:
         cases.append(Case(IN_A_FILE, "GPipe", forward="gauss2", backward="gauss4", cache="file"))
     for schedule in ("GPipe", "1F1B"):
