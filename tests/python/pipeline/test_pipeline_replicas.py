@@ -46,6 +46,7 @@ def _trained(r, name, optimizer_of, coded):
     ops = {}
     for group in lc.stats().values():
         for op, figures in group.items():
+            op = op.split()[0]  # messages are counted by boundary and direction
             calls, exact, sent = ops.get(op, (0, 0, 0))
             ops[op] = (calls + figures["calls"], exact + figures["exact_calls"], sent + (figures["wire_bytes"] or 0))
     weights = [p.detach().clone() for p in stage.submod.parameters()]
