@@ -64,7 +64,7 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   std::lock_guard<std::mutex> in_order(flow.in_order);
   Block* const block = message->key.flow.channel() ? &blockOf(message->peer, message->key.flow.block()) : nullptr;
   if (block) board_.listen(message->peer);  // for its withdrawal
-  const auto telling = block ? std::unique_lock<std::mutex>(block->telling) : std::unique_lock<std::mutex>();
+  const auto announcing = block ? std::unique_lock<std::mutex>(block->announcing) : std::unique_lock<std::mutex>();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (block) expectTaken(*message, *block);
@@ -90,7 +90,7 @@ void P2p::heard(int peer, Announcement announcement) {
     posting.flow().announced.push_back(std::move(announcement));
     if (name.channel()) {
       const Block& block = blocks_[{peer, name.block()}];
-      refused = block.told && !block.heard;  // after both it is of the next period, which has not begun here
+      refused = block.closed && !block.heard;  // after both it is of the next period, which has not begun here
     }
   }
   refused ? refuseRest(peer, name) : pair(posting.flow());

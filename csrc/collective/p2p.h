@@ -119,9 +119,9 @@ class P2p {
   };
   // A block of channels between this rank and a peer.
   struct Block {
-    std::mutex telling;  // announces receives, or that they are withdrawn, one at a time
+    std::mutex announcing;  // of receives, one at a time
     uint32_t period = 0;
-    bool told = false, heard = false;  // that this rank, that the peer has withdrawn
+    bool closed = false, heard = false;  // this rank has withdrawn; so has the peer, and all is answered
     std::string why;
     std::optional<std::string> next;  // why the peer has withdrawn from the next period, which has not begun here
     AnnouncementBoard::Delivery delivery;
@@ -131,7 +131,9 @@ class P2p {
   void pair(Flow& flow);
   void heard(int peer, Announcement announcement);
   void heardWithdrawal(int peer, const Withdrawal& theirs);
-  void tellWithdrawal(int peer, uint32_t number, const std::string& why);
+  bool close(Block& block, const std::string& why);
+  void tell(int peer, uint32_t number, Block& block);
+  void answered(int peer, uint32_t number, Block& block);
   void refuseAll(int peer, uint32_t block);
   void refuseRest(int peer, const MessageFlow& name);
   std::vector<Key> keysOf(int peer, uint32_t block);

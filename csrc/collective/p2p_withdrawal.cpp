@@ -33,9 +33,12 @@ class P2p::WithdrawalWait : public Transfer {
   const Block& block_;
 };
 
-void P2p::withdraw(int peer, uint32_t block, const std::string& why) {
+void P2p::withdraw(int peer, uint32_t number, const std::string& why) {
   board_.listen(peer);
-  tellWithdrawal(peer, block, why.substr(0, kMaxErrorText));
+  Block& block = blockOf(peer, number);
+  if (!close(block, why.substr(0, kMaxErrorText))) return;
+  tell(peer, number, block);
+  refuseAll(peer, number);
 }
 
 std::string P2p::withdrawn(int peer, uint32_t block) {
@@ -44,22 +47,19 @@ std::string P2p::withdrawn(int peer, uint32_t block) {
   return known == blocks_.end() ? "" : known->second.why;
 }
 
-// Once a period: the first cause counts.
-void P2p::tellWithdrawal(int peer, uint32_t number, const std::string& why) {
-  Block& block = blockOf(peer, number);
-  {
-    std::lock_guard<std::mutex> telling(block.telling);
-    uint32_t period;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (block.told) return;
-      block.told = true;
-      block.why = why;
-      period = block.period;
-    }
-    block.delivery = board_.tell(peer, Withdrawal{number, period, why});
-  }
-  refuseAll(peer, number);
+// Once a period: the first cause counts. False where the block was closed before.
+bool P2p::close(Block& block, const std::string& why) {
+  std::lock_guard<std::mutex> announcing(
+      block.announcing);  // a receive that was taken is announced before this is told
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (block.closed) return false;
+  block.closed = true;
+  block.why = why;
+  return true;
+}
+
+void P2p::tell(int peer, uint32_t number, Block& block) {
+  block.delivery = board_.tell(peer, Withdrawal{number, block.period, block.why});
 }
 
 void P2p::refuseAll(int peer, uint32_t block) {
@@ -72,7 +72,7 @@ void P2p::heardWithdrawal(int peer, const Withdrawal& theirs) {
   Block& block = blockOf(peer, theirs.block);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const bool next = block.told && block.heard && !block.next && theirs.period == block.period + 1;
+    const bool next = block.closed && block.heard && !block.next && theirs.period == block.period + 1;
     if (next) {
       block.next = theirs.why;
       return;
@@ -82,8 +82,14 @@ void P2p::heardWithdrawal(int peer, const Withdrawal& theirs) {
                       std::to_string(block.period + (block.heard ? 1 : 0)) + ", got " + std::to_string(theirs.period));
     }
   }
-  tellWithdrawal(peer, theirs.block, theirs.why);
-  refuseAll(peer, theirs.block);  // another thread may have told, and not have come to this yet
+  if (close(block, theirs.why)) tell(peer, theirs.block, block);
+  answered(peer, theirs.block, block);
+}
+
+// The peer will announce nothing more of this period: once all that it has announced is answered, what comes is of the
+// next one.
+void P2p::answered(int peer, uint32_t number, Block& block) {
+  refuseAll(peer, number);
   std::lock_guard<std::mutex> lock(mutex_);
   block.heard = true;
   changed_.notify_all();
@@ -102,7 +108,7 @@ void P2p::refuseRest(int peer, const MessageFlow& name) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const Block& block = blocks_[{peer, name.block()}];
-    if (!block.told || block.heard) return;  // all have been answered: what there is belongs to the next period
+    if (!block.closed || block.heard) return;  // all have been answered: what there is belongs to the next period
     why = "the messages of its block were withdrawn: " + block.why;
     behind.swap(flow.unannounced);
     unanswered.swap(flow.announced);
@@ -155,13 +161,16 @@ void P2p::resume(OpContext& op, int peer, uint32_t number) {
       close(key, flow->second);
     }
     block.delivery = {};
-    block.told = block.heard = false;
+    block.closed = block.heard = false;
     block.why.clear();
     ++block.period;
     next = std::exchange(block.next, std::nullopt);
   }
   op.conversing = false;
-  if (next) heardWithdrawal(peer, {number, block.period, *next});
+  if (!next) return;
+  close(block, *next);
+  answered(peer, number, block);
+  tell(peer, number, block);  // last: the peer may then announce what is of the period after
 }
 
 std::vector<P2p::Key> P2p::keysOf(int peer, uint32_t block) {
@@ -181,7 +190,7 @@ P2p::Block& P2p::blockOf(int peer, uint32_t number) {
 
 // With the lock.
 void P2p::expectTaken(const P2pMessage& message, const Block& block) const {
-  if (!block.told) return;
+  if (!block.closed) return;
   std::rethrow_exception(
       message.op.refusedBecause(message.peer, "the messages of its block were withdrawn: " + block.why));
 }
