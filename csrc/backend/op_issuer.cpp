@@ -156,7 +156,7 @@ void OpIssuer::submitJob(const std::string& op, uint32_t sequences, Engine::Job 
         OpCounters moved = counters;
         if (error) moved.raw_bytes = 0;
         if (counters.raw_bytes > 0) {  // agreements are no traffic of the user's
-          group_.stats.call(op, /*exact=*/false);
+          group_.stats.call(op, counters.exact);
           group_.stats.moved(op, moved);
         }
         done(error, counters);

@@ -41,6 +41,7 @@ struct OpCounters {
   std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
   Loss loss;                                           // of a sample of what this rank encoded
   SampleCounters samples;                              // that this rank sent
+  bool exact = false;                                  // of an optimizer's op: none of it was coded
 };
 
 // An op's ways to spend its time.

@@ -52,6 +52,7 @@ struct Fragment::OuterMessage {
   bool finite = false;  // coded; written on the worker, read after the ticket's wait
 
   void run(OpContext& op) {
+    op.counters.exact = !exact.empty();
     if (!exact.empty()) {
       allReduce(op, exact, kAverage);
     } else {

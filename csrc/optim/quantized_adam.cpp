@@ -197,6 +197,7 @@ void QuantizedAdam::average(const std::shared_ptr<Message>& message) {
   Ticket exact, coded;
   if (message->gradients.numel() > 0) {
     exact = Ticket(*group_, "quantized_adam_warmup", 1, [message](OpContext& op) {
+      op.counters.exact = true;
       allReduce(op,
                 {{static_cast<uint64_t>(message->gradients.numel()), CodecSpec{}, DType::float32,
                   message->gradients.mutable_data_ptr<float>()}},
