@@ -45,6 +45,15 @@ struct WireError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The operating system refused to open, read or write a file; `code` is its errno. Python gets an OSError with code,
+// text and path.
+struct FileError : std::runtime_error {
+  FileError(const std::string& what, const std::string& path, int code)
+      : std::runtime_error(what), path(path), code(code) {}
+  std::string path;
+  int code;
+};
+
 // A peer or the network failed: op, sequence number, ranks, elapsed time and bytes done are in the message.
 struct PeerError : std::runtime_error {
   explicit PeerError(const std::string& what, int peer = -1) : std::runtime_error(what), peer(peer) {}

@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "backend/backend_queue.h"
+#include "base/error.h"
 #include "bindings/bindings.h"
 #include "pipeline/channel.h"
+#include "pipeline/file_store.h"
 #include "tensor/errors.h"
 #include "tensor/wire_elements.h"
 
@@ -50,17 +52,53 @@ CodecSpec specOf(const std::string& text, uint32_t channels) {
 }  // namespace
 
 void bindPipeline(py::module_& m) {
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const FileError& e) {
+      const py::tuple arguments = py::make_tuple(e.code, e.what(), e.path);
+      PyErr_SetObject(PyExc_OSError, arguments.ptr());
+    }
+  });
+  // (elements, channels) of a slot file.
+  m.def(
+      "slot_file_shape",
+      [](const std::string& path) {
+        const SlotFileHeader header = translated([&] { return FileStore::headerOf(path); });
+        return std::pair(header.elements, header.channels);
+      },
+      py::arg("path"));
   m.def(
       "check_slots", [](const std::string& store) { translated([&] { SlotFormat::check(store); }); }, py::arg("store"));
 
   py::class_<SampleMemory, std::shared_ptr<SampleMemory>>(m, "SampleMemory")
-      .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store) {
-             return translated(
-                 [&] { return std::make_shared<SampleMemory>(SlotFormat::parse(store, elements, channels)); });
+      // `file`: the path of a slot file, or empty for slots in RAM; `place` and `run` are its header's.
+      .def(py::init([](uint64_t elements, uint64_t channels, const std::string& store, const std::string& file,
+                       const std::string& place, const std::string& run, std::optional<uint64_t> max_bytes) {
+             return translated([&] {
+               const SlotFormat format = SlotFormat::parse(store, elements, channels);
+               const uint64_t most = max_bytes.value_or(UINT64_MAX);
+               if (file.empty()) return std::make_shared<SampleMemory>(format, most);
+               const SlotFileHeader header{elements, channels, format.slotBytes(), format.name(), place, run};
+               return std::make_shared<SampleMemory>(format, std::make_unique<FileStore>(file, header), most);
+             });
            }),
-           py::arg("elements"), py::arg("channels"), py::arg("store"))
+           py::arg("elements"), py::arg("channels"), py::arg("store"), py::kw_only(), py::arg("file") = "",
+           py::arg("place") = "", py::arg("run") = "", py::arg("max_bytes") = py::none(), release())
       .def("version", &SampleMemory::version, py::arg("sample"))
-      .def("forget", &SampleMemory::forget, py::arg("sample"))
+      .def("forget", &SampleMemory::forget, py::arg("sample"), py::arg("why") = "")
+      .def("flush", &SampleMemory::flush, release())
+      .def("close", &SampleMemory::close, release())
+      .def_property_readonly("counts",
+                             [](const SampleMemory& memory) {
+                               const MemoryCounts counts = memory.counts();
+                               py::dict entry;
+                               entry["seen"] = counts.seen;
+                               entry["first"] = counts.first;
+                               entry["overflow"] = counts.overflow;
+                               entry["forgotten"] = counts.forgotten;
+                               return entry;
+                             })
       .def_property_readonly("bytes", &SampleMemory::bytes)
       .def_property_readonly("elements", [](const SampleMemory& memory) { return memory.format().elements(); })
       .def_property_readonly("format", [](const SampleMemory& memory) { return memory.format().name(); })
@@ -119,19 +157,21 @@ void bindPipeline(py::module_& m) {
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
                        const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory,
-                       const std::string& edge, const std::string& part) {
+                       const std::string& edge, const std::string& part, const std::optional<std::string>& overflow) {
              return translated([&] {
                ChannelOptions options{wireType(dtype),
                                       {specOf(codec, channels), specOf(first, channels)},
                                       group->parts().draws.key(),
                                       edge,
                                       part};
+               if (overflow) options.codecs.overflow = specOf(*overflow, channels);
                return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
                                                 std::move(memory));
              });
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
-           py::arg("first"), py::arg("channels"), py::arg("memory"), py::arg("edge"), py::arg("part"))
+           py::arg("first"), py::arg("channels"), py::arg("memory"), py::arg("edge"), py::arg("part"),
+           py::arg("overflow") = py::none())
       .def(
           "send",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {

@@ -23,7 +23,8 @@ std::string samplesText(const std::vector<SampleKey>& samples) {
   constexpr size_t kListed = 2000;
   std::string list;
   for (const SampleKey& key : samples)
-    list += (list.empty() ? "" : ",") + std::to_string(key.sample) + "@" + std::to_string(key.version);
+    list += (list.empty() ? "" : ",") + std::to_string(key.sample) + "@" +
+            (key.version == kNotKept ? "-" : std::to_string(key.version));
   if (list.size() <= kListed) return list;
   return list.substr(0, kListed) + "... hash " + std::to_string(fnv1a(list));
 }

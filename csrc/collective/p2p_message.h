@@ -23,6 +23,9 @@
 
 namespace lowcomm {
 
+// The version of a sample that neither side keeps: its channel's memory is full.
+inline constexpr uint32_t kNotKept = UINT32_MAX;
+
 // A sample of a channel's message, and how often its state was updated.
 struct SampleKey {
   uint64_t sample = 0;

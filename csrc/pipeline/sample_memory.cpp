@@ -4,11 +4,36 @@
 #include <utility>
 
 #include "base/error.h"
+#include "collective/p2p_message.h"
 
 namespace lowcomm {
 
-SampleMemory::SampleMemory(SlotFormat format)
-    : format_(std::move(format)), store_(std::make_unique<RamStore>(format_.slotBytes())) {}
+SampleMemory::SampleMemory(SlotFormat format, std::unique_ptr<SlotStore> store, uint64_t max_bytes)
+    : format_(std::move(format)), store_(std::move(store)), max_bytes_(max_bytes) {}
+
+SampleMemory::SampleMemory(SlotFormat format, uint64_t max_bytes)
+    : SampleMemory(format, std::make_unique<RamStore>(format.slotBytes()), max_bytes) {}
+
+// With the lock.
+bool SampleMemory::roomForOne() const {
+  return (store_->slots() + admitted_.size()) < max_bytes_ / format_.slotBytes();
+}
+
+uint32_t SampleMemory::admit(uint64_t sample) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint32_t version = store_->version(sample);
+  if (version > 0) return version;
+  const auto known = admitted_.find(sample);
+  if (known == admitted_.end() && !roomForOne()) return kNotKept;
+  ++admitted_[sample];
+  return 0;
+}
+
+void SampleMemory::release(uint64_t sample) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = admitted_.find(sample);
+  if (--known->second == 0) admitted_.erase(known);
+}
 
 // With the lock.
 void SampleMemory::expectVersion(uint64_t sample, uint32_t version) const {
@@ -34,16 +59,32 @@ void SampleMemory::update(uint64_t sample, uint32_t before, const std::byte* fro
 }
 
 void SampleMemory::restore(uint64_t sample, uint32_t version, const std::byte* from) {
-  if (version == 0) {
-    throw ValueError("memory of samples: sample " + std::to_string(sample) + ": expected version 1 or more, got 0");
-  }
+  const std::string name = "memory of samples: sample " + std::to_string(sample) + ": ";
+  if (version == 0) throw ValueError(name + "expected version 1 or more, got 0");
   std::lock_guard<std::mutex> lock(mutex_);
+  if (store_->version(sample) == 0 && !roomForOne()) {
+    throw ValueError(name + "expected at most max_bytes=" + std::to_string(max_bytes_) + ", got a slot more");
+  }
   store_->write(sample, version, from);
 }
 
-void SampleMemory::forget(uint64_t sample) {
+void SampleMemory::forget(uint64_t sample, const std::string& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   store_->forget(sample);
+  if (!why.empty()) ++counts_.forgotten[why];
+}
+
+void SampleMemory::count(uint32_t version) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++(version == kNotKept ? counts_.overflow : version > 0 ? counts_.seen : counts_.first);
+}
+
+MemoryCounts SampleMemory::counts() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  MemoryCounts counts = counts_;
+  for (const auto& [why, slots] : store_->forgotten())
+    counts.forgotten[why] += slots;
+  return counts;
 }
 
 }  // namespace lowcomm

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "base/float_env.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"
@@ -12,33 +14,55 @@ namespace lowcomm {
 namespace {
 
 Layout layoutOf(const std::vector<uint32_t>& versions, uint64_t elements, const DeltaCodecs& codecs) {
+  const auto codecOf = [&](uint32_t version) -> const CodecSpec& {
+    if (version == kNotKept) return *codecs.overflow;
+    return version > 0 ? codecs.seen : codecs.first;
+  };
   std::vector<Segment> segments;
+  const CodecSpec* last = nullptr;
   for (size_t i = 0; i < versions.size(); ++i) {
-    const bool seen = versions[i] > 0;
-    if (i > 0 && seen == (versions[i - 1] > 0)) {
+    const CodecSpec& codec = codecOf(versions[i]);
+    if (&codec == last) {
       segments.back().count += elements;
     } else {
-      segments.push_back({i * elements, elements, seen ? codecs.seen : codecs.first});
+      segments.push_back({i * elements, elements, codec});
     }
+    last = &codec;
   }
   return Layout(std::move(segments));
-}
-
-std::vector<uint32_t> versionsOf(const SampleMemory& memory, const std::vector<uint64_t>& samples) {
-  std::vector<uint32_t> versions;
-  for (uint64_t sample : samples)
-    versions.push_back(memory.version(sample));
-  return versions;
 }
 
 }  // namespace
 
 SampleUpdate::SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples,
                            const DeltaCodecs& codecs)
-    : memory_(std::move(memory)),
-      samples_(std::move(samples)),
-      versions_(versionsOf(*memory_, samples_)),
-      layout_(layoutOf(versions_, elements(), codecs)) {}
+    : memory_(std::move(memory)), samples_(std::move(samples)), layout_({}) {
+  try {
+    for (uint64_t sample : samples_) {
+      versions_.push_back(memory_->admit(sample));
+      if (versions_.back() != kNotKept || codecs.overflow) continue;
+      throw ValueError("memory of samples: sample " + std::to_string(sample) +
+                       ": expected at most max_bytes=" + std::to_string(memory_->maxBytes()) +
+                       " (overflow=error), got " + std::to_string(memory_->bytes()) + " bytes in use and a slot of " +
+                       std::to_string(memory_->format().slotBytes()) + " more");
+    }
+    layout_ = layoutOf(versions_, elements(), codecs);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+SampleUpdate::~SampleUpdate() {
+  release();
+}
+
+void SampleUpdate::release() {
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    if (versions_[i] == 0) memory_->release(samples_[i]);
+  }
+  versions_.clear();
+}
 
 std::vector<SampleKey> SampleUpdate::keys() const {
   std::vector<SampleKey> keys;
@@ -50,7 +74,7 @@ std::vector<SampleKey> SampleUpdate::keys() const {
 void SampleUpdate::load() {
   slots_.resize(samples_.size() * memory_->format().slotBytes());
   for (size_t i = 0; i < samples_.size(); ++i) {
-    if (versions_[i] > 0) memory_->read(samples_[i], versions_[i], slot(i));
+    if (hasSlot(i)) memory_->read(samples_[i], versions_[i], slot(i));
   }
 }
 
@@ -60,7 +84,7 @@ State SampleUpdate::state(uint64_t at, uint64_t count) {
   decoded_.resize(samples_.size() * elements());
   // A sample's codes are decoded shortly before its elements are used.
   for (; decoded_samples_ * elements() < at + count; ++decoded_samples_) {
-    if (versions_[decoded_samples_] == 0) continue;
+    if (!hasSlot(decoded_samples_)) continue;
     format.decode(slot(decoded_samples_), decoded_.data() + decoded_samples_ * elements());
   }
   return {decoded_.data() + at, DType::float32};
@@ -70,14 +94,19 @@ void SampleUpdate::finish(uint64_t at, uint64_t count) {
   const SlotFormat& format = memory_->format();
   if (!format.coded()) return;
   const uint64_t size = elements();
-  for (uint64_t i = at / size; (i + 1) * size <= at + count; ++i)
+  for (uint64_t i = at / size; (i + 1) * size <= at + count; ++i) {
+    if (versions_[i] == kNotKept) continue;
     format.encode(decoded_.data() + i * size, slot(i), samples_[i], versions_[i] + 1);
+  }
   if (at + count == decoded_.size()) std::vector<float>().swap(decoded_);
 }
 
 void SampleUpdate::commit() {
-  for (size_t i = 0; i < samples_.size(); ++i)
-    memory_->update(samples_[i], versions_[i], slot(i));
+  for (size_t i = 0; i < samples_.size(); ++i) {
+    if (versions_[i] != kNotKept) memory_->update(samples_[i], versions_[i], slot(i));
+    memory_->count(versions_[i]);
+  }
+  release();
 }
 
 void remember(State after, float* decoded, uint64_t count) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,10 +16,12 @@
 namespace lowcomm {
 
 // How a channel encodes its samples: `seen` what changed since a sample's last visit, `first` the sample itself at its
-// first one. Where one has axis=channel it has its number of channels too.
+// first one, `overflow` the sample itself where the memory has no room for it; without the latter, a message with such
+// a sample is refused. Where one has axis=channel it has its number of channels too.
 struct DeltaCodecs {
   CodecSpec seen;
   CodecSpec first;
+  std::optional<CodecSpec> overflow = std::nullopt;
 };
 
 // One message's samples as a transaction on the memory: it works on copies of their slots, and writes them when it is
@@ -30,7 +33,9 @@ struct DeltaCodecs {
 //   update.commit();
 class SampleUpdate {
  public:
+  // ValueError for a sample without room, where codecs.overflow is none.
   SampleUpdate(std::shared_ptr<SampleMemory> memory, std::vector<uint64_t> samples, const DeltaCodecs& codecs);
+  ~SampleUpdate();
 
   // Samples of one kind that follow each other are one segment.
   const Layout& layout() const { return layout_; }
@@ -41,9 +46,10 @@ class SampleUpdate {
   void load();
 
   // Whether the message's element `at` is of a sample that was seen before.
-  bool seen(uint64_t at) const { return versions_[at / elements()] > 0; }
+  bool seen(uint64_t at) const { return hasSlot(at / elements()); }
 
-  // m of `count` elements from `at` on; undefined where not seen. Before finish() of them.
+  // m of `count` elements from `at` on; undefined where not seen. Before finish() of them. What is written for a sample
+  // that is not kept goes nowhere.
   State state(uint64_t at, uint64_t count);
 
   // The state of these elements is that after the message. Coded slots are encoded with their last elements.
@@ -53,12 +59,15 @@ class SampleUpdate {
   void commit();
 
  private:
+  void release();
+
+  bool hasSlot(size_t i) const { return versions_[i] > 0 && versions_[i] != kNotKept; }
   uint64_t elements() const { return memory_->format().elements(); }
   std::byte* slot(size_t i) { return slots_.data() + i * memory_->format().slotBytes(); }
 
   const std::shared_ptr<SampleMemory> memory_;
   const std::vector<uint64_t> samples_;
-  std::vector<uint32_t> versions_;
+  std::vector<uint32_t> versions_;  // of samples that were admitted: fewer while this is made
   Layout layout_;
   std::vector<std::byte> slots_;  // copies, by sample of the message
   std::vector<float> decoded_;    // of coded slots: m of all samples, from state() to the last finish()

@@ -11,8 +11,8 @@
 namespace lowcomm {
 
 // How a slot holds one sample's elements: in a float type, or as the payload of a codec. A coded slot is read and
-// written as float32, for AQ-SGD's memory of few bits (Wang et al., Fine-tuning Language Models over Slow Networks using
-// Activation Compression with Guarantees, NeurIPS 2022, section 3.1). Thread-safe.
+// written as float32, for AQ-SGD's memory of few bits (Wang et al., Fine-tuning Language Models over Slow Networks
+// using Activation Compression with Guarantees, NeurIPS 2022, section 3.1). Thread-safe.
 class SlotFormat {
  public:
   // TypeError unless `dtype` is float32, float16 or bfloat16; ValueError for 0 elements.

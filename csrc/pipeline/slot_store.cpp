@@ -12,7 +12,7 @@ uint32_t RamStore::version(uint64_t sample) const {
   return slot == slots_.end() ? 0 : slot->second.version;
 }
 
-void RamStore::read(uint64_t sample, std::byte* to) const {
+void RamStore::read(uint64_t sample, std::byte* to) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::memcpy(to, slots_.at(sample).data.get(), slot_bytes_);
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace lowcomm {
@@ -25,10 +26,12 @@ class SlotStore {
   // Updates of a sample; 0 where it has no slot.
   virtual uint32_t version(uint64_t sample) const = 0;
 
-  // Copies the slot of a sample, which has one.
-  virtual void read(uint64_t sample, std::byte* to) const = 0;
+  // Copies the slot of a sample, which has one. FileError where that cannot be read, or is not what was written: such a
+  // slot is forgotten.
+  virtual void read(uint64_t sample, std::byte* to) = 0;
 
-  // Writes the slot of a sample, made where there is none; `version` is 1 or more.
+  // Writes the slot of a sample, made where there is none; `version` is 1 or more. FileError where that fails: the
+  // sample then has none.
   virtual void write(uint64_t sample, uint32_t version, const std::byte* from) = 0;
 
   // The sample has no slot from now on.
@@ -39,6 +42,15 @@ class SlotStore {
 
   // Number of slots.
   virtual uint64_t slots() const = 0;
+
+  // Slots that the store itself had to forget, by reason.
+  virtual std::map<std::string, uint64_t> forgotten() const { return {}; }
+
+  // Returns when all that was written is on its medium. FileError.
+  virtual void flush() {}
+
+  // Lets the medium go, after which every call throws ValueError. Idempotent.
+  virtual void close() {}
 };
 
 // Slots in the process's memory.
@@ -47,7 +59,7 @@ class RamStore final : public SlotStore {
   explicit RamStore(size_t slot_bytes) : slot_bytes_(slot_bytes) {}
 
   uint32_t version(uint64_t sample) const override;
-  void read(uint64_t sample, std::byte* to) const override;
+  void read(uint64_t sample, std::byte* to) override;
   void write(uint64_t sample, uint32_t version, const std::byte* from) override;
   void forget(uint64_t sample) override;
   std::vector<SlotSummary> table() const override;

@@ -128,6 +128,7 @@ class Boundary:
                 memory=memory,
                 edge=_way(self.number, gradients=place.gradients),
                 part=_part(place),
+                overflow=self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None,
             )
         return self._channels[key], memory, samples or []
 

@@ -1,5 +1,10 @@
 """The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +28,21 @@ class Slot(NamedTuple):
     def __str__(self) -> str:
         return f"{self.boundary}.{self.position}.{'sent' if self.sends else 'received'}"
 
+    @classmethod
+    def parse(cls, text: str) -> "Slot":
+        """The slot that str() has named so.
+
+        Raises:
+            ValueError: There is none.
+        """
+        match = re.fullmatch(r"(\d+)\.(\d+)\.(sent|received)", text)
+        if match is None:
+            raise ValueError(f"slot: expected 'boundary.position.sent' or 'boundary.position.received', got {text!r}")
+        return cls(int(match[1]), int(match[2]), match[3] == "sent")
+
 
 class Cache:
-    """The memory of the stages of one rank, in RAM.
+    """The memory of the stages of one rank, in RAM or in files.
 
     A sample takes a slot at each boundary of the rank: N samples of [T, D] take N · T · D · 2 bytes in fp16, about
     N · T · D · b / 8 in a codec of b bits. Nothing else grows with the samples or the steps.
@@ -35,25 +52,60 @@ class Cache:
     state_dict() goes on bit for bit.
     """
 
-    def __init__(self, *, store: str = "fp16") -> None:
-        """Makes an empty memory.
+    def __init__(
+        self,
+        *,
+        store: str = "fp16",
+        folder: str | os.PathLike[str] | None = None,
+        run: str = "",
+        max_bytes: int | None = None,
+        overflow: str | None = "stateless",
+    ) -> None:
+        """Makes a memory: empty, or with the slots that are in `folder`.
+
+        All ranks are given the same options, but each a folder of its own.
 
         Args:
             store: What slots are kept in: "fp16", "bf16", "fp32", or a codec, for example "sym8:axis=channel". A codec loses
                 part of each memory, equally on both sides, and the next change makes up for it; the receiver computes on the
                 sum before it is encoded (paper, section 3.1).
+            folder: Where slots are kept, a sparse file for each tensor, boundary and side; made where it does not exist. None: in
+                RAM.
+            run: A name of the run, which its files carry: files of another run are refused.
+            max_bytes: What the slots of one tensor at one boundary may take on a rank, index and header of a file not counted.
+                None: no bound.
+            overflow: What happens to samples that do not fit. "stateless": they travel by themselves, in the stage's forward
+                codec. A codec: in this one. None: exact. "error": the step raises ValueError on every rank before
+                anything is sent; in the first step, of which nothing is known, at the message that does not fit.
 
         Raises:
-            ValueError: `store` is none of these, or a codec with a level table.
+            ValueError: `store` or `overflow` is none of these, max_bytes is below 1, or a file of the folder is of another run,
+                store, machine or format, or is cut or damaged in its header.
+            OSError: The folder, or a file of it, cannot be made, read or written, or another cache has it open.
         """
         try:
             _C.check_slots(store)
         except ValueError as error:
             raise ValueError(f"store: expected 'fp32', 'fp16', 'bf16' or a codec, got {store!r} ({error})") from None
-        self._store = store
+        if max_bytes is not None and max_bytes < 1:
+            raise ValueError(f"max_bytes: expected 1 or more, got {max_bytes}")
+        if overflow not in ("stateless", "error", None):
+            _C.Codec(overflow)
+        self._store, self._run = store, run
+        self._max_bytes, self._overflow = max_bytes, overflow
+        self._folder = None if folder is None else Path(folder)
         self._memories: dict[Slot, _C.SampleMemory] = {}
         self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
         self.loads = 0  # states taken over; schedules compare again after one
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder):
+                pass  # a folder that nobody can write to is found now, not in the first step
+            # At once: the first step compares what both sides remember.
+            for path in sorted(
+                path for path in self._folder.glob("*.slots") if path.stat().st_size
+            ):  # 0: killed making it
+                self.memory(Slot.parse(path.stem), *_C.slot_file_shape(str(path)))
 
     @property
     def bytes(self) -> int:
@@ -73,11 +125,76 @@ class Cache:
         """
         memory = self._memories.get(slot)
         if memory is None:
-            memory = self._memories[slot] = _C.SampleMemory(elements, channels, self._store)
+            file = "" if self._folder is None else str(self._folder / f"{slot}.slots")
+            memory = self._memories[slot] = _C.SampleMemory(
+                elements, channels, self._store, file=file, place=str(slot), run=self._run, max_bytes=self._max_bytes
+            )
             self._channels[slot] = channels
         elif memory.elements != elements:
-            raise ValueError(f"cache: boundary {slot}: expected {memory.elements} elements a sample, got {elements}")
+            where = "" if self._folder is None else f" (in {self._folder})"
+            raise ValueError(
+                f"cache: boundary {slot}: expected {memory.elements} elements a sample, as it has{where}, got {elements}"
+            )
         return memory
+
+    def overflow_codec(self, forward: str) -> str | None:
+        """The codec of samples without room at a stage with this forward codec, "" if exact; None where they are refused."""
+        if self._overflow == "error":
+            return None
+        return forward if self._overflow == "stateless" else self._overflow or ""
+
+    def expect_room(self, samples: Sequence[int]) -> None:
+        """Refuses a batch whose samples do not fit, with overflow="error"; `lc.pipeline.step` calls this on every rank.
+
+        Raises:
+            ValueError: They do not fit. A boundary that has had no message yet is not known here; its message will raise.
+        """
+        if self._overflow != "error" or self._max_bytes is None:
+            return
+        for slot, memory in sorted(self._memories.items()):
+            room = self._max_bytes // memory.slot_bytes - memory.bytes // memory.slot_bytes
+            unseen = sum(memory.version(sample) == 0 for sample in samples)
+            if unseen > room:
+                raise ValueError(
+                    f"cache: boundary {slot}: max_bytes={self._max_bytes} (overflow='error'): expected at most {room} samples "
+                    f"that have no slot yet, of {memory.slot_bytes} bytes, got {unseen}"
+                )
+
+    def stats(self) -> dict[str, Any]:
+        """What the memories hold, and what happened to samples since this cache was made, over all boundaries of the rank.
+
+        Returns:
+            "slots" and "bytes" that are in use; "seen", "first" and "overflow": samples of messages that travelled as changes,
+            for the first time (or again, forgotten in between), and without a slot for want of room; "forgotten": by reason the
+            slots that were forgotten: "differs" from the other side's, "damaged" in its file, "cut_off" while it was written.
+        """
+        total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, "seen": 0, "first": 0, "overflow": 0, "forgotten": {}}
+        for memory in self._memories.values():
+            counts = memory.counts
+            total["slots"] += memory.bytes // memory.slot_bytes
+            for name in ("seen", "first", "overflow"):
+                total[name] += counts[name]
+            for why, slots in counts["forgotten"].items():
+                total["forgotten"][why] = total["forgotten"].get(why, 0) + slots
+        return total
+
+    def flush(self) -> None:
+        """Returns when all slots are on their disk.
+
+        Raises:
+            OSError: A slot could not be written.
+        """
+        for memory in self._memories.values():
+            memory.flush()
+
+    def close(self) -> None:
+        """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used. Idempotent.
+
+        Raises:
+            OSError: A slot could not be written.
+        """
+        for memory in self._memories.values():
+            memory.close()
 
     def rows(self, boundary: int, sends: bool) -> torch.Tensor:
         """The slots of a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
@@ -99,7 +216,7 @@ class Cache:
         forgotten = 0
         for position, sample, version, digest in self.rows(boundary, sends).tolist():
             if (position, sample, version, digest) not in equal:
-                self._memories[Slot(boundary, position, sends)].forget(sample)
+                self._memories[Slot(boundary, position, sends)].forget(sample, "differs")
                 forgotten += 1
         return forgotten
 
@@ -132,9 +249,7 @@ class Cache:
         for name, entry in state.items():
             if name == "store":
                 continue
-            boundary, position, side = name.split(".")
-            slot_of = Slot(int(boundary), int(position), side == "sent")
-            memory = self.memory(slot_of, int(entry["elements"]), int(entry["channels"]))
+            memory = self.memory(Slot.parse(name), int(entry["elements"]), int(entry["channels"]))
             for sample, version, slot in zip(
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):

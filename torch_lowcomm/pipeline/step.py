@@ -32,7 +32,8 @@ def step(
 
     Raises:
         ValueError: There is a cache and no samples, a sample comes twice in the batch, the batch is no multiple of the
-            micro-batches, or the stages had another number of them before; before anything is sent.
+            micro-batches, the stages had another number of them before, or a cache with overflow="error" has no room; before
+            anything is sent.
         RuntimeError: A message of an earlier step failed, perhaps after this rank's part of that step was over. `reset` makes
             the stages ready again.
         torch.distributed.DistBackendError: A peer or the network failed, two stages mean different messages, or another stage
@@ -47,6 +48,9 @@ def step(
         raise ValueError("a step with a cache: expected samples=, got none")
     if getattr(schedule, "_lowcomm_compared", None) != _loads(stages):
         _compare_caches(schedule, stages)
+    for cache in {id(stage.cache): stage.cache for stage in stages}.values():
+        if cache is not None and numbers is not None:
+            cache.expect_room(numbers)
     if numbers is not None:
         size = len(numbers) // chunks
         for stage in stages:

@@ -17,12 +17,12 @@ namespace {
 using namespace test;
 
 TEST(SlotFormat, SizesAndNames) {
-  for (const auto& [store, bytes, name] : std::vector<std::tuple<std::string, size_t, std::string>>{
-           {"fp32", 4 * kSample, "float32"},
-           {"fp16", 2 * kSample, "float16"},
-           {"bf16", 2 * kSample, "bfloat16"},
-           {"sym8:axis=channel", 6272, "sym8:axis=channel,C=60"},
-           {"minmax4:bucket=128", 3392, "minmax4:bucket=128"}}) {
+  for (const auto& [store, bytes, name] :
+       std::vector<std::tuple<std::string, size_t, std::string>>{{"fp32", 4 * kSample, "float32"},
+                                                                 {"fp16", 2 * kSample, "float16"},
+                                                                 {"bf16", 2 * kSample, "bfloat16"},
+                                                                 {"sym8:axis=channel", 6272, "sym8:axis=channel,C=60"},
+                                                                 {"minmax4:bucket=128", 3392, "minmax4:bucket=128"}}) {
     const SlotFormat format = SlotFormat::parse(store, kSample, 60);
     EXPECT_EQ(format.slotBytes(), bytes) << store;
     EXPECT_EQ(format.name(), name) << store;
@@ -47,7 +47,8 @@ TEST(SlotFormat, Refuses) {
 
 // Whatever an activation does, its slot can be written and read again: a mistake that is sent is told of there.
 TEST(SlotFormat, HoldsWhatItsCodecRefuses) {
-  for (const std::string store : {"sym4:bucket=64", "gauss4", "fp8e4m3", "minmax8:bucket=64", "topk:keep=0.1", "sign1"}) {
+  for (const std::string store :
+       {"sym4:bucket=64", "gauss4", "fp8e4m3", "minmax8:bucket=64", "topk:keep=0.1", "sign1"}) {
     SCOPED_TRACE(store);
     const SlotFormat format = SlotFormat::parse(store, kSample, 60);
     std::vector<float> x(kSample, 1), y(kSample);
@@ -74,7 +75,8 @@ TEST(SlotFormat, StochasticCodecsShareTheirDraws) {
   EXPECT_NE(slotOf(1, 1), slotOf(2, 1));
 }
 
-// y = m + deq(c) is not rounded to the slot's codes: with 8 bits of change on 2 bits of memory it is as near as 8 bits are.
+// y = m + deq(c) is not rounded to the slot's codes: with 8 bits of change on 2 bits of memory it is as near as 8 bits
+// are.
 TEST(SlotFormat, TheReceiverComputesOnTheSumItself) {
   Ranks ranks(2);
   Boundary boundary(ranks, codecsOf("minmax8:bucket=128", "minmax8:bucket=128"), DType::float32, "sym2:bucket=128");
@@ -99,7 +101,8 @@ TEST(SlotFormat, MemoriesOfOtherCodecsAreNamed) {
   boundary.channels[1] = other.channels[1];
   const auto result = boundary.move(ranks, activations(DType::float32, {1}, 0), {1});
   for (const std::string& error : result.errors) {
-    EXPECT_TRUE(holds(error, {"memory differs: rank 0 has 'sym8:axis=channel,C=60', rank 1 has 'sym4:axis=channel,C=60'"}))
+    EXPECT_TRUE(
+        holds(error, {"memory differs: rank 0 has 'sym8:axis=channel,C=60', rank 1 has 'sym4:axis=channel,C=60'"}))
         << error;
   }
 }

@@ -1,5 +1,7 @@
 """Caches of lc.pipeline: stores of few bits, in files and bounded; what they save and how they are found again."""
 
+from pathlib import Path
+
 import pytest
 import stages_case as case
 import torch
@@ -52,3 +54,131 @@ def _few_bits(r, store, slot_bytes):
 )
 def test_both_sides_hold_the_same_codes(pair, store, slot_bytes):
     pair(_few_bits, store, slot_bytes)
+
+
+def _restarted(r):
+    """Files are found again after a restart: the steps that follow have the bits of a run in RAM that went on."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    ram = lc.pipeline.Cache()
+    _steps(r, ram, 2)
+    going_on, _, stages = _steps(r, ram, 1)
+    want = case.gradients(stages)
+
+    options = {"folder": Path(r.folder) / f"cache{r.rank}", "run": "a"}
+    cache = lc.pipeline.Cache(**options)
+    before, *_ = _steps(r, cache, 2)
+    with pytest.raises(OSError, match="which another cache has open"):
+        lc.pipeline.Cache(**options)
+    cache.close()
+    again = lc.pipeline.Cache(**options)
+    assert torch.equal(again.rows(0, r.rank == 0), before)
+    rows, _, stages = _steps(r, again, 1)
+    assert torch.equal(rows, going_on)
+    assert all(map(torch.equal, case.gradients(stages), want))
+    assert again.stats() == {
+        "slots": case.ROWS,
+        "bytes": ram.bytes,
+        "seen": case.ROWS,
+        "first": 0,
+        "overflow": 0,
+        "forgotten": {},
+    }
+    again.close()
+    # Rank 1 starts without its file, rank 0 with one slot damaged: both forget, and count.
+    (file,) = options["folder"].glob("*.slots")
+    if r.rank == 1:
+        file.unlink()
+    else:
+        with file.open("r+b") as slots:
+            slots.seek(8192 + 5)
+            slots.write(b"x")
+    last = lc.pipeline.Cache(**options)
+    rows, *_ = _steps(r, last, 1)
+    _expect_equal_sides(rows)
+    assert rows[:, 2].tolist() == [1] * case.ROWS
+    assert last.stats()["forgotten"] == ({"damaged": 1, "differs": case.ROWS - 1} if r.rank == 0 else {})
+    dist.destroy_process_group()
+
+
+def test_files_are_found_again(pair):
+    pair(_restarted)
+
+
+def _bounded(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    slot = 3 * case.WIDTH * 2
+    for overflow in ("stateless", "minmax8:bucket=128", None):
+        cache = lc.pipeline.Cache(max_bytes=10 * slot + 1, overflow=overflow)
+        rows, *_ = _steps(r, cache, 3)
+        _expect_equal_sides(rows)
+        assert rows[:, 1].tolist() == list(range(10)), "the first that came"
+        stats = cache.stats()
+        assert (stats["bytes"], stats["first"], stats["seen"]) == (10 * slot, 10, 20)
+        assert stats["overflow"] == 3 * (case.ROWS - 10)
+    cache = lc.pipeline.Cache(max_bytes=20 * slot, overflow="error")
+    schedule, _ = case.build(r.rank, r.size, "1F1B", cache=cache, **CODED)
+    x, y = _batch()
+    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    with pytest.raises(ValueError, match="expected at most 4 samples that have no slot yet, of 144 bytes, got 10"):
+        lc.pipeline.step(schedule, x, samples=range(10, 10 + case.ROWS), target=y)
+    lc.pipeline.step(schedule, x, samples=range(4, 4 + case.ROWS), target=y)
+    _expect_equal_sides(cache.rows(0, r.rank == 0))
+    assert cache.stats()["slots"] == 20
+    dist.destroy_process_group()
+
+
+def test_samples_without_room(pair):
+    pair(_bounded)
+
+
+def test_files_of_another_kind_are_refused(tmp_path):
+    import torch_lowcomm as lc
+
+    # A file as a stage makes it.
+    cache = lc.pipeline.Cache(folder=tmp_path, run="a")
+    slot = lc.pipeline.cache.Slot(0, 0, True)
+    cache.memory(slot, 72, 24).restore(7, 3, torch.arange(144, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=r"boundary 0.0.sent: expected 72 elements a sample, as it has .*, got 48"):
+        cache.memory(slot, 48, 24)
+    cache.close()
+    with pytest.raises(ValueError, match="expected an open file"):
+        cache.rows(0, True)
+    file = tmp_path / "0.0.sent.slots"
+    with pytest.raises(ValueError, match=f"{file}': run: expected 'b', got 'a'"):
+        lc.pipeline.Cache(folder=tmp_path, run="b")
+    with pytest.raises(ValueError, match=f"{file}': format: expected 'sym8:axis=channel,C=24', got 'float16'"):
+        lc.pipeline.Cache(folder=tmp_path, run="a", store="sym8:axis=channel")
+    assert lc.pipeline.Cache(folder=tmp_path, run="a").rows(0, True)[:, :3].tolist() == [[0, 7, 3]]
+    whole = file.read_bytes()
+    for damaged, said in (
+        (whole[:100], "header: expected 4096 bytes, got 100"),
+        (b"PK" + whole[2:], "kind: expected a file of slots, got another file"),
+        (whole[:8] + whole[11:7:-1] + whole[12:], "byte order: expected this machine's"),
+        (whole[:20] + b"x" + whole[21:], "damaged"),
+    ):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"slot file '{file}': .*{said}"):
+            lc.pipeline.Cache(folder=tmp_path, run="a")
+    file.write_bytes(b"")  # a process that was killed as it made the file
+    assert lc.pipeline.Cache(folder=tmp_path, run="a", store="bf16") is not None
+    with pytest.raises(OSError, match=str(file)):
+        lc.pipeline.Cache(folder=file)
+    (tmp_path / "other.slots").write_bytes(b"x")
+    with pytest.raises(ValueError, match="slot: expected 'boundary.position.sent'"):
+        lc.pipeline.Cache(folder=tmp_path)
+
+
+def test_options_of_a_cache():
+    import torch_lowcomm as lc
+
+    for options, said in (
+        ({"store": "levels4"}, "a codec without a level table"),
+        ({"max_bytes": 0}, "max_bytes: expected 1 or more, got 0"),
+        ({"overflow": "drop"}, "codec 'drop'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            lc.pipeline.Cache(**options)
