@@ -5,7 +5,6 @@
 #include <cmath>
 #include <optional>
 
-
 namespace lowcomm {
 namespace {
 
@@ -56,8 +55,8 @@ void DeltaSource::encodeRun(size_t k, const Run& run, std::span<std::byte> whole
   update_.finish(run.at, run.count);
 }
 
-// Adds sums over the run's first elements. Returns the window of the message, if it is in this run, of which the loss is
-// sampled as other ops sample theirs: `change_` has its changes, which are gone once they are encoded.
+// Adds sums over the run's first elements. Returns the window of the message, if it is in this run, of which the loss
+// is sampled as other ops sample theirs: `change_` has its changes, which are gone once they are encoded.
 std::optional<Window> DeltaSource::measure(size_t k, const Run& run, const std::byte* a, Elements m,
                                            const Draws& draws) {
   const auto widened = [&](uint64_t first, uint64_t count, float* values, float* remembered) {

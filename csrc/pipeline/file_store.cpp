@@ -262,7 +262,9 @@ void FileStore::writeAt(uint64_t at, const std::byte* from, size_t bytes) const 
   for (size_t done = 0; done < bytes;) {
     const ssize_t written = ::pwrite(file_, from + done, bytes - done, static_cast<off_t>(at + done));
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) fail("write " + std::to_string(bytes) + " bytes at byte " + std::to_string(at) + " of", written < 0 ? errno : ENOSPC);
+    if (written <= 0)
+      fail("write " + std::to_string(bytes) + " bytes at byte " + std::to_string(at) + " of",
+           written < 0 ? errno : ENOSPC);
     done += static_cast<size_t>(written);
   }
 }

@@ -80,8 +80,8 @@ SlotFileHeader parseSlotFileHeader(std::span<const std::byte> bytes, const std::
   }
   const size_t length = std::min<size_t>(get<uint32_t>(data, 44), kMaxText);
   const std::string text(reinterpret_cast<const char*>(data) + kTextAt, length);
-  return {get<uint64_t>(data, 16),  get<uint64_t>(data, 24), get<uint64_t>(data, 32), valueOf(text, "format"),
-          valueOf(text, "place"), valueOf(text, "run")};
+  return {get<uint64_t>(data, 16), get<uint64_t>(data, 24), get<uint64_t>(data, 32),
+          valueOf(text, "format"), valueOf(text, "place"),  valueOf(text, "run")};
 }
 
 void expectSame(const SlotFileHeader& expected, const SlotFileHeader& got, const std::string& path) {

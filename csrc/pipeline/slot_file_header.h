@@ -10,8 +10,8 @@ namespace lowcomm {
 
 // What a slot file is of (SLOT_FILE.md).
 struct SlotFileHeader {
-  uint64_t elements = 0;    // of a sample
-  uint64_t channels = 0;    // the last dimension of its tensor
+  uint64_t elements = 0;  // of a sample
+  uint64_t channels = 0;  // the last dimension of its tensor
   uint64_t slot_bytes = 0;
   std::string format;  // SlotFormat::name()
   std::string place;   // boundary, tensor and side

@@ -138,7 +138,8 @@ TEST(FileStore, AnotherFileIsRefusedWithBothValues) {
   };
   const std::string name = "slot file '" + file.path + "': ";
   EXPECT_EQ(file.refusal(with([](auto& h) { h.run = "b"; })), name + "run: expected 'b', got 'a run'");
-  EXPECT_EQ(file.refusal(with([](auto& h) { h.place = "1.0.sent"; })), name + "place: expected '1.0.sent', got '0.0.sent'");
+  EXPECT_EQ(file.refusal(with([](auto& h) { h.place = "1.0.sent"; })),
+            name + "place: expected '1.0.sent', got '0.0.sent'");
   EXPECT_EQ(file.refusal(with([](auto& h) { h.format = "sym8"; })), name + "format: expected 'sym8', got 'float16'");
   EXPECT_EQ(file.refusal(with([](auto& h) { h.elements = 51; })), name + "elements: expected 51, got 50");
   EXPECT_EQ(file.refusal(with([](auto& h) { h.slot_bytes = 99; })), name + "bytes of a slot: expected 99, got 100");
@@ -153,7 +154,8 @@ TEST(FileStore, AnotherFileIsRefusedWithBothValues) {
     return why;
   };
   EXPECT_EQ(refusalOf(0, "PK"), name + "kind: expected a file of slots, got another file");
-  EXPECT_EQ(refusalOf(8, std::string("\x01\x02\x03\x04", 4)), name + "byte order: expected this machine's, got another one");
+  EXPECT_EQ(refusalOf(8, std::string("\x01\x02\x03\x04", 4)),
+            name + "byte order: expected this machine's, got another one");
   EXPECT_EQ(refusalOf(12, "\x02"), name + "version: expected 1, got 2");
   EXPECT_NE(refusalOf(16, "\x33").find("(damaged)"), std::string::npos);
   EXPECT_EQ(file.refusal(), "");
@@ -179,9 +181,9 @@ TEST(FileStore, DamagedSlotsAreForgotten) {
     for (uint64_t sample = 0; sample < 6; ++sample)
       write(*store, sample, 1);
   }
-  file.overwrite(8192 + 1 * 128 + 50, "x");                      // in slot 1
-  file.overwrite(4096 + 2 * 32 + 8, "x");                        // in the entry of slot 2
-  fs::resize_file(file.path, 8192 + 5 * 128 + 20);               // in slot 5
+  file.overwrite(8192 + 1 * 128 + 50, "x");         // in slot 1
+  file.overwrite(4096 + 2 * 32 + 8, "x");           // in the entry of slot 2
+  fs::resize_file(file.path, 8192 + 5 * 128 + 20);  // in slot 5
   const auto store = file.open();
   EXPECT_EQ(store->forgotten(), (std::map<std::string, uint64_t>{{"damaged", 3}}));
   EXPECT_EQ(store->slots(), 3u);
@@ -231,7 +233,9 @@ TEST(FileStore, AKilledWriterLeavesNoTornSlot) {
   const SlotFileHeader header{kLarge, 1, kLarge, "int8", "0.0.sent", ""};
   for (int round = 0; round < 8; ++round) {
     const SlotFile file("killed");
-    { file.open(header); }
+    {
+      file.open(header);
+    }
     const pid_t child = fork();
     if (child == 0) {
       FileStore store(file.path, header);

@@ -67,8 +67,9 @@ TEST(Overflow, OrIsAnErrorBeforeAnythingIsSent) {
   Bounded boundary(ranks, codecsOf("gauss4", ""), 1, 1);
   const auto result = boundary.move(ranks, activations(DType::float32, {1, 2}, 0), {1, 2});
   for (const std::string& error : result.errors) {
-    EXPECT_TRUE(holds(error, {"sample 2: expected at most max_bytes=12005 (overflow=error), got 0 bytes in use and a slot "
-                              "of 12000 more"}))
+    EXPECT_TRUE(
+        holds(error, {"sample 2: expected at most max_bytes=12005 (overflow=error), got 0 bytes in use and a slot "
+                      "of 12000 more"}))
         << error;
   }
   EXPECT_EQ(boundary.move(ranks, activations(DType::float32, {1}, 0), {1}).errors[0], "") << "its room was let go";
@@ -79,9 +80,9 @@ TEST(Overflow, AMessageThatFailsGivesItsRoomBack) {
   Bounded boundary(ranks, withOverflow("minmax8"), 1, 1);
   Bytes x = activations(DType::float32, {1}, 0);
   reinterpret_cast<float*>(x.data())[5] = NAN;
-  boundary.channels[0] = std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(0)), 1, 3,
-                                                   ChannelOptions{DType::float32, codecsOf("gauss4", "sym8"), 7},
-                                                   boundary.memories[0]);
+  boundary.channels[0] =
+      std::make_shared<Channel>(std::make_shared<EngineQueue>(ranks.engine(0)), 1, 3,
+                                ChannelOptions{DType::float32, codecsOf("gauss4", "sym8"), 7}, boundary.memories[0]);
   EXPECT_NE(boundary.move(ranks, x, {1}).errors[0], "");
   EXPECT_EQ(boundary.memories[0]->admit(2), 0u);
   EXPECT_EQ(boundary.memories[0]->admit(3), kNotKept);
@@ -114,8 +115,8 @@ TEST(Overflow, NothingGrowsWithTheMessages) {
       for (uint64_t i = from; i < to; ++i) {
         x[i % kSmall] += 0.1f;
         const std::vector<uint64_t> sample = {i % kSamples};
-        const auto message = rank == 0 ? channels[0]->send(x.data(), kSmall, sample)
-                                       : channels[1]->recv(x.data(), kSmall, sample);
+        const auto message =
+            rank == 0 ? channels[0]->send(x.data(), kSmall, sample) : channels[1]->recv(x.data(), kSmall, sample);
         message->wait();
       }
     });

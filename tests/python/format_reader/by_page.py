@@ -5,9 +5,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch
-from format_reader.conversation import Peer
 from torch.distributed import HashStore
 
+from format_reader.conversation import Peer
 from torch_lowcomm import _C
 from torch_lowcomm._create import make_gloo
 

@@ -95,9 +95,7 @@ class Peer:
         """A message of rank 0's, which is announced as expected by `description`."""
         return self.expect_message(flow, description, [frame.payload_bytes for frame in frames])()
 
-    def expect_message(
-        self, flow: str, description: str, sizes: list[int]
-    ) -> Callable[[], list[tuple[Header, bytes]]]:
+    def expect_message(self, flow: str, description: str, sizes: list[int]) -> Callable[[], list[tuple[Header, bytes]]]:
         """Posts and announces the receive of a message; the call waits for its frames."""
         buffers = [torch.zeros(HEADER.size + max(size, 1024), dtype=torch.uint8) for size in sizes]
         coming = [self.bulk.recv([buffer], 0, self.transport_tag(flow, k)) for k, buffer in enumerate(buffers)]
