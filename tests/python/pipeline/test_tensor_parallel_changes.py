@@ -22,12 +22,14 @@ class Sum:
     def __init__(self, codec, remembers):
         backend = backend_of()
         self.me, elements = backend.rank(), TOKENS * WIDTH // 2
-        self.memories = [_C.SampleMemory(elements, torch.float32) if remembers else None for _ in range(4)]
+        self.memories = [_C.SampleMemory(elements, WIDTH // 2, "fp32") if remembers else None for _ in range(4)]
         names = {
             "dtype": torch.float32,
             "codec": codec,
             "first": "minmax8:bucket=128" if remembers else "",
             "channels": 1,
+            "edge": "",
+            "part": "",
         }
         peer = 1 - self.me
         # By the rank that sums: the parts on their way there, and the sums on their way back.
