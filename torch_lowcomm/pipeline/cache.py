@@ -1,15 +1,20 @@
 """The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
+import logging
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from torch_lowcomm import _C
+
+_log = logging.getLogger(__name__)
 
 
 class Slot(NamedTuple):
@@ -49,7 +54,7 @@ class Cache:
 
     Both sides of a boundary must remember the same. They compare at the first step of a schedule, and forget what differs: a
     rank without its cache, or with an older one, costs first visits and nothing else. A run that resumes with every rank's
-    state_dict() goes on bit for bit.
+    files, or with every rank's state_dict() of a cache with state=True, goes on bit for bit.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Cache:
         run: str = "",
         max_bytes: int | None = None,
         overflow: str | None = "stateless",
+        state: bool = False,
     ) -> None:
         """Makes a memory: empty, or with the slots that are in `folder`.
 
@@ -77,10 +83,11 @@ class Cache:
             overflow: What happens to samples that do not fit. "stateless": they travel by themselves, in the stage's forward
                 codec. A codec: in this one. None: exact. "error": the step raises ValueError on every rank before
                 anything is sent; in the first step, of which nothing is known, at the message that does not fit.
+            state: Whether state_dict() holds the slots, which are in RAM.
 
         Raises:
-            ValueError: `store` or `overflow` is none of these, max_bytes is below 1, or a file of the folder is of another run,
-                store, machine or format, or is cut or damaged in its header.
+            ValueError: `store` or `overflow` is none of these, max_bytes is below 1, `state` is asked of files, or a file of the
+                folder is of another run, store, machine or format, or is cut or damaged in its header.
             OSError: The folder, or a file of it, cannot be made, read or written, or another cache has it open.
         """
         try:
@@ -91,7 +98,9 @@ class Cache:
             raise ValueError(f"max_bytes: expected 1 or more, got {max_bytes}")
         if overflow not in ("stateless", "error", None):
             _C.Codec(overflow)
-        self._store, self._run = store, run
+        if state and folder is not None:
+            raise ValueError("state: expected False with a folder, whose files are found again by themselves, got True")
+        self._store, self._run, self._state = store, run, state
         self._max_bytes, self._overflow = max_bytes, overflow
         self._folder = None if folder is None else Path(folder)
         self._memories: dict[Slot, _C.SampleMemory] = {}
@@ -221,36 +230,58 @@ class Cache:
         return forgotten
 
     def state_dict(self) -> dict[str, Any]:
-        """All slots: for each tensor of each boundary its samples, their versions, and slots as bytes."""
-        state: dict[str, Any] = {"store": self._store}
-        for slot, memory in self._memories.items():
+        """What a checkpoint holds of this rank, under one key with the rank's number.
+
+        With state=True that is all slots: for each tensor of each boundary its samples, their versions, and slots as bytes. Else
+        it is the store, the folder and a digest of the slots. `torch.distributed.checkpoint` takes the cache itself; ranks may
+        have different slots, and as many of them as they like.
+        """
+        digest, entries = 0, {}
+        for slot, memory in sorted(self._memories.items()):
             table = memory.table()
-            state[str(slot)] = {
-                "elements": memory.elements,
-                "channels": self._channels[slot],
-                "samples": torch.tensor([sample for sample, _, _ in table], dtype=torch.int64),
-                "versions": torch.tensor([version for _, version, _ in table], dtype=torch.int64),
-                "slots": torch.stack([memory.read(sample) for sample, _, _ in table]) if table else torch.empty(0),
-            }
-        return state
+            digest = zlib.crc32(repr((str(slot), table)).encode(), digest)
+            if self._state:
+                entries[str(slot)] = {
+                    "elements": memory.elements,
+                    "channels": self._channels[slot],
+                    "samples": torch.tensor([sample for sample, _, _ in table], dtype=torch.int64),
+                    "versions": torch.tensor([version for _, version, _ in table], dtype=torch.int64),
+                    "slots": torch.stack([memory.read(sample) for sample, _, _ in table]) if table else torch.empty(0),
+                }
+        # A tuple is one value to torch.distributed.checkpoint, of any content: tensors would have to have the sizes of a cache
+        # that is empty when it is loaded.
+        return {_rank_key(): (self._store, str(self._folder or ""), digest, entries)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what state_dict() returned, in place of what is remembered; on all ranks or on none.
+        """Takes over the slots of a state in place of those remembered; on all ranks or on none.
+
+        A state without slots changes nothing: what is remembered, in RAM or in files, need not be of the checkpoint's step. The
+        next step compares both sides in every case.
 
         Raises:
-            ValueError: The state is of another store.
+            ValueError: The state is of another rank, or of another store.
         """
-        if state["store"] != self._store:
-            raise ValueError(f"cache: expected a state of store {self._store!r}, got {state['store']!r}")
+        if _rank_key() not in state:
+            raise ValueError(f"cache: expected a state of {_rank_key()}, got one of {', '.join(state) or 'none'}")
+        store, folder, digest, entries = state[_rank_key()]
+        if store != self._store:
+            raise ValueError(f"cache: expected a state of store {self._store!r}, got {store!r}")
+        self.loads += 1
+        if not entries:
+            mine = self.state_dict()[_rank_key()][2] if folder else digest
+            if mine != digest:
+                _log.info("cache: the slots in %s are not those of the checkpoint; both sides will compare", folder)
+            return
         for memory in self._memories.values():  # which channels hold
             for sample, _, _ in memory.table():
                 memory.forget(sample)
-        self.loads += 1
-        for name, entry in state.items():
-            if name == "store":
-                continue
+        for name, entry in entries.items():
             memory = self.memory(Slot.parse(name), int(entry["elements"]), int(entry["channels"]))
             for sample, version, slot in zip(
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):
                 memory.restore(sample, version, slot.contiguous())
+
+
+def _rank_key() -> str:
+    return f"rank{dist.get_rank() if dist.is_initialized() else 0}"

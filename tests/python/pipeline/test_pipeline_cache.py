@@ -182,3 +182,44 @@ def test_options_of_a_cache():
     ):
         with pytest.raises(ValueError, match=said):
             lc.pipeline.Cache(**options)
+
+
+def _checkpointed(r):
+    """torch.distributed.checkpoint saves caches of different slots a rank, and fills empty ones."""
+    import torch.distributed.checkpoint as dcp
+
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    cache = lc.pipeline.Cache(state=True, store="sym8:axis=channel")
+    _steps(r, cache, 2)
+    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, r.rank == 0), 3 * case.WIDTH, case.WIDTH)
+    if r.rank == 1:
+        for sample in range(5):
+            memory.forget(sample)
+    rows = cache.rows(0, r.rank == 0)
+    dcp.save({"cache": cache}, checkpoint_id=Path(r.folder) / "checkpoint")
+    loaded = lc.pipeline.Cache(state=True, store="sym8:axis=channel")
+    dcp.load({"cache": loaded}, checkpoint_id=Path(r.folder) / "checkpoint")
+    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    assert len(rows) == case.ROWS - 5 * r.rank
+    both, *_ = _steps(r, loaded, 1)
+    _expect_equal_sides(both)
+    assert sorted(both[:, 2].tolist()) == [1] * 5 + [3] * (case.ROWS - 5)
+
+    with pytest.raises(ValueError, match="expected a state of store 'fp16', got 'sym8:axis=channel'"):
+        lc.pipeline.Cache().load_state_dict(cache.state_dict())
+    other = {"rank7": cache.state_dict()[f"rank{r.rank}"]}
+    with pytest.raises(ValueError, match=f"expected a state of rank{r.rank}, got one of rank7"):
+        loaded.load_state_dict(other)
+    # torch.save's way, and a state without slots, which changes nothing.
+    torch.save(cache.state_dict(), Path(r.folder) / f"cache{r.rank}.pt")
+    loaded.load_state_dict(torch.load(Path(r.folder) / f"cache{r.rank}.pt"))
+    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    loaded.load_state_dict(lc.pipeline.Cache(store="sym8:axis=channel").state_dict())
+    assert torch.equal(loaded.rows(0, r.rank == 0), rows)
+    dist.destroy_process_group()
+
+
+def test_a_checkpoint_holds_each_ranks_slots(pair):
+    pair(_checkpointed)

@@ -130,7 +130,7 @@ def _restarted(r):
     import torch_lowcomm as lc
 
     r.init("lowcomm")
-    cache = lc.pipeline.Cache()
+    cache = lc.pipeline.Cache(state=True)
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     samples = torch.arange(case.ROWS)
 
@@ -147,16 +147,16 @@ def _restarted(r):
     again = step(cache)
     assert versions(cache) == [2] * case.ROWS
     # Both resume from the same state: bit for bit what went on.
-    resumed = lc.pipeline.Cache()
+    resumed = lc.pipeline.Cache(state=True)
     resumed.load_state_dict(old)
     for mine, first in zip(step(resumed), again, strict=True):
         assert torch.equal(mine, first)
     # Rank 1 has lost its cache; then rank 0 has an older one.
-    other = cache if r.rank == 0 else lc.pipeline.Cache()
+    other = cache if r.rank == 0 else lc.pipeline.Cache(state=True)
     step(other)
     assert versions(other) == [1] * case.ROWS
     step(other)
-    older = lc.pipeline.Cache()
+    older = lc.pipeline.Cache(state=True)
     older.load_state_dict(old)
     step(older if r.rank == 0 else other)
     assert versions(older if r.rank == 0 else other) == [1] * case.ROWS
