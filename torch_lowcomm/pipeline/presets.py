@@ -1,7 +1,7 @@
 """The settings of AQ-SGD's paper by name, for comparisons with it (Wang et al., NeurIPS 2022, section 4).
 
 Activations and gradients have a scale a channel. The paper partitions [-1, 1] into 2^b intervals, as mid<b> does; sym<b> has a
-level at 0 and one level less, which matters at 2 bits alone (benchmarks/results/aq_sgd.md).
+level at 0 and one level less, which is a quarter of the levels at 2 bits.
 """
 
 FIRST = "minmax8:bucket=128"  # without a preset, the codec of first visits
