@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 
 from linklab.link import burst_bytes, parse_bits
-
-import torch_lowcomm as lc
 
 MICRO_BATCHES, AHEAD = 8, 2
 
@@ -65,8 +62,7 @@ def of_links(*, whole: bool = True) -> list[Case]:
         cases.append(Case(DIRECT_2, "GPipe", forward="gauss2", backward="gauss4"))
         cases.append(Case(CHANGES_4, "GPipe", forward="gauss4", backward="gauss4", cache="ram"))
     cases += paper()
-    if "file" in inspect.signature(lc.pipeline.Cache).parameters:
-        cases.append(Case(IN_A_FILE, "GPipe", forward="gauss2", backward="gauss4", cache="file"))
+    cases.append(Case(IN_A_FILE, "GPipe", forward="gauss2", backward="gauss4", cache="file"))
     for schedule in ("GPipe", "1F1B"):
         if whole:
             cases.append(Case(TORCH_EXACT, schedule, stage="torch"))

@@ -41,7 +41,8 @@ def sent_in_messages(group: dist.ProcessGroup) -> int:
     """Bytes that lowcomm has sent in a group's messages, frames included; 0 where gloo carries them all."""
     if dist.get_backend(group) == "gloo":
         return 0
-    return lc.stats(group)[group.group_name].get("send", {}).get("wire_bytes") or 0
+    ops = lc.stats(group)[group.group_name].items()
+    return sum(figures["wire_bytes"] or 0 for op, figures in ops if op.split()[0] == "send")
 
 
 class Way:
@@ -54,8 +55,8 @@ class Way:
         self.module = Compute(self.shape[2], job["forward_s"], job["backward_s"], busy=busy)
         cache = None
         if case.cache:
-            file = {"file": str(folder / f"{case.name}{case.order}")} if case.cache == "file" else {}
-            cache = lc.pipeline.Cache(**file)
+            files = {"folder": folder / "slots"} if case.cache == "file" else {}
+            cache = lc.pipeline.Cache(**files)
         if case.ours:
             codecs = {"forward": case.forward or None, "backward": case.backward or None, "first": case.first}
             stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, **codecs)

@@ -38,7 +38,7 @@ void stage(int rank, lowcomm::Engine& engine) {
   options.edge = "forward boundary 0";
   const auto channel = std::make_shared<lowcomm::Channel>(
       std::make_shared<lowcomm::EngineQueue>(engine), /*peer=*/1 - rank, /*number=*/0, options,
-      std::make_shared<lowcomm::SampleMemory>(kElements, lowcomm::DType::float16));
+      std::make_shared<lowcomm::SampleMemory>(lowcomm::SlotFormat(kElements, lowcomm::DType::float16)));
   std::vector<uint64_t> samples(kSamples);
   std::iota(samples.begin(), samples.end(), 0);
   for (int visit = 0; visit < kVisits; ++visit) {
