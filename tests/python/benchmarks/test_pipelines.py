@@ -83,7 +83,7 @@ def test_the_quick_form(tmp_path):
         env={**os.environ, **ENV},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     result = json.loads(path.read_text())
