@@ -38,6 +38,8 @@ def table() -> dict[str, list[str]]:
     """README.md's table, by how each row begins: seconds a step, times as fast as gloo, MB a step, perplexity / exact's."""
     fsdp, ddp = ({row["name"]: row for row in _only_link(f"steps_{method}")["rows"]} for method in ("fsdp", "ddp"))
     diloco = _step_of_outer("sync gauss2")
+    stages = {row["name"]: row for row in _pipelines("100mbit 25ms") if row["order"] == "GPipe"}
+    exact_stages = stages["torch, gloo"]
 
     def row(step: dict[str, Any], base: dict[str, Any], perplexity: str) -> list[str]:
         times = base["seconds"] / step["seconds"]
@@ -57,6 +59,14 @@ def table() -> dict[str, list[str]]:
             ddp["lowcomm rank 4, sym8"], ddp["gloo fp32"], _ratio("ddp", "rank 4, sym8")
         ),
         "| DiLoCo every 20 steps, 2 bits |": row(diloco, ddp["gloo fp32"], _ratio_of_losses("DiLoCo, gauss2")),
+        "| two stages of torch's on gloo, GPipe |": row(exact_stages, exact_stages, "1"),
+        "| `lc.pipeline.Stage`, exact |": row(stages["exact"], exact_stages, "1"),
+        "| `lc.pipeline.Stage`, 4 bits |": row(
+            stages["gauss4, gauss4"], exact_stages, _ratio_of_stages("DirectQ gauss4/gauss4")
+        ),
+        "| `lc.pipeline.Stage`, changes in 2 bits |": row(
+            stages["changes gauss2, gauss4"], exact_stages, _ratio_of_stages("AQ gauss2/gauss4")
+        ),
     }
 
 
@@ -168,6 +178,19 @@ def _ratio_of_losses(name: str) -> str:
     """The same of seed 0 of `convergence diloco`, whose runs have losses in nats."""
     runs = {run["name"]: run for run in load("dilocox")["curves"] if run["seed"] == 0}
     return f"{math.exp(runs[name]['validation'] - runs['all_reduce']['validation']):.3f}"
+
+
+def _ratio_of_stages(name: str) -> str:
+    """The same of `convergence aq`: of exact evaluation on the samples, the mean over the seeds that have the run."""
+    runs = {(run["name"], run["seed"]): run["samples"] for run in load("aq_sgd")["curves"]}
+    changes = [loss - runs["exact", seed] for (run, seed), loss in runs.items() if run == name]
+    return f"{math.exp(statistics.mean(changes)):.3f}"
+
+
+def _pipelines(link: str) -> list[dict[str, Any]]:
+    """Steps of `pipelines` on a link; the slow messages have the same link and another shape, and come later."""
+    rows: list[dict[str, Any]] = next(of["rows"] for of in load("pipelines")["links"] if of["link"] == link)
+    return rows
 
 
 def _cells(row: str) -> list[str]:

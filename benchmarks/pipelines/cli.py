@@ -46,22 +46,22 @@ def show(setting: cases.Setting, measured: Measured) -> None:
         f"{measured.frames_lost} frames lost by the lab"
     )
     print(
-        f"# {'messages':<28}{'schedule':<10}{'ms a step':>10}{'least':>8}{'most':>8}{'bound':>8}{'x bound':>9}"
+        f"# {'messages':<30}{'schedule':<10}{'ms a step':>10}{'least':>8}{'most':>8}{'bound':>8}{'x bound':>9}"
         f"{'sent MB':>9}"
     )
     for row in measured.rows:
         ms = (1e3 * s for s in (row.seconds, row.least_s, row.most_s, row.bound_s))
         cells = "{:>10.1f}{:>8.1f}{:>8.1f}{:>8.1f}".format(*ms)
-        print(f"  {row.name:<28}{row.order:<10}{cells}{row.ratio:>9.3f}{row.sent / 1e6:>9.3f}", flush=True)
+        print(f"  {row.name:<30}{row.order:<10}{cells}{row.ratio:>9.3f}{row.sent / 1e6:>9.3f}", flush=True)
 
 
 def show_thread(rows: list[thread_share.Row]) -> None:
     """A line a way and stage."""
     print("# training thread, processor ms of a micro-batch; a block of 1024 channels, 128 tokens, on loopback")
-    print(f"# {'messages':<28}{'stage':<10}{'compute':>10}{'messages':>10}{'share':>9}")
+    print(f"# {'messages':<30}{'stage':<10}{'compute':>10}{'messages':>10}{'share':>9}")
     for row in rows:
         print(
-            f"  {row.name:<28}{row.stage:<10}{1e3 * row.compute_s:>10.2f}{1e3 * row.messages_s:>10.3f}{row.share:>9.4f}",
+            f"  {row.name:<30}{row.stage:<10}{1e3 * row.compute_s:>10.2f}{1e3 * row.messages_s:>10.3f}{row.share:>9.4f}",
             flush=True,
         )
 
