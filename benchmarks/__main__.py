@@ -20,6 +20,7 @@ PROGRAMS = {
     "seed_replay_cost": ("seed_replay.cost", "what a step of seed_replay costs beyond its forward passes"),
     "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),
     "codec_peers": ("codec.peers", "speed of codecs next to FBGEMM and pi-quant"),
+    "codec_memory": ("codec.memory", "what new memory costs a codec's results, next to pooled and given memory"),
     "noise_peers": ("codec.noise_peers", "speed of perturbations next to torch"),
     "low_rank_peers": ("codec.low_rank_peers", "speed of low-rank products next to torch"),
     "collectives": ("collectives.loopback", "speed of coded collectives on loopback, next to gloo's exact ones"),

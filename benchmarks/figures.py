@@ -24,7 +24,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 _CONTEXT = 64  # tokens a sequence of the benchmarks' GPT
 _WARM_UP = 2  # exact steps before a run under DDP compresses
 _GATE = re.compile(r"^(?:PASS|FAIL)  (.+?) +(\S+) +(<=|>=|<|>|==) (\S+)$", re.MULTILINE)
-NO_JSON = {"noise_peers"}  # of which only the table was kept
 _UNITS = (1, 1e-9, 1e-6, 1e-3, 1e-2, 1e3, 1e6, 1e9)
 
 
@@ -99,8 +98,6 @@ def unmeasured(text: str) -> list[str]:
 def wrong_in_page(name: str, text: str) -> Iterator[str]:
     """Blocks of a result's page with other gates than the JSON has, or figures that the JSON has not; `name` is the page's."""
     for result, block in result_pages.blocks(text):
-        if result in NO_JSON:
-            continue
         content = load(result)
         if strange := gates_in(block) - {gate(of_json) for of_json in content["gates"]}:
             yield f"{name}: {result}.json has other gates than {sorted(strange)[:3]}"

@@ -86,6 +86,7 @@ def main() -> int:
         rate, torchs_rate = (2e-9 * m * n * k / t for t in (taken, peer))
         rows.append({"operation": name, "us": taken * 1e6, "gflops": rate, "torch_gflops": torchs_rate})
         print(f"  {name:<18} {taken * 1e6:>8.1f} {rate:>8.2f} {torchs_rate:>8.2f}")
+    rows.append({"operation": "orthonormalise P", "us": seconds["orthonormalise P"] * 1e6})
     print(f"  {'orthonormalise P':<18} {seconds['orthonormalise P'] * 1e6:>8.1f}")
     whole = sum(seconds[name] for name in (*_PRODUCTS, "orthonormalise P"))
     exact_link = m * n * 4 * 8 / 1e9  # what the uncoded matrix takes at 1 Gbit/s

@@ -72,9 +72,9 @@ def main() -> int:
     seconds = fastest(calls, y, args.repetitions)
     rows = []
     for name, taken in seconds.items():
-        ratio = seconds["torch normal_"] / taken
-        rows.append({"operation": name, "ns": taken / y.numel() * 1e9, "x_normal": ratio})
-        print(f"  {name:<18} {taken / y.numel() * 1e9:>10.3f} {y.numel() * 4 / taken * 1e-9:>10.2f} {ratio:>10.2f}")
+        ratio, rate = seconds["torch normal_"] / taken, y.nbytes / taken * 1e-9
+        rows.append({"operation": name, "ns": taken / y.numel() * 1e9, "gb_per_s": rate, "x_normal": ratio})
+        print(f"  {name:<18} {taken / y.numel() * 1e9:>10.3f} {rate:>10.2f} {ratio:>10.2f}")
     gates = []
     if form in _TARGETS:
         ratio = seconds["torch normal_"] / seconds["gaussian axpy"]
