@@ -89,7 +89,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--forward", default="gauss2", help="codec of activations' changes")
     parser.add_argument("--backward", default="gauss4", help="codec of gradients")
     parser.add_argument("--first", default="minmax8:bucket=128", help="codec of a sample's first visit; none: exact")
-    parser.add_argument("--cache", choices=("ram", "none"), default="ram", help="none: no changes, activations coded")
+    parser.add_argument(
+        "--cache",
+        default="ram",
+        metavar="ram|FOLDER|none",
+        help="where samples are remembered; files are found again by the next run. none: no changes, activations coded",
+    )
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--samples", type=int, default=128, help=f"windows of {CONFIG.context} bytes")
@@ -189,10 +194,21 @@ def optimizer_of(args: argparse.Namespace, part: Part, mesh: DeviceMesh, coded: 
     return ExactAverage(part.parameters(), args.lr, mesh.get_group("replica"))
 
 
+def cache_of(args: argparse.Namespace) -> lc.pipeline.Cache | None:
+    """What this rank remembers of each sample: in RAM, or in a folder of its own."""
+    if args.cache == "none":
+        return None
+    if args.cache == "ram":
+        return lc.pipeline.Cache()
+    return lc.pipeline.Cache(
+        folder=Path(args.cache) / f"rank{dist.get_rank()}", run=f"train_pipeline, seed {args.seed}"
+    )
+
+
 def train(args: argparse.Namespace, gpt: model.GPT, mesh: DeviceMesh, coded: bool) -> Result:
     """Fine-tunes one pipeline, or several replicas, and measures it. Losses and perplexity are known to the last stage."""
     index, stages = mesh.get_local_rank("stage"), mesh.size(1)
-    cache = lc.pipeline.Cache() if coded and args.cache == "ram" else None
+    cache = cache_of(args) if coded else None
     codecs = {"forward": args.forward, "backward": args.backward, "first": args.first} if coded else {}
     part = Part(copy.deepcopy(gpt), index, stages)
     stage = lc.pipeline.Stage(part, index, stages, args.device, group=mesh.get_group("stage"), cache=cache, **codecs)
@@ -206,7 +222,7 @@ def train(args: argparse.Namespace, gpt: model.GPT, mesh: DeviceMesh, coded: boo
     parts = {"replica": mesh.get_local_rank("replica"), "replicas": args.replicas}
     before, start = sent(), time.monotonic()
     progress = tqdm(
-        lc.pipeline.batches(dataset, batch=args.batch, seed=args.seed, epochs=args.epochs, **parts),
+        lc.pipeline.batches(dataset, batch=args.batch, seed=args.seed, epochs=args.epochs, cache=cache, **parts),
         total=args.epochs * (args.samples // args.replicas // args.batch),
         desc=result.label,
         disable=dist.get_rank() != stages - 1,
@@ -226,6 +242,8 @@ def train(args: argparse.Namespace, gpt: model.GPT, mesh: DeviceMesh, coded: boo
     if isinstance(optimizer, lc.DiLoCoX):
         optimizer.finish()
     result.cache_bytes = cache.bytes if cache else 0
+    if cache:
+        cache.flush()
     result.perplexity = perplexity(args, schedule)
     return result
 

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "backend/backend_queue.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "pipeline/buffered_store.h"
 #include "pipeline/channel.h"
 #include "pipeline/file_store.h"
 #include "tensor/errors.h"
@@ -24,6 +26,8 @@ namespace {
 using Backend = c10::intrusive_ptr<LowcommBackend>;
 using Samples = std::vector<uint64_t>;
 using release = py::call_guard<py::gil_scoped_release>;
+
+constexpr size_t kBytesWaiting = size_t{64} << 20;  // to be written to one file
 
 void expectType(const Channel& channel, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(wireType(tensor.scalar_type()) == channel.dtype(), "lowcomm: a channel's tensor: expected ",
@@ -79,14 +83,21 @@ void bindPipeline(py::module_& m) {
                const SlotFormat format = SlotFormat::parse(store, elements, channels);
                const uint64_t most = max_bytes.value_or(UINT64_MAX);
                if (file.empty()) return std::make_shared<SampleMemory>(format, most);
-               const SlotFileHeader header{elements, channels, format.slotBytes(), format.name(), place, run};
-               return std::make_shared<SampleMemory>(format, std::make_unique<FileStore>(file, header), most);
+               const size_t slot_bytes = format.slotBytes();
+               const SlotFileHeader header{elements, channels, slot_bytes, format.name(), place, run};
+               const size_t most_waiting = std::max<size_t>(kBytesWaiting / slot_bytes, 1);
+               return std::make_shared<SampleMemory>(
+                   format,
+                   std::make_unique<BufferedStore>(std::make_unique<FileStore>(file, header), slot_bytes, most_waiting,
+                                                   file),
+                   most);
              });
            }),
            py::arg("elements"), py::arg("channels"), py::arg("store"), py::kw_only(), py::arg("file") = "",
            py::arg("place") = "", py::arg("run") = "", py::arg("max_bytes") = py::none(), release())
       .def("version", &SampleMemory::version, py::arg("sample"))
       .def("forget", &SampleMemory::forget, py::arg("sample"), py::arg("why") = "")
+      .def("read_ahead", &SampleMemory::readAhead, py::arg("samples"), release())
       .def("flush", &SampleMemory::flush, release())
       .def("close", &SampleMemory::close, release())
       .def_property_readonly("counts",
@@ -97,6 +108,8 @@ void bindPipeline(py::module_& m) {
                                entry["first"] = counts.first;
                                entry["overflow"] = counts.overflow;
                                entry["forgotten"] = counts.forgotten;
+                               entry["read_ahead"] = counts.reads.ahead;
+                               entry["read_late"] = counts.reads.late;
                                return entry;
                              })
       .def_property_readonly("bytes", &SampleMemory::bytes)

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hashes.h"
@@ -217,6 +218,7 @@ void FileStore::freeSlot(uint64_t sample, const char* why) {
     place = slot->second.place;
     slots_.erase(slot);
     if (why) ++forgotten_[why];
+    suspect_ = suspect_ || why;
   }
   writeEntry(place, Entry{});
   std::lock_guard<std::mutex> lock(mutex_);
@@ -230,6 +232,22 @@ std::vector<SlotSummary> FileStore::table() const {
   for (const auto& [sample, slot] : slots_)
     table.push_back({sample, slot.version, slot.digest});
   return table;
+}
+
+void FileStore::recheck() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!std::exchange(suspect_, false)) return;
+  }
+  std::vector<std::byte> slot(slot_bytes_);
+  for (const SlotSummary& known : table()) {
+    try {
+      read(known.sample, slot.data());
+    } catch (const FileError&) {  // it is forgotten, and counted
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  suspect_ = false;
 }
 
 uint64_t FileStore::slots() const {

@@ -37,6 +37,7 @@ class FileStore final : public SlotStore {
   std::vector<SlotSummary> table() const override;
   uint64_t slots() const override;
   std::map<std::string, uint64_t> forgotten() const override;
+  void recheck() override;
   void flush() override;
   void close() override;
 
@@ -73,6 +74,7 @@ class FileStore final : public SlotStore {
   std::vector<uint64_t> free_;  // places below end_
   uint64_t end_ = 0;            // places from here on were never used
   std::map<std::string, uint64_t> forgotten_;
+  bool suspect_ = false;  // a slot was damaged, and others may be
 };
 
 }  // namespace lowcomm

@@ -21,6 +21,7 @@ bool SampleMemory::roomForOne() const {
 
 uint32_t SampleMemory::admit(uint64_t sample) {
   std::lock_guard<std::mutex> lock(mutex_);
+  store_->check();
   const uint32_t version = store_->version(sample);
   if (version > 0) return version;
   const auto known = admitted_.find(sample);
@@ -74,6 +75,12 @@ void SampleMemory::forget(uint64_t sample, const std::string& why) {
   if (!why.empty()) ++counts_.forgotten[why];
 }
 
+std::vector<SlotSummary> SampleMemory::table() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  store_->recheck();
+  return store_->table();
+}
+
 void SampleMemory::count(uint32_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++(version == kNotKept ? counts_.overflow : version > 0 ? counts_.seen : counts_.first);
@@ -84,6 +91,7 @@ MemoryCounts SampleMemory::counts() const {
   MemoryCounts counts = counts_;
   for (const auto& [why, slots] : store_->forgotten())
     counts.forgotten[why] += slots;
+  counts.reads = store_->reads();
   return counts;
 }
 

@@ -19,6 +19,7 @@ struct MemoryCounts {
   uint64_t first = 0;                         // for the first time, or again after their slot was forgotten
   uint64_t overflow = 0;                      // without a slot, for want of room
   std::map<std::string, uint64_t> forgotten;  // slots, by reason
+  ReadCounts reads;                           // of slots in a file
 };
 
 // The memory of one side of a channel: m of AQ-SGD (Wang et al., Fine-tuning Language Models over Slow
@@ -39,6 +40,9 @@ class SampleMemory {
   // Updates of a sample; 0 where it has not been seen.
   uint32_t version(uint64_t sample) const { return store_->version(sample); }
 
+  // The next message's samples, whose slots are read behind the caller. Throws nothing: admit() does.
+  void readAhead(const std::vector<uint64_t>& samples) { store_->readAhead(samples); }
+
   // The version of a sample that has a slot; 0 for one that gets a slot, and whose room is held from now on until
   // release(); kNotKept where there is no room. Two sides of equal bounds that ask in the same order get equal answers.
   uint32_t admit(uint64_t sample);
@@ -57,8 +61,8 @@ class SampleMemory {
   // The sample has not been seen from now on; counted with its reason, unless that is empty.
   void forget(uint64_t sample, const std::string& why = "");
 
-  // All slots, by sample.
-  std::vector<SlotSummary> table() const { return store_->table(); }
+  // All slots, by sample, without those that are damaged.
+  std::vector<SlotSummary> table() const;
 
   // Bytes of all slots.
   uint64_t bytes() const { return store_->slots() * format_.slotBytes(); }

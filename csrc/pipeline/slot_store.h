@@ -18,6 +18,12 @@ struct SlotSummary {
   bool operator==(const SlotSummary&) const = default;
 };
 
+// Slots that were there when they were read, and slots that were fetched then.
+struct ReadCounts {
+  uint64_t ahead = 0;
+  uint64_t late = 0;
+};
+
 // Where slots are: bytes of one size by the number of their sample. Thread-safe.
 class SlotStore {
  public:
@@ -45,6 +51,17 @@ class SlotStore {
 
   // Slots that the store itself had to forget, by reason.
   virtual std::map<std::string, uint64_t> forgotten() const { return {}; }
+
+  // The slots of these samples are read next. Samples without one are left out; an error is check()'s.
+  virtual void readAhead(const std::vector<uint64_t>&) {}
+  virtual ReadCounts reads() const { return {}; }
+
+  // Where a slot was found damaged, reads all others again, and forgets those that are: a file that somebody has cut is
+  // told once, and not for each sample. FileError.
+  virtual void recheck() {}
+
+  // Throws what has failed behind the caller since it was last asked. FileError.
+  virtual void check() {}
 
   // Returns when all that was written is on its medium. FileError.
   virtual void flush() {}

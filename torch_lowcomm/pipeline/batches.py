@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from torch_lowcomm.pipeline.cache import Cache
 
 
 def batches(
@@ -15,46 +18,102 @@ def batches(
     shuffle: str = "epoch",
     replica: int = 0,
     replicas: int = 1,
+    cache: Cache | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the batches of numbered samples, the same on every stage of a pipeline.
 
-    Each data-parallel replica has a fixed part of the dataset, the same in all epochs and as large as the others', so that its
-    stages meet their samples again. A last batch that is not full is left out.
+    Each data-parallel replica has a part of the dataset, as large as the others'. With "epoch" and "once" it is the same in all
+    epochs, so that the replica's stages meet their samples again. A last batch that is not full is left out.
 
     Args:
         dataset: Indexed by number; an entry is a tensor or a tuple of tensors, of one shape for all entries.
         batch: Samples in a batch.
         seed: Of the parts and the order.
         epochs: Passes over the part.
-        shuffle: "epoch": another order in each epoch. "once": one order for all.
+        shuffle: "epoch": another order in each epoch. "once": one order for all. "global": other parts too; what a cache
+            remembers of a sample moves with it, exactly and over the links between replicas, and costs more there than it
+            saves unless those are fast.
         replica: Whose part it is, 0...replicas - 1.
         replicas: Parts in all.
+        cache: Of the rank. Where it is in files, each batch's slots are read while the one before it computes. "global" moves its
+            slots.
+        group: With "global", a cache and several replicas: the ranks that have this rank's stages, one a replica, in order.
 
     Yields:
         samples: int64 [batch], the entries' numbers in `dataset`; then for each field of an entry one tensor [batch, ...].
 
     Raises:
-        ValueError: `shuffle` is neither of the two, `replica` is none of the replicas, or a part has less than one batch.
+        ValueError: `shuffle` is none of the three, `replica` is none of the replicas, a part has less than one batch, or slots
+            are to be moved without a group, or in one of other ranks than the replicas.
+        torch.distributed.DistBackendError: Slots could not be moved.
     """
-    if shuffle not in ("epoch", "once"):
-        raise ValueError(f"shuffle: expected 'epoch' or 'once', got {shuffle!r}")
+    if shuffle not in ("epoch", "once", "global"):
+        raise ValueError(f"shuffle: expected 'epoch', 'once' or 'global', got {shuffle!r}")
     if not 0 <= replica < replicas:
         raise ValueError(f"replica: expected one of 0...{replicas - 1}, got {replica}")
-    generator = torch.Generator().manual_seed(seed)
-    each = len(dataset) // replicas  # equal parts: replicas take equally many steps
-    part = torch.randperm(len(dataset), generator=generator)[replica * each : (replica + 1) * each]
-    if len(part) < batch:
-        raise ValueError(f"batch: expected at most the {len(part)} samples of a replica's part, got {batch}")
-    for epoch in range(epochs):
-        if shuffle == "epoch":
-            generator.manual_seed(seed * 1_000_003 + epoch)
-            order = part[torch.randperm(len(part), generator=generator)]
+    if len(dataset) // replicas < batch:
+        raise ValueError(
+            f"batch: expected at most the {len(dataset) // replicas} samples of a replica's part, got {batch}"
+        )
+    moves = shuffle == "global" and cache is not None and replicas > 1
+    if moves:
+        _expect_group(group, replica, replicas)
+    parts = _Parts(len(dataset), replicas, seed, shuffle)
+    numbers = ((epoch, samples) for epoch in range(epochs) for samples in parts.batches(epoch, replica, batch))
+    last, following = -1, next(numbers, None)
+    while following is not None:
+        epoch, samples = following
+        if cache is not None and group is not None and moves and epoch != last:
+            cache.move(parts.owners(epoch), group)
+        last, following = epoch, next(numbers, None)
+        if cache is not None and following is not None:
+            cache.read_ahead(following[1])
+        entries = [dataset[int(i)] for i in samples]
+        if isinstance(entries[0], tuple | list):
+            yield (samples, *(torch.stack(list(field)) for field in zip(*entries, strict=True)))
         else:
-            order = part
-        for at in range(0, len(order) - batch + 1, batch):
-            samples = order[at : at + batch]
-            entries = [dataset[int(i)] for i in samples]
-            if isinstance(entries[0], tuple | list):
-                yield (samples, *(torch.stack(list(field)) for field in zip(*entries, strict=True)))
-            else:
-                yield samples, torch.stack(entries)
+            yield samples, torch.stack(entries)
+
+
+class _Parts:
+    """Which samples a replica has, and in which order, from one seed."""
+
+    def __init__(self, samples: int, replicas: int, seed: int, shuffle: str) -> None:
+        self._samples, self._replicas, self._seed, self._shuffle = samples, replicas, seed, shuffle
+        self._each = samples // replicas  # equal parts: replicas take equally many steps
+        self._generator = torch.Generator()
+        self._all = self._permutation(samples, seed)
+
+    def batches(self, epoch: int, replica: int, batch: int) -> Iterator[torch.Tensor]:
+        """The numbers of each full batch."""
+        part = self._order(epoch)[replica * self._each : (replica + 1) * self._each]
+        if self._shuffle == "epoch":
+            part = part[self._permutation(len(part), self._seed * 1_000_003 + epoch)]
+        for at in range(0, len(part) - batch + 1, batch):
+            yield part[at : at + batch]
+
+    def owners(self, epoch: int) -> torch.Tensor:
+        """int64 [samples], the replica of each sample; -1 for those of no part."""
+        owners = torch.full((self._samples,), -1)
+        for replica in range(self._replicas):
+            owners[self._order(epoch)[replica * self._each : (replica + 1) * self._each]] = replica
+        return owners
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        """All samples, part after part."""
+        if self._shuffle == "global":
+            return self._permutation(self._samples, self._seed * 1_000_003 + epoch)
+        return self._all
+
+    def _permutation(self, samples: int, seed: int) -> torch.Tensor:
+        return torch.randperm(samples, generator=self._generator.manual_seed(seed))
+
+
+def _expect_group(group: dist.ProcessGroup | None, replica: int, replicas: int) -> None:
+    if group is None:
+        raise ValueError("group: expected the ranks of this stage in all replicas, for slots to move, got none")
+    if (size := dist.get_world_size(group)) != replicas:
+        raise ValueError(f"group: expected a rank for each of the {replicas} replicas, got {size}")
+    if (rank := dist.get_rank(group)) != replica:
+        raise ValueError(f"group: expected this rank at place {replica}, its replica's number, got {rank}")

@@ -2,48 +2,21 @@
 
 import logging
 import os
-import re
 import tempfile
+import weakref
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torch_lowcomm import _C
+from torch_lowcomm.pipeline.moves import move_slots
+from torch_lowcomm.pipeline.slot import Slot
 
 _log = logging.getLogger(__name__)
-
-
-class Slot(NamedTuple):
-    """One tensor of one boundary, on one side of it.
-
-    Attributes:
-        boundary: The index of the stage before the boundary.
-        position: The tensor's place among those that cross it.
-        sends: Whether this rank has the stage before it.
-    """
-
-    boundary: int
-    position: int
-    sends: bool
-
-    def __str__(self) -> str:
-        return f"{self.boundary}.{self.position}.{'sent' if self.sends else 'received'}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Slot":
-        """The slot that str() has named so.
-
-        Raises:
-            ValueError: There is none.
-        """
-        match = re.fullmatch(r"(\d+)\.(\d+)\.(sent|received)", text)
-        if match is None:
-            raise ValueError(f"slot: expected 'boundary.position.sent' or 'boundary.position.received', got {text!r}")
-        return cls(int(match[1]), int(match[2]), match[3] == "sent")
 
 
 class Cache:
@@ -105,8 +78,9 @@ class Cache:
         self._folder = None if folder is None else Path(folder)
         self._memories: dict[Slot, _C.SampleMemory] = {}
         self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
-        self.loads = 0  # states taken over; schedules compare again after one
+        self.loads = 0  # states taken over and moves; schedules compare again after one
         if self._folder is not None:
+            self._at_end = weakref.finalize(self, _flush, self._memories)  # a process that ends writes what waits
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._folder):
                 pass  # a folder that nobody can write to is found now, not in the first step
@@ -175,17 +149,34 @@ class Cache:
         Returns:
             "slots" and "bytes" that are in use; "seen", "first" and "overflow": samples of messages that travelled as changes,
             for the first time (or again, forgotten in between), and without a slot for want of room; "forgotten": by reason the
-            slots that were forgotten: "differs" from the other side's, "damaged" in its file, "cut_off" while it was written.
+            slots that were forgotten: "differs" from the other side's, "damaged" in its file, "cut_off" while it was written,
+            "not_written" to a file that refused it. Of slots in files, "read_ahead": those that were in RAM when a message needed
+            them, and "read_late": those that it had to read.
         """
-        total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, "seen": 0, "first": 0, "overflow": 0, "forgotten": {}}
+        names = ("seen", "first", "overflow", "read_ahead", "read_late")
+        total: dict[str, Any] = {"slots": 0, "bytes": self.bytes, **dict.fromkeys(names, 0), "forgotten": {}}
         for memory in self._memories.values():
             counts = memory.counts
             total["slots"] += memory.bytes // memory.slot_bytes
-            for name in ("seen", "first", "overflow"):
+            for name in names:
                 total[name] += counts[name]
             for why, slots in counts["forgotten"].items():
                 total["forgotten"][why] = total["forgotten"].get(why, 0) + slots
         return total
+
+    def read_ahead(self, samples: Sequence[int] | torch.Tensor) -> None:
+        """Has the slots of the next batch read from their files while this one computes; in RAM it does nothing.
+
+        `lc.pipeline.step(next_samples=)` and `lc.pipeline.batches(cache=)` call this; use one of the two. A slot that the present
+        batch has yet to write is not read before. The slots of the last two calls are kept in RAM. A file that cannot be read
+        fails the next step.
+
+        Args:
+            samples: Their numbers; those without a slot are left out.
+        """
+        numbers = [int(sample) for sample in samples]
+        for memory in self._memories.values():
+            memory.read_ahead(numbers)
 
     def flush(self) -> None:
         """Returns when all slots are on their disk.
@@ -202,8 +193,42 @@ class Cache:
         Raises:
             OSError: A slot could not be written.
         """
+        if self._folder is not None:
+            self._at_end.detach()
         for memory in self._memories.values():
             memory.close()
+
+    def memories(self) -> list[tuple[Slot, _C.SampleMemory, int]]:
+        """Each tensor of each boundary, with its memory and its last dimension."""
+        return [(slot, memory, self._channels[slot]) for slot, memory in sorted(self._memories.items())]
+
+    def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
+        """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
+
+        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it alike. The next step
+        compares both sides of each boundary, so that a slot which has come to one side alone is a first visit.
+
+        Args:
+            owners: int64 [samples], for each sample the rank in `group` that is to have it; -1: it stays where it is.
+            group: The ranks that have this rank's stages, one a replica.
+
+        Returns:
+            How many slots this rank gave, and how many it took. `stats()["forgotten"]["no_room"]` counts those that did not fit
+            into max_bytes.
+
+        Raises:
+            ValueError: An owner is no rank of the group.
+            OSError: A slot cannot be read or written.
+            torch.distributed.DistBackendError: A peer or the network failed. Slots that were under way are first visits then.
+        """
+        ranks = dist.get_world_size(group)
+        if len(owners) and not (int(owners.min()) >= -1 and int(owners.max()) < ranks):
+            raise ValueError(
+                f"owners: expected -1 or a rank of 0...{ranks - 1}, got {int(owners.min())} to {int(owners.max())}"
+            )
+        moved = move_slots(self, owners, group)
+        self.loads += 1
+        return moved
 
     def rows(self, boundary: int, sends: bool) -> torch.Tensor:
         """The slots of a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
@@ -281,6 +306,11 @@ class Cache:
                 entry["samples"].tolist(), entry["versions"].tolist(), entry["slots"], strict=True
             ):
                 memory.restore(sample, version, slot.contiguous())
+
+
+def _flush(memories: dict[Slot, _C.SampleMemory]) -> None:
+    for memory in memories.values():
+        memory.flush()
 
 
 def _rank_key() -> str:

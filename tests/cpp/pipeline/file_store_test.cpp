@@ -100,6 +100,25 @@ TEST(FileStore, SlotsAreFoundAgain) {
   EXPECT_EQ(fs::file_size(file.path), size) << "a free place is used again";
 }
 
+TEST(FileStore, AFileThatIsCutIsToldOnce) {
+  const SlotFile file("cut_under_way");
+  const auto store = file.open();
+  for (uint64_t sample = 0; sample < 10; ++sample)
+    write(*store, sample, 1);
+  fs::resize_file(file.path, 8192 + 3 * 128);
+  store->recheck();
+  EXPECT_EQ(store->slots(), 10u) << "nothing was found damaged";
+  std::vector<std::byte> slot(kSlot);
+  EXPECT_THROW(store->read(5, slot.data()), FileError);
+  EXPECT_EQ(store->slots(), 9u);
+  store->recheck();
+  EXPECT_EQ(store->slots(), 3u);
+  EXPECT_EQ(store->forgotten().at("damaged"), 7u);
+  expectSlot(*store, 2, 1);
+  write(*store, 5, 1);
+  expectSlot(*store, 5, 1);
+}
+
 // The document's bytes, and those of a file as a whole.
 TEST(FileStore, Golden) {
   const SlotFile file("golden");

@@ -16,7 +16,8 @@ QUICK = ["--samples", "32", "--epochs", "3", "--pretrain", "5", "--batch", "8", 
 def test_example_trains(tmp_path):
     """Both runs learn, coded ones nearly as exact ones, by a sixth of the bytes; the plot is drawn."""
     outputs = []
-    ranks.run_ranks(run_main, 2, "train_pipeline", str(tmp_path), QUICK, timeout=180, outputs=outputs)
+    arguments = [*QUICK, "--cache", str(tmp_path / "slots")]
+    ranks.run_ranks(run_main, 2, "train_pipeline", str(tmp_path), arguments, timeout=180, outputs=outputs)
     exact, coded = json.loads((tmp_path / "run.json").read_text())
     for run in (exact, coded):
         assert run["loss"][-1] < run["loss"][0] - 0.1
@@ -24,6 +25,7 @@ def test_example_trains(tmp_path):
     assert abs(coded["loss"][-1] - exact["loss"][-1]) < 0.05
     assert exact["sent_bytes"][-1] > 6 * coded["sent_bytes"][-1]
     assert coded["cache_bytes"] == 32 * 64 * 128 * 2
+    assert (tmp_path / "slots" / "rank0" / "0.0.sent.slots").stat().st_size > coded["cache_bytes"]
     assert "fewer bytes, times" in outputs[1]
     assert (tmp_path / "runs" / "train_pipeline.png").read_bytes().startswith(b"\x89PNG")
 

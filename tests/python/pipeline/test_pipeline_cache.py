@@ -83,6 +83,8 @@ def _restarted(r):
         "seen": case.ROWS,
         "first": 0,
         "overflow": 0,
+        "read_ahead": 0,
+        "read_late": case.ROWS,  # nobody has named the step's samples before it
         "forgotten": {},
     }
     again.close()

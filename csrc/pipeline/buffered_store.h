@@ -1,0 +1,95 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pipeline/slot_store.h"
+
+namespace lowcomm {
+
+// A store in front of a slower one: slots are read before they are asked for, and written behind the caller, by a
+// thread of its own. A slot that waits to be written is read from there, so that a sample which comes again in the next
+// batch is never read before its write.
+//
+// Memory: the slots of the last two calls of readAhead(), and at most `most_waiting` that wait to be written, or are.
+//
+// What fails behind the caller is thrown by the next check(), flush() or close(), once: FileError. A slot whose write
+// failed is forgotten and counted as "not_written". A caller waits for the other store while that goes on; FileError
+// where nothing has been read or written for a minute.
+class BufferedStore final : public SlotStore {
+ public:
+  // `path` is what errors name.
+  BufferedStore(std::unique_ptr<SlotStore> store, size_t slot_bytes, size_t most_waiting, std::string path);
+
+  // Writes what waits; an error is lost here, and not in close().
+  ~BufferedStore() override;
+
+  uint32_t version(uint64_t sample) const override;
+  void read(uint64_t sample, std::byte* to) override;
+  void write(uint64_t sample, uint32_t version, const std::byte* from) override;
+  void forget(uint64_t sample) override;
+  std::vector<SlotSummary> table() const override;
+  uint64_t slots() const override;
+  std::map<std::string, uint64_t> forgotten() const override;
+  void readAhead(const std::vector<uint64_t>& samples) override;
+  ReadCounts reads() const override;
+  void recheck() override;
+  void check() override;
+  void flush() override;
+  void close() override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Bytes = std::shared_ptr<std::vector<std::byte>>;
+  struct Write {
+    uint32_t version = 0;
+    Bytes bytes;
+  };
+  struct Read {
+    uint64_t round = 0;   // the last call of readAhead() that asked for it
+    uint32_t wishes = 0;  // calls whose read() has not come
+    Bytes bytes;          // null until they are there
+  };
+
+  void work();
+  void writeNext(Lock& lock);
+  void readNext(Lock& lock);
+  void keepAhead(uint64_t sample, const Bytes& bytes);
+  void failed(uint64_t sample, const char* why);
+  uint32_t versionOf(uint64_t sample) const;
+  void throwFailure();
+  void drain(Lock& lock) const;
+  template <class Done>
+  void await(Lock& lock, const char* doing, Done done) const;
+
+  const std::unique_ptr<SlotStore> store_;
+  const size_t slot_bytes_, most_waiting_;
+  const std::string path_;
+  mutable std::mutex mutex_;  // of all below; neither is held while the other store reads or writes a slot
+  mutable std::condition_variable changed_;
+  std::map<uint64_t, Write> writes_;  // by sample, until they are written
+  std::deque<uint64_t> to_write_;     // a sample once for each write
+  std::map<uint64_t, Read> ahead_;
+  std::deque<uint64_t> to_read_;
+  uint64_t round_ = 0;
+  uint64_t done_ = 0;     // slots read and written behind the caller
+  bool working_ = false;  // on `sample_`
+  uint64_t sample_ = 0;
+  uint64_t slots_;  // those of the other store, and those that wait to be its
+  ReadCounts reads_;
+  uint64_t not_written_ = 0;
+  std::exception_ptr failure_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lowcomm

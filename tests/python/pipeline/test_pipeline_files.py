@@ -1,0 +1,247 @@
+"""Caches in files: slots read ahead and written behind, and what a disk, a kill or a restart does to them."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import ranks
+import stages_case as case
+import torch
+import torch.distributed as dist
+
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+SLOT = 3 * case.WIDTH * 2
+
+
+def _batch():
+    return [torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True)]
+
+
+def _expect_equal_sides(cache, rank):
+    """Returns the rows that both sides have."""
+    rows = [None, None]
+    dist.all_gather_object(rows, cache.rows(0, rank == 0).tolist())
+    assert rows[0] == rows[1]
+    return rows[0]
+
+
+def _trained(r, cache, how, stage_options):
+    """Weights after three epochs of batches that share samples, and how often a slot was there before it was needed."""
+    import torch_lowcomm as lc
+
+    schedule, stages = case.build(r.rank, r.size, "1F1B", cache=cache, **stage_options)
+    optimizer = torch.optim.SGD([p for stage in stages for p in stage.submod.parameters()], lr=0.1)
+    data = case.data()
+    batches = list(lc.pipeline.batches(data, batch=case.ROWS, epochs=3, seed=1))
+    batches.insert(1, batches[0])  # the same samples in two batches that follow each other
+    if how == "batches":
+        data = data[: case.ROWS]  # one batch, again and again
+        batches = lc.pipeline.batches(data, batch=case.ROWS, epochs=5, seed=1, cache=cache)
+    else:
+        batches = iter(batches)
+    batch = next(batches)
+    while batch is not None:
+        following = next(batches, None) if how != "batches" else None
+        samples, x, y = batch
+        ahead = {"next_samples": following[0]} if how == "step" and following is not None else {}
+        lc.pipeline.step(schedule, x, samples=samples, target=y, **ahead)
+        optimizer.step()
+        optimizer.zero_grad()
+        batch = following if how != "batches" else next(batches, None)
+    return [p.detach().clone() for stage in stages for p in stage.submod.parameters()]
+
+
+def _ahead(r, how, store):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    ram = lc.pipeline.Cache(store=store)
+    want = _trained(r, ram, how, CODED)
+    cache = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
+    got = _trained(r, cache, how, CODED)
+    assert all(map(torch.equal, got, want))
+    rows = cache.rows(0, r.rank == 0)
+    assert torch.equal(rows, ram.rows(0, r.rank == 0))
+    _expect_equal_sides(cache, r.rank)
+    stats = cache.stats()
+    assert stats["seen"] == stats["read_ahead"] + stats["read_late"]
+    assert (stats["read_ahead"] > 0) == (how != "neither")
+    cache.close()
+    again = lc.pipeline.Cache(store=store, folder=Path(r.folder) / f"{how}{r.rank}")
+    assert torch.equal(again.rows(0, r.rank == 0), rows)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("how", "store"), [("step", "fp16"), ("batches", "fp16"), ("neither", "fp16"), ("step", "sym8:axis=channel")]
+)
+def test_slots_read_ahead_change_no_bit(pair, how, store):
+    pair(_ahead, how, store)
+
+
+@contextlib.contextmanager
+def _disk(path, kib, options=""):
+    """A small disk at `path`, for root alone."""
+    path.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kib}k{options}", "tmpfs", str(path)]
+    made = subprocess.run(mount, capture_output=True, text=True, timeout=10, check=False)
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {made.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True, timeout=10)
+
+
+def _expect_both_hear(r, culprit, step, said):
+    """The step fails on both ranks; the culprit has the OSError, the other its text."""
+    with pytest.raises((OSError, RuntimeError)) as failure:
+        for _ in range(4):  # a disk may fail behind a step, which the next one says
+            step()
+    assert (type(failure.value) is OSError) == (r.rank == culprit), failure.value
+    assert said in str(failure.value), failure.value
+    assert "cache0" in str(failure.value), failure.value
+
+
+def _disk_fault(r, fault, folder):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=300)
+    folder = Path(folder) / "cache0" if r.rank == 0 else Path(r.folder) / "cache1"
+    cache = lc.pipeline.Cache(folder=folder)
+    schedule, _ = case.build(r.rank, r.size, "1F1B", cache=cache, **CODED)
+    x, y = _batch()
+
+    def step():
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+
+    if fault != "full":
+        step()
+    file = folder / "0.0.sent.slots"
+    if r.rank == 0:
+        cache.flush()
+        if fault == "cut":
+            os.truncate(file, 8192 + 3 * SLOT)
+        elif fault == "corrupt":
+            with file.open("r+b") as slots:
+                slots.seek(8192 + 2 * 192 + 5)  # of the third slot
+                slots.write(b"another")
+        else:  # nothing is left but the header's page and the index's
+            with contextlib.suppress(OSError), (folder.parent / "ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(1024))
+            with (folder.parent / "ballast").open("r+b") as ballast:
+                ballast.truncate(max(ballast.seek(0, os.SEEK_END) - 8192, 0))
+    dist.barrier()
+    reason = os.strerror(errno.ENOSPC) if fault == "full" else "expected 144 bytes with digest"
+    _expect_both_hear(r, 0, step, reason)
+    if r.rank == 0 and fault == "full":
+        (folder.parent / "ballast").unlink()
+    lc.pipeline.reset(schedule)
+    step()
+    step()
+    assert len(_expect_equal_sides(cache, r.rank)) == case.ROWS
+    if r.rank == 0:
+        forgotten = cache.stats()["forgotten"]
+        assert forgotten.get("not_written" if fault == "full" else "damaged", 0) > 0, forgotten
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fault", ["cut", "corrupt"])
+def test_a_file_that_is_spoilt_under_a_step(pair, tmp_path, fault):
+    pair(_disk_fault, fault, str(tmp_path))
+
+
+def test_a_full_disk(tmp_path):
+    with _disk(tmp_path / "disk", 64) as disk:
+        ranks.run_ranks(_disk_fault, 2, "full", str(disk), timeout=120)
+
+
+def test_a_disk_that_cannot_be_written(tmp_path):
+    import torch_lowcomm as lc
+
+    with _disk(tmp_path / "disk", 64, ",ro") as disk, pytest.raises(OSError, match="Read-only file system"):
+        lc.pipeline.Cache(folder=disk)
+
+
+def _open_when_free(folder):
+    """The cache of a folder that another process has open, once that has ended."""
+    import torch_lowcomm as lc
+
+    while True:  # until the job's deadline
+        try:
+            return lc.pipeline.Cache(folder=folder)
+        except OSError as error:
+            assert error.errno == errno.EWOULDBLOCK, error
+            time.sleep(0.05)
+
+
+def _killed(r, victim, when):
+    """The victim is killed before, in or after the messages of its second step; rank 2 takes its place, with its files."""
+    import torch_lowcomm as lc
+
+    x, y = _batch()
+    me = victim if r.rank == 2 else r.rank
+    folder = r.path(f"cache{me}")
+
+    def begin(number, cache):
+        store = dist.FileStore(str(r.path(f"group{number}")), 2)
+        dist.init_process_group("lowcomm", store=store, rank=me, world_size=2)
+        return case.build(me, 2, "1F1B", cache=cache, **CODED)
+
+    def step(schedule):
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+
+    if r.rank < 2:
+        cache = lc.pipeline.Cache(folder=folder)
+        schedule, (stage,) = begin(1, cache)
+        step(schedule)
+        if me == victim:
+            r.path("open").touch()
+            micro_batches = iter(range(case.MICRO))
+
+            def die(module, inputs):
+                if next(micro_batches) == (0 if when == "before" else 2):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            if when == "after":
+                step(schedule)
+                cache.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+            stage.submod.register_forward_pre_hook(die)
+        if when == "after":
+            step(schedule)
+        with pytest.raises(dist.DistBackendError):
+            step(schedule)
+        dist.destroy_process_group()
+    else:
+        while not r.path("open").exists():
+            time.sleep(0.05)
+        cache = _open_when_free(folder)
+    schedule, _ = begin(2, cache)
+    step(schedule)
+    rows = _expect_equal_sides(cache, me)
+    assert [row[1] for row in rows] == list(range(case.ROWS))
+    versions = [row[2] for row in rows]
+    stats = cache.stats()
+    if when == "after":
+        assert versions == [3] * case.ROWS, "both sides had written all of it"
+        assert stats["forgotten"] == {}
+    else:  # what both sides have alike goes on, the others are first visits
+        assert set(versions) <= {1, 2, 3}
+        assert stats["first"] + stats["seen"] >= case.ROWS
+    dist.destroy_process_group()
+    return versions
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_a_killed_rank_is_replaced_with_its_files(victim, when):
+    ended = ranks.run_ranks(_killed, 3, victim, when, timeout=120, allow_exit={victim: -signal.SIGKILL})
+    assert ended[victim] is None
+    assert ended[1 - victim] == ended[2]

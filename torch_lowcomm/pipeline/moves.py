@@ -1,0 +1,121 @@
+"""Slots that go with their samples to another replica of a pipeline."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from torch_lowcomm import _C
+from torch_lowcomm.groups import exact
+from torch_lowcomm.pipeline.slot import Slot
+
+if TYPE_CHECKING:
+    from torch_lowcomm.pipeline.cache import Cache
+
+_ROUND_BYTES = 16 << 20  # that a rank sends in a round
+
+
+class _Row(NamedTuple):
+    """What is told of a slot, as int64."""
+
+    boundary: int
+    position: int
+    sends: int
+    elements: int
+    channels: int
+    sample: int
+    version: int
+
+
+def move_slots(cache: "Cache", owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
+    """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it alike.
+
+    Slots go in rounds. A rank lets go of a round's slots once they have arrived, and takes those that it gets unless it has one
+    of as many updates, or has no room.
+
+    Args:
+        cache: Of this rank.
+        owners: int64 [samples], the rank in `group` that is to have each sample; -1: it stays where it is.
+        group: The ranks of the stage, one a replica.
+
+    Returns:
+        How many slots this rank gave, and how many it took.
+    """
+    ranks = dist.get_world_size(group)
+    mine = list(_rounds(cache, owners, dist.get_rank(group), ranks))
+    given = taken = 0
+    with exact():
+        rounds = torch.tensor([len(mine)])
+        dist.all_reduce(rounds, dist.ReduceOp.MAX, group=group)
+        for number in range(int(rounds)):
+            rows = mine[number] if number < len(mine) else [[] for _ in range(ranks)]
+            got, slots = _exchange(cache, rows, group)
+            for row in (row for to in rows for row in to):
+                _memory(cache, row).forget(row.sample)
+                given += 1
+            for row, slot in zip(got, slots, strict=True):
+                taken += _take(_memory(cache, row), row, slot)
+    return given, taken
+
+
+def _rounds(cache: "Cache", owners: torch.Tensor, me: int, ranks: int) -> Iterator[list[list[_Row]]]:
+    """Rows of the slots to give, by round and rank."""
+    rows: list[list[_Row]] = [[] for _ in range(ranks)]
+    total = 0
+    for slot, memory, channels in cache.memories():
+        for sample, version, _ in memory.table():
+            owner = int(owners[sample]) if sample < len(owners) else -1
+            if owner in (-1, me):
+                continue
+            rows[owner].append(_Row(*slot, memory.elements, channels, sample, version))
+            total += memory.slot_bytes
+            if total >= _ROUND_BYTES:
+                yield rows
+                rows, total = [[] for _ in range(ranks)], 0
+    if total:
+        yield rows
+
+
+def _exchange(
+    cache: "Cache", rows: list[list[_Row]], group: dist.ProcessGroup
+) -> tuple[list[_Row], list[torch.Tensor]]:
+    """Gives each rank its rows and their slots; returns those for this one."""
+    counts = torch.tensor([len(to) for to in rows])
+    counts_of = torch.empty_like(counts)
+    dist.all_to_all_single(counts_of, counts, group=group)
+    ours = torch.tensor([row for to in rows for row in to], dtype=torch.int64).view(-1, len(_Row._fields))
+    theirs = torch.empty(int(counts_of.sum()), ours.shape[1], dtype=torch.int64)
+    dist.all_to_all_single(theirs, ours, counts_of.tolist(), counts.tolist(), group=group)
+    got = [_Row(*row) for row in theirs.tolist()]
+
+    sizes = [_memory(cache, row).slot_bytes for row in got]
+    by_rank = [sum(of) for of in _split(sizes, counts_of.tolist())]
+    slots = [_memory(cache, row).read(row.sample) for to in rows for row in to]
+    given = [sum(_memory(cache, row).slot_bytes for row in to) for to in rows]
+    payload = torch.empty(sum(sizes), dtype=torch.uint8)
+    dist.all_to_all_single(payload, torch.cat([torch.empty(0, dtype=torch.uint8), *slots]), by_rank, given, group=group)
+    return got, list(payload.split(sizes))
+
+
+def _split(sizes: list[int], counts: list[int]) -> Iterator[list[int]]:
+    at = 0
+    for count in counts:
+        yield sizes[at : at + count]
+        at += count
+
+
+def _memory(cache: "Cache", row: _Row) -> _C.SampleMemory:
+    return cache.memory(Slot(row.boundary, row.position, bool(row.sends)), row.elements, row.channels)
+
+
+def _take(memory: _C.SampleMemory, row: _Row, slot: torch.Tensor) -> bool:
+    """Whether the slot is kept."""
+    if memory.version(row.sample) >= row.version:
+        return False
+    try:
+        memory.restore(row.sample, row.version, slot)
+    except ValueError:  # no room: max_bytes
+        memory.forget(row.sample, "no_room")
+        return False
+    return True
