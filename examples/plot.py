@@ -20,10 +20,11 @@ class Curve:
     sent_bytes: list[int] = dataclasses.field(default_factory=list)
 
 
-def loss_against_bytes(curves: list[Curve], path: Path, *, title: str) -> None:
+def loss_against_bytes(curves: list[Curve], path: Path, *, title: str, unit: str = "nats a byte") -> None:
     """Writes a PNG with a line a curve (mean of the last 10 steps) over its raw losses, drawn faintly."""
     with _figure(path, title, panels=1) as (axes,):
         _draw(axes, curves, [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves], "sent by a rank (MB)")
+        axes.set_ylabel(f"training loss ({unit})")
 
 
 def loss_against_bytes_and_seconds(curves: list[Curve], seconds: list[list[float]], path: Path, *, title: str) -> None:
