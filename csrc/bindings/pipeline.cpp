@@ -170,13 +170,15 @@ void bindPipeline(py::module_& m) {
   py::class_<Channel, std::shared_ptr<Channel>>(m, "Channel")
       .def(py::init([](const Backend& group, int peer, uint32_t number, at::ScalarType dtype, const std::string& codec,
                        const std::string& first, uint32_t channels, std::shared_ptr<SampleMemory> memory,
-                       const std::string& edge, const std::string& part, const std::optional<std::string>& overflow) {
+                       const std::string& edge, const std::string& part, const std::optional<std::string>& overflow,
+                       const std::string& gradient) {
              return translated([&] {
                ChannelOptions options{wireType(dtype),
                                       {specOf(codec, channels), specOf(first, channels)},
                                       group->parts().draws.key(),
                                       edge,
-                                      part};
+                                      part,
+                                      gradient};
                if (overflow) options.codecs.overflow = specOf(*overflow, channels);
                return std::make_shared<Channel>(std::make_shared<BackendQueue>(group), peer, number, std::move(options),
                                                 std::move(memory));
@@ -184,7 +186,7 @@ void bindPipeline(py::module_& m) {
            }),
            py::arg("group"), py::arg("peer"), py::arg("number"), py::kw_only(), py::arg("dtype"), py::arg("codec"),
            py::arg("first"), py::arg("channels"), py::arg("memory"), py::arg("edge"), py::arg("part"),
-           py::arg("overflow") = py::none())
+           py::arg("overflow") = py::none(), py::arg("gradient") = "")
       .def(
           "send",
           [](Channel& channel, const at::Tensor& tensor, Samples samples) {

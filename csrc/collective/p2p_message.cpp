@@ -44,6 +44,7 @@ KeyValues describeMessage(const MessageKey& key, const MessagePlan& plan, const 
   if (key.flow.channel()) {  // before the codec, which follows from them
     description.fields.emplace_back("samples", samplesText(key.samples));
     description.fields.emplace_back("memory", key.memory);
+    if (!key.gradient.empty()) description.fields.emplace_back("gradient", key.gradient);
   }
   description.fields.emplace_back("codec", summary.codec);
   return description;

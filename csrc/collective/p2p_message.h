@@ -40,6 +40,8 @@ struct MessageKey {
   // For a channel's reader of errors, records and counters, who does not know its number; ranks do not compare them.
   std::string edge = {};  // "forward boundary 0"; counters are kept by it
   std::string part = {};  // "micro-batch 3"
+  // "comes back" or "none"; empty where the channel's user does not say whether a gradient answers. Ranks compare it.
+  std::string gradient = {};
 };
 
 // The frames of `elements` elements: planMessage, with one empty frame where there are none, so that a peer who expects

@@ -101,8 +101,12 @@ std::unique_ptr<ChannelMessage> Channel::begin(uint64_t elements, std::vector<ui
 
 MessageKey Channel::keyOf(const ChannelMessage& message) const {
   const MessageFlow flow{MessageFlow::Kind::channel, number_};
-  if (!message.update_) return {flow, {}, {}, options_.edge, options_.part};
-  return {flow, message.update_->keys(), message.update_->memoryName(), options_.edge, options_.part};
+  MessageKey key{flow, {}, {}, options_.edge, options_.part, options_.gradient};
+  if (message.update_) {
+    key.samples = message.update_->keys();
+    key.memory = message.update_->memoryName();
+  }
+  return key;
 }
 
 MessagePlan Channel::planOf(const ChannelMessage& message, uint64_t elements) const {

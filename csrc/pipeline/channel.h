@@ -23,6 +23,7 @@ struct ChannelOptions {
   DeltaCodecs codecs;                // `seen` of all messages where there is no memory; none: exact
   uint64_t seed = 0;                 // of stochastic codecs
   std::string edge = {}, part = {};  // names, as MessageKey's; each side's affair
+  std::string gradient = {};         // as MessageKey's, equal on both sides
 };
 
 class Channel;

@@ -63,7 +63,7 @@ class Boundary:
         self.slot = number if slot is None else slot
         self._block = _C.ChannelBlock(backend, peer, number)
         self._first, self._cache = first, cache
-        self._channels: dict[tuple[Place, str, bool, torch.dtype, int], _C.Channel] = {}
+        self._channels: dict[tuple[Place, str, bool, torch.dtype, int, str], _C.Channel] = {}
         self._changes = _Changes(where(number))
 
     def send(
@@ -115,7 +115,8 @@ class Boundary:
             channels = tensor.shape[-1] if tensor.dim() > 1 else 1
             memory = self._cache.memory(Slot(self.slot, place.position, sends), tensor[0].numel(), channels)
         last = tensor.shape[-1] if tensor.dim() else 1
-        key = (place, codec, memory is not None, tensor.dtype, last)
+        answer = self._answer(place)
+        key = (place, codec, memory is not None, tensor.dtype, last, answer)
         if key not in self._channels:
             self._channels[key] = _C.Channel(
                 self._backend,
@@ -128,9 +129,16 @@ class Boundary:
                 memory=memory,
                 edge=_way(self.number, gradients=place.gradients),
                 part=_part(place),
+                gradient=answer,
                 overflow=self._cache.overflow_codec(codec) if memory is not None and self._cache is not None else None,
             )
         return self._channels[key], memory, samples or []
+
+    def _answer(self, place: Place) -> str:
+        """Whether a gradient answers an activation. A stage knows; the ends of an edge compare it."""
+        if place.gradients or self.number < FIRST_EDGE:
+            return ""
+        return "comes back" if torch.is_grad_enabled() else "none"
 
     @property
     def withdrawn(self) -> str:

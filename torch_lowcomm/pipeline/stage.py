@@ -88,6 +88,7 @@ class Stage(PipelineStage):
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[Message]] = {}
         self._failed = ""  # why the last step failed
+        self.begun = False  # torch's stages have told each other their shapes
 
     @property
     def cache(self) -> Cache | None:
@@ -177,6 +178,7 @@ class Stage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Posts the receives of activations; torch is given none."""
+        self.begun = True
         ahead = len(self.args_recv_info) if self._window is None else self._window
         for chunk in range(fwd_chunk_id, min(fwd_chunk_id + ahead, len(self.args_recv_info))):
             self._post_forward(chunk)
@@ -184,6 +186,7 @@ class Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Runs the module once its activations are there."""
+        self.begun = True
         self._wait(self._receives.pop((False, fwd_chunk_id), []))
         with self._failing(f"micro-batch {fwd_chunk_id}: forward"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)

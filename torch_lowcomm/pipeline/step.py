@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -128,6 +129,10 @@ def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: 
     except BaseException as error:
         for stage in stages:
             stage.fail(f"{failed}: {type(error).__name__}: {error}")
+        if not any(
+            stage.begun for stage in stages
+        ):  # others wait for torch's own messages, which know of no withdrawal
+            backend_of(stages[0].group).abort()
         raise
     finally:
         for stage in stages:

@@ -191,3 +191,35 @@ def _faults(r):
 
 def test_errors_reach_both_ends_and_both_go_on(pair):
     pair(_faults)
+
+
+def _modes(r):
+    """One end with gradients and one without: both hear of it with the message, and go on after a reset."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
+    edge = lc.pipeline.Edge(1 - r.rank)
+    x = torch.ones(3, 5, requires_grad=True)
+    for with_gradients in (0, 1):
+        with torch.set_grad_enabled(r.rank == with_gradients):
+            with pytest.raises(RuntimeError) as failure:
+                if r.rank == 0:
+                    sent = edge.send(2 * x)
+                    sent.backward() if with_gradients == 0 else edge.finish()
+                else:
+                    edge.recv(torch.empty(3, 5))
+        sender, receiver = ("comes back", "none") if with_gradients == 0 else ("none", "comes back")
+        assert f"gradient differs: rank 0 has '{sender}', rank 1 has '{receiver}'" in str(failure.value), failure.value
+        edge.reset()
+        if r.rank == 0:
+            edge.send(2 * x).backward()
+            assert torch.equal(x.grad, torch.full((3, 5), 6.0))
+            x.grad = None
+        else:
+            (3 * edge.recv(torch.empty(3, 5))).sum().backward()
+        edge.finish()
+    dist.destroy_process_group()
+
+
+def test_ends_that_differ_in_gradients_are_named(pair):
+    pair(_modes)

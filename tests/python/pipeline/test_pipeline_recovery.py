@@ -11,6 +11,8 @@ import stages_case as case
 import torch
 import torch.distributed as dist
 
+import torch_lowcomm as lc
+
 CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
 
 
@@ -232,3 +234,24 @@ def _stopped(r):
 def test_a_stopped_rank_is_named_at_the_deadline():
     ended = ranks.run_ranks(_stopped, 3, timeout=120, kill_last=[1])
     assert ended == ["went on", None, "went on"]
+
+
+def _fails_at_first(r, culprit):
+    """A module that fails as torch's stages tell each other their shapes ends the group, at once and on all ranks."""
+    r.init("lowcomm", timeout_s=300)
+    schedule, (stage,) = case.build(r.rank, r.size, "1F1B", **CODED)
+    if r.rank == culprit:
+        stage.submod[2] = torch.nn.Linear(5, 7)
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    with pytest.raises((RuntimeError, dist.DistBackendError)) as failure:
+        lc.pipeline.step(schedule, x, target=y)
+    assert r.rank == culprit or isinstance(failure.value, dist.DistBackendError), failure.value
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_failure_before_the_first_message_is_heard(culprit):
+    said = ranks.run_ranks(_fails_at_first, 3, culprit, timeout=120)
+    for rank, text in enumerate(said):
+        if rank != culprit:
+            assert f"rank {culprit}" in text, text
