@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
 from torch_lowcomm.codec import codec as checked_codec
+from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
 
 
@@ -33,6 +34,9 @@ class QuantizedAdam(torch.optim.Optimizer):
     All ranks start with equal parameters, and end every step with the same bits in parameters and moments. Parameters of other
     types than float32 are rounded at every step; what rounding took from them is kept in float32 for the next step.
 
+    Of a DTensor (FSDP2) each rank averages its own shard: `group` has the ranks that hold the same shard of other replicas, and
+    the moments are DTensors too.
+
     A parameter without a gradient counts as one with zeros. Clipping acts on a rank's own gradients. A gradient scaler works: a
     step whose gradients are not finite on any rank is skipped on all.
 
@@ -53,7 +57,7 @@ class QuantizedAdam(torch.optim.Optimizer):
         group: The ranks that hold the same parameters, of backend lowcomm; None for the default group.
 
     Raises:
-        TypeError: A parameter is no dense floating-point tensor of this rank alone, or an option has another type.
+        TypeError: A parameter is no dense floating-point tensor, or an option has another type.
         ValueError: A number, the codec or the group is wrong. The other ranks raise it as DistBackendError at their first step.
     """
 
@@ -94,7 +98,7 @@ class QuantizedAdam(torch.optim.Optimizer):
         """Adds parameters, whose warm-up begins with the next step. All ranks add the same ones at the same step.
 
         Raises:
-            TypeError: A parameter is no dense floating-point tensor of this rank alone.
+            TypeError: A parameter is no dense floating-point tensor.
             ValueError: A hyper-parameter is out of its range. Nothing was added.
         """
         super().add_param_group(param_group)
@@ -102,12 +106,9 @@ class QuantizedAdam(torch.optim.Optimizer):
         try:
             _check(added)
             trained = [p for p in added["params"] if p.requires_grad]
-            for p in trained:
-                if isinstance(p, DTensor):
-                    raise TypeError("QuantizedAdam: expected parameters that each rank has whole, got a DTensor")
             names = added.get("param_names", [f"{len(self.param_groups) - 1}.{i}" for i in range(len(added["params"]))])
             named = [(n, p) for n, p in zip(names, added["params"], strict=True) if p.requires_grad]
-            self._core.add([(name, p, len(self.param_groups) - 1) for name, p in named])
+            self._core.add([(name, local(p), len(self.param_groups) - 1) for name, p in named])
         except Exception:
             del self.param_groups[-1]
             raise
@@ -148,7 +149,7 @@ class QuantizedAdam(torch.optim.Optimizer):
         ]
         scale = getattr(self, "grad_scale", None)
         self._core.step(
-            [p.grad for p in self._trained],
+            [None if p.grad is None else local(p.grad) for p in self._trained],
             rules,
             scale=1.0 if scale is None else scale.double().reciprocal().float().item(),  # as the scaler computes it
             skip=hasattr(self, "found_inf"),
@@ -168,7 +169,7 @@ class QuantizedAdam(torch.optim.Optimizer):
         numbers = {id(p): n for n, p in enumerate(p for group in self.param_groups for p in group["params"])}
         return {
             "state": {
-                numbers[id(p)]: {_key(name): tensor for name, tensor in state.items()}
+                numbers[id(p)]: {_key(name): _like(p, name, tensor) for name, tensor in state.items()}
                 for p, state in zip(self._trained, self._core.state(), strict=True)
             },
             "param_groups": super().state_dict()["param_groups"],
@@ -188,7 +189,9 @@ class QuantizedAdam(torch.optim.Optimizer):
             )
             states = [state_dict["state"].get(given[id(p)], {}) for p in self._trained]
             own = {_key("residual"): "residual"}
-            self._core.load([{own.get(name, name): tensor for name, tensor in state.items()} for state in states])
+            self._core.load(
+                [{own.get(name, name): _plain(tensor) for name, tensor in state.items()} for state in states]
+            )
         except Exception:
             super().load_state_dict({"state": {}, "param_groups": before})
             raise
@@ -198,7 +201,23 @@ class QuantizedAdam(torch.optim.Optimizer):
     def _show_moments(self) -> None:
         """Puts the core's moments where torch's tools look for an optimizer's state. The residuals' memory changes."""
         for p, state in zip(self._trained, self._core.state(), strict=True):
-            self.state[p] = {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+            self.state[p] = {name: _like(p, name, state[name]) for name in ("exp_avg", "exp_avg_sq")}
+
+
+def _like(parameter: torch.Tensor, name: str, state: Any) -> Any:
+    """A shard's moment as the parameter's DTensor is. Residuals are a rank's own."""
+    if (
+        not isinstance(parameter, DTensor)
+        or not isinstance(state, torch.Tensor)
+        or name in ("residual", "step", "variance_step")
+    ):
+        return state
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+
+
+def _plain(state: Any) -> Any:
+    return local(state) if isinstance(state, torch.Tensor) else state
 
 
 def _key(name: str) -> str:

@@ -142,13 +142,16 @@ def memory_gates(runs: Runs) -> list[Gate]:
 def changes_gates(runs: Runs) -> list[Gate]:
     """The largest |a - m| / |a| of an epoch from the second visit on.
 
-    Of all runs whose samples come back as they were, and whose m has 8 bits or more: fewer bits make changes by themselves.
+    Of all runs whose samples come back as they were, whose model was trained before, and whose m has 8 bits or more: fewer bits
+    make changes by themselves, and so does a model from scratch, whose first epochs change all of it.
     """
     ratios = [
         ratio
         for name, of_name in runs.items()
         for run in of_name
-        if not run["configuration"].noise and not name.endswith(("m in 2 bits", "m in gauss2"))
+        if not run["configuration"].noise
+        and run["configuration"].pretrain
+        and not name.endswith(("m in 2 bits", "m in gauss2"))
         for ratio in run["changes"]
         if ratio is not None
     ]

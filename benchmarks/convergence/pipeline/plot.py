@@ -48,11 +48,14 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
             at = curve["forward_bits"] + curve["backward_bits"], curve["samples"]
             ends.plot(*at, "o", markersize=4, color="tab:red" if name.startswith("AQ") else "tab:blue")
             if name in _LINES:
-                ends.annotate(name, at, fontsize=7, xytext=(4, 4), textcoords="offset points")
+                below = name in ("AQ gauss2/gauss4", "exact")  # where two names would lie over one another
+                ends.annotate(name, at, fontsize=7, xytext=(4, -9 if below else 4), textcoords="offset points")
     lines.set_xlabel("epoch")
     lines.set_ylabel("training loss (nats a byte; mean of an epoch)")
     ends.set_xlabel("bits an element, forward and backward together")
-    ends.set_xlim(right=90)
+    ends.set_xscale("log", base=2)
+    ends.set_xlim(right=130)
+    ends.xaxis.set_major_formatter("{x:g}")
     ends.set_ylabel("exact loss of the samples after training (nats a byte)")
     changes.set_xlabel("epoch")
     changes.set_ylabel("|a - m| / |a|")
