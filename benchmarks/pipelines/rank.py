@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import statistics
 import tempfile
 import time
@@ -53,10 +54,8 @@ class Way:
         rank, self.shape = dist.get_rank(), job["shape"]
         busy, device = job["busy"], torch.device("cpu")
         self.module = Compute(self.shape[2], job["forward_s"], job["backward_s"], busy=busy)
-        cache = None
-        if case.cache:
-            files = {"folder": folder / "slots"} if case.cache == "file" else {}
-            cache = lc.pipeline.Cache(**files)
+        self.files = folder / "slots" if case.cache == "file" else None
+        self.cache = cache = lc.pipeline.Cache(folder=self.files) if case.cache else None
         if case.ours:
             codecs = {"forward": case.forward or None, "backward": case.backward or None, "first": case.first}
             stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, **codecs)
@@ -76,8 +75,10 @@ class Way:
         """One step of the schedule."""
         batch = len(self.x)
         if self.case.cache:
-            at = self.visit % VISITS * batch
-            lc.pipeline.step(self.schedule, self.x, samples=range(at, at + batch), target=self.x)
+            samples, following = (
+                range(visit % VISITS * batch, (visit % VISITS + 1) * batch) for visit in (self.visit, self.visit + 1)
+            )
+            lc.pipeline.step(self.schedule, self.x, samples=samples, next_samples=following, target=self.x)
         elif self.case.ours:
             lc.pipeline.step(self.schedule, self.x, target=self.x)
         else:
@@ -86,8 +87,18 @@ class Way:
         self.visit += 1
         self.module.move(self.generator)
 
+    def drop_pages(self) -> None:
+        """Slots in files leave the system's cache of pages: what the step reads ahead comes from the disk."""
+        if self.cache is None or self.files is None:
+            return
+        self.cache.flush()
+        for path in self.files.glob("*.slots"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
     def time(self) -> None:
         """One step, from the end of another one: the last stage has begun when the first one does, as in a training."""
+        self.drop_pages()
         sent, interface, start = sent_in_messages(self.group), interface_sent(), time.perf_counter()
         self.step()
         self.seconds.append(time.perf_counter() - start)
