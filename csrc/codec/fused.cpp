@@ -129,15 +129,22 @@ void FusedCodec::checkMemory(Elements before, State after) const {
 // after = before + decode(payload), and y the same sum, piece by piece.
 void FusedCodec::advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after,
                          uint64_t first, uint64_t count) {
-  const bool finite = staysFinite(codec_->spec());
+  const bool finite = staysFinite(codec_->spec()), wide = after.dtype == DType::float32;
+  const bool in_place = finite && wide && after.data == before.data;
   for (Pieces piece(*codec_, count); piece.more(); piece.next()) {
-    const float* was = widened(before, piece.at(), piece.size(), other_);
-    float* work = room(work_, piece.size());
-    std::copy_n(was, piece.size(), work);
-    codec_->decodeAdd(work, DType::float32, piece.get(payload, payload_), first + piece.at(), piece.size());
-    if (y) write(*y, work, piece.at(), piece.size());
-    if (!finite) keepFinite(work, was, piece.size());
-    keep(after, work, piece.at(), piece.size());
+    const uint64_t at = piece.at(), n = piece.size();
+    float* sum = in_place ? static_cast<float*>(after.data) + at : room(work_, n);
+    const float* was = sum;
+    if (finite && !wide) {
+      widened(before, at, n, work_);
+    } else if (!in_place) {
+      was = widened(before, at, n, other_);
+      std::copy_n(was, n, sum);
+    }
+    codec_->decodeAdd(sum, DType::float32, piece.get(payload, payload_), first + at, n);
+    if (y) write(*y, sum, at, n);
+    if (!finite) keepFinite(sum, was, n);
+    if (!in_place) keep(after, sum, at, n);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "pipeline/buffered_store.h"
 
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -20,16 +22,22 @@ BufferedStore::BufferedStore(std::unique_ptr<SlotStore> store, size_t slot_bytes
       slot_bytes_(slot_bytes),
       most_waiting_(most_waiting),
       path_(std::move(path)),
+      process_(::getpid()),
       slots_(store_->slots()),
       thread_([this] { work(); }) {}
 
 BufferedStore::~BufferedStore() {
+  if (::getpid() != process_) {  // a fork, which has no such thread, and no part in the file
+    thread_.detach();
+    static_cast<void>(changed_.release());  // its destructor would wait for the thread
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ending_ = true;
     to_read_.clear();
   }
-  changed_.notify_all();
+  changed_->notify_all();
   thread_.join();
 }
 
@@ -78,7 +86,7 @@ void BufferedStore::write(uint64_t sample, uint32_t version, const std::byte* fr
   writes_[sample] = {version, bytes};
   if (const auto ahead = ahead_.find(sample); ahead != ahead_.end()) ahead->second.bytes.reset();
   to_write_.push_back(sample);
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 void BufferedStore::forget(uint64_t sample) {
@@ -117,7 +125,7 @@ void BufferedStore::readAhead(const std::vector<uint64_t>& samples) {
     ++entry->second.wishes;
     if (fresh) to_read_.push_back(sample);
   }
-  changed_.notify_all();
+  changed_->notify_all();
 }
 
 ReadCounts BufferedStore::reads() const {
@@ -168,7 +176,7 @@ template <class Done>
 void BufferedStore::await(Lock& lock, const char* doing, Done done) const {
   while (!done()) {
     const uint64_t before = done_;
-    if (changed_.wait_for(lock, kDeadline, [&] { return done() || done_ != before; })) continue;
+    if (changed_->wait_for(lock, kDeadline, [&] { return done() || done_ != before; })) continue;
     throw FileError("slot file: could not " + std::string(doing) + " '" + path_ +
                         "': expected its disk to read or write within " + std::to_string(kDeadline.count()) +
                         " s, got nothing; " + std::to_string(to_write_.size()) + " slots wait to be written",
@@ -181,7 +189,7 @@ void BufferedStore::await(Lock& lock, const char* doing, Done done) const {
 void BufferedStore::work() {
   Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return ending_ || !to_read_.empty() || !to_write_.empty(); });
+    changed_->wait(lock, [&] { return ending_ || !to_read_.empty() || !to_write_.empty(); });
     if (!to_read_.empty()) {
       readNext(lock);
     } else if (!to_write_.empty()) {
@@ -190,7 +198,7 @@ void BufferedStore::work() {
       return;
     }
     ++done_;
-    changed_.notify_all();
+    changed_->notify_all();
   }
 }
 
@@ -215,7 +223,7 @@ void BufferedStore::readNext(Lock& lock) {
   lock.lock();
   working_ = false;
   if (!failure) return keepAhead(sample, bytes);
-  failure_ = failure;
+  if (!failure_) failure_ = failure;
   if (versionOf(sample) == 0) --slots_;
 }
 
@@ -237,7 +245,7 @@ void BufferedStore::writeNext(Lock& lock) {
   to_write_.pop_front();
   const auto last = writes_.find(sample);
   const bool overtaken = last->second.bytes != write.bytes;
-  if (failure) failure_ = failure;
+  if (failure && !failure_) failure_ = failure;
   if (overtaken) return;  // a later write of the sample waits
   writes_.erase(last);
   if (!failure) return keepAhead(sample, write.bytes);

@@ -74,8 +74,9 @@ class BufferedStore final : public SlotStore {
   const std::unique_ptr<SlotStore> store_;
   const size_t slot_bytes_, most_waiting_;
   const std::string path_;
+  const int process_;         // that made it
   mutable std::mutex mutex_;  // of all below; neither is held while the other store reads or writes a slot
-  mutable std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::map<uint64_t, Write> writes_;  // by sample, until they are written
   std::deque<uint64_t> to_write_;     // a sample once for each write
   std::map<uint64_t, Read> ahead_;

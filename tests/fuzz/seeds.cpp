@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "codec/codec.h"
+#include "collective/announcement.h"
+#include "pipeline/slot_file_header.h"
 #include "target.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
@@ -118,5 +120,12 @@ int main(int argc, char** argv) {
   const Layout layout({{0, 100, CodecSpec::parse("minmax4:bucket=64")}, {100, 28, {}}});
   write(corpus / "text", "layout", layout.text());
   write(corpus / "text", "hello", KeyValues{{{"op", "all_gather"}, {"policy", "a\\b\nc"}}}.text());
+  const std::string samples = "3@0,4@7,18446744073709551615@-";
+  const KeyValues expected{
+      {{"dtype", "bfloat16"}, {"elements", "48"}, {"samples", samples}, {"memory", "float16"}, {"codec", "gauss2"}}};
+  write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, expected}.text());
+  write(corpus / "text", "withdrawal", Withdrawal{7, 2, "stage 1: micro-batch 3: a NaN\nand more"}.text());
+  const auto header = bytesOf({72, 24, 144, "float16", "0.0.sent", "a run"}, "");
+  write(corpus / "slot_file", "header", {reinterpret_cast<const char*>(header.data()), header.size()});
   return 0;
 }

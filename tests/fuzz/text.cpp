@@ -1,10 +1,12 @@
-// The texts that ranks exchange: hellos and descriptions, layouts, codecs. An accepted text has one spelling.
+// The texts that ranks exchange: hellos and descriptions, layouts, codecs, announcements of receives and withdrawals.
+// An accepted text has one spelling.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
 #include "base/error.h"
 #include "codec/spec.h"
+#include "collective/announcement.h"
 #include "target.h"
 #include "wire/key_values.h"
 #include "wire/layout.h"
@@ -38,6 +40,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   refusing([&] {
     const CodecSpec spec = CodecSpec::parse(text);
     fuzz::require(CodecSpec::parse(spec.str()) == spec);
+  });
+  refusing([&] {
+    const Announcement announcement = Announcement::parse(text);
+    const Announcement again = Announcement::parse(announcement.text());
+    fuzz::require(again.text() == announcement.text() && again.frames == announcement.frames);
+  });
+  refusing([&] {
+    if (!Withdrawal::is(text)) return;
+    const Withdrawal withdrawal = Withdrawal::parse(text);
+    const Withdrawal again = Withdrawal::parse(withdrawal.text());
+    fuzz::require(again.block == withdrawal.block && again.period == withdrawal.period && again.why == withdrawal.why);
   });
   return 0;
 }

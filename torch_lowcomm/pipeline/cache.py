@@ -80,7 +80,9 @@ class Cache:
         self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
         self.loads = 0  # states taken over and moves; schedules compare again after one
         if self._folder is not None:
-            self._at_end = weakref.finalize(self, _flush, self._memories)  # a process that ends writes what waits
+            self._at_end = weakref.finalize(
+                self, _flush, self._memories, os.getpid()
+            )  # a process that ends writes what waits
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self._folder):
                 pass  # a folder that nobody can write to is found now, not in the first step
@@ -308,7 +310,9 @@ class Cache:
                 memory.restore(sample, version, slot.contiguous())
 
 
-def _flush(memories: dict[Slot, _C.SampleMemory]) -> None:
+def _flush(memories: dict[Slot, _C.SampleMemory], process: int) -> None:
+    if os.getpid() != process:  # a fork
+        return
     for memory in memories.values():
         memory.flush()
 

@@ -19,6 +19,7 @@ constexpr size_t kRanks = 4;
 
 constexpr const char* kOfAdd = "of in-place add";
 constexpr const char* kOfTwelve = "of 12 bytes an element at in-place add's rate";
+constexpr const char* kOfSixteen = "of 16 bytes an element at in-place add's rate";
 constexpr const char* kOfPasses = "times as fast as 16 passes";
 constexpr const char* kGigabytes = "GB/s";
 
@@ -49,13 +50,21 @@ class Operations {
     // (noise_peers.py), and seeds have nothing to share but the pass over memory, which is hidden already.
     perturb(form, Noise::gaussian, "gaussian", {0, 0}, {0, 0}, std::max<size_t>(1, calls_ / 8));
     for (const char* text : {"minmax4:bucket=512", "minmax4:bucket=1024", "sym4:bucket=1024"}) {
-      if (!wanted(std::string("delta ") + text) && !wanted(std::string("feedback ") + text)) continue;
+      const char* names[] = {"delta ", "decode delta ", "feedback "};
+      if (std::none_of(std::begin(names), std::end(names),
+                       [&](const char* n) { return wanted(n + std::string(text)); }))
+        continue;
       FusedCodec fused(codecOf(text, form));
       const size_t bytes = fused.codec().encodedBytes(kCall, DType::float32);
       const auto places = [&](size_t i) { return std::span<std::byte>(payload_.get() + i * bytes, bytes); };
       against(form, std::string("delta ") + text, calls_, 1.5, kOfTwelve, {.75, .80}, [&](size_t i) {
         fused.encodeDelta(places(i), {x_.get() + i * kCall, DType::float32}, {y_.get() + i * kCall, DType::float32},
                           i * kCall, kCall, {});
+      });
+      // Its memory: m read and written, y written, whose lines are read before.
+      against(form, std::string("decode delta ") + text, calls_ / 2, 2, kOfSixteen, {.75, .80}, [&](size_t i) {
+        float *m = y_.get() + i * kCall, *y = y_.get() + (calls_ / 2 + i) * kCall;
+        fused.decodeDelta(places(i), {y, DType::float32}, {m, DType::float32}, {m, DType::float32}, i * kCall, kCall);
       });
       against(form, std::string("feedback ") + text, calls_, 1.5, kOfTwelve, {0, 0}, [&](size_t i) {
         fused.encodeFeedback(places(i), {x_.get() + i * kCall, DType::float32}, {y_.get() + i * kCall, DType::float32},

@@ -1,5 +1,8 @@
 """Caches of lc.pipeline: stores of few bits, in files and bounded; what they save and how they are found again."""
 
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -225,3 +228,31 @@ def _checkpointed(r):
 
 def test_a_checkpoint_holds_each_ranks_slots(pair):
     pair(_checkpointed)
+
+
+def test_a_fork_leaves_the_files_alone(tmp_path):
+    """A child of a process with a cache ends at once, by itself, and writes nothing."""
+    import torch_lowcomm as lc
+
+    cache = lc.pipeline.Cache(folder=tmp_path)
+    memory = cache.memory(lc.pipeline.cache.Slot(0, 0, True), 72, 24)
+    memory.restore(1, 1, torch.zeros(144, dtype=torch.uint8))
+    child = os.fork()
+    if child == 0:
+        try:
+            del memory
+            cache._memories.clear()
+            del cache
+        finally:
+            os._exit(0)
+    end = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            pytest.fail("the child did not end")
+        time.sleep(0.01)
+    assert ended[1] == 0
+    assert memory.version(1) == 1
+    cache.close()
+    assert len(lc.pipeline.Cache(folder=tmp_path).rows(0, True)) == 1
