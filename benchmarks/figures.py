@@ -178,8 +178,8 @@ def _ratio_of_losses(name: str) -> str:
 
 
 def _ratio_of_stages(name: str) -> str:
-    """The same of `convergence aq`: of exact evaluation on the samples, the mean over the seeds that have the run."""
-    runs = {(run["name"], run["seed"]): run["samples"] for run in load("aq_sgd")["curves"]}
+    """The same of `convergence aq`: of the training loss of the last epoch, the mean over the seeds that have the run."""
+    runs = {(run["name"], run["seed"]): run["loss"][-1] for run in load("aq_sgd")["curves"]}
     changes = [loss - runs["exact", seed] for (run, seed), loss in runs.items() if run == name]
     return f"{math.exp(statistics.mean(changes)):.3f}"
 

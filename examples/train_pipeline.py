@@ -253,7 +253,9 @@ def perplexity(args: argparse.Namespace, schedule: Any) -> float:
     losses: list[Tensor] = []
     for i in range(8):
         x, y = args.corpus.validation_batch(args.batch, CONFIG.context, i)
-        lc.pipeline.evaluate(schedule, x.to(args.device), target=y.to(args.device), losses=losses)
+        of_batch: list[Tensor] = []  # torch empties the list at each call
+        lc.pipeline.evaluate(schedule, x.to(args.device), target=y.to(args.device), losses=of_batch)
+        losses += of_batch
     return math.exp(torch.stack(losses).mean().item()) if losses else math.nan
 
 

@@ -98,7 +98,9 @@ def validation(schedule: Schedule1F1B, corpus: data.Corpus, c: Configuration) ->
     turns = [corpus.validation_batch(c.batch, c.context, turn) for turn in range(c.windows // c.batch * c.ranks)]
     x, y = (torch.cat(of) for of in zip(*turns, strict=True))
     for tokens, targets in zip(x.split(batch), y.split(batch), strict=True):
-        lc.pipeline.evaluate(schedule, tokens, target=targets, losses=losses)
+        of_batch: list[Tensor] = []  # torch empties the list at each call
+        lc.pipeline.evaluate(schedule, tokens, target=targets, losses=of_batch)
+        losses += of_batch
     return _of_last(losses)
 
 

@@ -72,7 +72,7 @@ def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: A
         x: As step().
         args: As step().
         target: As step(); needed where the schedule has a loss.
-        kwargs: As schedule.eval().
+        kwargs: As schedule.eval(). torch empties a list `losses` before it adds those of this batch.
 
     Returns:
         What schedule.eval() returns.

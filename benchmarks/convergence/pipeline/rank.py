@@ -152,7 +152,9 @@ class Run:
         """Mean loss of batches by exact messages, without the cache; known to the last stage."""
         losses: list[Tensor] = []
         for tokens, targets in batches:
-            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=losses)
+            of_batch: list[Tensor] = []  # torch empties the list at each call
+            lc.pipeline.evaluate(self.schedule, tokens, target=targets, losses=of_batch)
+            losses += of_batch
         return torch.stack(losses).mean().item() if self.last else 0.0
 
     def rows(self) -> dict[str, list[list[int]]]:
