@@ -11,11 +11,11 @@ seconds depend on the machine, the bytes do not; perplexity is by exact messages
                                                              exact    gauss2 changes, gauss4 gradients
     train loss, first epoch                                     1.9672                              1.9672
     train loss, last epoch                                      1.5922                              1.5963
-    validation perplexity                                        8.623                               8.638
+    validation perplexity                                        6.988                               7.006
     sent by the last stage, MB                                   33.62                                4.29
     fewer bytes, times                                             1.0                                 7.8
     cache of the last stage, MB                                    0.0                                 2.1
-    seconds                                                        7.0                                 6.8
+    seconds                                                        3.5                                 3.7
 
 Several replicas of the pipeline share the samples, and average each stage: gradients, exactly or by `lc.QuantizedAdam`, or every
 few steps the parameters, by `lc.DiLoCoX`. Then every message between processes is coded, but in QuantizedAdam's warm-up:
