@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from p2p_cases import init, same
 
-TAGS = 10_000
+TAGS = 30_000
 FIRST = 2000  # tags after which code, buffers and what is remembered are there
-BOUND = 200 << 10  # bytes that they may add to a process; 20 a tag are 2 MiB of 100,000
+BOUND = 600 << 10  # bytes that they may add to a process; 20 a tag are 2 MiB of 100,000, and pages of the heap are 200 kB
 
 
 def _resident():
