@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/fused.h"
+#include "cuda/grid.h"
 #include "elements.h"
 #include "rows.h"
 

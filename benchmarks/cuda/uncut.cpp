@@ -1,4 +1,4 @@
-#include "cuda/uncut.h"
+#include "cuda/grid.h"
 
 #include <functional>
 #include <memory>

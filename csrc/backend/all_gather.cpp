@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "backend/collectives.h"
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
+#include "tensor/errors.h"
 #include "tensor/op_buffers.h"
-#include "tensor/op_checks.h"
 #include "tensor/wire_type.h"
 
 namespace lowcomm {

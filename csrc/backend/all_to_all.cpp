@@ -4,10 +4,10 @@
 
 #include "backend/collectives.h"
 #include "backend/exact.h"
-#include "collective/all_to_all.h"
+#include "collective/collectives.h"
+#include "tensor/errors.h"
 #include "tensor/op_buffers.h"
-#include "tensor/op_checks.h"
-#include "tensor/wire_elements.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {

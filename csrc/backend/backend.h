@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "backend/collectives.h"
 #include "backend/group_parts.h"
-#include "backend/point_to_point.h"
 #include "tensor/compression.h"
-#include "tensor/residual.h"
 #include "wire/layout.h"
 
 namespace lowcomm {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "backend/group_work.h"
-#include "backend/inner_backends.h"
+#include "backend/group.h"
+#include "backend/inner_work.h"
 
 namespace lowcomm {
 

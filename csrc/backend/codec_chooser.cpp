@@ -1,6 +1,9 @@
 #include "backend/codec_chooser.h"
 
+#include "base/hashes.h"
+
 namespace lowcomm {
+
 namespace {
 
 thread_local std::vector<std::shared_ptr<std::atomic<bool>>> scopes;
@@ -66,6 +69,18 @@ std::vector<CodecSpec> CodecChooser::codecsOfParts(const std::string& op, const 
     if (codecs.back().id == CodecId::none) return std::vector<CodecSpec>(parts.size());
   }
   return codecs;
+}
+
+uint64_t DrawCounter::key() const {
+  // splitmix64: neighbouring seeds and names give unrelated keys.
+  uint64_t key = group_.settings().seed + fnv1a(group_.name()) + 0x9e3779b97f4a7c15ull;
+  key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9ull;
+  key = (key ^ (key >> 27)) * 0x94d049bb133111ebull;
+  return key ^ (key >> 31);
+}
+
+Draws DrawCounter::ofStep(uint32_t step) const {
+  return {key(), streamOf(group_.globalRank(), 0), step};
 }
 
 }  // namespace lowcomm

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/group_parts.h"
 #include "tensor/compression.h"
-#include "tensor/residual.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
@@ -50,8 +52,8 @@ WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d:
 WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c10d::ReduceOp& op,
                             const CodecSpec& codec, std::shared_ptr<Residual> residual);
 
-// ---- all_reduce by codes and low-rank factors (low_rank_all_reduce.cpp) ----
-// Of tensors in one message or, where a state has a rank, in two (collective/low_rank_all_reduce.h), whatever policy
+// ---- all_reduce by codes and low-rank factors (all_reduce.cpp) ----
+// Of tensors in one message or, where a state has a rank, in two (collective/all_reduce.h), whatever policy
 // and lc.exact() say. Of each tensor: its slot in the draws, of which it takes 2 a rank of the group, and the rank,
 // modulo their number, that sums its first slice; by these its bits are the same whatever it travels with. `projection`
 // is P's codec. When the Work ends each state's done() tells whether the result is finite, and the caller commits or
@@ -69,5 +71,50 @@ WorkPtr issueAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, cons
 // ---- broadcast and gather where the policy names them (rooted.cpp) ----
 WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts);
 WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts);
+
+// Agreements of a group's ranks on what was not known when the group was made. Collective; DistBackendError names the
+// first value that differs and where.
+
+// Changes the policy of a living group. Throws ValueError where this rank's text is wrong, and when it throws nothing
+// has changed. Ops issued before keep the old policy.
+void setPolicy(GroupParts& parts, const std::string& text);
+
+// On named layouts. `error`, unless it is empty, is what keeps this rank from taking part: the peers get it as theirs,
+// this one returns.
+void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, Layout>>& layouts,
+                    const std::string& error);
+
+// The same of any named texts, options of a hook say; `what` begins the messages.
+void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
+                  const std::string& error);
+
+// send and recv: on lowcomm's own lane, encoded or exact, where the policy names `p2p`; else served by the inner
+// backend. Messages of lowcomm's own are sent and posted by the caller and finished by the thread that waits.
+class PointToPoint {
+ public:
+  // `parts` outlive this.
+  explicit PointToPoint(GroupParts& parts) : parts_(parts) {}
+
+  // Arguments and results are c10d's. Called inside Coalescing::run().
+  WorkPtr send(Tensors& tensors, int to, int tag);
+  WorkPtr recv(Tensors& tensors, int from, int tag);
+  // ValueError where the policy names p2p: the sender must be named.
+  WorkPtr recvAnysource(Tensors& tensors, int tag);
+
+ private:
+  struct P2pRequest;
+  struct P2pInFlight;
+
+  WorkPtr exactOrCoded(c10d::OpType op, const Tensors& tensors, int peer, int tag,
+                       std::function<WorkPtr(c10d::Backend&)> call);
+  void checkPeer(const char* name, int peer) const;
+  void checkExact(c10d::OpType op, const Tensors& tensors, int peer, int tag) const;
+  std::shared_ptr<P2pRequest> requestOf(c10d::OpType type, const Tensors& tensors, int peer, int tag);
+  void prepare(P2pRequest& message);
+  WorkPtr post(const std::shared_ptr<P2pRequest>& request);
+  void finish(P2pInFlight& flight);
+
+  GroupParts& parts_;
+};
 
 }  // namespace lowcomm

@@ -1,6 +1,12 @@
 #pragma once
 
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <optional>
+
 #include "backend/group_parts.h"
+#include "collective/summer.h"
 
 namespace lowcomm {
 
@@ -21,5 +27,15 @@ WorkPtr exactBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
 
 // Blocks until all ranks are there; a rank that does not come is a fault of the group.
 void monitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
+
+// The reduction that the exchange does by itself; nothing for the rest, which are the inner backend's.
+std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type);
+
+// The factor of a PREMUL_SUM, by which every rank multiplies its contribution; nothing for other ops. Reads the tensor
+// that holds it, so a device's is waited for.
+std::optional<double> premultiplyFactor(const c10d::ReduceOp& op);
+
+// As a description names it: "sum", "avg", "premul_sum", "band", ...
+const char* reduceOpName(const c10d::ReduceOp& op);
 
 }  // namespace lowcomm

@@ -1,17 +1,20 @@
 #include "backend/gloo_transport.h"
 
 #include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <climits>
+#include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "tensor/python_state.h"
 
 namespace lowcomm {
+
 namespace {
 
 using Kind = TransportError::Kind;
@@ -143,6 +146,36 @@ std::unique_ptr<Transport> connectGloo(const StoreRendezvous& rendezvous, int ra
   BackendPtr control = lane("control", 1);
   BackendPtr bulk = lane("bulk", connections);
   return std::make_unique<GlooTransport>(std::move(control), std::move(bulk));
+}
+
+namespace {
+
+// Of an error's text the first line: torch appends a stack, line by line.
+template <class F>
+auto inOneLine(F&& read) {
+  try {
+    return read();
+  } catch (const std::exception& error) {
+    const std::string why(error.what());
+    throw std::runtime_error(why.substr(0, why.find('\n')));
+  }
+}
+
+}  // namespace
+
+void StoreRendezvous::set(const std::string& key, const std::string& value) {
+  store_->set(key, std::vector<uint8_t>(value.begin(), value.end()));
+}
+
+void StoreRendezvous::wait(const std::string& key, std::chrono::milliseconds timeout) {
+  inOneLine([&] { store_->wait({key}, timeout); });
+}
+
+std::string StoreRendezvous::get(const std::string& key) {
+  return inOneLine([&] {
+    const std::vector<uint8_t> value = store_->get(key);
+    return std::string(value.begin(), value.end());
+  });
 }
 
 }  // namespace lowcomm

@@ -1,18 +1,39 @@
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <array>
+#include <chrono>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <string>
+#include <utility>
 
 #include "backend/options.h"
-#include "backend/store_rendezvous.h"
 #include "transport/transport.h"
 
 namespace lowcomm {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// torch's store as a Rendezvous.
+class StoreRendezvous final : public Rendezvous {
+ public:
+  explicit StoreRendezvous(StorePtr store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override;
+  void wait(const std::string& key, std::chrono::milliseconds timeout) override;
+  std::string get(const std::string& key) override;
+
+  const StorePtr& store() const { return store_; }
+
+ private:
+  const StorePtr store_;
+};
 
 // Makes a ProcessGroupGloo, which only Python can: torch's packages are without gloo's headers. With `connections` it
 // has that many to every peer, each with a thread, and only sends and receives. `options` are the group's: time-out,

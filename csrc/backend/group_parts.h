@@ -4,9 +4,7 @@
 
 #include "backend/coalescing.h"
 #include "backend/codec_chooser.h"
-#include "backend/draw_counter.h"
 #include "backend/group.h"
-#include "backend/inner_backends.h"
 #include "backend/inner_ops.h"
 #include "backend/op_issuer.h"
 

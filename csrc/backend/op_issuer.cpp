@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "backend/profiler_ranges.h"
-#include "tensor/device_codec_queue.h"
+#include "backend/stats.h"
+#include "tensor/device_queue.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
 #include "tensor/wire_type.h"

@@ -1,17 +1,16 @@
-#include "backend/point_to_point.h"
+#include "backend/collectives.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
 #include <atomic>
 
-#include "backend/profiler_ranges.h"
+#include "backend/stats.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
-#include "tensor/op_checks.h"
 #include "tensor/python_state.h"
-#include "tensor/wire_elements.h"
+#include "tensor/wire_type.h"
 
 namespace lowcomm {
 namespace {

@@ -2,10 +2,10 @@
 #include <ATen/ATen.h>
 
 #include "backend/collectives.h"
-#include "backend/own_reduction.h"
-#include "collective/reduce_scatter.h"
+#include "backend/exact.h"
+#include "collective/collectives.h"
+#include "tensor/errors.h"
 #include "tensor/op_buffers.h"
-#include "tensor/op_checks.h"
 #include "tensor/wire_type.h"
 
 namespace lowcomm {

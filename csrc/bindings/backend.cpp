@@ -3,11 +3,11 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "backend/agreements.h"
 #include "backend/backend.h"
 #include "backend/codec_chooser.h"
+#include "backend/collectives.h"
 #include "bindings/bindings.h"
-#include "collective/low_rank_all_reduce.h"
+#include "collective/all_reduce.h"
 #include "kernels/isa/table.h"
 #include "tensor/compression.h"
 #include "tensor/errors.h"

@@ -16,7 +16,7 @@
 #include "pipeline/channel.h"
 #include "pipeline/file_store.h"
 #include "tensor/errors.h"
-#include "tensor/wire_elements.h"
+#include "tensor/wire_type.h"
 
 namespace py = pybind11;
 

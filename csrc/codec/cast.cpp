@@ -11,7 +11,6 @@
 #include "base/narrow_float.h"
 #include "codec/float_codec.h"
 #include "codec/nonfinite.h"
-#include "codec/payload.h"
 #include "kernels/cast/cast_rules.h"
 
 namespace lowcomm {

@@ -9,9 +9,8 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "codec/float_codec.h"
-#include "codec/grid_payload.h"
+#include "codec/grid.h"
 #include "codec/nonfinite.h"
-#include "codec/payload.h"
 
 namespace lowcomm {
 namespace {

@@ -44,7 +44,7 @@ inline constexpr uint8_t kL2Flag = 1 << 3;  // of a frame
 enum class Axis : uint8_t { flat = 0, channel = 1 };
 inline constexpr uint8_t kChannelFlag = 1 << 4;  // of a frame
 
-// Whether a codec's elements are rotated before all else (kernels/codebook/rotate.h).
+// Whether a codec's elements are rotated before all else (kernels/codebook/codebook.h).
 enum class Rotation : uint8_t { never, option, always };
 inline constexpr uint8_t kRotatedFlag = 1 << 5;  // of a frame
 inline constexpr uint32_t kLeastRotatedBucket = 512;

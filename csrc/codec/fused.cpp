@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/pieces.h"
 #include "kernels/cast/cast_rules.h"
 #include "kernels/isa/table.h"

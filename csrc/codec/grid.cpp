@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "base/float_env.h"
-#include "codec/grid_payload.h"
 #include "codec/nonfinite.h"
-#include "codec/payload.h"
 #include "kernels/finite.h"
 
 namespace lowcomm {

@@ -1,4 +1,4 @@
-#include "codec/grid_payload.h"
+#include "codec/grid.h"
 
 #include <cstring>
 

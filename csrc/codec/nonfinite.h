@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/error.h"
 #include "codec/spec.h"
 
 namespace lowcomm {
@@ -39,5 +41,25 @@ std::vector<uint64_t> blankEach(void* x, DType dtype, uint64_t count);
 
 // Sets the codes of elements [from, from + count) to 0, in the blocks that hold them (FORMAT.md, "Payload").
 void clearCodes(std::span<std::byte> words, int bits, uint64_t from, uint64_t count);
+
+// Payloads and the metadata in them end on a multiple of 64 bytes: a cache line, and the alignment of what follows.
+constexpr size_t up64(size_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
+
+// A bit that carries nothing must be 0, so that one tensor has one payload and later versions may give it a meaning.
+inline void expectZero(std::span<const std::byte> bytes, const std::string& codec, const char* what) {
+  const auto bad = std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
+  if (bad == bytes.end()) return;
+  throw WireError(codec + ": " + what + ": expected 0, got " + std::to_string(std::to_integer<int>(*bad)) +
+                  " at its byte " + std::to_string(bad - bytes.begin()));
+}
+
+template <typename Error>
+void expectBytes(const std::string& codec, size_t expected, size_t got) {
+  if (got != expected) {
+    throw Error(codec + ": payload: expected " + std::to_string(expected) + " bytes, got " + std::to_string(got));
+  }
+}
 
 }  // namespace lowcomm

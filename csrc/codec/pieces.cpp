@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 
 namespace lowcomm {
 namespace {

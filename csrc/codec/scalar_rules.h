@@ -141,8 +141,8 @@ inline constexpr std::array<float, 127> kLogByteValues = [] {
   return values;
 }();
 
-// A scalar codec as numbers: what the codec (scalar.cpp) and the CUDA kernels make codes and values with (FORMAT.md,
-// "Scalars").
+// A scalar codec as numbers: what the codec (float_codec.cpp) and the CUDA kernels make codes and values with
+// (FORMAT.md, "Scalars").
 struct ScalarTable {
   uint32_t bits;     // of a code, its sign included
   uint32_t last;     // bounds there are

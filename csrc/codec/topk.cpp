@@ -15,7 +15,6 @@
 #include "codec/float_codec.h"
 #include "codec/grid.h"
 #include "codec/nonfinite.h"
-#include "codec/payload.h"
 #include "kernels/finite.h"
 #include "kernels/select/select.h"
 

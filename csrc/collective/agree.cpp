@@ -1,4 +1,4 @@
-#include "collective/agree.h"
+#include "collective/collectives.h"
 
 #include <cstddef>
 #include <cstdint>

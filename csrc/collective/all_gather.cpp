@@ -8,7 +8,7 @@
 //   Step 0: every rank sends its encoded part to the next rank, n bytes out and n in, and decodes it too.
 //   Step s: it sends the next rank the codes that came in step s - 1, unchanged: n bytes out, n in. Frame k of a step
 //   leaves once frame k of the step before has come.
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 
 #include <cstddef>
 #include <cstring>
@@ -19,10 +19,8 @@
 #include "collective/context.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/phase.h"
 #include "collective/plan.h"
-#include "collective/sink.h"
-#include "collective/source.h"
+#include "collective/source_sink.h"
 
 namespace lowcomm {
 namespace {

@@ -20,7 +20,6 @@
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
 #include "collective/op_context.h"
-#include "collective/phase.h"
 #include "collective/plan.h"
 #include "collective/summer.h"
 

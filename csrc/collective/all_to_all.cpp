@@ -2,7 +2,7 @@
 //   1. Every rank encodes its part for each other rank and sends it there: the bytes of W - 1 encoded parts out.
 //   2. It decodes the part that each of them sends: the bytes of W - 1 encoded parts in.
 //   3. The part that it keeps it copies: no bytes.
-#include "collective/all_to_all.h"
+#include "collective/collectives.h"
 
 #include <cstddef>
 #include <cstring>
@@ -16,10 +16,8 @@
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
 #include "collective/op_context.h"
-#include "collective/phase.h"
 #include "collective/plan.h"
-#include "collective/sink.h"
-#include "collective/source.h"
+#include "collective/source_sink.h"
 #include "collective/staged.h"
 
 namespace lowcomm {

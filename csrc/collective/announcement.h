@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -8,16 +9,89 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "collective/context.h"
-#include "collective/message_flow.h"
 #include "transport/transport.h"
 #include "wire/key_values.h"
 
 namespace lowcomm {
+
+// A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstChannelTag
+// belong to the collectives, and gloo has none above 2^31.
+inline constexpr uint32_t kP2pTags = 1u << 30;
+inline constexpr uint32_t kFirstP2pTag = 1u << 30;
+inline constexpr uint32_t kFirstChannelTag = 1u << 29;
+inline constexpr uint32_t kChannelConnections = 1u << 8;  // transport tags of a channel
+inline constexpr uint32_t kChannels = kFirstChannelTag / kChannelConnections;
+// The channels of a block, those of one boundary of a pipeline, are withdrawn together (P2p::withdraw).
+inline constexpr uint32_t kBlockChannels = 1u << 12;
+inline constexpr uint32_t kBlocks = kChannels / kBlockChannels;
+
+// One flow of messages from one rank to another: those of a tag (c10d's send and recv), or of a channel, whose
+// messages carry the keys of their samples. Messages of a flow keep their order; flows do not wait for each other.
+struct MessageFlow {
+  enum class Kind : uint8_t { tag, channel };
+  Kind kind = Kind::tag;
+  uint32_t number = 0;
+
+  bool channel() const { return kind == Kind::channel; }
+  uint32_t block() const { return number / kBlockChannels; }  // of a channel
+  std::string name() const;                                   // "tag 7", "channel 2"
+
+  // The transport's tag of frame k: kFirstP2pTag + tag; of a channel, kFirstChannelTag and on, so that its frames take
+  // a group's connections in turn.
+  uint32_t transportTag(size_t k, int connections) const;
+
+  auto operator<=>(const MessageFlow&) const = default;
+};
+
+// The numbers of messages from one rank to another (FORMAT.md, "Point to point"). What is kept of them is bounded,
+// however many tags a program uses: the first kCountedTags that a sender uses are counted each by itself, and the
+// messages of all others by one count, told apart by kSharedNumber. Each channel is counted by itself. Not thread-safe.
+inline constexpr size_t kCountedTags = 1024;
+inline constexpr uint32_t kSharedNumber = 1u << 31;  // set in a number of the common count
+
+// Of a sender.
+class SenderNumbers {
+ public:
+  // The number of the flow's next message.
+  uint32_t next(const MessageFlow& flow);
+
+  // The last `count` numbers of a channel, whose messages have not left, are given again.
+  void giveBack(const MessageFlow& channel, uint32_t count) {
+    counted_[channel] = (counted_[channel] - count) & ~kSharedNumber;
+  }
+
+ private:
+  std::map<MessageFlow, uint32_t> counted_;  // the last number
+  size_t tags_ = 0;                          // among them
+  uint32_t shared_ = 0;
+};
+
+// Of a receiver, who cannot know how its sender counts a tag until a message of it has come.
+class ReceiverNumbers {
+ public:
+  // The last number of a flow that its sender counts by itself; 0 of any other.
+  uint32_t last(const MessageFlow& flow) const;
+  void remember(const MessageFlow& flow, uint32_t last) { counted_[flow] = last; }
+
+  // Takes down a number of the common count. False where it has come before.
+  bool take(uint32_t number);
+
+ private:
+  std::map<MessageFlow, uint32_t> counted_;
+  uint32_t whole_ = 0;          // all shared numbers up to here have come
+  std::set<uint32_t> further_;  // those that came out of order: tags may be received in any
+};
+
+// The number after `number` in its count.
+constexpr uint32_t numberAfter(uint32_t number) {
+  return (number & kSharedNumber) | ((number + 1) & ~kSharedNumber);
+}
 
 // A receiver tells this to the sender of a message, once it has posted its receives (FORMAT.md, "Point to point").
 struct Announcement {

@@ -1,5 +1,12 @@
 #include "collective/context.h"
 
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <new>
+#include <numeric>
 #include <utility>
 
 #include "collective/plan.h"
@@ -24,6 +31,113 @@ std::string GroupContext::rankName(int rank) const {
     name += " (global " + std::to_string(global_ranks[rank]) + ")";
   }
   return name;
+}
+
+namespace {
+
+// Pages of their own, which go back to the system wherever they lie; a heap keeps what lies under something in use.
+std::byte* newPages(size_t bytes) {
+  void* pages = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(pages);
+}
+
+}  // namespace
+
+BufferPool::~BufferPool() {
+  for (const auto& [buffer, bytes] : all_)
+    ::munmap(buffer, bytes);
+}
+
+BufferPool::Buffer BufferPool::take(size_t bytes) {
+  constexpr size_t kPage = 4096;
+  const size_t granule = std::max(kPage, std::bit_floor(bytes) / 4);
+  if (bytes != capacity_) bytes = (bytes + granule - 1) / granule * granule;
+  std::lock_guard<std::mutex> lock(mutex_);
+  Idle& idle = idle_[bytes];
+  std::vector<std::byte*>& from = idle.buffers.empty() ? idle.risky : idle.buffers;
+  if (from.empty()) {
+    std::byte* fresh = newPages(bytes);
+    all_.emplace(fresh, bytes);
+    return Buffer(fresh, Return{this, bytes});
+  }
+  std::byte* buffer = from.back();
+  from.pop_back();
+  return Buffer(buffer, Return{this, bytes});
+}
+
+size_t BufferPool::held() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t held = 0;
+  for (const auto& [buffer, bytes] : all_)
+    held += bytes;
+  return held;
+}
+
+void BufferPool::give(std::byte* buffer, size_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Idle& idle = idle_[bytes];
+  (std::uncaught_exceptions() > 0 ? idle.risky : idle.buffers).push_back(buffer);
+}
+
+void BufferPool::trimAfter(size_t bytes) {
+  if (bytes <= kKeptBytes) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t kept = 0;
+  for (auto& [size, idle] : idle_) {
+    for (; !idle.buffers.empty() && kept + idle.buffers.size() * size > kKeptBytes; idle.buffers.pop_back()) {
+      all_.erase(idle.buffers.back());
+      ::munmap(idle.buffers.back(), size);
+    }
+    kept += idle.buffers.size() * size;
+  }
+}
+
+namespace {
+
+constexpr double kWorthIt = 1.1;  // times the rate before
+constexpr std::chrono::microseconds kShort{500};
+
+}  // namespace
+
+void SendWindow::waited(std::chrono::nanoseconds time, uint64_t bytes) {
+  times_[seen_++] = time;
+  bytes_ += bytes;
+  if (seen_ < kSeen) return;
+  const auto sum = std::accumulate(times_.begin(), times_.end(), std::chrono::nanoseconds{0});
+  const double rate = static_cast<double>(bytes_) / static_cast<double>(std::max<int64_t>(sum.count(), 1));
+  seen_ = 0;
+  bytes_ = 0;
+  if (settling_) {
+    settling_ = false;
+  } else if (tried_from_ > 0) {
+    judge(rate);
+  } else if (rest_ > 0) {
+    --rest_;
+  } else if (rounds_ < kMost && idle(sum)) {
+    tried_from_ = rounds_;
+    rate_before_ = rate;
+    rounds_ = std::min(2 * rounds_, kMost);
+    settling_ = true;
+  }
+}
+
+bool SendWindow::idle(std::chrono::nanoseconds sum) {
+  if (sum < kSeen * kShort) return false;  // a fast link, or one that waits for the codec
+  // The lower quartile is about the time of a frame on the link: that many of them fill less than half of the waits.
+  std::nth_element(times_.begin(), times_.begin() + kSeen / 4, times_.end());
+  return 2 * kSeen * times_[kSeen / 4] < sum;
+}
+
+void SendWindow::judge(double rate) {
+  if (rate >= kWorthIt * rate_before_) {
+    next_rest_ = kRest;
+  } else {
+    rounds_ = tried_from_;
+    rest_ = next_rest_;
+    next_rest_ = std::min<size_t>(2 * next_rest_, 1024);
+  }
+  tried_from_ = 0;
 }
 
 }  // namespace lowcomm

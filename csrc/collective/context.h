@@ -1,19 +1,107 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
-#include "collective/buffer_pool.h"
 #include "collective/op_context.h"
-#include "collective/send_window.h"
 #include "transport/transport.h"
 
 namespace lowcomm {
+
+// How many rounds of an exchange a rank sends ahead of those that have come. Too few leave a link with a long delay
+// idle: one frame answers another. Too many do not fit the queue where several flows meet, and what does not is lost
+// and sent again. So a group begins with few, and tries twice as many when what comes tells of idle time: waits of a
+// full link are alike, those of an idle one are a long one for each window, which the rest of it follows at the link's
+// rate. More is kept if more came of it, as it does of a delay; flows that disturb each other look idle too, and gain
+// nothing. What was learnt stays with the group: its links stay.
+class SendWindow {
+ public:
+  static constexpr size_t kMost = 16;  // half of a short message's frames (collective/plan.h): what memory allows
+
+  // Several peers' flows share this rank's link.
+  explicit SendWindow(int peers) : rounds_(peers > 1 ? 2 : 4) {}
+
+  size_t rounds() const { return rounds_; }
+
+  // The time that a round's frames were waited for, and their bytes; not of an op's first, which waits for peers that
+  // are late.
+  void waited(std::chrono::nanoseconds time, uint64_t bytes);
+
+ private:
+  static constexpr size_t kSeen = 8;  // rounds that are looked at together
+  static constexpr size_t kRest = 8;  // times that many until it is tried again, twice as long after every failure
+
+  bool idle(std::chrono::nanoseconds sum);
+  void judge(double rate);
+
+  size_t rounds_;
+  size_t tried_from_ = 0;  // what a trial began with; 0: none
+  bool settling_ = false;  // what comes was still sent before the trial
+  double rate_before_ = 0;
+  size_t rest_ = 0, next_rest_ = kRest;
+  size_t seen_ = 0;
+  uint64_t bytes_ = 0;
+  std::array<std::chrono::nanoseconds, kSeen> times_{};
+};
+
+// Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
+// when its handle is dropped; trimAfter() frees it then, but one that went back by an exception is never freed before
+// the pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
+// whose transfer is under way.
+class BufferPool {
+ public:
+  // `capacity`: bytes that any frame of the group fits in.
+  explicit BufferPool(size_t capacity) : capacity_(capacity) {}
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  struct Return {
+    BufferPool* pool = nullptr;
+    size_t bytes = 0;
+    void operator()(std::byte* buffer) const { pool->give(buffer, bytes); }
+  };
+  using Buffer = std::unique_ptr<std::byte[], Return>;
+
+  size_t capacity() const { return capacity_; }
+
+  // A buffer of capacity() bytes, or of `bytes` or a little more: sizes are rounded up to whole pages and a quarter of
+  // a power of two, so that few sizes are kept apart.
+  Buffer take() { return take(capacity_); }
+  Buffer take(size_t bytes);
+  static std::span<std::byte> span(const Buffer& buffer) { return {buffer.get(), buffer.get_deleter().bytes}; }
+
+  // Bytes of all buffers, those taken and those that lie idle.
+  size_t held();
+
+  // Frees what lies idle beyond kKeptBytes, after a message that took more than that: one between two ranks takes as
+  // many buffers as it has frames.
+  void trimAfter(size_t bytes);
+  static constexpr size_t kKeptBytes = 8 << 20;
+
+ private:
+  // Of one size.
+  struct Idle {
+    std::vector<std::byte*> buffers, risky;  // risky: went back by an exception
+  };
+  void give(std::byte* buffer, size_t bytes);
+
+  const size_t capacity_;
+  std::mutex mutex_;
+  std::unordered_map<std::byte*, size_t> all_;  // with their sizes
+  std::map<size_t, Idle> idle_;                 // by size
+};
 
 // The options of a group. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
 struct GroupConfig {

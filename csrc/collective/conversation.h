@@ -7,8 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "collective/buffer_pool.h"
-#include "collective/send_window.h"
+#include "collective/context.h"
 #include "transport/transport.h"
 
 namespace lowcomm {

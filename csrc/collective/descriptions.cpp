@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "collective/context.h"
 #include "collective/exchange.h"
-#include "collective/phase.h"
 #include "collective/plan.h"
 #include "wire/frame.h"
 

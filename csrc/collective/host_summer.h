@@ -1,12 +1,65 @@
 #pragma once
 
+#include <cstddef>
+#include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
-#include "collective/contributions.h"
+#include "base/dtype.h"
+#include "codec/fused.h"
+#include "collective/plan.h"
+#include "collective/source_sink.h"
 #include "collective/summer.h"
 
 namespace lowcomm {
+
+// Room for `bytes` in memory that is kept from op to op.
+std::byte* scratch(std::vector<std::byte>& memory, size_t bytes);
+
+// This rank's contribution to a reduction, from host memory: the slices for other ranks as payloads, its own as
+// elements. Scaled, and with error feedback, where the reduction and the entries say so.
+class Contributions {
+ public:
+  // Throws as makeSummer for residuals, dtypes and kinds.
+  Contributions(OpContext& op, const SumElements& elements);
+
+  // Throws NonFiniteError where the codec of this rank's own slice would: the slice is not encoded, so no codec looks
+  // at it, and a NaN there would reach the result unseen.
+  void checkOwn(size_t k);
+  void checkOwn(const Run& run);
+
+  // The payload of frame k for `peer`. A residual becomes what this encoding loses.
+  void encode(size_t k, int peer, std::span<std::byte> payload);
+
+  // This rank's elements of its own slice, of ownType(): scaled or with their residual, which becomes 0, and as the
+  // others would see them where the codec saturates. A poisoned bucket's NaN and infinities reach the sum as they are.
+  // Valid until the next call.
+  const void* own(const Run& run);
+  DType ownType(const Run& run) const;
+
+  // The residual of a run of the slice for `peer`, or null, and what its encoding draws.
+  float* residualOf(const Run& run, int peer) const;
+  Draws drawsOf(const Run& run, int peer) const;
+
+  // The codec of a run with the arithmetic around it.
+  FusedCodec& fused(const Run& run);
+
+ private:
+  const ScatterEntry& entry(const Run& run, int peer) const { return elements_.entries[peer][run.segment]; }
+  const void* contribution(const Run& run, int peer);
+  void encodeRun(size_t k, const Run& run, int peer, const std::string& of, std::span<std::byte> payload);
+  void withFeedback(const void* x, const float* residual, const Window& window);
+  void addLost(Loss& loss, const float* residual, const Window& window);
+
+  OpContext& op_;
+  const SumElements elements_;
+  std::optional<FusedCodec> fused_;
+  std::vector<std::byte> repaired_;
+  std::vector<float> encoded_, decoded_;  // of the loss's sample
+  OutgoingParts parts_;
+};
 
 // Sums of elements in host memory.
 class HostSummer final : public Summer {

@@ -5,7 +5,6 @@
 //   2. Every rank orthonormalises the sum P in a fixed order: no bytes.
 //   3. It forms R = Aᵀ·P; an all_reduce sums them, with a sequence number of its own: 2(W - 1)/W·r bytes out and in.
 //   4. It writes P·Rᵀ to the tensors, the loss to the residuals, and R to the factors Q: no bytes.
-#include "collective/low_rank_all_reduce.h"
 
 #include <algorithm>
 #include <cmath>
@@ -19,7 +18,7 @@
 #include "base/float_env.h"
 #include "collective/all_reduce.h"
 #include "collective/op_context.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
 #include "kernels/reduce.h"

@@ -7,7 +7,7 @@
 
 #include "base/hashes.h"
 #include "collective/plan.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 
 namespace lowcomm {
 namespace {

@@ -5,15 +5,145 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
-#include "collective/counters.h"
-#include "collective/progress.h"
 
 namespace lowcomm {
+
+// How far an op or a message has got, for whoever looks from another thread while it runs: one entry of the flight
+// record (engine/flight.h). Thread-safe.
+class OpProgress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  enum class Status { queued, under_way, done, failed };
+
+  // Frames of one peer. In a collective frame 0 is the description of the op.
+  struct Frames {
+    uint32_t received = 0, expected = 0;
+  };
+
+  // The transfer that the op waits for, or that it failed on (perhaps when it was to begin).
+  struct Wait {
+    int peer;
+    std::optional<uint32_t> frame;  // its number among those of this op between the two ranks, in its direction
+    const char* doing;              // a literal: "waiting for a frame"
+    Clock::time_point since;
+  };
+
+  struct State {
+    std::string op;
+    uint32_t sequence = 0;
+    Status status = Status::queued;
+    std::vector<std::pair<std::string, std::string>> description;  // what ranks compare; empty until the op starts
+    std::vector<Frames> frames;                                    // by rank; empty where none are to come
+    std::optional<Wait> wait;
+    uint64_t sent_bytes = 0, received_bytes = 0;  // frame headers included
+    Clock::time_point queued = Clock::now();
+    std::optional<Clock::time_point> started, ended;
+    std::string error;  // of one that failed
+
+    bool over() const { return status == Status::done || status == Status::failed; }
+
+    void start() {
+      if (status != Status::queued) return;
+      status = Status::under_way;
+      started = Clock::now();
+    }
+
+    // With an empty `why` it is done. The first end counts.
+    void end(const std::string& why) {
+      if (over()) return;
+      status = why.empty() ? Status::done : Status::failed;
+      ended = Clock::now();
+      error = why;
+      if (why.empty()) wait.reset();
+    }
+  };
+
+  OpProgress(std::string op, uint32_t sequence) {
+    state_.op = std::move(op);
+    state_.sequence = sequence;
+  }
+
+  template <class F>
+  void update(F&& change) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    change(state_);
+  }
+
+  State state() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state_;
+  }
+
+  bool over() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state_.over();
+  }
+
+  bool queued() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return state_.status == Status::queued;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  State state_;
+};
+
+// The loss of encoding, in squares: of ||decoded - x|| and ||x||.
+struct Loss {
+  double lost = 0, whole = 0;
+
+  bool taken() const { return whole > 0; }
+};
+
+// The samples of a message whose two sides remember them (pipeline/delta_source_sink.h): how many travelled as changes
+// and how many for the first time, and sums over some of the former's elements a and what was remembered of them, m.
+struct SampleCounters {
+  uint64_t seen = 0, first = 0;
+  uint64_t measured = 0;           // elements in the sums
+  double values = 0, changes = 0;  // of |a| and of |a - m|
+
+  SampleCounters& operator+=(const SampleCounters& more) {
+    seen += more.seen;
+    first += more.first;
+    measured += more.measured;
+    values += more.values;
+    changes += more.changes;
+    return *this;
+  }
+};
+
+// The bytes that one op moved, and where its time went.
+struct OpCounters {
+  uint64_t raw_bytes = 0;   // what this rank would send without a codec, headers aside
+  uint64_t wire_bytes = 0;  // sent by this rank, frame headers included
+  uint64_t received_bytes = 0;
+  // Of tensors on a device: what was copied between it and the host, codes or values.
+  uint64_t device_to_host_bytes = 0, host_to_device_bytes = 0;
+  std::chrono::nanoseconds encode{0}, wait{0}, decode{0};
+  std::vector<std::chrono::nanoseconds> wait_by_peer;  // `wait` by rank; empty where nothing was waited for
+  Loss loss;                                           // of a sample of what this rank encoded
+  SampleCounters samples;                              // that this rank sent
+  bool exact = false;                                  // of an optimizer's op: none of it was coded
+};
+
+// An op's ways to spend its time.
+enum class Doing : uint8_t { encode, wait, decode };
+
+// A stretch of an op's time, for a profiler.
+struct Stretch {
+  Doing doing;
+  std::chrono::steady_clock::time_point start, end;
+};
+using Timeline = std::vector<Stretch>;
 
 class Transfer;
 enum class FrameKind : uint8_t;

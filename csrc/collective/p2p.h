@@ -16,10 +16,8 @@
 
 #include "collective/announcement.h"
 #include "collective/context.h"
-#include "collective/message_flow.h"
 #include "collective/p2p_message.h"
-#include "collective/sink.h"
-#include "collective/source.h"
+#include "collective/source_sink.h"
 
 namespace lowcomm {
 
@@ -35,7 +33,8 @@ namespace lowcomm {
 //
 // Messages of one flow keep their order and meet no others, so ranks may receive in another order than they send in,
 // and both may send before they receive. A frame carries the message's number, by which one that is missing, stale or
-// came twice is named (message_flow.h says for which tags). Nothing else of a message is kept once it is through.
+// came twice is named (MessageFlow in announcement.h says for which tags). Nothing else of a message is kept once it is
+// through.
 //
 // A message holds its encoded size in memory on each side, in frames that are at least an error frame's size.
 //

@@ -17,8 +17,7 @@
 #include "collective/message_summary.h"
 #include "collective/op_context.h"
 #include "collective/plan.h"
-#include "collective/sink.h"
-#include "collective/source.h"
+#include "collective/source_sink.h"
 #include "wire/frame.h"
 
 namespace lowcomm {

@@ -2,7 +2,7 @@
 //   1. Every rank encodes for each other rank the slice that this one owns, and sends it there: (W - 1)/W·n bytes out.
 //   2. It decodes the contributions of the others to its own slice, (W - 1)/W·n bytes in, and adds them up in rank
 //      order, its own elements among them as they are.
-#include "collective/reduce_scatter.h"
+#include "collective/collectives.h"
 
 #include <cstddef>
 #include <deque>

@@ -5,7 +5,7 @@
 // gather:
 //   1. Every rank encodes its tensor and sends it to the root: n bytes out. The root encodes its own too.
 //   2. The root decodes the frames of all ranks, (W - 1)·n bytes in, and its own.
-#include "collective/rooted.h"
+#include "collective/collectives.h"
 
 #include <cstddef>
 #include <deque>
@@ -19,10 +19,8 @@
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
 #include "collective/op_context.h"
-#include "collective/phase.h"
 #include "collective/plan.h"
-#include "collective/sink.h"
-#include "collective/source.h"
+#include "collective/source_sink.h"
 
 namespace lowcomm {
 namespace {

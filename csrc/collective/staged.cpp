@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "codec/none.h"
+#include "codec/float_codec.h"
 #include "collective/op_context.h"
 
 namespace lowcomm {

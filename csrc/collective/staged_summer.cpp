@@ -1,4 +1,4 @@
-#include "collective/staged_summer.h"
+#include "collective/staged.h"
 
 #include <cstring>
 #include <stdexcept>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "codec/fused.h"
 #include "collective/op_context.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 
 namespace lowcomm {
 

@@ -5,8 +5,7 @@
 
 #include "collective/host_summer.h"
 #include "collective/op_context.h"
-#include "collective/reduction.h"
-#include "collective/staged_summer.h"
+#include "collective/staged.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {

@@ -8,8 +8,9 @@
 
 #include "base/dtype.h"
 #include "codec/codec.h"
-#include "collective/phase.h"
+#include "collective/exchange.h"
 #include "collective/plan.h"
+#include "kernels/reduce.h"
 
 namespace lowcomm {
 
@@ -95,6 +96,20 @@ class SumCodes {
   const MessagePlan& slice_;
   std::vector<size_t> starts_;  // by frame: where its payload is in bytes_
   std::vector<std::byte> bytes_;
+};
+
+// The operation on the elements of all ranks.
+struct Reduction {
+  ReduceKind kind = ReduceKind::sum;
+  bool average = false;  // divide by the number of ranks, once, after the sum
+  double premultiply = 1.0;
+  bool premultiplied = false;  // multiply every contribution by `premultiply` before it is encoded
+
+  // "sum", "avg", "premul_sum", "max", ...: the description's field.
+  const char* name() const {
+    if (average) return "avg";
+    return premultiplied ? "premul_sum" : reduceName(kind);
+  }
 };
 
 }  // namespace lowcomm

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "codec/family.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "cuda/launch.cuh"
 #include "cuda/line.cuh"
 #include "cuda/tile.cuh"

@@ -5,11 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/fused_elements.cuh"
+#include "cuda/fused_args.cuh"
 #include "cuda/fused_team.cuh"
 #include "cuda/grid_args.cuh"
-#include "cuda/grid_check.cuh"
 #include "cuda/grid_encode.cuh"
+#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_form.h"

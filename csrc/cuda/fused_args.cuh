@@ -6,8 +6,11 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "cuda/fused.h"
+#include "cuda/element.cuh"
+#include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
+#include "cuda/tile.cuh"
+#include "kernels/cast/cast_rules.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 
@@ -39,5 +42,57 @@ struct SumTerms {
 template <bool kCentred>
 void encodeSumAs(const Place& place, const char* doing, GridRule rule, const GridArgs<std::byte>& grid,
                  const SumTerms& terms, void* out, uint64_t block, const PhiloxKey& key);
+
+// Elements whose type is known at run time only: nine pairs of types times all rules would be too many kernels, and a
+// branch that all threads take costs nothing beside the loads.
+struct AnyElements {
+  const void* data;
+  DType dtype;
+};
+struct AnyState {
+  void* data;
+  DType dtype;
+};
+
+// As loadTile, of the block that begins with element `at`.
+__device__ inline Tile loadTile(const AnyElements& x, uint64_t at, uint32_t n, uint32_t bucket, const Seat& seat) {
+  if (x.dtype == DType::float32) return loadTile(static_cast<const float*>(x.data) + at, n, bucket, seat);
+  if (x.dtype == DType::float16) return loadTile(static_cast<const AnyFloat16*>(x.data) + at, n, bucket, seat);
+  return loadTile(static_cast<const Bfloat16*>(x.data) + at, n, bucket, seat);
+}
+
+// As storeTile, but of any mixture of numbers and NaN.
+template <class T>
+__device__ inline void storeMixed(T* y, uint32_t n, const Tile& tile, const Seat& seat) {
+  bool nan = false;
+  tile.each([&](float x) { nan |= x != x; });
+  if (!nan) return storeTile(y, n, tile, seat);
+  for (uint32_t r = 0; r < 4; ++r) {
+    for (uint32_t c = 0; c < 4; ++c) {
+      const uint32_t e = seat.element(r) + c;
+      if (e < n) fromFloat(y[e], tile.at[r][c]);
+    }
+  }
+}
+
+// Of a state: held to the largest number of its type, and what its owner put there may be NaN.
+template <class T>
+__device__ inline void keepTile(T* y, float largest, uint32_t n, const Tile& tile, const Seat& seat) {
+  Tile held = tile;
+  held.each([&](float& x) { x = heldState(x, largest); });
+  storeMixed(y, n, held, seat);
+}
+
+__device__ inline void keepTile(const AnyState& y, uint64_t at, uint32_t n, const Tile& tile, const Seat& seat) {
+  if (y.dtype == DType::float32) return storeTile(static_cast<float*>(y.data) + at, n, tile, seat);
+  if (y.dtype == DType::float16) return keepTile(static_cast<Float16*>(y.data) + at, kFloat16Largest, n, tile, seat);
+  keepTile(static_cast<Bfloat16*>(y.data) + at, kBfloat16Largest, n, tile, seat);
+}
+
+__device__ inline void storeTile(const AnyState& y, uint64_t at, uint32_t n, const Tile& tile, const Seat& seat) {
+  if (y.dtype == DType::float32) return storeTile(static_cast<float*>(y.data) + at, n, tile, seat);
+  if (y.dtype == DType::float16) return storeMixed(static_cast<Float16*>(y.data) + at, n, tile, seat);
+  return storeMixed(static_cast<Bfloat16*>(y.data) + at, n, tile, seat);
+}
 
 }  // namespace lowcomm::cuda

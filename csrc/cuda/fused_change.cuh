@@ -7,7 +7,6 @@
 
 #include "cuda/fused.cuh"
 #include "cuda/fused_args.cuh"
-#include "cuda/fused_elements.cuh"
 
 // encodeDelta and encodeFeedback: the elements less a state, or added to it, are encoded.
 

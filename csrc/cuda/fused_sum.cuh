@@ -7,9 +7,8 @@
 
 #include "cuda/fused.cuh"
 #include "cuda/fused_args.cuh"
-#include "cuda/fused_elements.cuh"
-#include "cuda/grid_check.cuh"
 #include "cuda/pack.cuh"
+#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 
 // encodeSum: the sum of payloads and elements is encoded.

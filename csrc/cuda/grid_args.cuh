@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/error.h"
-#include "codec/grid_payload.h"
-#include "codec/payload.h"
+#include "codec/grid.h"
+#include "codec/nonfinite.h"
 #include "codec/spec.h"
 #include "cuda/codebook.cuh"
 #include "cuda/grid.h"

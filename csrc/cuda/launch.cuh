@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/spec.h"
 #include "cuda/device.h"
 

@@ -35,7 +35,7 @@ void decodeCast(const Place& place, const PlainRun& run, void* y, const void* pa
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeCast; acc is then without meaning.
 void decodeAddCast(const Place& place, const PlainRun& run, float* acc, const void* payload, uint32_t* refused);
 
-// ---- scalars: logbyte and log9 (codec/scalar.cpp; FORMAT.md, "Scalars") ----
+// ---- scalars: logbyte and log9 (codec/float_codec.cpp; FORMAT.md, "Scalars") ----
 
 // Payload of the elements x. Every element has a code, so that nothing is refused.
 void encodeScalar(const Place& place, const PlainRun& run, void* payload, const void* x);

@@ -2,9 +2,13 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
 
+#include "cuda/grid_args.cuh"
+#include "cuda/pack.cuh"
 #include "cuda/tile.cuh"
+#include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
@@ -44,5 +48,39 @@ struct Repair {
     tile.each([&](float& x) { x = blank ? 0.0f : mended(x, taken, limit); });
   }
 };
+
+// The checks of a reader (GridCodec::decode), thread by thread.
+
+__device__ inline bool isFinite(float x) {
+  return (floatBits(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+template <bool kCentred>
+__device__ inline bool isPoison(const BucketMeta& sent) {
+  return floatBits(kCentred ? sent.step : sent.base) == kPoison && (kCentred || floatBits(sent.step) == 0);
+}
+
+// False where the padding after the metadata is not 0.
+__device__ inline bool isPadded(const GridArgs<const std::byte>& grid) {
+  return blockIdx.x != 0 || threadIdx.x >= grid.pad_halves ||
+         reinterpret_cast<const uint16_t*>(grid.pad)[threadIdx.x] == 0;
+}
+
+// Whether the fields (above which stand bits of others) hold nothing but codes, and none past the block's n elements.
+// Every bit of a lane's words is some thread's, so this sees all that must be 0. `args`: of a grid, or of one not cut.
+template <bool kRotated, class Args>
+__device__ inline bool areCodes(const uint32_t field[4], uint32_t n, const Args& args, const Seat& seat) {
+  const uint32_t bits = args.bits;
+  uint32_t strays = 0;
+  if (args.three_codes) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & field[c] >> 1 & 0x55;
+  }
+  if (n < kBlock) {
+    for (uint32_t c = 0; c < 4; ++c)
+      strays |= field[c] & (presentBits(c, kBlock, bits, kRotated, seat) ^ presentBits(c, n, bits, kRotated, seat));
+  }
+  return strays == 0;
+}
 
 }  // namespace lowcomm::cuda

@@ -6,13 +6,13 @@
 
 #include "base/host_device.h"
 #include "cuda/tile.cuh"
-#include "kernels/codebook/rotate.h"
+#include "kernels/codebook/codebook.h"
 #include "kernels/grid/grid_rules.h"
 
 namespace lowcomm::cuda {
 
-// The rotation of kernels/codebook/rotate.h on the tiles of a warp, which hold one block: two stages of butterflies are
-// between a thread's own four rows, three between threads. All of it is called by all threads of a warp.
+// The rotation of kernels/codebook/codebook.h on the tiles of a warp, which hold one block: two stages of butterflies
+// are between a thread's own four rows, three between threads. All of it is called by all threads of a warp.
 
 // kRotationSigns of lane kC of the thread's four. As constants to choose from: no table is read.
 template <uint32_t kC>

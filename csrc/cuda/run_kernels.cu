@@ -7,13 +7,11 @@
 
 #include "base/narrow_float.h"
 #include "codec/family.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "cuda/accumulate.h"
-#include "cuda/fused.h"
 #include "cuda/grid.h"
 #include "cuda/launch.cuh"
 #include "cuda/plain.h"
-#include "cuda/uncut.h"
 
 namespace lowcomm::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "codec/family.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/scalar_rules.h"
 #include "cuda/launch.cuh"
 #include "cuda/line.cuh"

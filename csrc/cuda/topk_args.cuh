@@ -8,9 +8,9 @@
 #include "codec/spec.h"
 #include "codec/topk.h"
 #include "cuda/element.cuh"
+#include "cuda/grid.h"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
-#include "cuda/uncut.h"
 #include "kernels/grid/grid_rules.h"
 #include "kernels/select/select.h"
 

@@ -6,7 +6,6 @@
 #include "cuda/grid.h"
 #include "cuda/launch.cuh"
 #include "cuda/topk_args.cuh"
-#include "cuda/uncut.h"
 #include "kernels/finite.h"
 
 namespace lowcomm::cuda {

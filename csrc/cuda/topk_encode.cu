@@ -8,7 +8,6 @@
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
 #include "cuda/topk_args.cuh"
-#include "cuda/uncut.h"
 
 namespace lowcomm::cuda {
 namespace {

@@ -1,14 +1,15 @@
-// The calls of uncut.h, and the kernels that decode; those that encode are in uncut_encode.cuh.
+// The calls of grid.h for payloads that are not cut, and the kernels that decode; those that encode are in
+// uncut_encode.cuh.
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/grid.h"
 #include "cuda/grid_args.cuh"
-#include "cuda/grid_check.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/pack.cuh"
-#include "cuda/uncut.h"
+#include "cuda/repair.cuh"
 #include "cuda/uncut_args.cuh"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"

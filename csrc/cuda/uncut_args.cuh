@@ -7,12 +7,12 @@
 #include <string>
 
 #include "base/error.h"
-#include "codec/grid_payload.h"
-#include "codec/payload.h"
+#include "codec/grid.h"
+#include "codec/nonfinite.h"
 #include "codec/spec.h"
+#include "cuda/grid.h"
 #include "cuda/launch.cuh"
 #include "cuda/tile.cuh"
-#include "cuda/uncut.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 

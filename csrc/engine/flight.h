@@ -8,7 +8,7 @@
 #include <string>
 
 #include "collective/context.h"
-#include "collective/progress.h"
+#include "collective/op_context.h"
 
 namespace lowcomm {
 

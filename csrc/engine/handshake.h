@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "transport/rendezvous.h"
+#include "transport/transport.h"
 #include "wire/key_values.h"
 
 namespace lowcomm {

@@ -10,7 +10,7 @@
 
 #include "cuda/accumulate.h"
 #include "cuda/noise.h"
-#include "tensor/stream_handle.h"
+#include "tensor/device_queue.h"
 #include "tensor/wire_type.h"
 #endif
 

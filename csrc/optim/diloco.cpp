@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/hashes.h"
-#include "collective/agree.h"
+#include "collective/collectives.h"
 
 namespace lowcomm {
 namespace {

@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "collective/agree.h"
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective/context.h"
-#include "collective/rooted.h"
 #include "optim/diloco.h"
 
 namespace lowcomm {

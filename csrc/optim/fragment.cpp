@@ -11,11 +11,9 @@
 #include "base/float_env.h"
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
-#include "collective/low_rank_all_reduce.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "kernels/low_rank/low_rank.h"
 #include "optim/host_parameters.h"
-#include "optim/message_codec.h"
 
 namespace lowcomm {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "engine/op_queue.h"
 #include "optim/diloco_options.h"
-#include "optim/outer_step.h"
 #include "tensor/compression.h"
 
 namespace lowcomm {

@@ -4,9 +4,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <map>
+#include <string>
 #include <utility>
 
+#include "base/error.h"
+
 namespace lowcomm {
+
 namespace {
 
 constexpr int64_t kAligned = 64;  // bytes: views of the buffer are of any element type
@@ -59,6 +63,20 @@ void HostParameters::store() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pinned_[i].defined()) parameters_[i].copy_(pinned_[i], /*non_blocking=*/true);
   }
+}
+
+void expectMessageCodec(const char* who, const CodecSpec& codec) {
+  const std::string what = std::string(who) + ": codec: expected one ";
+  if (codec.axis == Axis::channel || needsTable(codec))
+    throw ValueError(what + "of flat tensors without a level table, got '" + codec.str() + "'");
+  if (codec.nonfinite == Nonfinite::saturate)
+    throw ValueError(what + "by which a NaN arrives, got '" + codec.str() + "'");
+}
+
+CodecSpec poisoning(const CodecSpec& codec) {
+  CodecSpec poisons = codec;
+  poisons.nonfinite = Nonfinite::poison;
+  return misfit(poisons) ? codec : poisons;
 }
 
 }  // namespace lowcomm

@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "codec/spec.h"
+
 namespace lowcomm {
 
 // Parameters in host memory for a pass over them. Those of CUDA devices come there and go back through one pinned
@@ -26,5 +28,12 @@ class HostParameters {
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> pinned_;  // of a parameter's type and shape; undefined where it is on the host
 };
+
+// Throws ValueError in the name of the optimizer `who` unless its messages can have this codec: of flat tensors,
+// without a level table, and by which a NaN arrives, for all ranks to see it.
+void expectMessageCodec(const char* who, const CodecSpec& codec);
+
+// The same codec with nonfinite=poison, by which a NaN arrives; itself where that does not fit: some have no other way.
+CodecSpec poisoning(const CodecSpec& codec);
 
 }  // namespace lowcomm

@@ -14,14 +14,12 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/hashes.h"
-#include "collective/agree.h"
 #include "collective/all_reduce.h"
-#include "collective/low_rank_all_reduce.h"
+#include "collective/collectives.h"
 #include "collective/op_context.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "kernels/finite.h"
 #include "optim/host_parameters.h"
-#include "optim/message_codec.h"
 
 namespace lowcomm {
 namespace {

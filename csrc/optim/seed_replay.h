@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "optim/estimate_codec.h"
-#include "optim/quantized_base.h"
 #include "optim/seed_replay_weights.h"
 #include "wire/seed_replay_log.h"
 

@@ -5,10 +5,8 @@
 
 #include "base/error.h"
 #include "base/narrow_float.h"
-#include "collective/sink.h"
-#include "collective/source.h"
-#include "pipeline/delta_sink.h"
-#include "pipeline/delta_source.h"
+#include "collective/source_sink.h"
+#include "pipeline/delta_source_sink.h"
 
 namespace lowcomm {
 namespace {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "pipeline/slot_format.h"
 #include "pipeline/slot_store.h"
 
 namespace lowcomm {

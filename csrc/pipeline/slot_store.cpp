@@ -1,8 +1,14 @@
 #include "pipeline/slot_store.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <optional>
 
+#include "base/error.h"
+#include "base/float_env.h"
 #include "base/hashes.h"
+#include "base/narrow_float.h"
 
 namespace lowcomm {
 
@@ -41,6 +47,81 @@ std::vector<SlotSummary> RamStore::table() const {
 uint64_t RamStore::slots() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return slots_.size();
+}
+
+namespace {
+
+constexpr uint64_t kDrawsOfSlots = 0x736c6f7473ull;  // keeps their draws apart from those of messages
+
+uint64_t expectElements(uint64_t elements) {
+  if (elements == 0) throw ValueError("memory of samples: expected 1 element a sample or more, got 0");
+  return elements;
+}
+
+const CodecSpec& expectSlotCodec(const CodecSpec& spec) {
+  if (spec.id == CodecId::none || needsTable(spec)) {
+    throw ValueError("memory of samples: expected fp32, fp16, bf16 or a codec without a level table, got " +
+                     spec.str());
+  }
+  return spec;
+}
+
+std::optional<DType> floatType(const std::string& text) {
+  if (text == "fp32") return DType::float32;
+  if (text == "fp16") return DType::float16;
+  if (text == "bf16") return DType::bfloat16;
+  return std::nullopt;
+}
+
+}  // namespace
+
+SlotFormat::SlotFormat(uint64_t elements, DType dtype)
+    : elements_(expectElements(elements)), dtype_(dtype), slot_bytes_(elements * itemBytes(dtype)) {
+  if (!isCoded(dtype)) {
+    throw TypeError(std::string("memory of samples: expected float32, float16 or bfloat16, got ") + dtypeName(dtype));
+  }
+}
+
+SlotFormat::SlotFormat(uint64_t elements, const CodecSpec& codec)
+    : elements_(expectElements(elements)),
+      dtype_(DType::float32),
+      codec_(makeCodec(expectSlotCodec(codec))),
+      slot_bytes_(codec_->encodedBytes(elements, DType::float32)) {}
+
+SlotFormat SlotFormat::parse(const std::string& text, uint64_t elements, uint64_t channels) {
+  if (const auto dtype = floatType(text)) return SlotFormat(elements, *dtype);
+  const CodecSpec codec = CodecSpec::parse(text);
+  return SlotFormat(elements, codec.open() ? codec.withChannels(channels) : codec);
+}
+
+void SlotFormat::check(const std::string& text) {
+  if (!floatType(text)) expectSlotCodec(CodecSpec::parse(text));
+}
+
+std::string SlotFormat::name() const {
+  return codec_ ? codec_->spec().str() : dtypeName(dtype_);
+}
+
+void SlotFormat::decode(const std::byte* slot, float* elements) const {
+  try {
+    codec_->decode(elements, DType::float32, {slot, slot_bytes_}, 0, elements_);
+  } catch (const WireError& error) {  // no peer has sent this
+    throw ValueError(std::string("memory of samples: ") + error.what());
+  }
+}
+
+void SlotFormat::encode(float* elements, std::byte* slot, uint64_t sample, uint32_t version) const {
+  FloatEnv env;
+  const float limit = finiteLimit(codec_->spec());
+  const float largest =
+      std::isinf(limit) ? std::numeric_limits<float>::max() : std::nextafter(limit, 0.0f);  // the limit is refused
+  for (uint64_t i = 0; i < elements_; ++i) {
+    const float x = elements[i];
+    if (std::abs(x) <= largest) continue;
+    elements[i] = std::isfinite(x) ? std::copysign(largest, x) : 0;
+  }
+  const Draws draws{kDrawsOfSlots ^ sample * Draws::kSlotsFurther, 0, version};
+  codec_->encode({slot, slot_bytes_}, elements, DType::float32, 0, elements_, draws);
 }
 
 }  // namespace lowcomm

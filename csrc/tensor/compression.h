@@ -11,7 +11,7 @@
 namespace lowcomm {
 
 // What the compression of one tensor keeps from step to step: the residual of error feedback and, with a rank, the
-// factor that its matrix is projected on (collective/low_rank_all_reduce.h). An op works on copies; they take the
+// factor that its matrix is projected on (collective/all_reduce.h). An op works on copies; they take the
 // state's place when the caller commits, so that ops which stand or fall together do: a step that another bucket's
 // infinity spoils changes none. One op between two commits. Thread-safe.
 class Compression {
@@ -79,6 +79,35 @@ class Compression {
   mutable std::mutex mutex_;
   at::Tensor residual_, factor_, next_residual_, next_factor_;
   Loan loan_ = Loan::idle;
+};
+
+// What a caller's encodings of one tensor have lost so far, lent to ops as a transaction: an op works on a copy, which
+// takes the residual's place when the op succeeds and is dropped when it fails. One op at a time. Thread-safe.
+class Residual {
+ public:
+  // Zeros, fp32, in host memory, of the tensor's shape.
+  explicit Residual(at::IntArrayRef shape);
+
+  // fp32 on the host. While an op is under way, what it was before.
+  at::Tensor value() const;
+
+  // Replaces all elements. ValueError for another shape or while an op is under way.
+  void set(const at::Tensor& value);
+
+  // The copy for an op on a tensor of `numel` elements to work on. ValueError for another number, or while another op
+  // is under way.
+  float* begin(int64_t numel);
+
+  // The op has ended.
+  void commit();
+  void rollBack();
+
+ private:
+  void expectIdle(const char* what) const;
+
+  mutable std::mutex mutex_;
+  at::Tensor value_, next_;
+  bool lent_ = false;
 };
 
 }  // namespace lowcomm

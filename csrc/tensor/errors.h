@@ -1,8 +1,13 @@
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include <exception>
 #include <functional>
 #include <string>
+#include <vector>
+
+#include "wire/layout.h"
 
 namespace lowcomm {
 
@@ -25,5 +30,17 @@ auto translated(F&& f) {
 // network) from one of torch's checks. Errors that already are ValueError, TypeError or the like stay what they are.
 std::exception_ptr asInnerError(std::exception_ptr error, const std::string& context,
                                 const std::function<std::string(const std::string& message, bool fault)>& ending = {});
+
+// Mistakes of an op's caller, found before anything is sent.
+
+// Throws ValueError where elements of an op's output share memory, as those of an expanded tensor do.
+void checkOutput(const char* op, const at::Tensor& output);
+
+// As checkOutput() of each output that has elements, and ValueError where two of them share memory, as far as dense
+// ones tell.
+void checkOutputs(const char* op, const std::vector<at::Tensor>& outputs);
+
+// Throws TypeError where a layout codes and the dtype cannot be encoded.
+void checkCoded(const Layout& layout, at::ScalarType type);
 
 }  // namespace lowcomm

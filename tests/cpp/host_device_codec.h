@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "codec/float_codec.h"
 #include "codec/fused.h"
-#include "codec/none.h"
 #include "collective/device_codec.h"
 #include "kernels/reduce.h"
 

@@ -3,12 +3,11 @@
 #include <cstdint>
 
 #include "kernels/codebook/codebook.h"
-#include "kernels/codebook/rotate.h"
 #include "kernels/isa/table.h"
 //
 #include "kernels/grid/grid_vector.inl"
 
-// The rotation of rotate.cpp.
+// The rotation of codebook.cpp.
 //
 // A lane's 32 rows are more than most instruction sets have registers, so its five stages of butterflies are taken as
 // three within 8 neighbouring rows and then two across rows 8 apart, by way of the destination in the first-level

@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/codebook/codebook.h"
-#include "kernels/codebook/rotate.h"
 #include "kernels/grid/grid_form.h"
 #include "kernels/philox.h"
 

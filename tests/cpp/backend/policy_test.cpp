@@ -1,4 +1,3 @@
-#include "backend/policy.h"
 
 #include <gtest/gtest.h>
 

@@ -8,7 +8,6 @@
 #include <future>
 #include <set>
 
-#include "backend/group_work.h"
 #include "backend/inner_work.h"
 #include "fake_device.h"
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "grid_cases.h"
 
 namespace lowcomm {

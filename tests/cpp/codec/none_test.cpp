@@ -1,4 +1,4 @@
-#include "codec/none.h"
+#include "codec/float_codec.h"
 
 #include <gtest/gtest.h>
 

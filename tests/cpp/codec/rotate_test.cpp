@@ -1,5 +1,5 @@
 // The rotation and the codecs that take it, under every kernel form.
-#include "kernels/codebook/rotate.h"
+#include "kernels/codebook/codebook.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/topk.h"
 #include "grid_cases.h"
 #include "kernels/select/select.h"

@@ -1,4 +1,4 @@
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 
 #include <gtest/gtest.h>
 

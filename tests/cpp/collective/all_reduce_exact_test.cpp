@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "collective/all_reduce.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "kernels/reduce.h"
 #include "ranks_on_threads.h"

@@ -8,7 +8,7 @@
 #include "codec/fused.h"
 #include "collective/message_summary.h"
 #include "collective/plan.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

@@ -1,4 +1,4 @@
-#include "collective/low_rank_all_reduce.h"
+#include "collective/all_reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <memory>
 #include <numeric>
 
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

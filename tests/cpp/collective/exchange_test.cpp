@@ -8,9 +8,8 @@
 #include <limits>
 #include <tuple>
 
-#include "collective/all_gather.h"
-#include "collective/reduce_scatter.h"
-#include "collective/reduction.h"
+#include "collective/collectives.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"

@@ -6,10 +6,9 @@
 #include <cstring>
 #include <random>
 
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective/exchange.h"
 #include "collective/message_summary.h"
-#include "collective/phase.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"

@@ -1,5 +1,5 @@
 // Numbers of messages: which tags are counted by themselves, what comes twice, and that no tag is remembered for ever.
-#include "collective/message_flow.h"
+#include "collective/announcement.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "p2p_cases.h"
 #include "wire/frame.h"
 

@@ -1,4 +1,4 @@
-#include "collective/reduce_scatter.h"
+#include "collective/collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "collective/message_summary.h"
-#include "collective/reduction.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 #include "wire/frame.h"

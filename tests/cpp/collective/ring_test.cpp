@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective_cases.h"
 #include "ranks_on_threads.h"
 

@@ -1,4 +1,4 @@
-#include "collective/rooted.h"
+#include "collective/collectives.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "collective/send_window.h"
+#include "collective/context.h"
 
 #include <gtest/gtest.h>
 

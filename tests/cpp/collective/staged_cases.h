@@ -4,10 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "collective/all_gather.h"
 #include "collective/all_reduce.h"
-#include "collective/reduce_scatter.h"
-#include "collective/reduction.h"
+#include "collective/collectives.h"
+#include "collective/summer.h"
 #include "host_device_codec.h"
 #include "ranks_on_threads.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective_cases.h"
 #include "staged_cases.h"
 #include "wire/frame.h"

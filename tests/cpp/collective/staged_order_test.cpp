@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective_cases.h"
 #include "staged_cases.h"
 

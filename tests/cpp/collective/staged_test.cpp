@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/all_gather.h"
-#include "collective/all_to_all.h"
-#include "collective/rooted.h"
+#include "collective/collectives.h"
 #include "collective_cases.h"
 #include "staged_cases.h"
 

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <set>
 
-#include "collective/all_gather.h"
 #include "collective/all_reduce.h"
-#include "collective/loss.h"
-#include "collective/reduction.h"
+#include "collective/collectives.h"
+#include "collective/source_sink.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "p2p_cases.h"
 #include "ranks_on_threads.h"

@@ -12,7 +12,7 @@
 #include "codec/fused.h"
 #include "codec/grid.h"
 #include "codec/level_table.h"
-#include "cuda/fused.h"
+#include "cuda/grid.h"
 #include "cuda/plain_cases.h"
 
 namespace lowcomm {

@@ -1,5 +1,5 @@
 // Fused operations on a device against the host's FusedCodec, as grid_test.cpp has it.
-#include "cuda/fused.h"
+#include "cuda/grid.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "cuda/grid.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"

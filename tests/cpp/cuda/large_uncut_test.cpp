@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/topk.h"
+#include "cuda/grid.h"
 #include "cuda/on_device.h"
-#include "cuda/uncut.h"
 #include "grid_cases.h"
 
 namespace lowcomm {

@@ -9,12 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "codec/float_codec.h"
 #include "codec/fused.h"
-#include "codec/none.h"
-#include "collective/all_gather.h"
 #include "collective/all_reduce.h"
-#include "collective/reduce_scatter.h"
-#include "collective/reduction.h"
+#include "collective/collectives.h"
+#include "collective/summer.h"
 #include "collective_cases.h"
 #include "cuda/accumulate.h"
 #include "cuda/on_device.h"

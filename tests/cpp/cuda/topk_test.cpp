@@ -1,5 +1,5 @@
 // topk on CUDA against the scalar codec: the same bytes, values and refusals.
-#include "cuda/uncut.h"
+#include "cuda/grid.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
 #include "codec/topk.h"
 #include "cuda/on_device.h"
 #include "grid_cases.h"

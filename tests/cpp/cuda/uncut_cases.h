@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/narrow_float.h"
-#include "codec/payload.h"
+#include "codec/nonfinite.h"
+#include "cuda/grid.h"
 #include "cuda/on_device.h"
-#include "cuda/uncut.h"
 #include "grid_cases.h"
 
 namespace lowcomm::test {

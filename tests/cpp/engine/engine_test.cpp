@@ -7,7 +7,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "collective/agree.h"
+#include "collective/collectives.h"
 #include "ranks_on_threads.h"
 
 namespace lowcomm {

@@ -11,7 +11,7 @@
 #include <future>
 #include <sstream>
 
-#include "collective/all_gather.h"
+#include "collective/collectives.h"
 #include "collective_cases.h"
 #include "p2p_cases.h"
 #include "ranks_on_threads.h"

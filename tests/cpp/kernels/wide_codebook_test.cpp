@@ -1,6 +1,5 @@
 // The loops of codebooks, and the rotation, at 16 lanes.
 #include "kernels/codebook/codebook.h"
-#include "kernels/codebook/rotate.h"
 #include "kernels/finite.h"
 #include "kernels/grid/grid_rules.h"
 #include "kernels/isa/table.h"

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "collective/context.h"
 #include "diloco_ranks.h"
-#include "optim/outer_step.h"
+#include "optim/diloco_options.h"
 
 namespace lowcomm {
 namespace {

@@ -1,5 +1,5 @@
 // Slots of few bits: both sides hold the same codes, and the receiver computes on what the codes do not show.
-#include "pipeline/slot_format.h"
+#include "pipeline/slot_store.h"
 
 #include <gtest/gtest.h>
 

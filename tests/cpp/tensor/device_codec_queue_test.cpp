@@ -1,5 +1,5 @@
 // The calls of a staged collective to a device, and their order: through c10's guard, of which there is a fake here.
-#include "tensor/device_codec_queue.h"
+#include "tensor/device_queue.h"
 
 #include <c10/core/Allocator.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/all_gather.h"
 #include "collective/all_reduce.h"
-#include "collective/reduction.h"
+#include "collective/collectives.h"
+#include "collective/summer.h"
 #include "fake_device.h"
 #include "host_device_codec.h"
 #include "ranks_on_threads.h"

@@ -8,7 +8,8 @@ from p2p_cases import init, same
 
 TAGS = 30_000
 FIRST = 2000  # tags after which code, buffers and what is remembered are there
-BOUND = 600 << 10  # bytes that they may add to a process; 20 a tag are 2 MiB of 100,000, and pages of the heap are 200 kB
+# Bytes that they may add to a process: 20 a tag are 2 MiB of 100,000, and pages of the heap are 200 kB.
+BOUND = 600 << 10
 
 
 def _resident():

@@ -4,7 +4,6 @@
 #include "cuda/device.cu"
 #include "cuda/fused.cu"
 #include "cuda/fused_change.cuh"
-#include "cuda/fused_decode.cu"
 #include "cuda/fused_sum.cuh"
 #include "cuda/grid.cu"
 #include "cuda/grid_encode.cuh"

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "codec/codec.h"
+#include "codec/spec.h"
+#include "wire/key_values.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+class DeviceCodec;
+class OpContext;
+
+// One tensor to gather. `input` holds the elements of this rank's layout; `outputs[r]` takes rank r's, and may be where
+// `input` is for this rank. All memory must live until the op is done.
+struct GatherMessage {
+  std::vector<Layout> layouts;  // of every rank's part, or one for all; Layout::single(n, none) is exact
+  DType dtype = DType::opaque;
+  const void* input = nullptr;
+  std::vector<void*> outputs;
+  Draws draws;  // stream without its segment number; used by stochastic codecs
+  // The caller's element type and numbers of elements, which ranks compare. Set them where dtype is opaque.
+  std::string type_name = {};
+  std::string type_elements = {};
+  // Where `input` and `outputs` are, with float32, float16 or bfloat16 elements; null: in host memory.
+  DeviceCodec* device_codec = nullptr;
+};
+
+// all_gather. Every rank's (encoded) message reaches every other, (W−1)·n elements out and in; the owner decodes its
+// own codes too, so all ranks end with identical bits. Exact without a codec. Direct: each rank sends to all others.
+// From GroupContext::ring_from ranks on by a ring: each rank sends to the next one only, its own codes and then those
+// that came from the one before, W−1 steps in all; the same bytes in all, and where parts are equal a rank, and the
+// same results, over W connections instead of W·(W−1). Throws as runExchange; TypeError when a codec does not take the
+// dtype, ValueError for a wrong number of layouts.
+void allGather(OpContext& op, const std::vector<GatherMessage>& messages);
+
+struct Reduction;
+
+// One tensor to reduce and scatter. `inputs[r]` is the slice that rank r will own; `output` takes the reduction of
+// every rank's slice for this rank, and may be inputs[rank].
+struct ScatterMessage {
+  std::vector<Layout> layouts;  // of every rank's slice, or one for all
+  DType dtype = DType::opaque;
+  std::vector<const void*> inputs;
+  void* output = nullptr;
+  Draws draws;  // stream of the slice for rank 0; the slice for rank r is r·segments slots on, a segment one more
+};
+
+// reduce_scatter by direct exchange: each rank sends every other its slice and sums what it gets in rank order, so
+// (W−1)/W of the input goes out where a ring all_reduce and a slice (gloo's way) move twice that. Deterministic.
+// Contributions are accumulated in fp32 where the dtype is narrower, in the dtype where it is wider or integer. A
+// rank's own contribution is not quantized. A codec needs kind == sum. Throws as runExchange; TypeError for a dtype
+// that a codec does not take, ValueError for a wrong number of layouts, and as makeSummer. The elements are in host
+// memory, or where `device_codec` is, with the limits of makeSummer; frames, bits and errors are the same.
+void reduceScatter(OpContext& op, const std::vector<ScatterMessage>& messages, const Reduction& reduction,
+                   DeviceCodec* device_codec = nullptr);
+
+// One tensor of `elements` elements, the same number on every rank.
+struct BroadcastMessage {
+  uint64_t elements = 0;
+  CodecSpec codec;
+  DType dtype = DType::float32;
+  void* data = nullptr;  // the root's are sent, everybody's are overwritten by what they decode to
+  Draws draws;
+  DeviceCodec* device_codec = nullptr;  // where `data` is; null: in host memory
+  // The caller's element type and number of elements, which ranks compare. Set them where dtype is opaque.
+  std::string type_name = {}, type_elements = {};
+};
+
+// broadcast, encoded or (codec none) exact: `root` sends its encoded tensor to every rank and decodes it too, so all
+// ranks end with identical bits. Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError
+// for a root that is none of the ranks.
+void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root);
+
+struct RootGatherMessage {
+  uint64_t elements = 0;
+  CodecSpec codec;
+  DType dtype = DType::float32;
+  const void* input = nullptr;
+  std::vector<void*> outputs;  // on the root, by rank; its own may be where `input` is
+  Draws draws;
+  DeviceCodec* device_codec = nullptr;             // where `input` and `outputs` are; null: in host memory
+  std::string type_name = {}, type_elements = {};  // as of a broadcast
+};
+
+// gather, encoded or exact: every rank sends its encoded tensor to `root`, which decodes them, and its own as the
+// others would see it. Throws as broadcast.
+void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root);
+
+// One tensor a pair of ranks: that at `inputs[r]` for rank r, that of rank r to `outputs[r]`. Sizes and codecs may
+// differ by pair; what one rank sends the other expects. No output overlaps an input.
+struct AllToAllMessage {
+  DType dtype = DType::float32;
+  std::vector<Layout> sent, got;  // by rank; Layout::single
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  Draws draws;  // stream of the part for rank 0; that for rank r is r slots on
+  // Where inputs and outputs are; null: in host memory. Not with a codec that saturates: what a rank keeps would have
+  // to be repaired on a device.
+  DeviceCodec* device_codec = nullptr;
+  std::string type_name = {};  // the caller's element type, which ranks compare; set it where dtype is opaque
+};
+
+// all_to_all by direct exchange, encoded or (codec none) exact. The part that a rank keeps is copied (and obeys the
+// codec's nonfinite=). Throws as runExchange; TypeError for a dtype that the codec does not take, ValueError where a
+// rank's own part is not as long in as out.
+void allToAll(OpContext& op, const AllToAllMessage& message);
+
+// Ranks compare a set of named values over the control lane: a policy being changed, a layout being registered.
+// Collective. Throws PeerRefused naming the first field that differs, both values and both ranks, on every rank (each
+// compares with each); the group goes on. A rank that has a field "error" is named with it. PeerError as in
+// runExchange.
+void agree(OpContext& op, const KeyValues& mine);
+
+}  // namespace lowcomm
