@@ -26,9 +26,9 @@ WANTED = {
     "lines of benchmarks/README.md": (1, 250),
 }
 BOUNDS = WANTED | {
-    # Pipelines, withdrawals, slot files and QuantizedAdam came after the goal was set.
-    "files of csrc": (1, 272),
-    "lines of csrc": (1, 36_000),
+    # Pipelines, withdrawals, slot files, QuantizedAdam and subspaces came after the goal was set.
+    "files of csrc": (1, 290),
+    "lines of csrc": (1, 38_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

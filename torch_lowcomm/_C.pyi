@@ -356,6 +356,42 @@ class LowcommBackend(Backend):
         self, output: torch.Tensor, input: torch.Tensor, layout: Layout, op: ReduceOp, *, slot: int, step: int
     ) -> Work: ...
 
+def subspace_basis(rank: int, width: int, seed: int) -> torch.Tensor: ...
+def orthonormalise(rows: torch.Tensor) -> int: ...
+def subspace_encode(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    seed: int,
+    scale: float,
+    normal: bool,
+    positions: torch.Tensor | None,
+    vocabulary: int,
+) -> torch.Tensor: ...
+def subspace_decode(
+    coefficients: torch.Tensor,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    seed: int,
+    scale: float,
+    normal: bool,
+    positions: torch.Tensor | None,
+    vocabulary: int,
+    dtype: torch.dtype,
+) -> torch.Tensor: ...
+def subspace_anchor(
+    ids: torch.Tensor,
+    width: int,
+    *,
+    seed: int,
+    scale: float,
+    normal: bool,
+    positions: torch.Tensor | None,
+    vocabulary: int,
+    dtype: torch.dtype,
+) -> torch.Tensor: ...
 def even_levels(bits: int) -> LevelTable: ...
 def mean_levels(
     tables: Sequence[LevelTable], seen: Sequence[int], otherwise: LevelTable, version: int

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindQuantizedAdam(m);
   lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
+  lowcomm::bindSubspace(m);
 }

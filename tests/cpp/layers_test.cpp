@@ -56,7 +56,7 @@ TEST(Layers, IncludesPointDown) {
   for (size_t i = 0; i < kLayers.size(); ++i) {
     for (const Include& include : includesOf(kLayers[i])) {
       const std::string first = include.path.substr(0, include.path.find('/'));
-      for (const char* above : {"backend", "bindings", "optim"}) {
+      for (const char* above : {"backend", "bindings", "optim", "subspace"}) {
         EXPECT_NE(first, above) << include.file << " includes " << include.path;
       }
       for (size_t j = i + 1; j < kLayers.size(); ++j) {
@@ -99,9 +99,10 @@ TEST(Layers, VectorUnitsComeFromTheTemplate) {
 // engine.
 TEST(Layers, StateBackendAndOptimizersAreApart) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> apart = {
-      {"tensor", {"backend", "optim", "bindings"}},
-      {"backend", {"optim", "bindings"}},
-      {"optim", {"backend", "bindings"}}};
+      {"tensor", {"backend", "optim", "subspace", "bindings"}},
+      {"backend", {"optim", "subspace", "bindings"}},
+      {"subspace", {"backend", "optim", "bindings"}},
+      {"optim", {"backend", "subspace", "bindings"}}};
   for (const auto& [layer, others] : apart) {
     EXPECT_FALSE(includesOf(layer).empty()) << layer;
     for (const Include& include : includesOf(layer)) {

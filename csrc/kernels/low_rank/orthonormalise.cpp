@@ -55,24 +55,27 @@ void draw(double* v, size_t n, uint64_t state) {
   }
 }
 
-size_t run(float* x, size_t count, size_t n, const uint64_t* seed) {
-  std::vector<double> basis(count * n);
+size_t orthonormaliseRows(double* x, size_t count, size_t n, const uint64_t* seed) {
   size_t zeros = 0;
   for (size_t k = 0; k < count; ++k) {
-    double* v = basis.data() + k * n;
-    for (size_t i = 0; i < n; ++i)
-      v[i] = x[k * n + i];
-    bool left = normalise(v, basis.data(), k, n);
+    double* v = x + k * n;
+    bool left = normalise(v, x, k, n);
     if (!left && seed) {
       draw(v, n, *seed ^ (k + 1) * 0xd1342543de82ef95u);
-      left = normalise(v, basis.data(), k, n);
+      left = normalise(v, x, k, n);
     }
     for (size_t i = 0; !left && i < n; ++i)
       v[i] = 0;
     zeros += !left;
-    for (size_t i = 0; i < n; ++i)
-      x[k * n + i] = static_cast<float>(v[i]);
   }
+  return zeros;
+}
+
+size_t run(float* x, size_t count, size_t n, const uint64_t* seed) {
+  std::vector<double> basis(x, x + count * n);
+  const size_t zeros = orthonormaliseRows(basis.data(), count, n, seed);
+  for (size_t i = 0; i < count * n; ++i)
+    x[i] = static_cast<float>(basis[i]);
   return zeros;
 }
 
@@ -80,6 +83,10 @@ size_t run(float* x, size_t count, size_t n, const uint64_t* seed) {
 
 size_t orthonormalise(float* x, size_t count, size_t length) {
   return run(x, count, length, nullptr);
+}
+
+size_t orthonormalise(double* x, size_t count, size_t length) {
+  return orthonormaliseRows(x, count, length, nullptr);
 }
 
 size_t orthonormaliseWhole(float* x, size_t count, size_t length, uint64_t seed) {

@@ -10,6 +10,7 @@
 #include "cuda/noise.cu"
 #include "cuda/run_kernels.cu"
 #include "cuda/scalar.cu"
+#include "cuda/token_rows.cu"
 #include "cuda/topk_decode.cu"
 #include "cuda/topk_encode.cu"
 #include "cuda/uncut.cu"

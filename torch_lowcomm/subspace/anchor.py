@@ -1,0 +1,105 @@
+"""The part of a token's activation that every stage knows: frozen, made where it is used."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from torch_lowcomm import _C
+
+_MOST_TOKENS = 2**31
+
+
+class Anchor(nn.Module):
+    """T_fixed, the frozen part of a token embedding (section 4.3.1 of the paper), and positions that are added to it.
+
+    A token's row is made of (seed, token, dimension) by the counter-based generator, on every machine with the same bits: there
+    is no table, and nothing grows with the vocabulary. Signs of one size serve as well as the paper's Gaussian numbers.
+
+    Attributes:
+        positions: float [context, width], a buffer, not trained and not saved; None: nothing is added for a position, as with
+            rotary embeddings, which do not enter the residual stream.
+    """
+
+    positions: Tensor | None
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        *,
+        seed: int = 0,
+        sigma: float = 0.1,
+        fixed: str = "signs",
+        positions: Tensor | None = None,
+    ) -> None:
+        """Makes an anchor; all stages are given the same options.
+
+        Args:
+            vocabulary: Tokens are 0...vocabulary - 1.
+            width: d, the size of the residual stream.
+            seed: Of the rows.
+            sigma: The rows' standard deviation.
+            fixed: "signs": ±sigma. "gaussian": N(0, sigma²), as in the paper.
+            positions: float [context, width], added to the row by a token's place in its sequence; a frozen table.
+
+        Raises:
+            ValueError: An option is out of its range, or positions have another width.
+        """
+        super().__init__()
+        if not 0 < vocabulary <= _MOST_TOKENS:
+            raise ValueError(f"subspace: vocabulary: expected 1...{_MOST_TOKENS}, got {vocabulary}")
+        if seed < 0:
+            raise ValueError(f"subspace: seed: expected 0 or more, got {seed}")
+        if not 0 <= sigma < float("inf"):
+            raise ValueError(f"subspace: sigma: expected a finite number of 0 or more, got {sigma}")
+        if fixed not in ("signs", "gaussian"):
+            raise ValueError(f"subspace: fixed: expected 'signs' or 'gaussian', got {fixed!r}")
+        if positions is not None and (positions.dim() != 2 or positions.shape[1] != width):
+            raise ValueError(f"subspace: positions: expected [context, {width}], got shape {tuple(positions.shape)}")
+        self.vocabulary, self.width, self.seed, self.sigma, self.fixed = vocabulary, width, seed, sigma, fixed
+        self.register_buffer("positions", None if positions is None else positions.detach().clone(), persistent=False)
+
+    def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
+        """Positions + T_fixed[ids], without a gradient.
+
+        Args:
+            ids: int64 [..., time].
+            dtype: Of the result; arithmetic is float64 for float64, else float32.
+            start: The place in its sequence of the first id.
+
+        Returns:
+            [..., time, width].
+
+        Raises:
+            ValueError: An id is outside the vocabulary (checked on the host), or places are beyond the context.
+        """
+        kind = torch.float64 if dtype == torch.float64 else torch.float32
+        places = self.places(ids, kind, start)
+        return _C.subspace_anchor(
+            ids,
+            self.width,
+            seed=self.seed,
+            scale=self.sigma,
+            normal=self.fixed == "gaussian",
+            positions=places,
+            vocabulary=self.vocabulary,
+            dtype=kind,
+        ).to(dtype)
+
+    def places(self, ids: Tensor, dtype: torch.dtype, start: int) -> Tensor | None:
+        """The rows of `positions` for ids [..., time] whose first is at `start`, [time, width]; None without positions.
+
+        Raises:
+            ValueError: They are beyond the context.
+        """
+        if self.positions is None:
+            return None
+        end = start + ids.shape[-1]
+        if end > self.positions.shape[0]:
+            raise ValueError(f"subspace: ids: expected at most {self.positions.shape[0]} places, got {end}")
+        return self.positions[start:end].to(dtype).contiguous()
+
+    def extra_repr(self) -> str:
+        """What repr() says of it."""
+        return f"vocabulary={self.vocabulary}, width={self.width}, seed={self.seed}, sigma={self.sigma}, fixed={self.fixed!r}"

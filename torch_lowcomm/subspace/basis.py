@@ -1,0 +1,125 @@
+"""The basis of a subspace, which every stage makes for itself from a seed."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torch_lowcomm import _C
+
+
+class Basis(nn.Module):
+    """U, the orthonormal basis of a subspace S of `rank` dimensions in a residual stream of `width` (section 4.3 of the paper).
+
+    All stages of a pipeline have the same one: it is made from the seed by the library's own Gram-Schmidt in fp64, whose bits are
+    the same on every machine. It stays float64 whatever type the model is converted to, and is part of the model's state.
+
+    Attributes:
+        vectors: Uᵀ, float64 [rank, width], a buffer: orthonormal rows.
+        version: How often a Grassmann step has changed it (section 4.5 of the paper); 0: made from the seed.
+    """
+
+    vectors: Tensor
+
+    def __init__(self, width: int, rank: int, *, seed: int = 0) -> None:
+        """Makes the basis.
+
+        Args:
+            width: d, the size of the residual stream.
+            rank: k, the numbers that a boundary carries for each token.
+            seed: Of the Gaussian numbers that are orthonormalised.
+
+        Raises:
+            ValueError: rank is not in 1...width, or seed is negative.
+        """
+        super().__init__()
+        if seed < 0:
+            raise ValueError(f"subspace: seed: expected 0 or more, got {seed}")
+        self.width, self.rank, self.seed, self.version = width, rank, seed, 0
+        self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
+        self._rows: dict[torch.dtype, Tensor] = {}
+
+    def rows(self, dtype: torch.dtype) -> Tensor:
+        """Uᵀ for arithmetic on tensors of a type: float64 for float64, else float32; [rank, width]."""
+        kind = torch.float64 if dtype == torch.float64 else torch.float32
+        rows = self._rows.get(kind)
+        if rows is None or rows.device != self.vectors.device:
+            rows = self._rows[kind] = self.vectors.to(kind)
+        return rows
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """x·U: [..., width] to [..., rank], in the arithmetic's type."""
+        rows = self.rows(x.dtype)
+        return x.to(rows.dtype) @ rows.t()
+
+    def expand(self, coordinates: Tensor) -> Tensor:
+        """c·Uᵀ: [..., rank] to [..., width], in the arithmetic's type."""
+        rows = self.rows(coordinates.dtype)
+        return coordinates.to(rows.dtype) @ rows
+
+    def project(self, x: Tensor) -> Tensor:
+        """What of x lies in S: x·U·Uᵀ, of x's shape [..., width] and type."""
+        return self.expand(self.coordinates(x)).to(x.dtype)
+
+    def project_weight(self, weight: Tensor) -> Tensor:
+        """U·(Uᵀ·W) of a weight [width, inputs], as torch.nn.Linear stores one whose outputs are to lie in S."""
+        rows = self.rows(weight.dtype)
+        return (rows.t() @ (rows @ weight.to(rows.dtype))).to(weight.dtype)
+
+    def change(self, vectors: Tensor) -> None:
+        """Takes another basis of the same size, and counts a version on.
+
+        Args:
+            vectors: float64 [rank, width], orthonormal rows.
+
+        Raises:
+            ValueError: The shape is another, or the rows are not orthonormal to 1e-9.
+        """
+        if vectors.shape != self.vectors.shape or vectors.dtype != torch.float64:
+            raise ValueError(
+                f"subspace: basis: expected float64 {tuple(self.vectors.shape)}, got {vectors.dtype} {tuple(vectors.shape)}"
+            )
+        off = (vectors @ vectors.t() - torch.eye(self.rank, dtype=torch.float64, device=vectors.device)).abs().max()
+        if not off < 1e-9:
+            raise ValueError(
+                f"subspace: basis: expected orthonormal rows, got products that are off by {float(off):.1e}"
+            )
+        self.vectors = vectors.to(self.vectors.device).clone()
+        self.version += 1
+        self._rows.clear()
+
+    @property
+    def checksum(self) -> int:
+        """32 bits that tell whether two stages have the same basis: a CRC of version and vectors."""
+        bits = self.vectors.cpu().contiguous().numpy().tobytes()
+        return zlib.crc32(bits, self.version)
+
+    def get_extra_state(self) -> Tensor:
+        """The version, for the model's state."""
+        return torch.tensor(self.version)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Takes the version of a loaded state."""
+        self.version = int(state)
+        self._rows.clear()
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._rows.clear()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Moves the basis with its model; a model's conversion to another type leaves it in float64."""
+        exact = self.vectors
+        super()._apply(fn, recurse)
+        if self.vectors.dtype != torch.float64:
+            self.vectors = exact.to(self.vectors.device)
+        self._rows.clear()
+        return self
+
+    def extra_repr(self) -> str:
+        """What repr() says of it."""
+        return f"width={self.width}, rank={self.rank}, seed={self.seed}, version={self.version}"
