@@ -1,4 +1,7 @@
-"""A stage of torch's pipelining that sends and receives its own messages."""
+"""A stage of torch's pipelining that sends and receives its own messages.
+
+tests/python/pipeline/test_pipeline_torch_names.py lists the names of torch's that it overrides or uses.
+"""
 
 from __future__ import annotations
 
