@@ -153,7 +153,7 @@ fuzz:
 	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS_RELEASE="-O1 -g" -DLOWCOMM_FUZZ=ON \
 	  -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DLOWCOMM_SANITIZE=address,undefined >/dev/null
 	cmake --build build-fuzz --parallel $${MAX_JOBS:-$$(nproc)}
-	for target in frame decode text; do \
+	for target in $(FUZZ_TARGETS); do \
 	  mkdir -p build-fuzz/corpus/$$target && \
 	  build-fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -print_final_stats=1 \
 	    -artifact_prefix=build-fuzz/$$target- build-fuzz/corpus/$$target tests/fuzz/corpus/$$target || exit 1; \

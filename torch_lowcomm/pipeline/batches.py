@@ -16,6 +16,7 @@ def batches(
     seed: int = 0,
     epochs: int = 1,
     shuffle: str = "epoch",
+    last: str = "drop",
     replica: int = 0,
     replicas: int = 1,
     cache: Cache | None = None,
@@ -23,8 +24,9 @@ def batches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yields the batches of numbered samples, the same on every stage of a pipeline.
 
-    Each data-parallel replica has a part of the dataset, as large as the others'. With "epoch" and "once" it is the same in all
-    epochs, so that the replica's stages meet their samples again. A last batch that is not full is left out.
+    Each data-parallel replica has a part of the dataset and takes as many steps as the others. With "epoch" and "once" the part
+    is the same in all epochs, so that the replica's stages meet their samples again. Stages and replicas agree because they are
+    given the same arguments, from which all of it follows.
 
     Args:
         dataset: Indexed by number; an entry is a tensor or a tuple of tensors, of one shape for all entries.
@@ -34,6 +36,10 @@ def batches(
         shuffle: "epoch": another order in each epoch. "once": one order for all. "global": other parts too; what a cache
             remembers of a sample moves with it, exactly and over the links between replicas, and costs more there than it
             saves unless those are fast.
+        last: What becomes of an epoch's last batch where a part is no multiple of `batch`. "drop": it is left out; parts are
+            equal, and up to replicas - 1 samples are in none. "fill": it goes on with the first samples of the epoch's order,
+            which come twice in that epoch and never twice in a batch; every sample is in a part, and some parts have one more
+            than others.
         replica: Whose part it is, 0...replicas - 1.
         replicas: Parts in all.
         cache: Of the rank. Where it is in files, each batch's slots are read while the one before it computes. "global" moves its
@@ -44,12 +50,14 @@ def batches(
         samples: int64 [batch], the entries' numbers in `dataset`; then for each field of an entry one tensor [batch, ...].
 
     Raises:
-        ValueError: `shuffle` is none of the three, `replica` is none of the replicas, a part has less than one batch, or slots
-            are to be moved without a group, or in one of other ranks than the replicas.
+        ValueError: `shuffle` or `last` is none of these, `replica` is none of the replicas, a part has less than one batch, or
+            slots are to be moved without a group, or in one of other ranks than the replicas.
         torch.distributed.DistBackendError: Slots could not be moved.
     """
     if shuffle not in ("epoch", "once", "global"):
         raise ValueError(f"shuffle: expected 'epoch', 'once' or 'global', got {shuffle!r}")
+    if last not in ("drop", "fill"):
+        raise ValueError(f"last: expected 'drop' or 'fill', got {last!r}")
     if not 0 <= replica < replicas:
         raise ValueError(f"replica: expected one of 0...{replicas - 1}, got {replica}")
     if len(dataset) // replicas < batch:
@@ -59,14 +67,14 @@ def batches(
     moves = shuffle == "global" and cache is not None and replicas > 1
     if moves:
         _expect_group(group, replica, replicas)
-    parts = _Parts(len(dataset), replicas, seed, shuffle)
+    parts = _Parts(len(dataset), replicas, seed, shuffle, fills=last == "fill")
     numbers = ((epoch, samples) for epoch in range(epochs) for samples in parts.batches(epoch, replica, batch))
-    last, following = -1, next(numbers, None)
+    before, following = -1, next(numbers, None)
     while following is not None:
         epoch, samples = following
-        if cache is not None and group is not None and moves and epoch != last:
+        if cache is not None and group is not None and moves and epoch != before:
             cache.move(parts.owners(epoch), group)
-        last, following = epoch, next(numbers, None)
+        before, following = epoch, next(numbers, None)
         if cache is not None and following is not None:
             cache.read_ahead(following[1])
         entries = [dataset[int(i)] for i in samples]
@@ -79,26 +87,33 @@ def batches(
 class _Parts:
     """Which samples a replica has, and in which order, from one seed."""
 
-    def __init__(self, samples: int, replicas: int, seed: int, shuffle: str) -> None:
-        self._samples, self._replicas, self._seed, self._shuffle = samples, replicas, seed, shuffle
-        self._each = samples // replicas  # equal parts: replicas take equally many steps
+    def __init__(self, samples: int, replicas: int, seed: int, shuffle: str, *, fills: bool) -> None:
+        self._samples, self._replicas, self._seed, self._shuffle, self._fills = samples, replicas, seed, shuffle, fills
+        # Where the parts begin and end in an epoch's order; samples behind the last part are in none.
+        used = samples if fills else samples // replicas * replicas
+        self._bounds = [used * replica // replicas for replica in range(replicas + 1)]
         self._generator = torch.Generator()
         self._all = self._permutation(samples, seed)
 
     def batches(self, epoch: int, replica: int, batch: int) -> Iterator[torch.Tensor]:
-        """The numbers of each full batch."""
-        part = self._order(epoch)[replica * self._each : (replica + 1) * self._each]
+        """The numbers of each batch."""
+        part = self._part(epoch, replica)
         if self._shuffle == "epoch":
             part = part[self._permutation(len(part), self._seed * 1_000_003 + epoch)]
-        for at in range(0, len(part) - batch + 1, batch):
-            yield part[at : at + batch]
+        largest = -(-self._bounds[-1] // self._replicas)  # of the parts: replicas take equally many steps
+        steps = -(-largest // batch) if self._fills else largest // batch
+        for step in range(steps):
+            yield part[torch.arange(step * batch, (step + 1) * batch) % len(part)]
 
     def owners(self, epoch: int) -> torch.Tensor:
         """int64 [samples], the replica of each sample; -1 for those of no part."""
         owners = torch.full((self._samples,), -1)
         for replica in range(self._replicas):
-            owners[self._order(epoch)[replica * self._each : (replica + 1) * self._each]] = replica
+            owners[self._part(epoch, replica)] = replica
         return owners
+
+    def _part(self, epoch: int, replica: int) -> torch.Tensor:
+        return self._order(epoch)[self._bounds[replica] : self._bounds[replica + 1]]
 
     def _order(self, epoch: int) -> torch.Tensor:
         """All samples, part after part."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.cache import Cache, Slot
+from torch_lowcomm.pipeline.comparison import compare
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -18,7 +19,6 @@ logger = logging.getLogger("torch_lowcomm")
 # order than activations.
 TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages
 FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
-_COMPARISON = 1 << 20  # the first of the channels on which two sides compare their caches
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
 
@@ -162,41 +162,23 @@ class Boundary:
         self._block.resume()
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
-    def compare_caches(self, *, sends: bool) -> None:
-        """Forgets what the two sides do not remember alike of activations that go one way; both call it.
+    def compare(self, said: Mapping[str, str], *, sends: bool) -> None:
+        """Compares how both sides were made, and forgets what they do not remember alike of activations that go one way.
+
+        Both sides call it.
 
         Args:
-            sends: Whether this side sends them.
+            said: What both must have equal, by name; the options of their caches are added.
+            sends: Whether this side sends the activations.
 
         Raises:
-            ValueError: One side has a cache and the other has none; on both.
+            ValueError: The sides were made differently, or one of them has a cache and the other has none; on both.
         """
         cache = self._cache
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(self.slot, sends)
-        channel = _C.Channel(
-            self._backend,
-            self._peer,
-            _COMPARISON + self.number,
-            dtype=torch.int64,
-            codec="",
-            first="",
-            channels=1,
-            memory=None,
-            edge=f"caches of {where(self.number)}",
-            part="",
-        )
-        mine = -1 if cache is None else len(rows)
-        theirs = int(_exchange(channel, torch.tensor([mine]), torch.empty(1, dtype=torch.int64)))
-        if (mine < 0) != (theirs < 0):
-            me = self._backend.rank()
-            raise ValueError(
-                f"cache: expected one on both sides of {where(self.number)}, or none; rank {me} has "
-                f"{'none' if mine < 0 else 'one'}, rank {self._peer} has {'none' if theirs < 0 else 'one'}"
-            )
-        if cache is None:
-            return
-        others = torch.empty(theirs, 4, dtype=torch.int64)
-        forgotten = cache.keep_equal(self.slot, sends, _exchange(channel, rows, others))
+        said = {**said, "cache": "none" if cache is None else cache.options}
+        others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
+        forgotten = 0 if cache is None else cache.keep_equal(self.slot, sends, others)
         if sends and forgotten:
             self._backend.count_forgotten(f"send {_way(self.number, gradients=False)}", forgotten)
 
@@ -217,14 +199,6 @@ def _way(number: int, *, gradients: bool) -> str:
 
 def _part(place: Place) -> str:
     return f"micro-batch {place.chunk}, tensor {place.position}"
-
-
-def _exchange(channel: _C.Channel, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    receive = channel.recv(theirs, [])
-    send = channel.send(mine.contiguous(), [])
-    receive.wait()
-    send.wait()
-    return theirs
 
 
 class Receive:

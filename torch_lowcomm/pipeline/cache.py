@@ -93,6 +93,11 @@ class Cache:
                 self.memory(Slot.parse(path.stem), *_C.slot_file_shape(str(path)))
 
     @property
+    def options(self) -> str:
+        """What both sides of a boundary must be given alike."""
+        return f"store={self._store}, max_bytes={self._max_bytes}, overflow={self._overflow}"
+
+    @property
     def bytes(self) -> int:
         """Bytes of all slots."""
         return sum(memory.bytes for memory in self._memories.values())

@@ -242,7 +242,7 @@ class Edge:
         if self._cache is None:
             return
         for lower_sends in (True, False):
-            self._side.compare_caches(sends=lower_sends == self._first_rank)
+            self._side.compare({}, sends=lower_sends == self._first_rank)
         self._compared = self._cache.loads
 
     def _message(self, samples: Samples) -> tuple[str, list[int] | None]:

@@ -1,4 +1,7 @@
-"""A stage of torch's pipelining that sends and receives its own messages."""
+"""A stage of torch's pipelining that sends and receives its own messages.
+
+tests/python/pipeline/test_pipeline_torch_names.py lists the names of torch's that it overrides or uses.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,9 @@ class Stage(PipelineStage):
         self._forward, self._backward = forward or "", backward or ""
         self._first, self._evaluate = first or "", evaluate or ""
         self._cache, self._window = cache, window
+        # torch does not compare them where both are given.
+        given = dict(zip(("input_args", "output_args"), args, strict=False)) | kwargs
+        self._inputs, self._outputs = given.get("input_args"), given.get("output_args")
         self._boundaries: dict[int, Boundary | None] = {}
         self._micro_batches: int | None = None
         self._samples: list[list[int]] | None = None  # by micro-batch, of the step under way
@@ -101,6 +107,17 @@ class Stage(PipelineStage):
         return [
             side for number in (self.stage_index - 1, self.stage_index) if (side := self._boundary(number)) is not None
         ]
+
+    def said(self, *, sends: bool) -> dict[str, str]:
+        """What the stage behind this one, or with `sends` false before it, must have been told too; `lc.pipeline.step` compares.
+
+        Returns:
+            The number of stages; where torch was given them, the tensors of a micro-batch that cross the boundary.
+        """
+        tensors = self._outputs if sends else self._inputs
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
+        shapes = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
+        return {"stages": str(self.num_stages)} | ({"tensors": shapes} if shapes else {})
 
     def fail(self, why: str) -> None:
         """Ends the step, and refuses others until reset(); stages next to this one hear why, and fail in turn."""

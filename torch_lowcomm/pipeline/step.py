@@ -36,8 +36,9 @@ def step(
 
     Raises:
         ValueError: There is a cache and no samples, a sample comes twice in the batch, the batch is no multiple of the
-            micro-batches, the stages had another number of them before, or a cache with overflow="error" has no room; before
-            anything is sent.
+            micro-batches, the stages had another number of them before, a cache with overflow="error" has no room, or, in the
+            first step, two stages next to each other have other schedules, micro-batches, stages, tensors or caches; before a
+            tensor is sent.
         RuntimeError: A message of an earlier step failed, perhaps after this rank's part of that step was over. `reset` makes
             the stages ready again.
         torch.distributed.DistBackendError: A peer or the network failed, two stages mean different messages, or another stage
@@ -51,7 +52,7 @@ def step(
     if numbers is None and any(stage.cache is not None for stage in stages):
         raise ValueError("a step with a cache: expected samples=, got none")
     if getattr(schedule, "_lowcomm_compared", None) != _loads(stages):
-        _compare_caches(schedule, stages)
+        _compare(schedule, stages)
     for cache in {id(stage.cache): stage.cache for stage in stages}.values():
         if cache is not None and numbers is not None:
             cache.expect_room(numbers)
@@ -111,7 +112,7 @@ def reset(schedule: Any) -> None:
         "bwd_recv_ops",
     ):  # torch goes on with those of the step that failed
         getattr(schedule, left, {}).clear()
-    _compare_caches(schedule, stages)
+    _compare(schedule, stages)
 
 
 def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: dict[str, Any]) -> Any:
@@ -164,13 +165,16 @@ def _loads(stages: list[Stage]) -> int:
     return sum(stage.cache.loads for stage in stages if stage.cache is not None)
 
 
-def _compare_caches(schedule: Any, stages: list[Stage]) -> None:
-    """Both sides of each boundary compare what they remember, in the order of the boundaries on every rank.
+def _compare(schedule: Any, stages: list[Stage]) -> None:
+    """Both sides of each boundary compare how they were made and what they remember, boundary by boundary on every rank.
 
     Raises:
-        ValueError: One side of a boundary has a cache and the other has none; on both.
+        ValueError: Two sides were made differently, or one has a cache and the other has none; on both.
     """
-    sides = [(side.number, side.number == stage.stage_index, side) for stage in stages for side in stage.boundaries]
-    for _, sends, side in sorted(sides, key=lambda entry: entry[0]):
-        side.compare_caches(sends=sends)
+    said = {"schedule": type(schedule).__name__, "micro-batches": str(schedule._n_microbatches)}
+    sides = [
+        (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries
+    ]
+    for _, sends, side, stage in sorted(sides, key=lambda entry: entry[0]):
+        side.compare({**said, **stage.said(sends=sends)}, sends=sends)
     schedule._lowcomm_compared = _loads(stages)

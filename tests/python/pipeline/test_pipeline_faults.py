@@ -89,32 +89,42 @@ def test_other_samples_on_the_two_sides_are_named(pair):
 
 
 def _not_a_number(r):
-    """A NaN in an activation, then in a gradient: both sides raise, no cache changes, and a new group goes on."""
+    """A NaN in an activation, then in a gradient: both sides raise, no cache changes by it, and a new group goes on."""
     import torch_lowcomm as lc
 
     caches = lc.pipeline.Cache()
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
 
+    def rows():
+        return caches.rows(0, r.rank == 0)
+
     def begin():
         r.init("lowcomm")
-        return case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)
+        return case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)[0]
 
-    schedule, _ = begin()
+    schedule = begin()
     lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    before = caches.rows(0, r.rank == 0)
-    spoilt = x.clone()
-    spoilt[0, 0, 0] = float("nan")
-    with pytest.raises((ValueError, dist.DistBackendError), match="(?i)nan"):
-        lc.pipeline.step(schedule, spoilt, samples=range(case.ROWS), target=y)
-    assert torch.equal(caches.rows(0, r.rank == 0)[:4], before[:4]), "of the first micro-batch"
-    dist.destroy_process_group()
-    again = type(r)(r.rank, r.size, r.folder, stores=10)
-    again.init("lowcomm")
-    schedule, _ = case.build(r.rank, r.size, "1F1B", cache=caches, **CODED)
-    lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    sides = [None, None]
-    dist.all_gather_object(sides, caches.rows(0, r.rank == 0).tolist())
-    assert sides[0] == sides[1]
+    for what, part in (("forward", x), ("backward", y)):  # of the last micro-batch; a target's becomes its gradient's
+        before = rows()
+        part = part.clone()
+        part[-1, 0, 0] = float("nan")
+        inputs, targets = (part, y) if what == "forward" else (x, part)
+        with pytest.raises((ValueError, dist.DistBackendError)) as failure:
+            lc.pipeline.step(schedule, inputs, samples=range(case.ROWS), target=targets)
+            lc.pipeline.step(
+                schedule, x, samples=range(case.ROWS), target=y
+            )  # a rank whose part is over hears of it here
+        for said in (f"{what} boundary 0, micro-batch 3", "nan"):
+            assert said in str(failure.value).lower(), failure.value
+        if what == "forward":  # the micro-batch's samples are as they were
+            assert torch.equal(rows()[-4:], before[-4:])
+        dist.destroy_process_group()
+        schedule = begin()
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        sides = [None, None]
+        dist.all_gather_object(sides, rows().tolist())
+        assert sides[0] == sides[1]
+        assert len(sides[0]) == case.ROWS
     dist.destroy_process_group()
 
 
@@ -129,7 +139,9 @@ def _one_cache(r):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     cache = lc.pipeline.Cache() if r.rank == 0 else None
     schedule, _ = case.build(r.rank, r.size, "GPipe", cache=cache, **CODED)
-    with pytest.raises(ValueError, match="expected one on both sides of boundary 0, or none"):
+    with pytest.raises(
+        ValueError, match=f"boundary 0: cache: expected the same on both sides, rank {r.rank} has .*none"
+    ):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
     dist.destroy_process_group()
 

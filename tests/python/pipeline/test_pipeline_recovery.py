@@ -197,43 +197,49 @@ def test_a_killed_rank_is_replaced():
     assert ended == ["went on", None, "went on"]
 
 
-def _stopped(r):
-    """Rank 1 stops in the middle of a step: rank 0 hears of it at the deadline, and goes on with rank 2."""
+def _stopped(r, victim):
+    """The victim stops in the middle of a step: the other hears of it at the deadline, and goes on with rank 2 in its place."""
     import torch_lowcomm as lc
 
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     cache = lc.pipeline.Cache()
+    me = victim if r.rank == 2 else r.rank
 
-    def begin(number, rank):
+    def begin(number):
         store = dist.FileStore(str(r.path(f"group{number}")), 2)
         timeout = datetime.timedelta(seconds=3 if number == 1 else 60)
-        dist.init_process_group("lowcomm", store=store, rank=rank, world_size=2, timeout=timeout)
-        return case.build(rank, 2, "GPipe", cache=cache, **CODED)
+        dist.init_process_group("lowcomm", store=store, rank=me, world_size=2, timeout=timeout)
+        return case.build(me, 2, "GPipe", cache=cache, **CODED)
 
     def step(schedule):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
 
     if r.rank < 2:
-        schedule, (stage,) = begin(1, r.rank)
+        schedule, (stage,) = begin(1)
         step(schedule)
-        if r.rank == 1:
+        if me == victim:
             stage.submod[2].register_forward_pre_hook(lambda module, inputs: os.kill(os.getpid(), signal.SIGSTOP))
-        with pytest.raises(dist.DistBackendError, match=r"(?i)stage 0: .*recv of channel.*timed out waiting 3000 ?ms"):
+        way = "forward" if victim == 0 else "backward"
+        with pytest.raises(
+            dist.DistBackendError,
+            match=rf"(?i)stage {me}: .*recv of channel.*{way} boundary 0.*timed out waiting 3000 ?ms",
+        ):
             step(schedule)
         dist.destroy_process_group()
-    schedule, _ = begin(2, min(r.rank, 1))
+    schedule, _ = begin(2)
     step(schedule)
     rows = [None, None]
-    dist.all_gather_object(rows, cache.rows(0, r.rank == 0).tolist())
+    dist.all_gather_object(rows, cache.rows(0, me == 0).tolist())
     assert rows[0] == rows[1]
     assert [row[2] for row in rows[0]] == [1] * case.ROWS
     dist.destroy_process_group()
     return "went on"
 
 
-def test_a_stopped_rank_is_named_at_the_deadline():
-    ended = ranks.run_ranks(_stopped, 3, timeout=120, kill_last=[1])
-    assert ended == ["went on", None, "went on"]
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_is_named_at_the_deadline(victim):
+    ended = ranks.run_ranks(_stopped, 3, victim, timeout=120, kill_last=[victim])
+    assert ended == ["went on" if rank != victim else None for rank in range(3)]
 
 
 def _fails_at_first(r, culprit):

@@ -53,6 +53,10 @@ def test_bfloat16(pair):
     pair(_exact, "1F1B", torch.bfloat16)
 
 
+def test_float16(pair):
+    pair(_exact, "1F1B", torch.float16)
+
+
 def _like_torch(r, name):
     """The bits of torch's own stage over the same backend."""
     from torch.distributed.pipelining import PipelineStage
@@ -81,16 +85,16 @@ def test_exact_stages_have_the_bits_of_torchs(pair, name):
     pair(_like_torch, name)
 
 
-def _cached(r, name):
+def _cached(r, name, dtype=torch.float32):
     """Three epochs; afterwards both sides of each boundary remember the same."""
     import torch_lowcomm as lc
 
     r.init("lowcomm")
     cache = lc.pipeline.Cache()
-    schedule, stages = case.build(r.rank, r.size, name, cache=cache, first="minmax8:bucket=128", **CODED)
+    schedule, stages = case.build(r.rank, r.size, name, cache=cache, dtype=dtype, first="minmax8:bucket=128", **CODED)
     optimizer = torch.optim.SGD([p for s in stages for p in s.submod.parameters()], lr=0.05)
     for samples, x, y in lc.pipeline.batches(case.data(), batch=case.ROWS, seed=1, epochs=3):
-        lc.pipeline.step(schedule, x, samples=samples, target=y)
+        lc.pipeline.step(schedule, x.to(dtype), samples=samples, target=y.to(dtype))
         optimizer.step()
         optimizer.zero_grad()
     boundaries = r.size * case.SCHEDULES[name][1] - 1
@@ -117,6 +121,11 @@ def _cached(r, name):
 @pytest.mark.parametrize("name", case.SCHEDULES)
 def test_both_sides_remember_the_same_after_three_epochs(pair, name):
     pair(_cached, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_both_sides_remember_the_same_of_half_precision(pair, dtype):
+    pair(_cached, "1F1B", dtype)
 
 
 def test_four_stages_in_four_processes(quad):
@@ -188,6 +197,37 @@ def _evaluated(r):
 
 def test_evaluation_between_steps(pair):
     pair(_evaluated)
+
+
+def _evaluated_by_a_codec(r):
+    """`evaluate=` codes the activations of eval() alone, by themselves and with or without a cache."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm")
+    x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
+    for cache in (None, lc.pipeline.Cache()):
+        coded = {} if cache is None else {"cache": cache, **CODED}
+        schedule, _ = case.build(r.rank, r.size, "GPipe", evaluate="sym8:bucket=128", **coded)
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+        lc.reset_stats()
+        before = None if cache is None else cache.rows(0, r.rank == 0)
+        result = lc.pipeline.evaluate(schedule, x, target=y)
+        if r.rank == 1:
+            error = (result - case.whole(2)(x)).norm() / case.whole(2)(x).norm()
+            assert 1e-4 < error < 0.03, error  # 8 bits of activations below 1
+        else:
+            (figures,) = lc.stats().values()
+            sent = figures["send forward boundary 0"]
+            assert (sent["calls"], sent["exact_calls"], sent["samples"]) == (case.MICRO, 0, None)
+            assert "recv backward boundary 0" not in figures
+        if cache is not None:
+            assert torch.equal(cache.rows(0, r.rank == 0), before)
+            lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
+    dist.destroy_process_group()
+
+
+def test_evaluation_by_a_codec(pair):
+    pair(_evaluated_by_a_codec)
 
 
 def _by_channel(r):
@@ -265,10 +305,10 @@ def test_coded_stages_come_near(pair, name):
 
 
 class _Several(torch.nn.Module):
-    """Two tensors to the next stage: one that needs a gradient and is not contiguous, one of numbers."""
+    """To the next stage: a tensor that needs a gradient and is not contiguous, one of numbers, and one of another shape."""
 
     def forward(self, x):
-        return (2 * x).transpose(1, 2), (x > 0).sum(2)
+        return (2 * x).transpose(1, 2), (x > 0).sum(2), x.mean(2)
 
 
 class _Last(torch.nn.Module):
@@ -276,11 +316,11 @@ class _Last(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(3))
 
-    def forward(self, x, numbers):
-        return (x.transpose(1, 2) * numbers[..., None] * self.weight[:, None]) + 0.0
+    def forward(self, x, numbers, means):
+        return (x.transpose(1, 2) * numbers[..., None] * self.weight[:, None]) + means[..., None]
 
 
-def _several(r):
+def _several(r, coded):
     from torch.distributed.pipelining import ScheduleGPipe
 
     import torch_lowcomm as lc
@@ -291,21 +331,36 @@ def _several(r):
     with torch.no_grad():
         first[0].weight.copy_(torch.eye(case.WIDTH))
         first[0].bias.zero_()
-    stage = lc.pipeline.Stage(first if r.rank == 0 else _Last(), r.rank, 2, torch.device("cpu"))
+    cache = lc.pipeline.Cache() if coded else None
+    options = {"cache": cache, "forward": "sym8:bucket=128", "backward": "sym8:bucket=128"} if coded else {}
+    stage = lc.pipeline.Stage(first if r.rank == 0 else _Last(), r.rank, 2, torch.device("cpu"), **options)
     schedule = ScheduleGPipe(stage, case.MICRO, loss_fn=case.loss)
-    losses = []
-    lc.pipeline.step(schedule, x, target=y, losses=losses)
+    visits = 3 if coded else 1
+    for _ in range(visits):
+        losses = []
+        lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y, losses=losses)
+        if r.rank == 1:
+            want = case.loss(2 * x * (x > 0).sum(2)[..., None] + x.mean(2)[..., None], y)
+            close = {"rtol": 0.01, "atol": 0.0} if coded else {}
+            torch.testing.assert_close(torch.stack(losses).mean(), want, **close)
     if r.rank == 1:
-        want = case.loss(2 * x * (x > 0).sum(2)[..., None], y)
-        torch.testing.assert_close(torch.stack(losses).mean(), want)
         assert stage.submod.weight.grad.abs().sum() > 0
     else:
         assert first[0].weight.grad.abs().sum() > 0
+        assert first[0].bias.grad.abs().sum() > 0
+    if coded:  # numbers travel exact and are not remembered
+        rows = [None, None]
+        dist.all_gather_object(rows, cache.rows(0, r.rank == 0).tolist())
+        assert rows[0] == rows[1]
+        of = [(0, sample, visits) for sample in range(case.ROWS)] + [(2, sample, visits) for sample in range(case.ROWS)]
+        assert [tuple(row[:3]) for row in rows[0]] == of
+        assert cache.bytes == case.ROWS * (3 * case.WIDTH + 3) * 2
     dist.destroy_process_group()
 
 
-def test_several_tensors_at_a_boundary(pair):
-    pair(_several)
+@pytest.mark.parametrize("coded", [False, True], ids=["exact", "coded"])
+def test_several_tensors_at_a_boundary(pair, coded):
+    pair(_several, coded)
 
 
 def _early(r, window, expected):

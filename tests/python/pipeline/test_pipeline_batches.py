@@ -1,0 +1,103 @@
+"""lc.pipeline.batches: parts and batches that every stage and replica computes alike, with a last batch dropped or filled up."""
+
+import itertools
+
+import pytest
+import stages_case as case
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import Schedule1F1B
+
+import torch_lowcomm as lc
+
+CODED = {"forward": "gauss4", "backward": "minmax8:bucket=128"}
+
+
+def _numbers(samples, **options):
+    """The samples of each batch."""
+    return [batch[0].tolist() for batch in lc.pipeline.batches(torch.arange(samples), **options)]
+
+
+def _epochs(batches, epochs):
+    steps = len(batches) // epochs
+    assert steps * epochs == len(batches)
+    return [batches[i * steps : (i + 1) * steps] for i in range(epochs)]
+
+
+@pytest.mark.parametrize("shuffle", ["epoch", "once", "global"])
+@pytest.mark.parametrize("last", ["drop", "fill"])
+def test_no_sample_comes_twice_in_a_batch_and_replicas_take_equally_many_steps(shuffle, last):
+    for samples, replicas, batch in itertools.product((8, 9, 15, 16, 17, 31), (1, 2, 3), (1, 2)):
+        batch *= max(1, samples // replicas // 3)
+        options = {"batch": batch, "epochs": 3, "shuffle": shuffle, "last": last, "replicas": replicas, "seed": 4}
+        of = [_numbers(samples, replica=replica, **options) for replica in range(replicas)]
+        assert of == [_numbers(samples, replica=replica, **options) for replica in range(replicas)], "every stage's"
+        assert len({len(batches) for batches in of}) == 1
+        for epoch in zip(*(_epochs(batches, 3) for batches in of), strict=True):
+            seen = [set(itertools.chain(*batches)) for batches in epoch]
+            assert all(len(set(one)) == len(one) == batch for batches in epoch for one in batches)
+            assert not any(a & b for a, b in itertools.combinations(seen, 2)), "parts are apart"
+            each = samples // replicas
+            if last == "fill":
+                assert set.union(*seen) == set(range(samples)), "every sample comes in every epoch"
+            else:
+                assert [len(part) for part in seen] == [each // batch * batch] * replicas
+        fixed = [set(itertools.chain(*batches)) for batches in of]
+        if shuffle != "global" and last == "fill":
+            assert sum(map(len, fixed)) == samples, "a replica's part is the same in every epoch"
+
+
+def test_a_batch_is_filled_up_by_the_first_samples_of_its_epoch():
+    first, second = _epochs(_numbers(10, batch=4, last="fill", epochs=2), 2)
+    for epoch in (first, second):
+        assert len(epoch) == 3
+        assert epoch[2][2:] == epoch[0][:2]
+    assert first != second
+    with pytest.raises(ValueError, match="last: expected 'drop' or 'fill', got 'keep'"):
+        _numbers(10, batch=4, last="keep")
+    with pytest.raises(ValueError, match="batch: expected at most the 10 samples of a replica's part, got 11"):
+        _numbers(10, batch=11, last="fill")
+
+
+def _filled(r, shuffle):
+    """Two replicas of two stages on 61 samples: what a filled batch repeats is one more visit, on both sides."""
+    r.init("lowcomm")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
+    replica, index = mesh.get_local_rank("replica"), mesh.get_local_rank("stage")
+    cache, samples, epochs = lc.pipeline.Cache(), 61, 3
+    stage = lc.pipeline.Stage(
+        case.module(index), index, 2, torch.device("cpu"), group=mesh.get_group("stage"), cache=cache, **CODED
+    )
+    schedule = Schedule1F1B(stage, case.MICRO, loss_fn=case.loss)
+    options = {"cache": cache, "group": mesh.get_group("replica")} if shuffle == "global" else {}
+    steps = 0
+    for numbers, x, y in lc.pipeline.batches(
+        case.data()[:samples],
+        batch=case.ROWS,
+        epochs=epochs,
+        shuffle=shuffle,
+        last="fill",
+        replica=replica,
+        replicas=2,
+        **options,
+    ):
+        lc.pipeline.step(schedule, x, samples=numbers, target=y)
+        steps += 1
+    assert steps == 2 * epochs
+    rows = cache.rows(0, index == 0).tolist()
+    sides = [None, None]
+    dist.all_gather_object(sides, rows, group=mesh.get_group("stage"))
+    assert sides[0] == sides[1]
+    everybody = [None] * 4
+    dist.all_gather_object(everybody, {row[1]: row[2] for row in rows})
+    parts = everybody[::2]
+    assert sorted(itertools.chain(*parts)) == list(range(samples))
+    assert sum(sum(part.values()) for part in parts) == 2 * steps * case.ROWS, "a version a visit"
+    assert cache.stats()["forgotten"] == {}
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("shuffle", ["epoch", "global"])
+def test_filled_batches_of_two_replicas(quad, shuffle):
+    quad(_filled, shuffle)
