@@ -17,7 +17,7 @@ logger = logging.getLogger("torch_lowcomm")
 
 # A message of each boundary, direction, tensor and micro-batch has a channel of its own: schedules send gradients in another
 # order than activations.
-TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages
+TENSORS, CHUNKS, BOUNDARIES = 8, 256, 256  # of stages; a micro-batch's context takes the last tensor's place
 FIRST_EDGE, EDGES = 257, 255  # numbers of hand-written edges' boundaries; number 256 has the comparisons of caches
 _CODED = (torch.float32, torch.float16, torch.bfloat16)  # tensors of other types travel exact
 
@@ -64,6 +64,7 @@ class Boundary:
         self._block = _C.ChannelBlock(backend, peer, number)
         self._first, self._cache = first, cache
         self._channels: dict[tuple[Place, str, bool, torch.dtype, int, str], _C.Channel] = {}
+        self._contexts: dict[int, _C.Channel] = {}  # by micro-batch
         self._changes = _Changes(where(number))
 
     def send(
@@ -95,13 +96,38 @@ class Boundary:
         channel, _, samples = self._channel(tensor, place, codec, samples, sends=False)
         return Receive(channel, tensor, samples)
 
+    def send_context(self, numbers: torch.Tensor, chunk: int) -> _C.ChannelMessage:
+        """Sends what the other side must have equal in a micro-batch, int64."""
+        return self._context_channel(chunk).send(numbers, [])
+
+    def recv_context(self, numbers: torch.Tensor, chunk: int) -> Receive:
+        """Posts the receive of the other side's numbers."""
+        return Receive(self._context_channel(chunk), numbers, [])
+
+    def _context_channel(self, chunk: int) -> _C.Channel:
+        if chunk not in self._contexts:
+            self._contexts[chunk] = _C.Channel(
+                self._backend,
+                self._peer,
+                (2 * self.number * TENSORS + TENSORS - 1) * CHUNKS + chunk,
+                dtype=torch.int64,
+                codec="",
+                first="",
+                channels=1,
+                memory=None,
+                edge=f"context of {where(self.number)}",
+                part=f"micro-batch {chunk}",
+            )
+        return self._contexts[chunk]
+
     def _channel(
         self, tensor: torch.Tensor, place: Place, codec: str, samples: list[int] | None, *, sends: bool
     ) -> tuple[_C.Channel, _C.SampleMemory | None, list[int]]:
         """The channel of a tensor's message, its memory, and the samples that it names."""
-        if place.position >= TENSORS or place.chunk >= CHUNKS:
+        most = TENSORS - 1 if self._contexts else TENSORS
+        if place.position >= most or place.chunk >= CHUNKS:
             raise ValueError(
-                f"{self.name_of(place)}: expected at most {TENSORS} tensors at a boundary, {CHUNKS} micro-batches"
+                f"{self.name_of(place)}: expected at most {most} tensors at a boundary, {CHUNKS} micro-batches"
             )
         if tensor.dtype not in _CODED:
             codec, samples = "", None
@@ -160,6 +186,7 @@ class Boundary:
             torch.distributed.DistBackendError: The peer or the network failed.
         """
         self._block.resume()
+        self._contexts.clear()
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:

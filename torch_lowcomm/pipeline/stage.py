@@ -17,6 +17,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.cache import Cache
+from torch_lowcomm.pipeline.context import Context
 from torch_lowcomm.pipeline.presets import FIRST, codecs
 
 
@@ -50,7 +51,9 @@ class Stage(PipelineStage):
         """Makes a stage; all stages of a pipeline are given the same options.
 
         Args:
-            submodule: The module of this stage.
+            submodule: The module of this stage. Its attribute `message_codec`, where it has one, is the codec of activations and
+                gradients that are given none here; a method `message_context(**kwargs)`, called with a micro-batch's keywords,
+                names numbers that the stage behind must come to as well.
             stage_index: Its place in the pipeline, from 0.
             num_stages: Stages of the pipeline.
             device: Where the module computes.
@@ -71,6 +74,8 @@ class Stage(PipelineStage):
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first = codecs(preset, forward, backward, first)
+        if forward is None and backward is None:
+            forward = backward = getattr(submodule, "message_codec", None)
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if num_stages > BOUNDARIES + 1:
@@ -93,6 +98,7 @@ class Stage(PipelineStage):
         self._receives: dict[tuple[bool, int], list[Receive]] = {}  # (whether of gradients, micro-batch)
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[Message]] = {}
+        self._context = Context(submodule)
         self._failed = ""  # why the last step failed
         self.begun = False  # torch's stages have told each other their shapes
 
@@ -145,6 +151,7 @@ class Stage(PipelineStage):
         self._receives.clear()
         self._sends.clear()
         self._posted.clear()
+        self._context.clear()
 
     def expect_micro_batches(self, count: int) -> None:
         """Refuses a schedule of another number of micro-batches: torch keeps the buffers of the first one's.
@@ -206,6 +213,7 @@ class Stage(PipelineStage):
         self.begun = True
         self._wait(self._receives.pop((False, fwd_chunk_id), []))
         with self._failing(f"micro-batch {fwd_chunk_id}: forward"):
+            self._context.form(fwd_chunk_id, kwargs.get("kwargs", args[1] if len(args) > 1 else None) or {})
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -213,6 +221,10 @@ class Stage(PipelineStage):
         codec, samples = self._activation(fwd_chunk_id)
         for position, op in enumerate(super().get_fwd_send_ops(fwd_chunk_id)):
             self._send(self.stage_index, op, Place(False, position, fwd_chunk_id), codec, samples)
+        side = self._boundary(self.stage_index)
+        if side is not None and not self.is_last and self._context.names:
+            with self._failing():
+                self._sends.setdefault((False, fwd_chunk_id), []).append(self._context.send(side, fwd_chunk_id))
         self._post_backward(fwd_chunk_id)
         return []
 
@@ -247,7 +259,12 @@ class Stage(PipelineStage):
 
     def _post_forward(self, chunk: int) -> None:
         codec, samples = self._activation(chunk)
+        posted = (False, chunk) in self._posted
         self._post(self.stage_index - 1, super().get_fwd_recv_ops(chunk), False, chunk, codec, samples)
+        side = None if self.is_first else self._boundary(self.stage_index - 1)
+        if side is not None and self._context.names and not posted:
+            with self._failing():
+                self._receives.setdefault((False, chunk), []).append(self._context.recv(side, chunk))
 
     def _post_backward(self, chunk: int) -> None:
         if self.has_backward:

@@ -1,0 +1,62 @@
+"""Numbers that two stages must have equal in each micro-batch: they travel with its activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_lowcomm import _C
+from torch_lowcomm.pipeline.boundary import Boundary, Receive
+
+
+class Context:
+    """What a stage's module says of a micro-batch, compared with what the stage before has said.
+
+    A module has `message_context(**kwargs)`, which gets the keywords of the micro-batch and returns numbers by name, and
+    `message_context_names`, the names in order. A stage of another kind has none, and nothing is sent.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        """Of a stage's module."""
+        self._module = module
+        self.names: tuple[str, ...] = tuple(getattr(module, "message_context_names", ()))
+        self._own: dict[int, torch.Tensor] = {}  # by micro-batch
+        self._received: dict[int, torch.Tensor] = {}
+
+    def form(self, chunk: int, keywords: dict[str, Any]) -> None:
+        """Forms a micro-batch's numbers, and compares them with those of the stage before.
+
+        Args:
+            chunk: The micro-batch.
+            keywords: Its keywords.
+
+        Raises:
+            ValueError: They differ; with both values.
+        """
+        if not self.names:
+            return
+        said = self._module.message_context(**keywords)
+        own = self._own[chunk] = torch.tensor([said[name] for name in self.names], dtype=torch.int64)
+        received = self._received.pop(chunk, None)
+        if received is None:
+            return
+        for name, mine, others in zip(self.names, own.tolist(), received.tolist(), strict=True):
+            if mine != others:
+                raise ValueError(
+                    f"micro-batch {chunk}: {name}: expected the same as at the stage before, which has {others:#x}, got {mine:#x}"
+                )
+
+    def send(self, side: Boundary, chunk: int) -> _C.ChannelMessage:
+        """Sends a micro-batch's numbers behind its activations."""
+        return side.send_context(self._own.pop(chunk), chunk)
+
+    def recv(self, side: Boundary, chunk: int) -> Receive:
+        """Posts the receive of the numbers of the stage before; they are there once it has been waited for."""
+        self._received[chunk] = torch.empty(len(self.names), dtype=torch.int64)
+        return side.recv_context(self._received[chunk], chunk)
+
+    def clear(self) -> None:
+        """Forgets the numbers of a step that has failed."""
+        self._own.clear()
+        self._received.clear()
