@@ -1,11 +1,35 @@
 """Subspace-constrained pipelines: k numbers a token between stages in place of d, and a wire that loses nothing.
 
-Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what every stage knows of a token, is kept in a
-subspace of k dimensions, so that its k coordinates are all that a boundary has to carry.
+model = lc.subspace.constrain(decoder, rank=64, seed=0)
+stage = lc.pipeline.Stage(lc.subspace.cut(model, index, count), index, count, device)
+Schedule1F1B(stage, 8, loss_fn=loss).step(x, ids=x)          # ids on every rank
+
+Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what every stage knows of a token, is kept in a subspace
+of k dimensions, so that its k coordinates are all that a boundary has to carry.
 """
 
 from torch_lowcomm.subspace.anchor import Anchor
 from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.boundary import Decode, Encode
+from torch_lowcomm.subspace.cache import KeyValues
+from torch_lowcomm.subspace.check import check
+from torch_lowcomm.subspace.constrain import Report, constrain
+from torch_lowcomm.subspace.embedding import Embedding
+from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.parts import Parts
+from torch_lowcomm.subspace.probe import Finding
 
-__all__ = ["Anchor", "Basis", "Decode", "Encode"]
+__all__ = [
+    "Anchor",
+    "Basis",
+    "Decode",
+    "Embedding",
+    "Encode",
+    "Finding",
+    "KeyValues",
+    "Parts",
+    "Report",
+    "check",
+    "constrain",
+    "parts_of",
+]

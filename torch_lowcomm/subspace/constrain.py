@@ -1,0 +1,197 @@
+"""Constrains a decoder to a subspace, so that k numbers a token pass between its stages and nothing is lost on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from torch_lowcomm.subspace import probe
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.check import check, structure
+from torch_lowcomm.subspace.embedding import Embedding
+from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.parts import Parts
+from torch_lowcomm.subspace.probe import Finding
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `constrain` found and did; the model has it as `subspace_report`.
+
+    Attributes:
+        parts: The names of the decoder's parts.
+        width: d.
+        rank: k.
+        blocks: The number of blocks.
+        sigma: The size of the fixed part's elements.
+        lost: Of each constrained weight, by its name, the share of its norm that was outside the subspace.
+        untied: Whether the head had the embedding's weight, and has its own now.
+    """
+
+    parts: Parts
+    width: int
+    rank: int
+    blocks: int
+    sigma: float
+    lost: dict[str, float]
+    untied: bool
+
+    def __str__(self) -> str:
+        parts = self.parts
+        return (
+            f"{self.blocks} blocks ({parts.blocks}, {parts.family}) of width {self.width}, rank {self.rank}: a token is "
+            f"{self.rank} numbers between stages, {self.width / self.rank:.4g} times fewer; constrained are {parts.embedding}, "
+            f"{parts.attention_output} and {parts.feed_forward_down}, fixed part of {self.sigma:g}"
+            f"{', head untied' if self.untied else ''}"
+        )
+
+
+def constrain(
+    decoder: nn.Module,
+    rank: int = 64,
+    *,
+    seed: int = 0,
+    embedding: str | None = None,
+    blocks: str | None = None,
+    attention_output: str | None = None,
+    feed_forward_down: str | None = None,
+    norm: str | None = None,
+    head: str | None = None,
+    positions: str | None = None,
+    rotary: str | None = None,
+    fixed: str = "signs",
+    sigma: float | None = None,
+    pretrained: bool | None = None,
+    project_pretrained: bool = False,
+    allow_half: bool = False,
+) -> nn.Module:
+    """Constrains a decoder, in place (sections 4.2 and 4.3 of Protocol Models).
+
+    The rows of every W_p1 (attention output) and W_p2 (feed-forward down) are projected onto a subspace S of `rank` dimensions,
+    which for an `nn.Linear` is W ← U(UᵀW); the embedding becomes a fixed part plus a trained part in S (`Embedding`); a head
+    that is tied to the embedding gets its own weight. All of a residual stream but the embedding's fixed part then lies in S.
+    `lc.SubspaceAdamW` keeps the weights there.
+
+    The wire loses nothing; the constraint costs: there are fewer directions to write into.
+
+    Args:
+        decoder: A decoder of pre-norm blocks: written by hand, or Llama-, Qwen2-, Qwen3- or OLMo-like of `transformers`, built
+            from a config. It is the same on all ranks.
+        rank: k, 1...width.
+        seed: Of the subspace and of the fixed part; the same on all ranks.
+        embedding: The name of a part, where it is not found; see `Parts` for this and the following.
+        blocks: See `Parts`.
+        attention_output: See `Parts`.
+        feed_forward_down: See `Parts`.
+        norm: See `Parts`.
+        head: See `Parts`.
+        positions: See `Parts`.
+        rotary: See `Parts`.
+        fixed: "signs": the fixed part's elements are ±sigma, made where they are used. "gaussian": the paper's table.
+        sigma: Their size. None: the root mean square of the embedding's weight, to two digits.
+        pretrained: Whether the weights are trained. None: they are where a config of `transformers` names a checkpoint.
+        project_pretrained: Constrains trained weights too, and logs how much of each is lost.
+        allow_half: Constrains a decoder whose residual stream is in half precision, whose boundaries are then not exact.
+
+    Returns:
+        The decoder, with `subspace_parts`, `subspace_basis` and `subspace_report`; the constrained modules have `subspace_role`
+        and `subspace_basis`.
+
+    Raises:
+        ValueError: A part is not found, the rank is none of 1...width, the weights are trained, or something would break
+            exactness: everything that `check` finds is named. The decoder is as it was.
+    """
+    parts = parts_of(
+        decoder,
+        embedding=embedding,
+        blocks=blocks,
+        attention_output=attention_output,
+        feed_forward_down=feed_forward_down,
+        norm=norm,
+        head=head,
+        positions=positions,
+        rotary=rotary,
+    )
+    if hasattr(decoder, "subspace_parts"):
+        raise ValueError("constrain: expected a decoder that is not constrained, got one that is")
+    table = decoder.get_submodule(parts.embedding).weight
+    vocabulary, width = table.shape
+    if not 1 <= rank <= width:
+        raise ValueError(f"rank: expected one of 1...{width}, the width, got {rank}")
+    trained = _checkpoint(decoder) if pretrained is None else "pretrained=True" if pretrained else ""
+    if trained and not project_pretrained:
+        raise ValueError(
+            f"constrain: expected a decoder built from a config, got trained weights ({trained}), of which all that is outside "
+            f"{rank} of {width} dimensions would be thrown away; project_pretrained=True does that"
+        )
+    basis = Basis(width, rank, seed=seed).to(table.device)
+    _refuse(structure(parts, decoder, basis), allow_half=allow_half)
+
+    sigma = float(f"{float(table.detach().float().square().mean().sqrt()):.2g}") if sigma is None else sigma
+    anchor = Anchor(vocabulary, width, seed=seed, sigma=sigma, fixed=fixed).to(table.device)
+    untied = decoder.get_submodule(parts.head).weight is table
+    lost = _replace_embedding(decoder, parts, basis, anchor) | _project(decoder, parts, basis)
+    if hasattr(getattr(decoder, "config", None), "tie_word_embeddings"):
+        decoder.config.tie_word_embeddings = False  # or the package ties them again when it saves
+    decoder.add_module("subspace_basis", basis)
+    report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
+    decoder.subspace_parts, decoder.subspace_report = parts, report
+    _refuse(check(decoder), allow_half=allow_half)
+    logger.info("constrain: %s", report)
+    for name, share in lost.items():
+        logger.log(logging.WARNING if trained else logging.DEBUG, "constrain: %s loses %.3g of its norm", name, share)
+    return decoder
+
+
+def _checkpoint(decoder: nn.Module) -> str:
+    """The checkpoint that a model of `transformers` was loaded from; "" for one built from a config."""
+    name = getattr(getattr(decoder, "config", None), "_name_or_path", "")
+    return f"of {name}" if name else ""
+
+
+def _refuse(findings: Sequence[Finding], *, allow_half: bool) -> None:
+    half = [finding for finding in findings if finding.half]
+    others = [finding for finding in findings if not finding.half or not allow_half]
+    if others:
+        raise ValueError(
+            "constrain: the boundaries would not be exact:\n" + "\n".join(f"  {finding}" for finding in others)
+        )
+    for finding in half:
+        logger.warning("constrain: not exact: %s", finding)
+
+
+def _replace_embedding(decoder: nn.Module, parts: Parts, basis: Basis, anchor: Anchor) -> dict[str, float]:
+    """Puts an `Embedding` in the place of the decoder's, with the old one's weight projected for T_S."""
+    path, _, name = parts.embedding.rpartition(".")
+    old = decoder.get_submodule(parts.embedding).weight
+    new = Embedding(old.shape[0], basis, anchor)
+    share = probe.distance(basis, old)
+    new.weight = nn.Parameter(_projected(basis, old, weight=False), requires_grad=old.requires_grad)
+    setattr(decoder.get_submodule(path), name, new)
+    return {f"{parts.embedding}.weight": share}
+
+
+def _project(decoder: nn.Module, parts: Parts, basis: Basis) -> dict[str, float]:
+    lost = {}
+    for name, role, module in parts.projections(decoder):
+        lost[f"{name}.weight"] = probe.distance(basis, module.weight, weight=True)
+        module.weight.data = _projected(basis, module.weight, weight=True)
+        if module.bias is not None:  # frozen, or it would have been refused
+            module.bias.data = _projected(basis, module.bias, weight=False)
+        module.subspace_role = role
+        object.__setattr__(module, "subspace_basis", basis)  # the model's own, which is no part of this module
+    return lost
+
+
+def _projected(basis: Basis, x: torch.Tensor, *, weight: bool) -> torch.Tensor:
+    """A tensor projected in at least single precision, in its own type."""
+    with torch.no_grad():
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        return (basis.project_weight(wide) if weight else basis.project(wide)).to(x.dtype)

@@ -1,0 +1,49 @@
+"""The token embedding of a constrained decoder: a fixed part of high rank and a trained part in the subspace."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.parts import EMBEDDING
+
+
+class Embedding(nn.Module):
+    """TE(t) = T_fixed[t] + T_S[t] (section 4.3.1 of Protocol Models).
+
+    T_fixed, the anchor, is the same on all stages and never trained. T_S is the parameter `weight`, whose rows lie in the
+    subspace: `lc.SubspaceAdamW` keeps them there.
+
+    Attributes:
+        weight: T_S, [vocabulary, width].
+        anchor: Makes T_fixed's rows.
+    """
+
+    subspace_role = EMBEDDING
+    subspace_basis: Basis
+
+    def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor) -> None:
+        """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected.
+
+        Args:
+            vocabulary: Tokens, numbered from 0.
+            basis: Of the subspace.
+            anchor: Of the same vocabulary and width.
+        """
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = vocabulary, basis.width
+        object.__setattr__(self, "subspace_basis", basis)  # the model's own, which is no part of this module
+        self.anchor = anchor
+        drawn = torch.randn(vocabulary, basis.width, device=basis.vectors.device) * anchor.sigma
+        self.weight = nn.Parameter(basis.project(drawn))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Token ids [batch, time] to [batch, time, width]."""
+        return functional.embedding(ids, self.weight) + self.anchor(ids, self.weight.dtype)
+
+    def extra_repr(self) -> str:
+        """Vocabulary and width."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"

@@ -1,0 +1,202 @@
+"""Families of decoders whose parts are found by themselves, and how the blocks of each are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm.subspace.cache import KeyValues
+from torch_lowcomm.subspace.parts import REQUIRED, Parts, linears
+
+TRANSFORMERS = Parts(
+    embedding="model.embed_tokens",
+    blocks="model.layers",
+    attention_output="self_attn.o_proj",
+    feed_forward_down="mlp.down_proj",
+    norm="model.norm",
+    head="lm_head",
+    rotary="model.rotary_emb",
+    family="transformers",
+)
+# The names that decoders written by hand give their parts; the first that is there is taken.
+_PLAIN = {
+    "embedding": ("embed", "embedding", "tok_embeddings", "token_embedding", "wte", "transformer.wte", "embed_tokens"),
+    "blocks": ("blocks", "layers", "h", "transformer.h"),
+    "attention_output": ("attention.out", "attention.wo", "attn.c_proj", "attn.out", "attn.proj", "self_attn.o_proj"),
+    "feed_forward_down": ("down", "mlp.down", "feed_forward.w2", "mlp.c_proj", "mlp.down_proj", "ffn.down"),
+    "norm": ("norm", "ln_f", "final_norm", "transformer.ln_f"),
+    "head": ("head", "lm_head", "output"),
+    "positions": ("positions", "wpe", "transformer.wpe", "position_embedding", "pos_embed"),
+}
+_NAMES = (*REQUIRED, "positions", "rotary")
+
+
+def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
+    """The parts of a decoder.
+
+    Known are the causal models of `transformers` that are built as Llama's, Qwen2's, Qwen3's and OLMo's are, and plain decoders
+    whose parts have usual names (`embed`, `blocks`, `attention.out`, `down`, `norm`, `head` and others).
+
+    Args:
+        decoder: The model.
+        **names: The paths of parts that are not found or not the right ones, as the attributes of `Parts`.
+
+    Raises:
+        TypeError: A name is none of a part.
+        ValueError: A part is not found, or is not what it should be; says what the decoder has.
+    """
+    unknown = sorted(set(names) - set(_NAMES))
+    if unknown:
+        raise TypeError(f"parts: expected names among {', '.join(_NAMES)}, got {', '.join(unknown)}")
+    given = {role: path for role, path in names.items() if path is not None}
+    if is_transformers(decoder) and _has(decoder, TRANSFORMERS.blocks):
+        found = {role: getattr(TRANSFORMERS, role) for role in _NAMES if getattr(TRANSFORMERS, role) is not None}
+        parts = Parts(**(found | given), family="transformers")
+    else:
+        parts = Parts(**_plain(decoder, given))
+    parts.expect(decoder)
+    return parts
+
+
+def is_transformers(decoder: nn.Module) -> bool:
+    """Whether a model is one of the package `transformers`."""
+    return hasattr(getattr(decoder, "config", None), "model_type")
+
+
+def _plain(decoder: nn.Module, given: dict[str, str]) -> dict[str, str]:
+    found = dict(given)
+    for role in ("embedding", "blocks", "norm", "head", "positions"):
+        for path in _PLAIN[role]:
+            if role not in found and _has(decoder, path):
+                found[role] = path
+    blocks = decoder.get_submodule(found["blocks"]) if _has(decoder, found.get("blocks", "-")) else None
+    first = next(iter(blocks.children()), None) if blocks is not None else None
+    for role in ("attention_output", "feed_forward_down"):
+        for path in _PLAIN[role]:
+            if role not in found and first is not None and _has(first, path):
+                found[role] = path
+    missing = [role for role in REQUIRED if role not in found]
+    if missing:
+        names = ", ".join(f"{role}=" for role in missing)
+        children = ", ".join(name for name, _ in decoder.named_children()) or "no parts"
+        block = f"; a block has {linears(first)}" if first is not None else ""
+        raise ValueError(
+            f"{type(decoder).__name__}: {', '.join(missing)} not found; name them by {names}. Found: "
+            f"{', '.join(f'{role}={path!r}' for role, path in found.items()) or 'nothing'}. The decoder has {children}{block}"
+        )
+    return found
+
+
+def _has(root: nn.Module, path: str) -> bool:
+    found: object = root
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return isinstance(found, nn.Module | torch.Tensor)
+
+
+def new_cache(parts: Parts, root: nn.Module) -> Any:
+    """An empty cache of keys and values for the blocks of a decoder or a stage.
+
+    For a plain decoder {number: `KeyValues`}; for one of `transformers` a `DynamicCache`.
+
+    Raises:
+        TypeError: A block of a plain decoder does not take a cache.
+    """
+    if parts.family == "transformers":
+        from transformers import DynamicCache
+
+        return DynamicCache()  # without a config every layer keeps all positions: masks tell sliding windows
+    for number, block in parts.blocks_of(root):
+        takes = inspect.signature(block.forward).parameters
+        if not {"cache", "start"} <= set(takes):
+            raise TypeError(
+                f"{parts.blocks}.{number}: expected {type(block).__name__}.forward(x, cache=, start=) to generate with, got "
+                f"forward({', '.join(takes)})"
+            )
+    return {number: KeyValues() for number, _ in parts.blocks_of(root)}
+
+
+def run_blocks(
+    parts: Parts,
+    root: nn.Module,
+    x: torch.Tensor,
+    *,
+    start: int = 0,
+    cache: Any = None,
+    only: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """Runs the blocks of a decoder or a stage, one after the other.
+
+    Args:
+        parts: Where the blocks are.
+        root: The decoder or the stage.
+        x: [batch, time, width].
+        start: How many positions come before x's first.
+        cache: The keys and values of those, by `new_cache`; x's are added.
+        only: The numbers of the blocks to run; None: all.
+
+    Returns:
+        [batch, time, width].
+    """
+    call = _transformers_call(parts, root, x, start, cache) if parts.family == "transformers" else None
+    for number, block in parts.blocks_of(root):
+        if only is not None and number not in only:
+            continue
+        if call is not None:
+            y = block(x, **call(number))
+            x = y[0] if isinstance(y, tuple) else y
+        else:
+            x = block(x) if cache is None else block(x, cache=cache[number], start=start)
+    return x
+
+
+def _transformers_call(parts: Parts, root: nn.Module, x: torch.Tensor, start: int, cache: Any) -> Any:
+    """The arguments of each block, by its number: what the model's own forward gives its layers."""
+    config: Any = root.config
+    positions = torch.arange(start, start + x.shape[1], device=x.device).unsqueeze(0)
+    rotary = None if parts.rotary is None else root.get_submodule(parts.rotary)(x, positions)
+    types = getattr(config, "layer_types", None)
+    kinds = getattr(config, "_attn_implementation", "eager")
+    masks: dict[int | None, torch.Tensor | None] = {}
+
+    def call(number: int) -> dict[str, Any]:
+        sliding = types is not None and types[number] == "sliding_attention"
+        window = (
+            config.sliding_window if sliding or (types is None and getattr(config, "sliding_window", None)) else None
+        )
+        if window not in masks:
+            masks[window] = _mask(x, start, window, kinds)
+        return {
+            "attention_mask": masks[window],
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": cache is not None,
+            "position_embeddings": rotary,
+        }
+
+    return call
+
+
+def _mask(x: torch.Tensor, start: int, window: int | None, implementation: str) -> torch.Tensor | None:
+    """What is added to attention's scores, [1, 1, time, start + time]; None where the implementation is causal without.
+
+    Raises:
+        ValueError: The implementation takes no such mask, and needs one.
+    """
+    time, end = x.shape[1], start + x.shape[1]
+    whole = window is None or end <= window
+    if whole and implementation != "eager" and (start == 0 or time == 1 or implementation.startswith("flash")):
+        return None
+    if implementation not in ("eager", "sdpa"):
+        raise ValueError(f"attention implementation: expected 'sdpa' or 'eager' for a window, got {implementation!r}")
+    queries = torch.arange(start, end, device=x.device).unsqueeze(1)
+    keys = torch.arange(end, device=x.device).unsqueeze(0)
+    seen = keys <= queries
+    if window is not None:
+        seen &= keys > queries - window
+    mask = torch.zeros(time, end, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
+    return mask[None, None]

@@ -1,0 +1,115 @@
+"""The names of a decoder's parts, by which it is constrained, checked and cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+ATTENTION_OUTPUT, FEED_FORWARD_DOWN, EMBEDDING = "attention_output", "feed_forward_down", "embedding"
+REQUIRED = ("embedding", "blocks", "attention_output", "feed_forward_down", "norm", "head")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Where the parts of a decoder are: x = embedding(ids) [+ positions]; x = block(x) ...; logits = head(norm(x)).
+
+    Each is the path of a submodule, as `nn.Module.get_submodule` takes it; those of a block's parts begin at the block.
+
+    Attributes:
+        embedding: Token ids to [batch, time, width].
+        blocks: An `nn.ModuleList`; in a stage an `nn.ModuleDict` whose keys are the blocks' numbers.
+        attention_output: In a block: the `nn.Linear` whose output attention adds to the residual stream (W_p1 of the paper).
+        feed_forward_down: In a block: the `nn.Linear` whose output the feed-forward layer adds (W_p2).
+        norm: The norm behind the last block.
+        head: Width to logits.
+        positions: A frozen table [context, width] that is added to the embedding: a tensor, or a module with a `weight`. None
+            where positions never enter the residual stream, as with rotary ones.
+        rotary: A module that makes (cosine, sine) for all blocks, as in `transformers`. None where each block has its own.
+        family: How a block is called: "plain" (`block(x)`) or "transformers".
+    """
+
+    embedding: str
+    blocks: str
+    attention_output: str
+    feed_forward_down: str
+    norm: str
+    head: str
+    positions: str | None = None
+    rotary: str | None = None
+    family: str = "plain"
+
+    def blocks_of(self, root: nn.Module) -> list[tuple[int, nn.Module]]:
+        """The blocks of a decoder or of a stage, each with its number in the whole decoder."""
+        return [(int(number), block) for number, block in root.get_submodule(self.blocks).named_children()]
+
+    def projections(self, root: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+        """(name, role, module) of the attention outputs and feed-forward downs, block by block."""
+        for number, block in self.blocks_of(root):
+            for role in (ATTENTION_OUTPUT, FEED_FORWARD_DOWN):
+                path = getattr(self, role)
+                yield f"{self.blocks}.{number}.{path}", role, block.get_submodule(path)
+
+    def table(self, root: nn.Module) -> torch.Tensor | None:
+        """The table of positions, [context, width]; None without one."""
+        if self.positions is None:
+            return None
+        found = _at(root, self.positions)
+        return found if isinstance(found, torch.Tensor) else found.weight
+
+    def expect(self, root: nn.Module) -> None:
+        """Refuses a decoder that has not all these parts, or has others under these names.
+
+        Raises:
+            ValueError: A part is not there, a projection is no `nn.Linear` or not of the embedding's width; says what is there.
+        """
+        for role in ("embedding", "blocks", "norm", "head", "positions", "rotary"):
+            path = getattr(self, role)
+            if path is not None and _at(root, path) is None:
+                raise ValueError(f"{role}={path!r}: the decoder has no such part; it has {_children(root)}")
+        blocks = self.blocks_of(root)
+        if not blocks:
+            raise ValueError(f"blocks={self.blocks!r}: expected one block or more, got none")
+        width = root.get_submodule(self.embedding).weight.shape[1]
+        for number, block in blocks:
+            for role in (ATTENTION_OUTPUT, FEED_FORWARD_DOWN):
+                path = getattr(self, role)
+                found, name = _at(block, path), f"{self.blocks}.{number}.{path}"
+                if found is None:
+                    raise ValueError(f"{role}={path!r}: block {number} has no such part; it has {linears(block)}")
+                if not isinstance(found, nn.Linear):
+                    raise ValueError(f"{role}: expected {name} to be an nn.Linear, got {type(found).__name__}")
+                if found.out_features != width:
+                    raise ValueError(
+                        f"{role}: expected {name} to have the embedding's {width} outputs, got {found.out_features}"
+                    )
+        table = self.table(root)
+        if table is not None and (table.dim() != 2 or table.shape[1] != width):
+            raise ValueError(f"positions: expected a table [context, {width}], got {list(table.shape)}")
+
+
+def linears(block: nn.Module) -> str:
+    """The linear maps of a block as a text: names and shapes."""
+    found = [
+        f"{name} ({m.in_features} to {m.out_features})" for name, m in block.named_modules() if isinstance(m, nn.Linear)
+    ]
+    return ", ".join(found) or "no nn.Linear"
+
+
+def _children(root: nn.Module) -> str:
+    """The names of two levels of a module's children as a text."""
+    found = []
+    for name, child in root.named_children():
+        nested = [] if isinstance(child, nn.ModuleList) else [f"{name}.{under}" for under, _ in child.named_children()]
+        found += [name, *nested[:8]]
+    return ", ".join(found) or "no parts"
+
+
+def _at(root: nn.Module, path: str) -> nn.Module | torch.Tensor | None:
+    """What is at a path, a module or a tensor; None where nothing is."""
+    found: object = root
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, nn.Module | torch.Tensor) else None

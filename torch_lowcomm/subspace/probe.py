@@ -1,0 +1,192 @@
+"""Runs parts of a decoder on made-up input, and names what takes the residual stream out of the subspace."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.families import is_transformers, run_blocks
+from torch_lowcomm.subspace.parts import Parts
+
+_TIME = 4  # positions of a probe
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that keeps a boundary from being exact.
+
+    Attributes:
+        module: The name of the module or parameter.
+        reason: Why, and by how much where that is a number.
+        half: Whether it is only that the residual stream is rounded to half precision.
+    """
+
+    module: str
+    reason: str
+    half: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.reason}"
+
+
+def distance(basis: Basis, x: torch.Tensor, *, weight: bool = False) -> float:
+    """‖x − x·U·Uᵀ‖ / ‖x‖ over the last dimension, or over the first of a linear map's weight; 0 for zeros."""
+    x = x.detach()
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    kept = basis.project_weight(x) if weight else basis.project(x)
+    norm = float(x.norm())
+    return float((x - kept).norm()) / norm if norm else 0.0
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The distance that arithmetic in a type explains."""
+    return {torch.float64: 1e-9, torch.float32: 1e-4}.get(dtype, 5e-2)
+
+
+def leaving(parts: Parts, root: nn.Module, basis: Basis, number: int, block: nn.Module) -> list[Finding]:
+    """What in a block takes a residual stream out of the subspace, were its two projections in it.
+
+    The block runs as in training, on a stream in the subspace, with projections drawn in it and with gains drawn at random: a
+    gain that is 1 today is another number after a step. All is as it was afterwards.
+    """
+    name = f"{parts.blocks}.{number}"
+    projections = {m: path for path, _, m in parts.projections(root) if path.startswith(f"{name}.")}
+    weight = next(iter(projections)).weight
+    if weight.is_meta or type(weight.data) is not torch.Tensor:
+        return []  # nothing to compute with, or a shard
+    limit = tolerance(weight.dtype)
+    with _drawn(basis, block, list(projections)), torch.no_grad():
+        behind: list[Finding] = []
+        with _watch(basis, name, block, projections, behind, limit):
+            kind = torch.promote_types(weight.dtype, torch.float32)
+            c = torch.randn(1, _TIME, basis.rank, device=weight.device, dtype=kind)
+            x = basis.expand(c * (basis.width / basis.rank) ** 0.5)
+            y = run_blocks(parts, root, x.to(weight.dtype), only=[number])
+    if behind:
+        return behind
+    left = distance(basis, y)
+    if left <= limit:
+        return []
+    reason = f"a share {left:.3g} of its output is outside the subspace: a gain, bias or dropout that is no module of its own"
+    return [Finding(name, reason)]
+
+
+@contextlib.contextmanager
+def _drawn(basis: Basis, block: nn.Module, projections: list[nn.Module]) -> Iterator[None]:
+    """Draws gains and projections, sets training mode, and puts everything back."""
+    training = {module: module.training for module in block.modules()}
+    kept: dict[nn.Parameter, torch.Tensor] = {}
+    device = projections[0].weight.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(0)
+        try:
+            block.train()
+            for p in block.parameters():
+                if p.dim() <= 1 and p.requires_grad:
+                    kept[p] = p.data
+                    p.data = torch.rand_like(p) + 0.5
+            for module in projections:
+                kept[module.weight] = module.weight.data
+                drawn = torch.randn_like(module.weight) / module.weight.shape[1] ** 0.5
+                module.weight.data = basis.project_weight(drawn.to(torch.promote_types(drawn.dtype, torch.float32))).to(
+                    drawn
+                )
+                if module.bias is not None:  # a bias is a finding of its own
+                    kept.setdefault(module.bias, module.bias.data)
+                    module.bias.data = torch.zeros_like(module.bias)
+            yield
+        finally:
+            for p, data in kept.items():
+                p.data = data
+            for module, mode in training.items():
+                module.training = mode
+
+
+@contextlib.contextmanager
+def _watch(
+    basis: Basis, prefix: str, block: nn.Module, projections: dict[nn.Module, str], found: list[Finding], limit: float
+) -> Iterator[None]:
+    """Adds to `found` the modules that are given a projection's output and return what is outside the subspace."""
+    outputs: dict[int, tuple[str, torch.Tensor]] = {}  # by address; the tensor keeps it from being used again
+
+    def after_projection(module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        outputs[output.data_ptr()] = projections[module], output
+
+    def after_other(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.data_ptr() in outputs]
+        if not given or not isinstance(output, torch.Tensor) or output.shape[-1] != basis.width:
+            return
+        behind, _ = outputs[given[0].data_ptr()]
+        left = distance(basis, output)
+        if left <= limit:
+            outputs[output.data_ptr()] = behind, output
+            return
+        name = f"{prefix}.{next(path for path, m in block.named_modules() if m is module)}"
+        p = getattr(module, "p", None)
+        kind = f"dropout of {p}" if isinstance(p, float) else f"{type(module).__name__}, a norm or gain,"
+        found.append(Finding(name, f"{kind} behind {behind} takes a share {left:.3g} out of the subspace"))
+
+    with contextlib.ExitStack() as hooks:
+        for module in block.modules():
+            if module in projections:
+                hooks.callback(module.register_forward_hook(after_projection).remove)
+            elif not any(projection in set(module.modules()) for projection in projections):
+                hooks.callback(module.register_forward_hook(after_other, with_kwargs=True).remove)
+        yield
+
+
+class _Reached(Exception):
+    """The first block was about to run."""
+
+
+def entry(parts: Parts, root: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(what the embedding gives, what the first block is given) for two rows of tokens, each [2, time, width].
+
+    None where the model cannot be called with tokens alone.
+    """
+    embedding = root.get_submodule(parts.embedding)
+    weight: torch.Tensor = embedding.weight
+    if weight.is_meta or type(weight.data) is not torch.Tensor:
+        return None
+    ids = torch.arange(2 * _TIME, device=weight.device).view(2, _TIME) % weight.shape[0]
+    seen: list[torch.Tensor] = []
+
+    def after_embedding(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        seen.append(output.clone())
+
+    def before_block(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append(args[0] if args else kwargs["hidden_states"])
+        raise _Reached
+
+    training = {module: module.training for module in root.modules()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []))
+        stack.enter_context(torch.no_grad())
+        first = parts.blocks_of(root)[0][1]
+        stack.callback(embedding.register_forward_hook(after_embedding).remove)
+        stack.callback(first.register_forward_pre_hook(before_block, with_kwargs=True).remove)
+        stack.callback(lambda: [setattr(module, "training", mode) for module, mode in training.items()])
+        root.train()
+        try:
+            root(*_arguments(root, ids))
+        except _Reached:
+            return (seen[0], seen[-1]) if len(seen) == 2 else None
+        except Exception:
+            return None
+    return None
+
+
+def _arguments(root: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Tokens for every argument that a model's forward needs."""
+    if is_transformers(root):
+        return [ids]
+    takes = inspect.signature(root.forward).parameters.values()
+    needed = [p for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [ids] * max(len(needed), 1)
