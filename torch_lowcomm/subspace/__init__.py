@@ -4,7 +4,7 @@ model = lc.subspace.constrain(decoder, rank=64, seed=0)
 stage = lc.pipeline.Stage(lc.subspace.cut(model, index, count), index, count, device)
 Schedule1F1B(stage, 8, loss_fn=loss).step(x, ids=x)          # ids on every rank
 
-Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what every stage knows of a token, is kept in a subspace
+Protocol Models (arXiv 2506.01260): the residual stream of a decoder, less what every stage knows of a token, stays in a subspace
 of k dimensions, so that its k coordinates are all that a boundary has to carry.
 """
 
@@ -14,10 +14,13 @@ from torch_lowcomm.subspace.boundary import Decode, Encode
 from torch_lowcomm.subspace.cache import KeyValues
 from torch_lowcomm.subspace.check import check
 from torch_lowcomm.subspace.constrain import Report, constrain
+from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
+from torch_lowcomm.subspace.stage import StageModule
+from torch_lowcomm.subspace.states import merge_states
 
 __all__ = [
     "Anchor",
@@ -29,7 +32,10 @@ __all__ = [
     "KeyValues",
     "Parts",
     "Report",
+    "StageModule",
     "check",
     "constrain",
+    "cut",
+    "merge_states",
     "parts_of",
 ]

@@ -53,11 +53,9 @@ class Parts:
                 yield f"{self.blocks}.{number}.{path}", role, block.get_submodule(path)
 
     def table(self, root: nn.Module) -> torch.Tensor | None:
-        """The table of positions, [context, width]; None without one."""
-        if self.positions is None:
-            return None
-        found = _at(root, self.positions)
-        return found if isinstance(found, torch.Tensor) else found.weight
+        """The table of positions, [context, width]; None without one, and on stages that do not add it."""
+        found = None if self.positions is None else _at(root, self.positions)
+        return found.weight if isinstance(found, nn.Module) else found
 
     def expect(self, root: nn.Module) -> None:
         """Refuses a decoder that has not all these parts, or has others under these names.

@@ -43,3 +43,37 @@ def family(name, dtype=torch.float64, **options):
 def ids(vocabulary=VOCABULARY, batch=BATCH, time=TIME, seed=5):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocabulary, (batch, time), generator=generator)
+
+
+def chain(stages, ids):
+    """What the last stage returns, all of them in one process."""
+    x = ids
+    for stage in stages:
+        x = stage(x, ids=ids)
+    return x
+
+
+def cuts(model, count, **options):
+    return [lc.subspace.cut(model, index, count, **options) for index in range(count)]
+
+
+def gradients(model):
+    """Each parameter's gradient, those of constrained weights as their parts in the subspace."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        found[name] = parameter.grad.clone()
+        parameter.grad = None
+    for name, module in model.named_modules():
+        basis = getattr(module, "subspace_basis", None)
+        role = getattr(module, "subspace_role", None)
+        if role == "embedding":
+            found[f"{name}.weight"] = basis.project(found[f"{name}.weight"])
+        elif role is not None:
+            found[f"{name}.weight"] = basis.project_weight(found[f"{name}.weight"])
+    return found
+
+
+def apart(x, y):
+    """‖x − y‖ / ‖y‖."""
+    x, y = x.detach().double(), y.detach().double()
+    return float((x - y).norm() / y.norm())

@@ -70,7 +70,9 @@ def test_the_residual_stream_is_the_fixed_part_and_k_numbers():
 
 
 def test_the_fixed_part_has_the_embeddings_size():
-    assert case.constrained().subspace_report.sigma == pytest.approx(float(case.gpt().embed.weight.std()), rel=0.05)
+    assert case.constrained().subspace_report.sigma == pytest.approx(
+        float(case.gpt().embed.weight.detach().std()), rel=0.05
+    )
     rows = case.constrained(sigma=0.25).embed.anchor(torch.arange(9), torch.float64)
     assert torch.equal(rows.abs(), torch.full_like(rows, 0.25))
     rows = case.constrained(sigma=0.25, fixed="gaussian").embed.anchor(torch.arange(VOCABULARY), torch.float64)

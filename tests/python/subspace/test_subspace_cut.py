@@ -1,0 +1,227 @@
+"""lc.subspace.cut: stages of a decoder written by hand, uneven ones, their states, and what they refuse."""
+
+import copy
+
+import pytest
+import subspace_case as case
+import torch
+from torch import nn
+
+import torch_lowcomm as lc
+
+CUTS = {"1": None, "2": None, "3": None, "4": None, "1+3": [1, 3], "2+1+1": [2, 1, 1]}
+
+
+def _stages(model, cut, **options):
+    sizes = CUTS[cut]
+    return case.cuts(model, len(sizes) if sizes else int(cut), blocks=sizes, **options)
+
+
+def _logits(model, ids):
+    x = model.embed(ids)
+    for block in model.blocks:
+        x = block(x)
+    return model.head(model.norm(x))
+
+
+def _loss(logits, ids):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_cut_is_the_uncut_model(cut):
+    model, ids, targets = case.constrained(), case.ids(), case.ids(seed=6)
+    loss = model(ids, targets)  # the model's own forward, with targets, as before
+    loss.backward()
+    expected = case.gradients(model)
+    cut_loss = _loss(case.chain(_stages(model, cut), ids), targets)
+    assert abs(cut_loss.item() - loss.item()) < 1e-13
+    cut_loss.backward()
+    for name, gradient in case.gradients(model).items():
+        left = case.apart(gradient, expected[name])
+        assert left < 1e-12, (name, left)
+
+
+def test_in_single_precision():
+    model, ids = case.constrained(torch.float32), case.ids()
+    whole, logits = _logits(model, ids), case.chain(case.cuts(model, 4), ids)
+    assert case.apart(logits, whole) < 1e-5
+
+
+def test_what_travels():
+    model, ids = case.constrained(torch.float32), case.ids()
+    for coefficients, dtype in (
+        ("fp32", torch.float32),
+        ("bf16", torch.bfloat16),
+        ("minmax8:bucket=128", torch.float32),
+    ):
+        first, last = case.cuts(model, 2, coefficients=coefficients)
+        sent = first(ids)
+        assert (sent.shape, sent.dtype) == ((case.BATCH, case.TIME, case.RANK), dtype)
+        received = sent.detach().requires_grad_()
+        last(received, ids=ids).sum().backward()
+        assert (received.grad.shape, received.grad.dtype) == (sent.shape, dtype)
+        assert first.message_codec == last.message_codec == (coefficients if ":" in coefficients else None)
+        assert first.exact == last.exact == (coefficients == "fp32")
+    assert case.cuts(case.constrained(), 2)[0](ids).dtype == torch.float64
+    with pytest.raises(ValueError, match="unknown codec|codec"):
+        lc.subspace.cut(model, 0, 2, coefficients="minmax99")
+
+
+def test_half_precision_decoder():
+    """The boundary's arithmetic is in single precision, the blocks' in theirs."""
+    model, ids = case.constrained(torch.bfloat16, allow_half=True), case.ids()
+    first, last = case.cuts(model, 2)
+    assert first(ids).dtype == torch.float32
+    whole, logits = _logits(model, ids), case.chain((first, last), ids)
+    assert logits.dtype == torch.bfloat16
+    assert case.apart(logits, whole) < 0.05
+
+
+class _Positions(nn.Module):
+    """A decoder with a frozen additive table of positions."""
+
+    def __init__(self, kind):
+        super().__init__()
+        whole = case.gpt()
+        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
+        rows = torch.randn(48, case.WIDTH, dtype=torch.float64)
+        if kind == "buffer":
+            self.register_buffer("positions", rows)
+        else:
+            self.positions = nn.Embedding(48, case.WIDTH, _weight=rows, _freeze=True)
+        self.table = lambda: rows
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.table()[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("kind", ["buffer", "module"])
+def test_frozen_positions(kind):
+    model, ids = _Positions(kind), case.ids()
+    lc.subspace.constrain(model, case.RANK)
+    assert model.subspace_parts.positions == "positions"
+    stages = case.cuts(model, 3)
+    whole = model(ids).detach()
+    assert case.apart(case.chain(stages, ids), whole) < 1e-12
+    assert [any("positions" in name for name in stage.state_dict()) for stage in stages] == [True, False, False]
+
+
+def test_stages_move_with_their_basis():
+    model, ids = case.constrained(torch.float32), case.ids()
+    first, last = (copy.deepcopy(stage).double() for stage in case.cuts(model, 2))
+    assert first.subspace_basis is not model.subspace_basis and first.encode.basis is first.subspace_basis
+    assert last.decode.basis is last.subspace_basis and last.subspace_basis.vectors.dtype == torch.float64
+    assert first(ids).dtype == torch.float64 and last(first(ids), ids=ids).dtype == torch.float64
+
+
+def test_check_of_a_stage():
+    stages = case.cuts(case.constrained(), 3)
+    assert [lc.subspace.check(stage) for stage in stages] == [[], [], []]
+    with torch.no_grad():
+        stages[1].get_submodule("blocks.2.down").weight[0, 0] += 1
+    assert lc.subspace.check(stages[0]) == []
+    assert [finding.module for finding in lc.subspace.check(stages[1])] == ["blocks.2.down.weight"]
+
+
+STATES = {"2 to 3": ("2", "3"), "4 to 2": ("4", "2"), "1+3 to 2+1+1": ("1+3", "2+1+1"), "3 to 1": ("3", "1")}
+
+
+@pytest.mark.parametrize("change", STATES)
+def test_a_checkpoint_of_another_cut(change):
+    """Stages of another cut go on to the bit: their losses and states are those of a decoder that was never cut anew."""
+    before, after = STATES[change]
+    trained, ids = case.constrained(), case.ids()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        trained(ids, ids).backward()
+        optimizer.step()
+    states = [stage.state_dict() for stage in _stages(trained, before)]
+    merged = lc.subspace.merge_states(states)
+    assert set(merged) == set(trained.state_dict())
+    stages = _stages(case.constrained(), after)
+    for stage in stages:
+        assert str(stage.load_state_dict(merged)) == "<All keys matched successfully>"
+    assert torch.equal(case.chain(stages, ids), case.chain(_stages(trained, after), ids))
+
+
+def test_a_state_of_another_cut_is_named():
+    first, last = case.cuts(case.constrained(), 2)
+    message = r"stage 1 of 2 has blocks 2...3, the state dict has 0...1: the decoder was cut elsewhere; give it .*merge_states"
+    with pytest.raises(ValueError, match=message):
+        last.load_state_dict(first.state_dict())
+    state = last.state_dict()
+    last.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="Unexpected key.*surplus"):
+        last.load_state_dict(state | {"surplus": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"Missing key.*head.weight"):
+        last.load_state_dict({name: value for name, value in state.items() if name != "head.weight"})
+    other = lc.subspace.constrain(case.gpt(), case.RANK, seed=1)
+    with pytest.raises(ValueError, match=r"subspace_basis.vectors: expected the same on all stages .*state 1"):
+        lc.subspace.merge_states([first.state_dict(), case.cuts(other, 2)[1].state_dict()])
+
+
+CALLS = {
+    "no ids": (lambda s, x, ids: s(x), "expected ids=, the tokens of the micro-batch, on every stage, got none"),
+    "an id too large": (lambda s, x, ids: s(x, ids=ids + 125), r"ids: expected 0...127, got \d+ to 2\d\d"),
+    "an id below 0": (lambda s, x, ids: s(x, ids=ids - 128), r"ids: expected 0...127, got -1\d\d to -"),
+    "floats": (
+        lambda s, x, ids: s(x, ids=ids.float()),
+        r"ids: expected integers \[batch, time\], got torch.float32 \[3, 10\]",
+    ),
+    "one dimension": (
+        lambda s, x, ids: s(x, ids=ids[0]),
+        r"ids: expected integers \[batch, time\], got torch.int64 \[10\]",
+    ),
+    "other times": (
+        lambda s, x, ids: s(x, ids=ids[:, 1:]),
+        r"expected coefficients \[3, 9, rank\] for the ids, got \[3, 10, 8\]",
+    ),
+    "another rank": (
+        lambda s, x, ids: s(x[..., 1:], ids=ids),
+        r"expected 8 coefficients a token, this stage's rank, got 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_what_a_stage_refuses(what):
+    call, message = CALLS[what]
+    first, middle, _ = case.cuts(case.constrained(), 3)
+    ids = case.ids()
+    with pytest.raises(ValueError, match=rf"^stage 1 of 3: {message}"):
+        call(middle, first(ids), ids)
+
+
+def test_what_the_first_stage_refuses():
+    first, ids = case.cuts(case.constrained(), 2)[0], case.ids()
+    with pytest.raises(ValueError, match=r"^stage 0 of 2: ids: expected the shape of x, \[3, 10\], got \[3, 9\]"):
+        first(ids, ids=ids[:, 1:])
+    with pytest.raises(ValueError, match=r"^stage 0 of 2: ids: expected 0...127, got \d+ to 2\d\d"):
+        first(ids + 100)
+
+
+ARGUMENTS = {
+    "no stage": ((2, 2), {}, r"index: expected one of 0...1, got 2"),
+    "too many": ((0, 5), {}, r"count: expected 1...4, the number of blocks, got 5"),
+    "none": ((0, 0), {}, r"count: expected 1...4, the number of blocks, got 0"),
+    "other sum": ((0, 2), {"blocks": [1, 2]}, r"blocks: expected 2 numbers above 0 that add up to 4, got \[1, 2\]"),
+    "an empty stage": ((0, 2), {"blocks": [0, 4]}, r"blocks: expected 2 numbers above 0 .*\[0, 4\]"),
+    "too few numbers": ((0, 3), {"blocks": [2, 2]}, r"blocks: expected 3 numbers above 0"),
+}
+
+
+@pytest.mark.parametrize("what", ARGUMENTS)
+def test_what_cut_refuses(what):
+    args, options, message = ARGUMENTS[what]
+    with pytest.raises(ValueError, match=message):
+        lc.subspace.cut(case.constrained(), *args, **options)
+
+
+def test_a_free_decoder_has_no_exact_boundary():
+    with pytest.raises(TypeError, match="expected a model that lc.subspace.constrain has returned, got GPT"):
+        lc.subspace.cut(case.gpt(), 0, 2)

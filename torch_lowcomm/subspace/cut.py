@@ -1,0 +1,75 @@
+"""Cuts a decoder into stages for torch's pipelining."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from torch_lowcomm import _C
+from torch_lowcomm.subspace.check import constrained_parts
+from torch_lowcomm.subspace.exact import Boundary, Exact
+from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.parts import Parts
+from torch_lowcomm.subspace.stage import StageModule
+
+
+def cut(
+    model: nn.Module,
+    index: int,
+    count: int,
+    *,
+    blocks: Sequence[int] | None = None,
+    coefficients: str = "fp32",
+    boundary: Boundary | None = None,
+    parts: Parts | None = None,
+) -> StageModule:
+    """Makes one stage of a decoder; all ranks cut the same decoder in the same way.
+
+        stage = lc.pipeline.Stage(lc.subspace.cut(model, index, count), index, count, device)
+        Schedule1F1B(stage, 8, loss_fn=loss).step(x, ids=x)          # ids on every rank
+
+    Args:
+        model: What `constrain` returned. With another boundary than the exact one any decoder, whose weights stay free.
+        index: The stage's place, 0...count - 1.
+        count: Stages in all. 1 is the whole decoder, which the same schedules run without a message.
+        blocks: The number of blocks of each stage. None: as equal as they can be, more on the first stages.
+        coefficients: What a coefficient travels as, both ways: "fp32" (exact; fp64 in an fp64 decoder), "bf16", or a codec, say
+            "minmax8:bucket=128", which the stage has as `message_codec`. Only "fp32" is exact.
+        boundary: Another kind than the exact one: `Projection`, `Bottleneck`.
+        parts: The parts of a decoder that is not constrained, where they are not found.
+
+    Returns:
+        A module that shares its parts with the model; see `StageModule.forward`.
+
+    Raises:
+        TypeError: The model is not constrained, and the boundary is the exact one.
+        ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, or a codec is
+            unknown.
+    """
+    if boundary is None:
+        parts, _ = constrained_parts(model)
+    elif parts is None:
+        parts = getattr(model, "subspace_parts", None) or parts_of(model)
+    total = len(parts.blocks_of(model))
+    if not 1 <= count <= total:
+        raise ValueError(f"count: expected 1...{total}, the number of blocks, got {count}")
+    if not 0 <= index < count:
+        raise ValueError(f"index: expected one of 0...{count - 1}, got {index}")
+    sizes = [total // count + (stage < total % count) for stage in range(count)] if blocks is None else list(blocks)
+    if len(sizes) != count or min(sizes) < 1 or sum(sizes) != total:
+        raise ValueError(f"blocks: expected {count} numbers above 0 that add up to {total}, got {sizes}")
+    message_codec = None if coefficients in ("fp32", "bf16") else coefficients
+    if message_codec is not None:
+        _C.Codec(message_codec)
+    start = sum(sizes[:index])
+    return StageModule(
+        model,
+        parts,
+        index=index,
+        count=count,
+        blocks=range(start, start + sizes[index]),
+        boundary=boundary or Exact(),
+        coefficients=coefficients,
+        message_codec=message_codec,
+    )

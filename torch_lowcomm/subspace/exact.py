@@ -1,0 +1,44 @@
+"""The boundary of a constrained decoder: k coefficients a token, from which the next stage has all of the residual stream."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from torch_lowcomm.subspace.boundary import Decode, Encode
+
+
+class Boundary(Protocol):
+    """A kind of boundary, which `cut` makes the two sides of.
+
+    A side is a module: forward(x, ids, start) takes the residual stream [batch, time, width] to coefficients [batch, time, rank],
+    or back. ids are its tokens [batch, time]; `start` positions come before the first of them.
+
+    Attributes:
+        exact: Whether the stages compute what the uncut model does. The sides then have no parameters of their own.
+    """
+
+    exact: bool
+
+    def encoder(self, stage: Any, number: int) -> nn.Module:
+        """The sender's side of the boundary behind block `number`, in a stage that has everything else."""
+        ...
+
+    def decoder(self, stage: Any, number: int) -> nn.Module:
+        """The receiver's side."""
+        ...
+
+
+class Exact:
+    """C = (X − PE − T_fixed[t])·U, and X = C·Uᵀ + PE + T_fixed[t] on the other side (equation 8 of Protocol Models)."""
+
+    exact = True
+
+    def encoder(self, stage: Any, number: int) -> Encode:
+        """See `Boundary`."""
+        return Encode(stage.subspace_basis, stage.subspace_anchor)
+
+    def decoder(self, stage: Any, number: int) -> Decode:
+        """See `Boundary`."""
+        return Decode(stage.subspace_basis, stage.subspace_anchor)

@@ -1,0 +1,198 @@
+"""A stage of a decoder as a module: token ids or coefficients in, coefficients or logits out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.embedding import Embedding
+from torch_lowcomm.subspace.exact import Boundary
+from torch_lowcomm.subspace.families import run_blocks
+from torch_lowcomm.subspace.parts import Parts
+from torch_lowcomm.subspace.states import blocks_text, pick
+
+
+class StageModule(nn.Module):
+    """Some consecutive blocks of a decoder, with what stands before and behind them; `cut` makes it.
+
+    Its parts have the names that they have in the decoder, so that its state dict is a part of the decoder's. It takes the state
+    dict of a whole decoder, too, and picks its own.
+
+    Attributes:
+        index: The stage's place, from 0.
+        count: Stages in all.
+        block_numbers: The numbers of its blocks.
+        exact: Whether all stages together compute what the decoder does.
+        coefficients: What a coefficient travels as.
+        message_codec: The codec of the stage's messages, which `lc.pipeline.Stage` takes; None: as they are.
+        encode: The side of the boundary behind the stage; None on the last one.
+        decode: The side of the boundary before it; None on the first one.
+    """
+
+    encode: nn.Module | None
+    decode: nn.Module | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Parts,
+        *,
+        index: int,
+        count: int,
+        blocks: range,
+        boundary: Boundary,
+        coefficients: str,
+        message_codec: str | None,
+    ) -> None:
+        """Takes a stage's parts of a decoder; `cut` calls this. The parts are the decoder's own, not copies."""
+        super().__init__()
+        self.subspace_parts = parts
+        self.index, self.count, self.block_numbers = index, count, blocks
+        self.exact = boundary.exact and coefficients == "fp32"
+        self.coefficients, self.message_codec = coefficients, message_codec
+        embedding = model.get_submodule(parts.embedding)
+        self.vocabulary, self.width = embedding.weight.shape
+        if hasattr(model, "config"):
+            self.config = model.config
+        self._take(model, embedding)
+        self.register_load_state_dict_pre_hook(pick)
+        for side, there, number in (
+            ("encode", not self.is_last, blocks.stop - 1),
+            ("decode", not self.is_first, blocks.start - 1),
+        ):
+            object.__setattr__(self, side, self._side(side, boundary, number) if there else None)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether token ids come in."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out."""
+        return self.index == self.count - 1
+
+    @property
+    def name(self) -> str:
+        """The stage in an error."""
+        return f"stage {self.index} of {self.count}"
+
+    def _take(self, model: nn.Module, embedding: nn.Module) -> None:
+        """Places the stage's parts under their names."""
+        parts = self.subspace_parts
+        if self.is_first:
+            place(self, parts.embedding, embedding)
+            if parts.positions is not None:
+                place(self, parts.positions, _part(model, parts.positions))
+        if parts.rotary is not None:
+            place(self, parts.rotary, model.get_submodule(parts.rotary))
+        place(
+            self, parts.blocks, nn.ModuleDict({str(n): b for n, b in parts.blocks_of(model) if n in self.block_numbers})
+        )
+        if self.is_last:
+            place(self, parts.norm, model.get_submodule(parts.norm))
+            place(self, parts.head, model.get_submodule(parts.head))
+        if isinstance(embedding, Embedding):
+            fixed, table = embedding.anchor, parts.table(model)
+            self.subspace_basis = embedding.subspace_basis
+            self.subspace_anchor = fixed if table is None else _with_positions(fixed, table)
+
+    def _side(self, side: str, boundary: Boundary, number: int) -> nn.Module:
+        """One side of the boundary behind block `number`. Parameters of its own are the stage's; it is no part otherwise."""
+        made = boundary.encoder(self, number) if side == "encode" else boundary.decoder(self, number)
+        if not boundary.exact:
+            place(self, f"boundaries.{number}.{side}", made)
+        return made
+
+    def forward(
+        self, x: torch.Tensor, ids: torch.Tensor | None = None, *, start: int = 0, cache: Any = None
+    ) -> torch.Tensor:
+        """Runs the stage on a micro-batch, or on its next positions.
+
+        Args:
+            x: Token ids, an integer tensor [batch, time], on the first stage; on others the coefficients [batch, time, rank]
+                that the stage before has returned.
+            ids: The same tokens, on every stage but the first, which needs x alone: a keyword of `schedule.step`.
+            start: How many positions come before x's first.
+            cache: The blocks' keys and values of those, by `families.new_cache`.
+
+        Returns:
+            Coefficients; logits [batch, time, vocabulary] on the last stage.
+
+        Raises:
+            ValueError: The ids are missing, of another shape than x or outside the vocabulary, or x has another shape than
+                coefficients have; names the stage.
+        """
+        ids = self._expected_ids(x, ids)
+        parts = self.subspace_parts
+        if self.is_first:
+            y = self.get_submodule(parts.embedding)(ids)
+            table = parts.table(self)
+            if table is not None:
+                y = y + table[start : start + ids.shape[1]]
+        else:
+            wide = x if x.dtype == torch.float64 else x.float()
+            y = self.decode(wide, ids, start).to(self._dtype())
+        y = run_blocks(parts, self, y, start=start, cache=cache)
+        if self.is_last:
+            return self.get_submodule(parts.head)(self.get_submodule(parts.norm)(y))
+        coefficients = self.encode(y, ids, start)
+        return coefficients.bfloat16() if self.coefficients == "bf16" else coefficients
+
+    def _dtype(self) -> torch.dtype:
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
+
+    def _expected_ids(self, x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+        if self.is_first:
+            if ids is not None and ids.shape != x.shape:
+                raise ValueError(f"{self.name}: ids: expected the shape of x, {list(x.shape)}, got {list(ids.shape)}")
+            ids = x
+        elif ids is None:
+            raise ValueError(f"{self.name}: expected ids=, the tokens of the micro-batch, on every stage, got none")
+        if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
+        if not self.is_first and (x.dim() != 3 or x.shape[:2] != ids.shape):
+            raise ValueError(
+                f"{self.name}: expected coefficients [{ids.shape[0]}, {ids.shape[1]}, rank] for the ids, got {list(x.shape)}"
+            )
+        if not self.is_first and hasattr(self, "subspace_basis") and x.shape[2] != self.subspace_basis.rank:
+            rank = self.subspace_basis.rank
+            raise ValueError(f"{self.name}: expected {rank} coefficients a token, this stage's rank, got {x.shape[2]}")
+        if ids.numel() and not ids.is_meta:
+            low, high = (int(bound) for bound in torch.aminmax(ids))
+            if low < 0 or high >= self.vocabulary:
+                raise ValueError(f"{self.name}: ids: expected 0...{self.vocabulary - 1}, got {low} to {high}")
+        return ids
+
+    def extra_repr(self) -> str:
+        """The stage's place and its blocks."""
+        return f"{self.name}, blocks {blocks_text(self.block_numbers)}, coefficients={self.coefficients}"
+
+
+def place(root: nn.Module, path: str, part: nn.Module | torch.Tensor) -> None:
+    """Makes a part the one at a path of a module, with plain modules on the way."""
+    *way, name = path.split(".")
+    for step in way:
+        if step not in root._modules:
+            root.add_module(step, nn.Module())
+        root = root.get_submodule(step)
+    if isinstance(part, nn.Parameter):
+        root.register_parameter(name, part)
+    elif isinstance(part, torch.Tensor):
+        root.register_buffer(name, part)
+    else:
+        root.add_module(name, part)
+
+
+def _part(model: nn.Module, path: str) -> nn.Module | torch.Tensor:
+    holder, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(holder), name)
+
+
+def _with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
+    """An anchor that adds positions, which the embedding's does not: the decoder adds them itself."""
+    options: dict[str, Any] = {"seed": anchor.seed, "sigma": anchor.sigma, "fixed": anchor.fixed}
+    return Anchor(anchor.vocabulary, anchor.width, positions=table, **options).to(table.device)

@@ -1,0 +1,69 @@
+"""State dicts of stages: parts of the whole decoder's, which another cut takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def merge_states(states: Iterable[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Puts the state dicts of all stages of a cut together to that of the decoder, for stages of another cut to load.
+
+    Args:
+        states: One state dict a stage.
+
+    Returns:
+        The decoder's state dict. A stage's `load_state_dict` picks its own part of it.
+
+    Raises:
+        ValueError: Two stages have other values under one name.
+    """
+    merged: dict[str, torch.Tensor] = {}
+    for number, state in enumerate(states):
+        for name, value in state.items():
+            if name in merged and not torch.equal(merged[name], value):
+                raise ValueError(
+                    f"{name}: expected the same on all stages that have it, got another value in state {number}"
+                )
+            merged[name] = value
+    return merged
+
+
+def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Removes from a state dict that is being loaded what other stages have; a hook of `StageModule`.
+
+    Raises:
+        ValueError: The state dict has other blocks than the stage: the decoder was cut elsewhere.
+    """
+    parts, mine = stage.subspace_parts, stage.block_numbers
+    block = re.compile(re.escape(f"{prefix}{parts.blocks}.") + r"(\d+)\.")
+    there = {int(match[1]) for name in state if (match := block.match(name))}
+    if not set(mine) <= there:
+        raise ValueError(
+            f"{stage.name} has blocks {blocks_text(mine)}, the state dict has {blocks_text(there)}: the decoder was cut "
+            f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
+        )
+    own = _names(stage, prefix)
+    paths = [parts.embedding, parts.norm, parts.head, "boundaries"]
+    for name in list(state):
+        match = block.match(name)
+        other = int(match[1]) not in mine if match else any(name.startswith(f"{prefix}{path}.") for path in paths)
+        if other and name not in own:
+            del state[name]
+
+
+def _names(stage: nn.Module, prefix: str) -> set[str]:
+    return {f"{prefix}{name}" for name in stage.state_dict()}
+
+
+def blocks_text(blocks: Iterable[int]) -> str:
+    """Numbers of blocks in a sentence: 2...5."""
+    numbers = sorted(blocks)
+    if not numbers:
+        return "none"
+    whole = numbers == list(range(numbers[0], numbers[-1] + 1)) and len(numbers) > 1
+    return f"{numbers[0]}...{numbers[-1]}" if whole else ", ".join(map(str, numbers))
