@@ -158,17 +158,20 @@ at::Tensor subspaceEncode(const at::Tensor& x, const at::Tensor& tokens, const a
   const at::Tensor flat = x.to(rows.scalar_type()).contiguous().view({-1, width});
   std::vector<int64_t> shape = tokens.sizes().vec();
   shape.push_back(rows.size(0));
-  if (!x.is_cpu()) {
-    return at::mm(addAnchorOnDevice(flat, ids, anchor, -1.0f), rows.t()).view(shape);
-  }
-  at::Tensor out = at::empty({flat.size(0), rows.size(0)}, flat.options());
+  // No view of another tensor: torch's pipelining detaches what a stage returns in place.
+  const at::Tensor coefficients = at::empty(shape, flat.options());
+  at::Tensor out = coefficients.view({-1, rows.size(0)});
   const at::Tensor columns = rows.t();
+  if (!x.is_cpu()) {
+    at::mm_out(out, addAnchorOnDevice(flat, ids, anchor, -1.0f), columns);
+    return coefficients;
+  }
   if (rows.scalar_type() == at::kFloat) {
     encodeOnHost<float>(out, flat, ids, columns, anchor);
   } else {
     encodeOnHost<double>(out, flat, ids, columns, anchor);
   }
-  return out.view(shape);
+  return coefficients;
 }
 
 at::Tensor subspaceDecode(const at::Tensor& coefficients, const at::Tensor& tokens, const at::Tensor& rows,
@@ -183,18 +186,15 @@ at::Tensor subspaceDecode(const at::Tensor& coefficients, const at::Tensor& toke
   const at::Tensor flat = coefficients.to(rows.scalar_type()).contiguous().view({-1, rank});
   std::vector<int64_t> shape = tokens.sizes().vec();
   shape.push_back(width);
-  at::Tensor out;
-  if (!coefficients.is_cpu()) {
-    out = addAnchorOnDevice(at::mm(flat, rows), ids, anchor, 1.0f);
+  if (!coefficients.is_cpu()) return addAnchorOnDevice(at::mm(flat, rows), ids, anchor, 1.0f).view(shape).to(type);
+  const at::Tensor x = at::empty(shape, flat.options());
+  at::Tensor out = x.view({-1, width});
+  if (rows.scalar_type() == at::kFloat) {
+    decodeOnHost<float>(out, flat, ids, rows, anchor);
   } else {
-    out = at::empty({flat.size(0), width}, flat.options());
-    if (rows.scalar_type() == at::kFloat) {
-      decodeOnHost<float>(out, flat, ids, rows, anchor);
-    } else {
-      decodeOnHost<double>(out, flat, ids, rows, anchor);
-    }
+    decodeOnHost<double>(out, flat, ids, rows, anchor);
   }
-  return out.view(shape).to(type);
+  return x.to(type);
 }
 
 at::Tensor subspaceAnchor(const at::Tensor& tokens, const SubspaceAnchor& anchor, int64_t vocabulary,

@@ -13,8 +13,9 @@ from torch_lowcomm.pipeline.boundary import Boundary, Receive
 class Context:
     """What a stage's module says of a micro-batch, compared with what the stage before has said.
 
-    A module has `message_context(**kwargs)`, which gets the keywords of the micro-batch and returns numbers by name, and
-    `message_context_names`, the names in order. A stage of another kind has none, and nothing is sent.
+    A module has `message_context(*args, **kwargs)`, which gets the first stage's inputs and the keywords of the micro-batch and
+    returns numbers by name, and `message_context_names`, the names in order. A stage of another kind has none, and nothing is
+    sent.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -24,19 +25,20 @@ class Context:
         self._own: dict[int, torch.Tensor] = {}  # by micro-batch
         self._received: dict[int, torch.Tensor] = {}
 
-    def form(self, chunk: int, keywords: dict[str, Any]) -> None:
+    def form(self, chunk: int, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Forms a micro-batch's numbers, and compares them with those of the stage before.
 
         Args:
             chunk: The micro-batch.
-            keywords: Its keywords.
+            args: Its inputs, on the first stage.
+            kwargs: Its keywords.
 
         Raises:
             ValueError: They differ; with both values.
         """
         if not self.names:
             return
-        said = self._module.message_context(**keywords)
+        said = self._module.message_context(*args, **(kwargs or {}))
         own = self._own[chunk] = torch.tensor([said[name] for name in self.names], dtype=torch.int64)
         received = self._received.pop(chunk, None)
         if received is None:

@@ -52,8 +52,8 @@ class Stage(PipelineStage):
 
         Args:
             submodule: The module of this stage. Its attribute `message_codec`, where it has one, is the codec of activations and
-                gradients that are given none here; a method `message_context(**kwargs)`, called with a micro-batch's keywords,
-                names numbers that the stage behind must come to as well.
+                gradients that are given none here; a method `message_context(*args, **kwargs)`, called with a micro-batch's
+                inputs (of the first stage alone) and keywords, names numbers that the stage behind must come to as well.
             stage_index: Its place in the pipeline, from 0.
             num_stages: Stages of the pipeline.
             device: Where the module computes.
@@ -213,7 +213,9 @@ class Stage(PipelineStage):
         self.begun = True
         self._wait(self._receives.pop((False, fwd_chunk_id), []))
         with self._failing(f"micro-batch {fwd_chunk_id}: forward"):
-            self._context.form(fwd_chunk_id, kwargs.get("kwargs", args[1] if len(args) > 1 else None) or {})
+            self._context.form(
+                fwd_chunk_id, *args[:2], **{name: kwargs[name] for name in ("args", "kwargs") if name in kwargs}
+            )
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -99,6 +101,22 @@ class Anchor(nn.Module):
         if end > self.positions.shape[0]:
             raise ValueError(f"subspace: ids: expected at most {self.positions.shape[0]} places, got {end}")
         return self.positions[start:end].to(dtype).contiguous()
+
+    def get_extra_state(self) -> Tensor:
+        """What the rows are made of, for the model's state: float64 [seed, sigma, whether Gaussian]."""
+        return torch.tensor([self.seed, self.sigma, self.fixed == "gaussian"], dtype=torch.float64)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Compares a loaded state's rows with these.
+
+        Raises:
+            ValueError: They are made of another seed, sigma or kind.
+        """
+        mine = self.get_extra_state()
+        if not torch.equal(state.cpu(), mine):
+            raise ValueError(
+                f"subspace: anchor: expected a state of [seed, sigma, gaussian] = {mine.tolist()}, got {state.tolist()}"
+            )
 
     def extra_repr(self) -> str:
         """What repr() says of it."""

@@ -42,6 +42,7 @@ class Basis(nn.Module):
         self.width, self.rank, self.seed, self.version = width, rank, seed, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
         self._rows: dict[torch.dtype, Tensor] = {}
+        self._checksum: int | None = None
 
     def rows(self, dtype: torch.dtype) -> Tensor:
         """Uᵀ for arithmetic on tensors of a type: float64 for float64, else float32; [rank, width]."""
@@ -90,13 +91,19 @@ class Basis(nn.Module):
             )
         self.vectors = vectors.to(self.vectors.device).clone()
         self.version += 1
-        self._rows.clear()
+        self._forget()
 
     @property
     def checksum(self) -> int:
         """32 bits that tell whether two stages have the same basis: a CRC of version and vectors."""
-        bits = self.vectors.cpu().contiguous().numpy().tobytes()
-        return zlib.crc32(bits, self.version)
+        if self._checksum is None:
+            bits = self.vectors.cpu().contiguous().numpy().tobytes()
+            self._checksum = zlib.crc32(bits, self.version)
+        return self._checksum
+
+    def _forget(self) -> None:
+        self._rows.clear()
+        self._checksum = None
 
     def get_extra_state(self) -> Tensor:
         """The version, for the model's state."""
@@ -105,11 +112,11 @@ class Basis(nn.Module):
     def set_extra_state(self, state: Any) -> None:
         """Takes the version of a loaded state."""
         self.version = int(state)
-        self._rows.clear()
+        self._forget()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._rows.clear()
+        self._forget()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Moves the basis with its model; a model's conversion to another type leaves it in float64."""
@@ -117,7 +124,7 @@ class Basis(nn.Module):
         super()._apply(fn, recurse)
         if self.vectors.dtype != torch.float64:
             self.vectors = exact.to(self.vectors.device)
-        self._rows.clear()
+        self._forget()
         return self
 
     def extra_repr(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class StageModule(nn.Module):
         decode: The side of the boundary before it; None on the first one.
     """
 
+    message_context_names = ("ids", "basis")
     encode: nn.Module | None
     decode: nn.Module | None
 
@@ -141,6 +143,17 @@ class StageModule(nn.Module):
             return self.get_submodule(parts.head)(self.get_submodule(parts.norm)(y))
         coefficients = self.encode(y, ids, start)
         return coefficients.bfloat16() if self.coefficients == "bf16" else coefficients
+
+    def message_context(
+        self, x: torch.Tensor | None = None, *, ids: torch.Tensor | None = None, **_: Any
+    ) -> dict[str, int]:
+        """What the stages of a boundary compare in each micro-batch: checksums of its tokens and of the basis."""
+        tokens = ids if ids is not None else x
+        basis = self._modules.get("subspace_basis")
+        return {
+            "ids": 0 if tokens is None else zlib.crc32(tokens.to("cpu", torch.int64).contiguous().numpy().tobytes()),
+            "basis": 0 if basis is None else basis.checksum,
+        }
 
     def _dtype(self) -> torch.dtype:
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)

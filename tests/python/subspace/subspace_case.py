@@ -1,9 +1,15 @@
 """Small decoders and batches, for the tests of lc.subspace."""
 
+import sys
+from pathlib import Path
+
 import torch
-from model import GPT, VOCABULARY, Config
 
 import torch_lowcomm as lc
+
+sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
+
+from model import GPT, VOCABULARY, Config  # noqa: E402
 
 WIDTH, RANK, LAYERS, BATCH, TIME = 32, 8, 4, 3, 10
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Olmo")

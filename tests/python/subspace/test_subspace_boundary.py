@@ -172,5 +172,5 @@ def test_mistakes_are_named(make, said):
 
 def test_nothing_grows_with_the_vocabulary():
     sizes = {sum(b.numel() for b in Anchor(v, 64).state_dict().values()) for v in (10, 1000, 2**31)}
-    assert sizes == {0}
+    assert sizes == {3}
     assert lc.subspace.Anchor(2**31, 64)(torch.tensor([2**31 - 1])).abs().max() > 0

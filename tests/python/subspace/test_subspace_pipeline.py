@@ -1,0 +1,128 @@
+"""A constrained decoder in stages on real ranks: with the wire and without it, gradients and training are the same."""
+
+import pytest
+import stages_case
+import subspace_case as case
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+import torch_lowcomm as lc
+from torch_lowcomm.subspace import merge_states
+
+MICRO = 4
+
+
+def loss(logits, target):
+    return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def pipeline(r, name, layers, dtype, **options):
+    """(schedule, this rank's stages) of a constrained GPT under a schedule of torch."""
+    kind, per_rank = stages_case.SCHEDULES[name]
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK)
+    count = r.size * per_rank
+    stages = [
+        lc.pipeline.Stage(lc.subspace.cut(model, i, count, **options), i, count, torch.device("cpu"))
+        for i in stages_case.indices(r.rank, r.size, name)
+    ]
+    return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=loss), stages
+
+
+def _batch(step=0):
+    text = case.ids(batch=2 * MICRO, time=case.TIME + 1, seed=step)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def _whole(layers, dtype):
+    """The gradients of the decoder in one piece, micro-batch by micro-batch as a schedule adds them."""
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK)
+    x, y = _batch()
+    for part, target in zip(x.chunk(MICRO), y.chunk(MICRO), strict=True):
+        (model(part, target) / MICRO).backward()
+    return case.gradients(model)
+
+
+def _gradients(r, name, layers, dtype, bound):
+    r.init("lowcomm")
+    schedule, stages = pipeline(r, name, layers, dtype)
+    want = _whole(layers, dtype)
+    x, y = _batch()
+    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+    for _ in range(2):
+        for stage in stages:
+            stage.submod.zero_grad()
+        schedule.step(*((x,) if first else ()), ids=x, **({"target": y} if last else {}))
+        for stage in stages:
+            stage.finish()
+            for parameter, gradient in case.gradients(stage.submod).items():
+                off = case.apart(gradient, want[parameter])
+                assert off < bound, (parameter, off)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_four_processes_have_one_models_gradients(quad, dtype, bound):
+    quad(_gradients, "1F1B", 4, dtype, bound)
+
+
+@pytest.mark.parametrize("name", stages_case.SCHEDULES)
+def test_every_schedule_has_one_models_gradients(pair, name):
+    pair(_gradients, name, 4, torch.float64, 1e-12)
+
+
+def _bytes(r, coefficients, forward, backward):
+    r.init("lowcomm")
+    schedule, (stage,) = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
+    x, y = _batch()
+    lc.pipeline.step(schedule, x, target=y, ids=x)
+    lc.reset_stats()
+    lc.pipeline.step(schedule, x, target=y, ids=x)
+    group = next(iter(lc.stats().values()))
+    way, expected = (("forward", forward), ("backward", backward))[r.rank]
+    sent = group[f"send {way} boundary 0"]
+    payload = sent["wire_bytes"] - 64 * sent["calls"]
+    assert sent["calls"] == MICRO
+    assert payload == x.numel() * expected, (payload, x.numel() * expected)
+    assert sent["exact_calls"] == (MICRO if coefficients in ("fp32", "bf16") else 0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("coefficients", "bytes_a_token"), [("fp32", 4 * case.RANK), ("bf16", 2 * case.RANK)])
+def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
+    pair(_bytes, coefficients, bytes_a_token, bytes_a_token)
+
+
+def _context(r, what):
+    r.init("lowcomm")
+    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32)
+    x, y = _batch()
+    lc.pipeline.step(schedule, x, target=y, ids=x)
+    ids = x
+    if r.rank == 1 and what == "ids":
+        ids = x.roll(1, 0)
+    if r.rank == 1 and what == "basis":
+        stage.submod.subspace_basis.change(lc.subspace.Basis(case.WIDTH, case.RANK, seed=9).vectors)
+    with pytest.raises((ValueError, RuntimeError), match=f"{what}: expected the same as at the stage before"):
+        lc.pipeline.step(schedule, x, target=y, ids=ids)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("what", ["ids", "basis"])
+def test_stages_that_differ_stop_with_both_values(pair, what):
+    pair(_context, what)
+
+
+def test_states_of_two_cuts():
+    """A checkpoint of four stages is one of two."""
+    model = case.constrained()
+    whole = merge_states(stage.state_dict() for stage in case.cuts(model, 4))
+    other = lc.subspace.constrain(case.gpt(seed=1), case.RANK, sigma=model.embed.anchor.sigma)
+    for stage in case.cuts(other, 2):
+        stage.load_state_dict(whole)
+    x = case.ids()
+    assert torch.equal(other(x, x), model(x, x))
+    assert case.apart(case.chain(case.cuts(other, 2), x), case.chain(case.cuts(model, 4), x)) < 1e-13
+    with pytest.raises(ValueError, match=r"expected a state of \[seed, sigma, gaussian\]"):
+        case.cuts(case.constrained(seed=3), 2)[0].load_state_dict(whole)
