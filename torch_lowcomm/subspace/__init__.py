@@ -17,6 +17,7 @@ from torch_lowcomm.subspace.constrain import Report, constrain
 from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
 from torch_lowcomm.subspace.stage import StageModule
@@ -29,6 +30,8 @@ __all__ = [
     "Embedding",
     "Encode",
     "Finding",
+    "GradientSum",
+    "Grassmann",
     "KeyValues",
     "Parts",
     "Report",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.anchor import Anchor
 from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.grassmann import GradientSum
 
 
 class Encode(nn.Module):
@@ -63,7 +64,7 @@ class Decode(nn.Module):
         """
         super().__init__()
         self.basis, self.anchor, self.dtype = basis, anchor, dtype
-        self.gradients: Any = None  # a GradientSum, which sees the unprojected gradient (lc.subspace.Grassmann)
+        self.gradients: GradientSum | None = None  # sees the gradients before they are projected
 
     def forward(self, c: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """Decodes.

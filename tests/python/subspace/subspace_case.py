@@ -9,7 +9,7 @@ import torch_lowcomm as lc
 
 sys.path.append(str(Path(__file__).parents[3] / "examples"))  # of a pool's ranks
 
-from model import GPT, VOCABULARY, Config  # noqa: E402
+from model import GPT, VOCABULARY, Config
 
 WIDTH, RANK, LAYERS, BATCH, TIME = 32, 8, 4, 3, 10
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "Olmo")

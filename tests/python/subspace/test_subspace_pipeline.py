@@ -73,7 +73,7 @@ def test_every_schedule_has_one_models_gradients(pair, name):
 
 def _bytes(r, coefficients, forward, backward):
     r.init("lowcomm")
-    schedule, (stage,) = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
+    schedule, _ = pipeline(r, "GPipe", 2, torch.float32, coefficients=coefficients)
     x, y = _batch()
     lc.pipeline.step(schedule, x, target=y, ids=x)
     lc.reset_stats()

@@ -1,0 +1,119 @@
+"""Training with the wire and without it: the same weights and losses, through clipping and steps of the subspace."""
+
+import pytest
+import stages_case
+import subspace_case as case
+import test_subspace_pipeline as pipelines
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_lowcomm as lc
+from torch_lowcomm.subspace.grassmann import GradientSum, turned
+
+STEPS, LR, CLIP = 50, 3e-3, 1.0
+
+
+def _batch(step):
+    text = case.ids(batch=2 * pipelines.MICRO, time=case.TIME + 1, seed=step)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def _one_process(layers, dtype, stages, turn_every):
+    """Losses and weights of the decoder in one piece."""
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK)
+    optimizer = lc.SubspaceAdamW(model, lr=LR)
+    seen = GradientSum()
+    seen.watch_input(model.blocks[layers - layers // stages])
+    losses = []
+    for step in range(STEPS):
+        x, y = _batch(step)
+        optimizer.zero_grad()
+        total = 0.0
+        for part, target in zip(x.chunk(pipelines.MICRO), y.chunk(pipelines.MICRO), strict=True):
+            loss = model(part, target) / pipelines.MICRO
+            loss.backward()
+            total += float(loss)
+        losses.append(total)
+        optimizer.clip_grad_norm(CLIP)
+        optimizer.step()
+        if turn_every and (step + 1) % turn_every == 0:
+            basis = model.subspace_basis
+            new = turned(basis.vectors, seen.total, 1.0)
+            optimizer.change_basis(basis.vectors.clone(), new)
+            basis.change(new)
+            seen.total = None
+    return losses, model.state_dict(), model.subspace_basis
+
+
+def _train(r, name, layers, dtype, turn_every, weights_bound, loss_bound):
+    torch.set_num_threads(1)
+    r.init("lowcomm")
+    schedule, stages = pipelines.pipeline(r, name, layers, dtype)
+    modules = nn.ModuleList(stage.submod for stage in stages)
+    optimizer = lc.SubspaceAdamW(modules, lr=LR)
+    subspace = lc.subspace.Grassmann(stages, optimizer, every=turn_every) if turn_every else None
+    first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+    means = []
+    for step in range(STEPS):
+        x, y = _batch(step)
+        optimizer.zero_grad()
+        losses = []
+        keywords = {"target": y, "losses": losses} if last else {}
+        schedule.step(*((x,) if first else ()), ids=x, **keywords)
+        means.append(float(torch.stack(losses).mean()) if last else 0.0)
+        optimizer.clip_grad_norm(CLIP, stages=dist.group.WORLD)
+        optimizer.step()
+        if subspace is not None:
+            assert subspace.step() == ((step + 1) % turn_every == 0)
+    count = r.size * stages_case.SCHEDULES[name][1]
+    want, weights, basis = _one_process(layers, dtype, count, turn_every)
+    for stage in stages:
+        for key, value in stage.submod.named_parameters():
+            off = case.apart(value, weights[key])
+            assert off < weights_bound, (key, off)
+        own = stage.submod.subspace_basis
+        assert own.version == basis.version == (STEPS // turn_every if turn_every else 0)
+        assert (own.vectors - basis.vectors).abs().max() < max(weights_bound, 1e-9)
+    if last:
+        off = max(abs(a - b) for a, b in zip(means, want, strict=True))
+        assert off < loss_bound, off
+        assert want[-1] < want[0] - 0.5  # it learns
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("1F1B", 4), ("1F1B", 8), ("Interleaved1F1B", 8)],
+    ids=["4 stages", "2 blocks a stage", "interleaved"],
+)
+def test_four_processes_train_as_one(quad, name, layers):
+    quad(_train, name, layers, torch.float64, 0, 1e-9, 1e-12, timeout=240)
+
+
+def test_four_processes_train_as_one_in_float32(quad):
+    quad(_train, "1F1B", 4, torch.float32, 0, 1e-3, 1e-4, timeout=240)
+
+
+def test_a_step_of_the_subspace_keeps_exactness(quad):
+    quad(_train, "1F1B", 4, torch.float64, 25, 1e-9, 1e-12, timeout=240)
+
+
+def test_a_step_of_the_subspace_follows_the_gradients():
+    """Gradients of one direction outside S: the basis turns towards it, and stays orthonormal."""
+    basis = lc.subspace.Basis(16, 3, seed=1)
+    outside = torch.randn(16, dtype=torch.float64)
+    outside -= basis.project(outside)
+    inside = basis.vectors[0]
+    seen = GradientSum()
+    seen.add((outside / outside.norm() + inside).expand(5, 2, 16))
+    new = turned(basis.vectors, seen.total, 1.0)
+    torch.testing.assert_close(new @ new.t(), torch.eye(3, dtype=torch.float64), rtol=0, atol=1e-12)
+    before, after = basis.coordinates(outside).norm(), (new @ outside).norm()
+    assert before < 1e-12 < 0.1 * outside.norm() < after
+    # A gradient that lies in S moves nothing.
+    seen = GradientSum()
+    seen.add(inside.expand(4, 16))
+    torch.testing.assert_close(turned(basis.vectors, seen.total, 1.0), basis.vectors, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="expected finite gradients"):
+        turned(basis.vectors, seen.total * float("nan"), 1.0)

@@ -1,0 +1,264 @@
+"""Steps of the subspace itself, towards the directions that gradients want: on the Grassmann manifold."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torch_lowcomm import _C
+from torch_lowcomm.subspace.basis import Basis
+
+logger = logging.getLogger(__name__)
+
+
+class BasisOptimizer(Protocol):
+    """What a step of the subspace needs of the optimizer: `lc.SubspaceAdamW` has it."""
+
+    def change_basis(self, old: Tensor, new: Tensor) -> None:
+        """Projects weights and momenta from one subspace onto another, float64 [rank, width] each."""
+        ...
+
+
+class GradientSum:
+    """S̄, the sum of GᵀG over the gradients of activations behind a boundary, before they are projected.
+
+    Attributes:
+        total: [width, width], float64 in models of float64, else float32; None before the first gradient.
+    """
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def add(self, gradient: Tensor) -> None:
+        """Adds a gradient [..., width]; a tensor's hook."""
+        flat = gradient.detach().reshape(-1, gradient.shape[-1])
+        flat = flat if flat.dtype == torch.float64 else flat.float()
+        if self.total is None:
+            self.total = flat.new_zeros(flat.shape[1], flat.shape[1])
+        self.total.addmm_(flat.t(), flat)
+
+    def watch_input(self, block: nn.Module) -> Any:
+        """Adds the gradients of a block's first input: the boundary before it where one process runs the whole decoder.
+
+        Returns:
+            A handle that removes the hook.
+        """
+
+        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs[0].requires_grad:
+                inputs[0].register_hook(self.add)
+
+        return block.register_forward_pre_hook(hook)
+
+
+def turned(vectors: Tensor, total: Tensor, rate: float) -> Tensor:
+    """One step of the subspace (section 4.5 of the paper).
+
+    With U the basis, d×k, and S̄ the sum divided by its trace: U' = U + rate·2·(I − UUᵀ)·S̄·U, the step against the gradient of
+    what of the gradients lies outside the subspace, then orthonormalised (the QR factor whose R has a positive diagonal).
+
+    Args:
+        vectors: Uᵀ, float64 [rank, width].
+        total: The sum of GᵀG, [width, width].
+        rate: The step's size.
+
+    Returns:
+        The new Uᵀ; `vectors` itself where the sum is 0.
+
+    Raises:
+        ValueError: The sum is not finite.
+    """
+    total = total.to(vectors)
+    trace = total.trace()
+    if not torch.isfinite(total).all():
+        raise ValueError("subspace: Grassmann step: expected finite gradients, got NaN or infinity in their sum")
+    if trace <= 0:
+        return vectors
+    moved = vectors @ (total / trace)
+    step = moved - (moved @ vectors.t()) @ vectors
+    rows = (vectors + 2 * rate * step).cpu().contiguous()
+    _C.orthonormalise(rows)
+    return rows.to(vectors.device)
+
+
+class Grassmann:
+    """Turns the subspace every so many steps, in all stages at once.
+
+        subspace = lc.subspace.Grassmann(stages, optimizer, every=500)
+        for x, y in batches:
+            schedule.step(...)
+            optimizer.step()
+            subspace.step()                # on every rank
+
+    The stage that receives last sums GᵀG of the gradients that come to its boundary (`GradientSum`), and at the end of an
+    interval makes the next basis of it. All ranks get the basis, tell each other that they have it, and only then change: they
+    project their constrained weights and momenta, and count the basis's version on. A rank that dies before all have it leaves the
+    others at the old version; one that dies later leaves them at the new one, once they have called `resume`.
+
+    Between two versions nothing travels: messages carry the basis's checksum, and two stages that differ stop.
+    """
+
+    def __init__(
+        self,
+        stages: Iterable[Any],
+        optimizer: BasisOptimizer,
+        *,
+        every: int = 500,
+        rate: float = 1.0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Watches the gradients of the last boundary, where this rank has it.
+
+        Args:
+            stages: This rank's `lc.pipeline.Stage`s of modules that `cut` made, or such modules.
+            optimizer: Of the stages' parameters: `lc.SubspaceAdamW`.
+            every: Steps of an interval.
+            rate: α, the size of a step of the subspace; the paper gives no number.
+            group: All ranks of the pipeline, and only those; None for the default group. Of replicas of a pipeline the group has
+                the ranks of all: their sums are added.
+
+        Raises:
+            ValueError: `every` or `rate` is out of its range, or the stages have no basis.
+        """
+        if every < 1:
+            raise ValueError(f"subspace: every: expected 1 or more, got {every}")
+        if not 0 < rate < float("inf"):
+            raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
+        modules = [getattr(stage, "submod", stage) for stage in stages]
+        found = [m.subspace_basis for m in modules if isinstance(getattr(m, "subspace_basis", None), Basis)]
+        if len(found) != len(modules) or not found:
+            raise ValueError("subspace: Grassmann: expected stages that lc.subspace.cut made of a constrained decoder")
+        self._bases = list({id(basis): basis for basis in found}.values())
+        self._optimizer, self._every, self._rate, self._group = optimizer, every, rate, group
+        self._steps = 0
+        self._pending: tuple[int, Tensor] | None = None
+        self._sum: GradientSum | None = None
+        for module in modules:
+            if module.is_last and module.decode is not None:
+                self._sum = module.decode.gradients = GradientSum()
+
+    @property
+    def version(self) -> int:
+        """How often the subspace has been turned."""
+        return self._bases[0].version
+
+    def step(self) -> bool:
+        """Counts a step; at the end of an interval turns the subspace. Called on every rank after the optimizer's step.
+
+        Returns:
+            Whether the subspace was turned.
+
+        Raises:
+            ValueError: Gradients were not finite; on all ranks, and nothing has changed.
+            torch.distributed.DistBackendError: A peer or the network failed. Once there is a group again, `resume`.
+        """
+        self._steps += 1
+        if self._steps % self._every:
+            return False
+        self._exchange()
+        self._confirm()
+        self._commit()
+        return True
+
+    def _exchange(self) -> None:
+        """All ranks get the next basis from the one that made it."""
+        basis = self._bases[0]
+        total = self._sum.total if self._sum is not None else None
+        dtype = torch.float64
+        sums = torch.zeros(basis.width, basis.width, dtype=dtype) if total is None else total.to("cpu", dtype)
+        # The lowest rank that has a sum makes the basis, of the sums of all.
+        size = dist.get_world_size(self._group)
+        mine = torch.tensor([size if total is None else dist.get_rank(self._group)])
+        dist.all_reduce(mine, dist.ReduceOp.MIN, group=self._group)
+        maker = int(mine)
+        if maker == size:
+            raise ValueError("subspace: Grassmann step: expected gradients at the last boundary, got none on any rank")
+        owners = torch.tensor([int(total is not None)])
+        dist.all_reduce(owners, group=self._group)
+        if int(owners) > 1:
+            dist.all_reduce(sums, group=self._group)
+        message = torch.zeros(basis.rank * basis.width + 1, dtype=dtype)
+        if dist.get_rank(self._group) == maker:
+            try:
+                message[1:] = turned(basis.vectors, sums, self._rate).flatten().cpu()
+                message[0] = basis.version + 1
+            except ValueError:
+                message[0] = -1
+        source = dist.get_global_rank(self._group, maker) if self._group is not None else maker
+        dist.broadcast(message, source, group=self._group)
+        if message[0] < 0:
+            raise ValueError("subspace: Grassmann step: expected finite gradients, got NaN or infinity in their sum")
+        self._pending = (int(message[0]), message[1:].view(basis.rank, basis.width))
+
+    def _confirm(self) -> None:
+        """Returns once every rank has the next basis; also compares their versions."""
+        assert self._pending is not None
+        versions = self._gather(self._pending[0])
+        if set(versions) != {self._pending[0]}:
+            raise ValueError(
+                f"subspace: Grassmann step: expected version {self._pending[0]} on all ranks, got {versions}"
+            )
+
+    def _commit(self) -> None:
+        """Changes this rank's bases, weights and momenta; nothing can fail in it that a peer does."""
+        assert self._pending is not None
+        version, vectors = self._pending
+        self._pending = None
+        old = self._bases[0].vectors.clone()
+        new = vectors.to(old.device)
+        self._optimizer.change_basis(old, new)
+        for basis in self._bases:
+            basis.change(new)
+        if self._sum is not None:
+            self._sum.total = None
+        logger.info("subspace: version %d", version)
+
+    def resume(self, group: dist.ProcessGroup | None = None) -> int:
+        """After a failure: brings all ranks to one version, on the group that has been made since; all ranks call it.
+
+        A rank that had the next basis takes it where any other has changed already, for then all had it.
+
+        Args:
+            group: The new group; None for the default group.
+
+        Returns:
+            The version.
+
+        Raises:
+            ValueError: A rank's version is older than another's and it has no basis to go on with: it was restarted from an older
+                checkpoint. On all ranks.
+            torch.distributed.DistBackendError: A peer or the network failed.
+        """
+        self._group = group
+        newest = max(self._gather(self.version))
+        if self._pending is not None and self._pending[0] == newest:
+            self._commit()
+        self._pending = None
+        versions = self._gather(self.version)
+        if set(versions) != {newest}:
+            raise ValueError(
+                f"subspace: expected version {newest} on all ranks, got {versions}; load a checkpoint of one version on all"
+            )
+        return newest
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps so far, and this rank's sum of GᵀG; versions and bases are the model's."""
+        total = self._sum.total if self._sum is not None else None
+        return {"steps": self._steps, "sum": None if total is None else total.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self._steps = state["steps"]
+        if self._sum is not None:
+            self._sum.total = None if state["sum"] is None else state["sum"].clone()
+
+    def _gather(self, number: int) -> list[int]:
+        """A number of every rank."""
+        numbers = torch.empty(dist.get_world_size(self._group), dtype=torch.int64)
+        dist.all_gather_into_tensor(numbers, torch.tensor([number]), group=self._group)
+        return [int(n) for n in numbers]
