@@ -20,12 +20,14 @@ from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
+from torch_lowcomm.subspace.projection import Bottleneck, Projection
 from torch_lowcomm.subspace.stage import StageModule
 from torch_lowcomm.subspace.states import merge_states
 
 __all__ = [
     "Anchor",
     "Basis",
+    "Bottleneck",
     "Decode",
     "Embedding",
     "Encode",
@@ -34,6 +36,7 @@ __all__ = [
     "Grassmann",
     "KeyValues",
     "Parts",
+    "Projection",
     "Report",
     "StageModule",
     "check",

@@ -129,7 +129,7 @@ def _between(parts: Parts, root: nn.Module) -> list[Finding]:
     seen = probe.entry(parts, root)
     if seen is None:
         return found
-    embedded, given = (x.double() for x in seen)
+    embedded = seen[0].double()
     module = root.get_submodule(parts.embedding)
     if not isinstance(module, Embedding):
         rows = module.weight.detach()[: embedded.shape[0] * embedded.shape[1]].double()
@@ -137,26 +137,35 @@ def _between(parts: Parts, root: nn.Module) -> list[Finding]:
             factor = float(embedded.norm() / rows.norm())
             found.append(Finding(parts.embedding, f"its output is not its weight's rows (scaled by {factor:.4g})"))
             return found
+    return found + between(parts, root, seen)
+
+
+def between(parts: Parts, root: nn.Module, seen: tuple[torch.Tensor, torch.Tensor] | None) -> list[Finding]:
+    """What stands between the embedding and the first block, other than the table of positions.
+
+    Args:
+        parts: Of the decoder.
+        root: The decoder.
+        seen: What the one gives and the other is given, by `probe.entry`.
+    """
+    if seen is None:
+        return []
+    embedded, given = (x.double() for x in seen)
+    table = parts.table(root)
     if table is not None:
         embedded = embedded + table.detach()[: embedded.shape[1]].double()
     difference = given - embedded
     limit = probe.tolerance(seen[0].dtype) * float(given.norm())
     if float(difference.norm()) <= limit:
-        return found
+        return []
     factor = float((given * embedded).sum() / embedded.square().sum())
     if float((given - factor * embedded).norm()) <= limit:
-        found.append(Finding(parts.embedding, f"it is scaled by {factor:.4g} before the first block"))
-    elif torch.allclose(difference[0], difference[1], atol=limit):
-        found.append(_added(root, difference[0]))
-    else:
-        share = float(difference.norm() / embedded.norm())
-        found.append(
-            Finding(
-                parts.embedding,
-                f"a dropout, norm or other module changes it by a share {share:.3g} before the first block",
-            )
-        )
-    return found
+        return [Finding(parts.embedding, f"it is scaled by {factor:.4g} before the first block")]
+    if torch.allclose(difference[0], difference[1], atol=limit):
+        return [_added(root, difference[0])]
+    share = float(difference.norm() / embedded.norm())
+    reason = f"a dropout, norm or other module changes it by a share {share:.3g} before the first block"
+    return [Finding(parts.embedding, reason)]
 
 
 def _added(root: nn.Module, rows: torch.Tensor) -> Finding:

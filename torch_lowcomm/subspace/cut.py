@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.subspace.check import constrained_parts
+from torch_lowcomm.subspace import probe
+from torch_lowcomm.subspace.check import between, constrained_parts
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
+
+logger = logging.getLogger(__name__)
 
 
 def cut(
@@ -44,13 +48,16 @@ def cut(
 
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one.
-        ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, or a codec is
-            unknown.
+        ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
+            unknown, or a free decoder changes its embedding before the first block.
     """
     if boundary is None:
         parts, _ = constrained_parts(model)
-    elif parts is None:
-        parts = getattr(model, "subspace_parts", None) or parts_of(model)
+    else:
+        parts = parts or getattr(model, "subspace_parts", None) or parts_of(model)
+        found = between(parts, model, probe.entry(parts, model))
+        if found:
+            raise ValueError(f"cut: stages would compute something else than the decoder: {found[0]}")
     total = len(parts.blocks_of(model))
     if not 1 <= count <= total:
         raise ValueError(f"count: expected 1...{total}, the number of blocks, got {count}")
@@ -62,6 +69,8 @@ def cut(
     message_codec = None if coefficients in ("fp32", "bf16") else coefficients
     if message_codec is not None:
         _C.Codec(message_codec)
+    if boundary is not None or coefficients != "fp32":
+        logger.info("cut: not exact: %s, coefficients %s", boundary or "the subspace's coefficients", coefficients)
     start = sum(sizes[:index])
     return StageModule(
         model,

@@ -17,15 +17,23 @@ class Boundary(Protocol):
 
     Attributes:
         exact: Whether the stages compute what the uncut model does. The sides then have no parameters of their own.
+        rank: Coefficients a token; None: the rank of the decoder's subspace.
     """
 
     exact: bool
+    rank: int | None
 
-    def encoder(self, stage: Any, number: int) -> nn.Module:
-        """The sender's side of the boundary behind block `number`, in a stage that has everything else."""
+    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+        """The sender's side of the boundary behind block `number`, in a stage that has everything else.
+
+        Args:
+            stage: The stage, a `StageModule`.
+            number: The block's.
+            embedding: The decoder's, on whichever stage it is.
+        """
         ...
 
-    def decoder(self, stage: Any, number: int) -> nn.Module:
+    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
         """The receiver's side."""
         ...
 
@@ -34,11 +42,12 @@ class Exact:
     """C = (X − PE − T_fixed[t])·U, and X = C·Uᵀ + PE + T_fixed[t] on the other side (equation 8 of Protocol Models)."""
 
     exact = True
+    rank = None
 
-    def encoder(self, stage: Any, number: int) -> Encode:
+    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> Encode:
         """See `Boundary`."""
         return Encode(stage.subspace_basis, stage.subspace_anchor)
 
-    def decoder(self, stage: Any, number: int) -> Decode:
+    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> Decode:
         """See `Boundary`."""
         return Decode(stage.subspace_basis, stage.subspace_anchor)

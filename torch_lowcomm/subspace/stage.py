@@ -27,6 +27,7 @@ class StageModule(nn.Module):
         count: Stages in all.
         block_numbers: The numbers of its blocks.
         exact: Whether all stages together compute what the decoder does.
+        rank: Coefficients a token.
         coefficients: What a coefficient travels as.
         message_codec: The codec of the stage's messages, which `lc.pipeline.Stage` takes; None: as they are.
         encode: The side of the boundary behind the stage; None on the last one.
@@ -60,12 +61,13 @@ class StageModule(nn.Module):
         if hasattr(model, "config"):
             self.config = model.config
         self._take(model, embedding)
+        self.rank = boundary.rank or self.subspace_basis.rank
         self.register_load_state_dict_pre_hook(pick)
         for side, there, number in (
             ("encode", not self.is_last, blocks.stop - 1),
             ("decode", not self.is_first, blocks.start - 1),
         ):
-            object.__setattr__(self, side, self._side(side, boundary, number) if there else None)
+            object.__setattr__(self, side, self._side(side, boundary, number, embedding) if there else None)
 
     @property
     def is_first(self) -> bool:
@@ -102,9 +104,10 @@ class StageModule(nn.Module):
             self.subspace_basis = embedding.subspace_basis
             self.subspace_anchor = fixed if table is None else _with_positions(fixed, table)
 
-    def _side(self, side: str, boundary: Boundary, number: int) -> nn.Module:
+    def _side(self, side: str, boundary: Boundary, number: int, embedding: nn.Module) -> nn.Module:
         """One side of the boundary behind block `number`. Parameters of its own are the stage's; it is no part otherwise."""
-        made = boundary.encoder(self, number) if side == "encode" else boundary.decoder(self, number)
+        make = boundary.encoder if side == "encode" else boundary.decoder
+        made = make(self, number, embedding)
         if not boundary.exact:
             place(self, f"boundaries.{number}.{side}", made)
         return made
@@ -171,9 +174,10 @@ class StageModule(nn.Module):
             raise ValueError(
                 f"{self.name}: expected coefficients [{ids.shape[0]}, {ids.shape[1]}, rank] for the ids, got {list(x.shape)}"
             )
-        if not self.is_first and hasattr(self, "subspace_basis") and x.shape[2] != self.subspace_basis.rank:
-            rank = self.subspace_basis.rank
-            raise ValueError(f"{self.name}: expected {rank} coefficients a token, this stage's rank, got {x.shape[2]}")
+        if not self.is_first and x.shape[2] != self.rank:
+            raise ValueError(
+                f"{self.name}: expected {self.rank} coefficients a token, this stage's rank, got {x.shape[2]}"
+            )
         if ids.numel() and not ids.is_meta:
             low, high = (int(bound) for bound in torch.aminmax(ids))
             if low < 0 or high >= self.vocabulary:

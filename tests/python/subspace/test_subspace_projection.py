@@ -1,0 +1,172 @@
+"""lc.subspace.Projection and Bottleneck: boundaries of decoders whose weights are free, by their formulas."""
+
+import logging
+
+import pytest
+import subspace_case as case
+import torch
+from torch import nn
+
+import torch_lowcomm as lc
+
+KINDS = {
+    "fixed": {},
+    "learned": {"learned": True},
+    "own anchors": {"anchor": "own"},
+    "learned, own anchors": {"learned": True, "anchor": "own"},
+    "signs": {"anchor": "signs", "sigma": 0.5},
+    "no anchors": {"anchor": "none"},
+}
+
+
+def _stages(model, boundary, count=2):
+    return case.cuts(model, count, boundary=boundary)
+
+
+def _before(model, ids, blocks=2):
+    x = model.embed(ids)
+    for block in model.blocks[:blocks]:
+        x = block(x)
+    return x
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_arrives_is_the_anchor_and_the_projected_rest(kind):
+    model, ids = case.gpt(), case.ids()
+    first, last = _stages(model, lc.subspace.Projection(case.RANK, seed=3, **KINDS[kind]))
+    vectors = lc.subspace.Basis(case.WIDTH, case.RANK, seed=3).vectors
+    anchor = {
+        "embedding": lambda: model.embed(ids),
+        "own": lambda: model.embed(ids),
+        "signs": lambda: lc.subspace.Anchor(128, case.WIDTH, seed=3, sigma=0.5)(ids, torch.float64),
+        "none": lambda: torch.zeros(()),
+    }[KINDS[kind].get("anchor", "embedding")]()
+    x = _before(model, ids)
+    sent = first(ids)
+    assert sent.shape == (case.BATCH, case.TIME, case.RANK)
+    expected = (x - anchor) @ vectors.T @ vectors + anchor
+    assert case.apart(last.decode(sent, ids, 0), expected) < 1e-12
+    assert not first.exact and not last.exact
+    for block in model.blocks[2:]:
+        expected = block(expected)
+    assert case.apart(last(sent, ids=ids), model.head(model.norm(expected))) < 1e-12
+
+
+@pytest.mark.parametrize("anchor", ["embedding", "own", "signs", "none"])
+def test_full_rank_loses_nothing(anchor):
+    model, ids = case.gpt(), case.ids()
+    stages = _stages(model, lc.subspace.Projection(case.WIDTH, anchor=anchor), 4)
+    assert case.apart(case.chain(stages, ids), case.chain(_stages(model, lc.subspace.Projection(1), 1), ids)) < 1e-12
+
+
+def _trained(stages, steps=20):
+    ids = case.ids()
+    parameters = [p for stage in stages for p in stage.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = case.chain(stages, ids)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training(kind):
+    stages = _stages(case.gpt(torch.float32), lc.subspace.Projection(case.RANK, **KINDS[kind]))
+    before = {name: value.clone() for stage in stages for name, value in stage.state_dict().items()}
+    losses = _trained(stages)
+    assert losses[-1] < 0.5 * losses[0]
+    moved = {
+        name for stage in stages for name, value in stage.state_dict().items() if not torch.equal(value, before[name])
+    }
+    learned, own = KINDS[kind].get("learned", False), KINDS[kind].get("anchor") == "own"
+    for side, stage in (("encode", stages[0]), ("decode", stages[1])):
+        rows = getattr(stage, side).projection.weight.detach()
+        torch.testing.assert_close(rows @ rows.T, torch.eye(case.RANK), atol=1e-5, rtol=0)
+        assert any(f"{side}.projection" in name for name in moved) == learned
+    assert ("boundaries.1.decode.anchor.weight" in moved) == own
+    assert not any("encode.anchor" in name for name in moved)
+
+
+def test_bottleneck():
+    model, ids = case.gpt(), case.ids()
+    first, last = _stages(model, lc.subspace.Bottleneck(case.RANK, seed=3))
+    vectors = lc.subspace.Basis(case.WIDTH, case.RANK, seed=3).vectors
+    x = _before(model, ids)
+    assert (
+        case.apart(last.decode(first(ids), ids, 0), x @ vectors.T @ vectors) < 1e-12
+    )  # the networks' last weights are 0
+    assert not first.exact and first(ids).shape[2] == case.RANK
+    again = _stages(case.gpt(), lc.subspace.Bottleneck(case.RANK, seed=3))[1]
+    for name, value in last.boundaries.state_dict().items():
+        assert torch.equal(value, again.boundaries.state_dict()[name])
+    with torch.no_grad():
+        last.decode.network[-1].weight.fill_(1)
+    assert case.apart(last.decode(first(ids), ids, 0), x @ vectors.T @ vectors) > 0.1
+
+
+def test_bottleneck_training():
+    stages = _stages(case.gpt(torch.float32), lc.subspace.Bottleneck(case.RANK), 3)
+    losses = _trained(stages)
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(p.grad is not None for stage in stages for p in stage.parameters())
+
+
+@pytest.mark.parametrize(
+    "boundary", [lc.subspace.Projection(8, learned=True, anchor="own"), lc.subspace.Bottleneck(8)], ids=repr
+)
+def test_states(boundary):
+    """A boundary's own parameters are in its stages' states; another cut has another boundary, which is named."""
+    stages = _stages(case.gpt(torch.float32), boundary)
+    _trained(stages, 3)
+    merged = lc.subspace.merge_states([stage.state_dict() for stage in stages])
+    ids, fresh = case.ids(), _stages(case.gpt(torch.float32, seed=1), boundary)
+    for stage in fresh:
+        assert str(stage.load_state_dict(merged)) == "<All keys matched successfully>"
+    assert torch.equal(case.chain(fresh, ids), case.chain(stages, ids))
+    with pytest.raises(RuntimeError, match=r"Missing key.*boundaries.0.encode"):
+        lc.subspace.cut(case.gpt(torch.float32), 0, 2, blocks=[1, 3], boundary=boundary).load_state_dict(merged)
+
+
+def test_says_that_it_is_not_exact(caplog):
+    with caplog.at_level(logging.INFO, logger="torch_lowcomm.subspace"):
+        _stages(case.gpt(), lc.subspace.Projection(4))
+    assert "cut: not exact: Projection(rank=4, learned=False, anchor='embedding'), coefficients fp32" in caplog.text
+
+
+def test_on_a_constrained_decoder():
+    model, ids = case.constrained(), case.ids()
+    assert case.chain(_stages(model, lc.subspace.Projection(3)), ids).shape == (case.BATCH, case.TIME, 128)
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        whole = case.gpt()
+        self.embed, self.blocks, self.norm, self.head = whole.embed, whole.blocks, whole.norm, whole.head
+
+    def forward(self, tokens):
+        x = self.embed(tokens) * 3
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="rank: expected 1 or more, got 0"):
+        lc.subspace.Projection(0)
+    with pytest.raises(ValueError, match="anchor: expected one of 'embedding', 'own', 'signs', 'none', got 'mine'"):
+        lc.subspace.Projection(4, anchor="mine")
+    with pytest.raises(ValueError, match="rank and hidden: expected 1 or more, got 4 and 0"):
+        lc.subspace.Bottleneck(4, hidden=0)
+    with pytest.raises(
+        ValueError, match="stages would compute something else .* embed: it is scaled by 3 before the first block"
+    ):
+        _stages(_Scaled(), lc.subspace.Projection(4))
+    first, last = _stages(case.gpt(), lc.subspace.Projection(4))
+    with pytest.raises(ValueError, match="stage 1 of 2: expected 4 coefficients a token, this stage's rank, got 3"):
+        last(first(case.ids())[..., :3], ids=case.ids())

@@ -1,0 +1,222 @@
+"""Boundaries for decoders whose weights stay free: a projection with anchors, and a trained encoder and decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from torch_lowcomm.subspace.anchor import Anchor
+from torch_lowcomm.subspace.basis import Basis
+
+ANCHORS = ("embedding", "own", "signs", "none")
+
+
+class Projection:
+    """A boundary that carries k coordinates of what is left after a token's anchor; not exact: the rest is lost.
+
+    C = (X − A[t])·U and X̂ = C·Uᵀ + A[t], on a decoder whose weights stay free. This is the setting of MAPL (arXiv 2606.05484),
+    which learns U on the Stiefel manifold by steepest descent and each stage's anchors; here any optimizer learns them.
+
+    A learned U is two matrices, one a side, that are equal at first and learn apart: no gradient of them crosses the boundary.
+    Both stay orthonormal, whatever the optimizer does.
+    """
+
+    exact = False
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        seed: int = 0,
+        learned: bool = False,
+        anchor: str = "embedding",
+        sigma: float = 0.1,
+    ) -> None:
+        """Chooses the boundary; `cut(..., boundary=)` takes it.
+
+        Args:
+            rank: k, the numbers that a boundary carries for each token.
+            seed: Of U, the same on all ranks.
+            learned: Whether U is trained.
+            anchor: A. "embedding": a frozen copy of the first stage's embedding, as it was when the decoder was cut, on both
+                sides: a table [vocabulary, width] each. "own": a table that the receiver trains, at first the embedding's; what
+                of it lies in U is not used, so the sender needs none. "signs": the frozen rows of `Anchor`, without a table.
+                "none": 0.
+            sigma: Of "signs".
+
+        Raises:
+            ValueError: rank is below 1, or `anchor` is none of the four.
+        """
+        if rank < 1:
+            raise ValueError(f"rank: expected 1 or more, got {rank}")
+        if anchor not in ANCHORS:
+            raise ValueError(f"anchor: expected one of {', '.join(map(repr, ANCHORS))}, got {anchor!r}")
+        self.rank, self.seed, self.learned, self.anchor, self.sigma = rank, seed, learned, anchor, sigma
+
+    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+        """See `Boundary`."""
+        return _ProjectionEncode(self.map(embedding), None if self.anchor == "own" else self.rows(embedding))
+
+    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+        """See `Boundary`."""
+        return _ProjectionDecode(self.map(embedding), self.rows(embedding), subtracted=self.anchor != "own")
+
+    def map(self, embedding: Any) -> nn.Module:
+        """Uᵀ, [rank, width], as the weight of a module."""
+        vectors = Basis(embedding.weight.shape[1], self.rank, seed=self.seed).vectors
+        return _Orthonormal(vectors.to(embedding.weight.device, _arithmetic(embedding.weight)), learned=self.learned)
+
+    def rows(self, embedding: Any) -> nn.Module | None:
+        """A, as a module that takes ids."""
+        vocabulary, width = embedding.weight.shape
+        if self.anchor == "none":
+            return None
+        if self.anchor == "signs":
+            return Anchor(vocabulary, width, seed=self.seed, sigma=self.sigma).to(embedding.weight.device)
+        return _Table(embedding.weight.detach().to(_arithmetic(embedding.weight)), trained=self.anchor == "own")
+
+    def __repr__(self) -> str:
+        return f"Projection(rank={self.rank}, learned={self.learned}, anchor={self.anchor!r})"
+
+
+class Bottleneck:
+    """A boundary with an encoder and a decoder that are trained with the stages; not exact.
+
+    C = X·U + E(X) and X̂ = C·Uᵀ + D(C): a fixed path of low rank, and next to it two small networks, whose last weights are 0 at
+    first. The idea is that of ResBM (arXiv 2604.11947), whose encoder and decoder stand next to an identity path of low rank; the
+    sizes are ours.
+    """
+
+    exact = False
+
+    def __init__(self, rank: int, *, seed: int = 0, hidden: int | None = None) -> None:
+        """Chooses the boundary; `cut(..., boundary=)` takes it.
+
+        Args:
+            rank: k, the numbers that a boundary carries for each token.
+            seed: Of U and of the networks' first weights, the same on all ranks.
+            hidden: The width of the networks. None: 4 times the rank.
+
+        Raises:
+            ValueError: rank or hidden is below 1.
+        """
+        if rank < 1 or (hidden is not None and hidden < 1):
+            raise ValueError(f"rank and hidden: expected 1 or more, got {rank} and {hidden}")
+        self.rank, self.seed, self.hidden = rank, seed, hidden or 4 * rank
+
+    def encoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+        """See `Boundary`."""
+        return self._side(number, embedding, encodes=True)
+
+    def decoder(self, stage: Any, number: int, embedding: nn.Module) -> nn.Module:
+        """See `Boundary`."""
+        return self._side(number, embedding, encodes=False)
+
+    def _side(self, number: int, embedding: Any, *, encodes: bool) -> nn.Module:
+        width, kind = embedding.weight.shape[1], _arithmetic(embedding.weight)
+        path = _Orthonormal(
+            Basis(width, self.rank, seed=self.seed).vectors.to(embedding.weight.device, kind), learned=False
+        )
+        sizes = (width, self.rank) if encodes else (self.rank, width)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.seed * 1_000_003 + 2 * number + encodes)
+            network = nn.Sequential(
+                nn.RMSNorm(sizes[0]),
+                nn.Linear(sizes[0], self.hidden, bias=False),
+                nn.GELU(),
+                nn.Linear(self.hidden, sizes[1], bias=False),
+            )
+        nn.init.zeros_(network[-1].weight)
+        return _BottleneckSide(path, network.to(embedding.weight.device, kind), encodes=encodes)
+
+    def __repr__(self) -> str:
+        return f"Bottleneck(rank={self.rank}, hidden={self.hidden})"
+
+
+class _Orthonormal(nn.Module):
+    """A matrix [rank, width] of orthonormal rows. A learned one is what Gram-Schmidt makes of a free parameter V.
+
+    The rows are L⁻¹·V with V·Vᵀ = L·Lᵀ (Cholesky): they do not depend on V's size, which weight decay shrinks. torch's own
+    parametrization keeps signs in its parameter, and a decay makes zeros of them.
+    """
+
+    vectors: torch.Tensor
+
+    def __init__(self, vectors: torch.Tensor, *, learned: bool) -> None:
+        super().__init__()
+        self._learned = learned
+        if learned:
+            self.vectors = nn.Parameter(vectors.clone())
+        else:
+            self.register_buffer("vectors", vectors.clone())
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The rows."""
+        if not self._learned:
+            return self.vectors
+        factor = torch.linalg.cholesky(self.vectors @ self.vectors.t())
+        return torch.linalg.solve_triangular(factor, self.vectors, upper=False)
+
+
+class _Table(nn.Module):
+    """Rows of a table, frozen or trained."""
+
+    def __init__(self, rows: torch.Tensor, *, trained: bool) -> None:
+        super().__init__()
+        if trained:
+            self.weight = nn.Parameter(rows.clone())
+        else:
+            self.register_buffer("weight", rows.clone())
+
+    def forward(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return functional.embedding(ids, self.weight).to(dtype)
+
+
+class _ProjectionEncode(nn.Module):
+    """(X − A[t])·U; X·U where the receiver has an anchor of its own."""
+
+    def __init__(self, projection: nn.Module, anchor: nn.Module | None) -> None:
+        super().__init__()
+        self.projection, self.anchor = projection, anchor
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, start: int = 0) -> torch.Tensor:
+        rows = self.projection.weight
+        x = x.to(rows.dtype)
+        return functional.linear(x if self.anchor is None else x - self.anchor(ids, x.dtype), rows)
+
+
+class _ProjectionDecode(nn.Module):
+    """C·Uᵀ + A[t]; C·Uᵀ + A[t]·(I − U·Uᵀ) where the sender has subtracted nothing."""
+
+    def __init__(self, projection: nn.Module, anchor: nn.Module | None, *, subtracted: bool) -> None:
+        super().__init__()
+        self.projection, self.anchor, self._subtracted = projection, anchor, subtracted
+
+    def forward(self, c: torch.Tensor, ids: torch.Tensor, start: int = 0) -> torch.Tensor:
+        rows = self.projection.weight
+        c = c.to(rows.dtype)
+        if self.anchor is None:
+            return c @ rows
+        anchor = self.anchor(ids, c.dtype)
+        return (c if self._subtracted else c - functional.linear(anchor, rows)) @ rows + anchor
+
+
+class _BottleneckSide(nn.Module):
+    """X·U + E(X), or C·Uᵀ + D(C)."""
+
+    def __init__(self, path: nn.Module, network: nn.Module, *, encodes: bool) -> None:
+        super().__init__()
+        self.path, self.network, self._encodes = path, network, encodes
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, start: int = 0) -> torch.Tensor:
+        rows = self.path.weight
+        x = x.to(rows.dtype)
+        return (functional.linear(x, rows) if self._encodes else x @ rows) + self.network(x)
+
+
+def _arithmetic(weight: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(weight.dtype, torch.float32)
