@@ -97,8 +97,8 @@ class Grassmann:
 
     The stage that receives last sums GᵀG of the gradients that come to its boundary (`GradientSum`), and at the end of an
     interval makes the next basis of it. All ranks get the basis, tell each other that they have it, and only then change: they
-    project their constrained weights and momenta, and count the basis's version on. A rank that dies before all have it leaves the
-    others at the old version; one that dies later leaves them at the new one, once they have called `resume`.
+    project their constrained weights and momenta, and count the basis's version on. A rank that dies before all have it leaves
+    the others at the old version; one that dies later leaves them at the new one, once they have called `resume`.
 
     Between two versions nothing travels: messages carry the basis's checksum, and two stages that differ stop.
     """
