@@ -23,6 +23,7 @@ from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.quantized_adam import QuantizedAdam  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
 from torch_lowcomm.seed_replay import SeedReplay, StoreExchange  # noqa: E402
+from torch_lowcomm.subspace.optimizer import SubspaceAdamW  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
@@ -36,6 +37,7 @@ __all__ = [
     "Residual",
     "SeedReplay",
     "StoreExchange",
+    "SubspaceAdamW",
     "TwoLevel",
     "__version__",
     "all_reduce",

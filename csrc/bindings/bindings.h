@@ -11,6 +11,7 @@ void bindCodec(pybind11::module_& m);
 void bindBackend(pybind11::module_& m);
 void bindDiLoCoX(pybind11::module_& m);
 void bindQuantizedAdam(pybind11::module_& m);
+void bindSubspaceAdam(pybind11::module_& m);
 void bindSeedReplay(pybind11::module_& m);
 void bindPipeline(pybind11::module_& m);
 void bindSubspace(pybind11::module_& m);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindBackend(m);
   lowcomm::bindDiLoCoX(m);
   lowcomm::bindQuantizedAdam(m);
+  lowcomm::bindSubspaceAdam(m);
   lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
   lowcomm::bindSubspace(m);

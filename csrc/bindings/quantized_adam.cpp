@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend/backend_queue.h"
+#include "bindings/adam_rules.h"
 #include "bindings/bindings.h"
 #include "optim/quantized_adam.h"
 #include "tensor/errors.h"
@@ -10,22 +11,6 @@ namespace py = pybind11;
 
 namespace lowcomm {
 namespace {
-
-using Rule = std::tuple<double, double, double, double, double>;  // lr, β1, β2, eps, weight_decay
-
-std::vector<AdamRule> rulesOf(const std::vector<Rule>& given) {
-  std::vector<AdamRule> rules;
-  for (const auto& [lr, beta1, beta2, eps, weight_decay] : given)
-    rules.push_back({lr, beta1, beta2, eps, weight_decay});
-  return rules;
-}
-
-std::vector<at::Tensor> definedOf(const std::vector<std::optional<at::Tensor>>& given) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& tensor : given)
-    tensors.push_back(tensor.value_or(at::Tensor()));
-  return tensors;
-}
 
 std::vector<AdamParameter> parametersOf(const std::vector<std::tuple<std::string, at::Tensor, size_t>>& given) {
   std::vector<AdamParameter> parameters;

@@ -21,6 +21,7 @@ from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
 from torch_lowcomm.subspace.projection import Bottleneck, Projection
+from torch_lowcomm.subspace.reparam import project_gradients, reparam
 from torch_lowcomm.subspace.stage import StageModule
 from torch_lowcomm.subspace.states import merge_states
 
@@ -44,4 +45,6 @@ __all__ = [
     "cut",
     "merge_states",
     "parts_of",
+    "project_gradients",
+    "reparam",
 ]

@@ -1,0 +1,227 @@
+#include "optim/subspace_adam.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lowcomm {
+namespace {
+
+// Rows of a tile have about so many elements together: a tile's gradient, moments and update stay in a core's cache.
+constexpr int64_t kTile = 64 * 1024;
+
+double correction(double beta, int64_t t) {
+  return 1 - std::pow(beta, static_cast<double>(t));
+}
+
+// Sums of 16 strands, so that the order is the same with any number of threads and any instruction set.
+template <typename T>
+double squaresOf(const T* x, int64_t n) {
+  double strands[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int s = 0; s < 16; ++s)
+      strands[s] += static_cast<double>(x[i + s]) * static_cast<double>(x[i + s]);
+  }
+  for (; i < n; ++i)
+    strands[i % 16] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  double sum = 0;
+  for (const double strand : strands)
+    sum += strand;
+  return sum;
+}
+
+double squaresOf(const at::Tensor& given) {
+  if (!given.device().is_cpu()) return given.to(at::kDouble).square().sum().item<double>();
+  const at::Tensor x = (given.scalar_type() == at::kDouble ? given : given.to(at::kFloat)).contiguous();
+  std::vector<double> blocks((x.numel() + kTile - 1) / kTile);
+  at::parallel_for(0, static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t n = std::min(kTile, x.numel() - block * kTile);
+      blocks[block] = x.scalar_type() == at::kDouble ? squaresOf(x.const_data_ptr<double>() + block * kTile, n)
+                                                     : squaresOf(x.const_data_ptr<float>() + block * kTile, n);
+    }
+  });
+  double sum = 0;
+  for (const double block : blocks)
+    sum += block;
+  return sum;
+}
+
+}  // namespace
+
+std::vector<at::Tensor> SubspaceAdam::project(const std::vector<at::Tensor>& gradients) {
+  const c10::NoGradGuard no_grad;
+  check("project", gradients);
+  std::vector<at::Tensor> slices(kept_.size());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    kept.coordinates.reset();
+    if (kept.rule == SubspaceRule::plain || !gradients[i].defined()) continue;
+    const at::ScalarType type = kept.vectors.scalar_type();
+    kept.coordinates = kept.is_coordinates ? gradients[i].to(type, /*non_blocking=*/false, /*copy=*/true)
+                                           : kept.coordinatesOf(gradients[i].to(type));
+    if (kept.is_slice) slices[i] = kept.coordinates;
+  }
+  return slices;
+}
+
+std::vector<double> SubspaceAdam::squares(const std::vector<at::Tensor>& gradients) const {
+  const c10::NoGradGuard no_grad;
+  check("squares", gradients);
+  std::vector<double> all;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    // U has orthonormal columns: the projected gradient's norm is that of its coordinates.
+    const at::Tensor& x = kept_[i].rule == SubspaceRule::plain ? gradients[i] : kept_[i].coordinates;
+    all.push_back(x.defined() ? squaresOf(x) : 0);
+  }
+  return all;
+}
+
+std::vector<at::Tensor> SubspaceAdam::form(const std::vector<at::Tensor>& parameters,
+                                           const std::vector<at::Tensor>& gradients, const std::vector<AdamRule>& rules,
+                                           double scale) {
+  const c10::NoGradGuard no_grad;
+  check("form", gradients);
+  formPlain(parameters, gradients, rules, scale);
+  std::vector<at::Tensor> slices(kept_.size());
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    if (!kept.coordinates.defined()) continue;
+    kept.count();
+    if (scale != 1) kept.coordinates.mul_(scale);
+    const AdamRule& rule = rules.at(kept.group);
+    kept.rule == SubspaceRule::rows ? formRows(kept, rule) : formProjected(kept, rule);
+    if (kept.is_slice && kept.rule == SubspaceRule::projected) {
+      slices[i] = kept.coordinates;
+      continue;
+    }
+    const at::Tensor wide = kept.wide(parameters[i]);
+    kept.moveBy(kept.coordinates, wide, rule);
+    kept.store(wide, parameters[i]);
+    kept.coordinates.reset();
+  }
+  return slices;
+}
+
+void SubspaceAdam::apply(const std::vector<at::Tensor>& parameters, const std::vector<AdamRule>& rules) {
+  const c10::NoGradGuard no_grad;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    if (!kept.coordinates.defined()) continue;
+    const at::Tensor wide = kept.wide(parameters[i]);
+    kept.moveBy(kept.coordinates, wide, rules.at(kept.group));
+    kept.store(wide, parameters[i]);
+    kept.coordinates.reset();
+  }
+}
+
+// One call of torch's fused AdamW for all parameters of a group, dtype and device.
+void SubspaceAdam::formPlain(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients,
+                             const std::vector<AdamRule>& rules, double scale) {
+  struct Lists {
+    size_t group;
+    std::vector<size_t> numbers;
+    std::vector<at::Tensor> parameters, gradients, momenta, variances, steps;
+  };
+  std::map<std::string, Lists> calls;
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    Kept& kept = kept_[i];
+    if (kept.rule != SubspaceRule::plain || !gradients[i].defined()) continue;
+    kept.count();
+    const at::Tensor wide = kept.wide(parameters[i]);
+    Lists& lists = calls[c10::str(kept.group, wide.scalar_type(), wide.device())];
+    lists.group = kept.group;
+    lists.numbers.push_back(i);
+    lists.parameters.push_back(wide);
+    lists.gradients.push_back(gradients[i].to(wide.scalar_type()).contiguous());
+    lists.momenta.push_back(kept.momentum);
+    lists.variances.push_back(kept.variance);
+    lists.steps.push_back(kept.step);
+  }
+  for (const auto& [key, lists] : calls) {
+    const AdamRule& rule = rules.at(lists.group);
+    if (scale != 1) at::_foreach_mul_(lists.gradients, scale);
+    at::_fused_adamw_(lists.parameters, lists.gradients, lists.momenta, lists.variances, {}, lists.steps, rule.lr,
+                      rule.beta1, rule.beta2, rule.weight_decay, rule.eps, /*amsgrad=*/false, /*maximize=*/false);
+    for (size_t at = 0; at < lists.numbers.size(); ++at)
+      kept_[lists.numbers[at]].store(lists.parameters[at], parameters[lists.numbers[at]]);
+  }
+}
+
+// The moments of the elements of U·C, and in C's place UᵀD. A step of fused AdamW from 0 with lr −1 is D.
+void SubspaceAdam::formProjected(Kept& kept, const AdamRule& rule) {
+  const int64_t rows = kept.whole[0], columns = kept.whole[1];
+  const bool host = kept.vectors.device().is_cpu();
+  const int64_t tile = host ? std::max<int64_t>(1, kTile / std::max<int64_t>(1, columns)) : std::max<int64_t>(1, rows);
+  const at::Tensor gradient = at::empty({std::min(tile, rows), columns}, kept.vectors.options());
+  const at::Tensor update = at::empty_like(gradient), of_update = at::zeros_like(kept.coordinates);
+  for (int64_t first = 0; first < rows; first += tile) {
+    const int64_t n = std::min(tile, rows - first);
+    at::Tensor g = gradient.narrow(0, 0, n), d = update.narrow(0, 0, n);
+    if (kept.axis == 0) {
+      at::mm_out(g, kept.vectors.narrow(1, first, n).t(), kept.coordinates);
+    } else {
+      at::mm_out(g, kept.coordinates.narrow(0, first, n), kept.vectors);
+    }
+    d.zero_();
+    at::_fused_adamw_({d}, {g}, {kept.momentum.narrow(0, first, n)}, {kept.variance.narrow(0, first, n)}, {},
+                      {kept.step}, /*lr=*/-1, rule.beta1, rule.beta2, /*weight_decay=*/0, rule.eps, false, false);
+    if (kept.axis == 0) {
+      of_update.addmm_(kept.vectors.narrow(1, first, n), d);
+    } else {
+      at::Tensor part = of_update.narrow(0, first, n);
+      at::mm_out(part, d, kept.vectors.t());
+    }
+  }
+  kept.coordinates = of_update;
+}
+
+// The moments of C, and in its place M̂ / (√v̂ + eps).
+void SubspaceAdam::formRows(Kept& kept, const AdamRule& rule) {
+  at::Tensor& c = kept.coordinates;
+  kept.momentum.lerp_(c, 1 - rule.beta1);
+  kept.variance.mul_(rule.beta2).add_(c.square_().sum(0), (1 - rule.beta2) / static_cast<double>(kept.width));
+  const at::Tensor denominator =
+      kept.variance.sqrt().div_(std::sqrt(correction(rule.beta2, kept.steps))).add_(rule.eps);
+  at::div_out(c, kept.momentum, denominator.mul_(correction(rule.beta1, kept.steps)));
+}
+
+void SubspaceAdam::Kept::count() {
+  ++steps;
+  step.fill_(static_cast<double>(steps));
+}
+
+// The parameter as the arithmetic has it: its own memory, or a copy for store() to round back.
+at::Tensor SubspaceAdam::Kept::wide(const at::Tensor& parameter) const {
+  if (!rounding.defined()) return parameter.contiguous();
+  return parameter.to(at::kFloat).contiguous().add_(rounding);
+}
+
+void SubspaceAdam::Kept::store(const at::Tensor& wide, const at::Tensor& parameter) {
+  if (!wide.is_same(parameter)) parameter.copy_(wide);
+  if (rounding.defined()) at::sub_out(rounding, wide, parameter.to(at::kFloat));
+}
+
+at::Tensor SubspaceAdam::Kept::coordinatesOf(const at::Tensor& matrix) const {
+  return axis == 0 ? at::mm(vectors, matrix) : at::mm(matrix, vectors.t());
+}
+
+// W ← (1 − lr·weight_decay)·W − lr·U·coordinates, or Z likewise.
+void SubspaceAdam::Kept::moveBy(const at::Tensor& coordinates, const at::Tensor& wide, const AdamRule& rule) const {
+  const double keep = 1 - rule.lr * rule.weight_decay;
+  if (is_coordinates) {
+    wide.mul_(keep).add_(coordinates, -rule.lr);
+  } else if (axis == 0) {
+    wide.addmm_(vectors.t(), coordinates, keep, -rule.lr);
+  } else {
+    wide.addmm_(coordinates, vectors, keep, -rule.lr);
+  }
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,144 @@
+"""lc.subspace.reparam: coordinates as parameters, and projected gradients for other optimizers."""
+
+import copy
+
+import pytest
+import subspace_adam_model as small
+import torch
+from diloco_model import differing
+from subspace_adam_model import backward, fresh, one_thread  # noqa: F401
+
+import torch_lowcomm as lc
+from torch_lowcomm.subspace.weights import constrained_weights, distances
+
+
+def _values(model):
+    """Every weight as the forward pass has it."""
+    return {
+        f"{path}.{name}": getattr(module, name).detach().clone()
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | small.Embedding)
+        for name in ("weight", "bias")
+        if getattr(module, name, None) is not None
+    }
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_of_coordinates_is_sgd_of_projected_gradients(momentum):
+    """In float64, < 1e-9 after 60 steps: the weights, the losses, and the constrained weights' place in S."""
+    models = fresh(), lc.subspace.reparam(fresh())
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.3, momentum=momentum, weight_decay=1e-3) for m in models]
+    for step in range(60):
+        losses = [backward(model, step) for model in models]
+        assert abs(losses[0] - losses[1]) < 1e-12
+        lc.subspace.project_gradients(models[0])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    one, other = map(_values, models)
+    assert one.keys() == other.keys() and len(one) == 15
+    assert max((one[name] - other[name]).abs().max().item() for name in one) < 1e-9
+    assert (one["blocks.0.down.weight"] - _values(fresh())["blocks.0.down.weight"]).abs().max() > 1e-3
+    assert max(distances(constrained_weights(models[0]), small.vectors()).values()) < 1e-13
+
+
+def test_without_projection_weights_leave_the_subspace():
+    model = fresh()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for step in range(3):
+        backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert distances(constrained_weights(model), small.vectors())["blocks.0.out.weight"] > 1e-3
+
+
+def test_coordinates_are_the_parameters():
+    """k/d of the numbers; the same outputs; any optimizer trains them; the optimizer of the subspace sees plain ones."""
+    before = fresh(torch.float32)
+    model = lc.subspace.reparam(copy.deepcopy(before))
+    named = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert named["blocks.0.down.coordinates"] == (small.RANK, small.HIDDEN)
+    assert named["embedding.coordinates"] == (small.VOCABULARY, small.RANK)
+    ids = torch.arange(12).view(2, 6)
+    torch.testing.assert_close(model(ids), before(ids))
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=1e-2),
+        torch.optim.AdamW([p for p in model.parameters() if p.ndim == 1], lr=1e-2),
+    ]
+    losses = []
+    for step in range(60):
+        losses.append(backward(model, step))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
+    values = _values(model)
+    for name in ("blocks.0.down.weight", "blocks.1.out.weight"):
+        off = values[name] - small.projected(values[name], small.vectors(), False)
+        assert off.norm() < 1e-6 * values[name].norm()
+    assert isinstance(model.blocks[0].down, torch.nn.Linear) and isinstance(model.embedding, small.Embedding)
+
+
+@pytest.mark.parametrize("variant", ["rows", "project_all"])
+def test_the_subspace_optimizer_trains_both_alike(variant):
+    """Weights and coordinates, with clipping and another U on the way, in float64 < 1e-9 after 50 steps."""
+    models = fresh(), lc.subspace.reparam(fresh())
+    optimizers = [lc.SubspaceAdamW(m, lr=1e-2, weight_decay=0.1, variant=variant) for m in models]
+    for step in range(50):
+        if step == 25:
+            old = small.vectors()
+            new = torch.linalg.qr((old + 0.05 * small.vectors(seed=1)).T)[0].T.contiguous()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                optimizer.change_basis(old, new)
+                model.embedding.subspace_basis.change(new)
+        losses = [backward(model, step) for model in models]
+        assert abs(losses[0] - losses[1]) < 1e-12
+        norms = [optimizer.clip_grad_norm(0.1).item() for optimizer in optimizers]
+        assert abs(norms[0] - norms[1]) < 1e-12
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    one, other = map(_values, models)
+    assert max((one[name] - other[name]).abs().max().item() for name in one) < 1e-9
+    assert optimizers[1].distances() == {}
+    again = lc.subspace.reparam(fresh(seed=8))
+    resumed = lc.SubspaceAdamW(again, variant=variant)
+    again.load_state_dict(models[1].state_dict())
+    again.embedding.subspace_basis.change(new)
+    resumed.load_state_dict(optimizers[1].state_dict())
+    for model, optimizer in ((models[1], optimizers[1]), (again, resumed)):
+        small.train(model, optimizer, range(50, 54), clip=0.1)
+    assert not differing(_values(models[1]), _values(again))
+
+
+def test_projected_gradients():
+    """In place and once for all; what has no gradient is passed over."""
+    model = fresh()
+    lc.subspace.project_gradients(model)
+    backward(model, 0)
+    raw = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.blocks[1].out.weight.grad = None
+    for _ in range(2):
+        lc.subspace.project_gradients(model)
+    moved = 0
+    for name, p in model.named_parameters():
+        role = small.role_of(model, name)
+        if p.grad is None:
+            assert name == "blocks.1.out.weight"
+        elif role:
+            torch.testing.assert_close(p.grad, small.projected(raw[name], small.vectors(), role == "embedding"))
+            moved += bool((p.grad - raw[name]).norm() > 0.1 * raw[name].norm())
+        else:
+            assert torch.equal(p.grad, raw[name])
+    assert moved >= 3
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="expected a module with constrained weights"):
+        lc.subspace.reparam(torch.nn.Linear(3, 3))
+    model = lc.subspace.reparam(fresh())
+    with pytest.raises(ValueError, match="expected a module with constrained weights"):
+        lc.subspace.reparam(model)
+    copied = copy.deepcopy(model)
+    assert not differing(_values(copied), _values(model)) and copied.blocks[0].down.coordinates is not None

@@ -1,0 +1,81 @@
+"""Weights and momenta that go from one U to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.weights import ConstrainedWeight, sum_slices
+
+_TOLERANCE = 1e-6  # of vectors that somebody else has made, and may have sent as float32
+
+
+def checked_vectors(own: torch.Tensor, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both vectors in float64, on the device of the optimizer's own.
+
+    Raises:
+        ValueError: A shape differs, `old` is not what the optimizer has, or the rows of `new` are not orthonormal.
+    """
+    old, new = (vectors.detach().to(own) for vectors in (old, new))
+    for name, vectors in (("old_vectors", old), ("new_vectors", new)):
+        if vectors.shape != own.shape:
+            raise ValueError(
+                f"SubspaceAdamW: change_basis: {name}: expected shape {tuple(own.shape)}, got {tuple(vectors.shape)}"
+            )
+    if not (apart := (old - own).abs().max().item()) <= _TOLERANCE:
+        raise ValueError(
+            f"SubspaceAdamW: change_basis: old_vectors: expected the U that the weights are in, got one that differs by "
+            f"{apart:.1e}"
+        )
+    identity = torch.eye(own.shape[0], dtype=own.dtype, device=own.device)
+    if not (off := (new @ new.T - identity).abs().max().item()) <= _TOLERANCE:
+        raise ValueError(
+            f"SubspaceAdamW: change_basis: new_vectors: expected orthonormal rows, got products of rows that differ by {off:.1e} "
+            f"from 0 and 1"
+        )
+    return old, new
+
+
+def change_basis(
+    weights: Sequence[ConstrainedWeight | None],
+    states: Sequence[dict[str, torch.Tensor]],
+    old: torch.Tensor,
+    new: torch.Tensor,
+) -> None:
+    """Projects weights and momenta onto the new S, in float64; nothing is written before all sums are there.
+
+    Args:
+        weights: A trained parameter each; None: it is not constrained.
+        states: A trained parameter's each, "exp_avg" and maybe "rounding": tensors that are written to.
+        old: Uᵀ [k, d].
+        new: U'ᵀ [k, d].
+    """
+    turn = new @ old.T  # U'ᵀU, [k, k]
+    coordinates: list[tuple[ConstrainedWeight, bool, torch.Tensor]] = []  # two a weight: its own and its momentum's
+    for weight, state in zip(weights, states, strict=True):
+        if weight is None:
+            continue
+        part = local(weight.parameter).double()
+        if "rounding" in state:
+            part = part + state["rounding"]
+        rows = state["exp_avg_sq"].ndim == 1
+        for tensor, already in ((part, weight.is_coordinates), (state["exp_avg"].double(), rows)):
+            if not already:
+                coordinates.append((weight, False, weight.coordinates(tensor, new)))
+            elif weight.axis == 0:
+                coordinates.append((weight, True, turn @ tensor))
+            else:
+                coordinates.append((weight, True, tensor @ turn.T))
+    sum_slices((c, weight.slices) for weight, already, c in coordinates if not already)
+    values = iter(coordinates)
+    for weight, state in zip(weights, states, strict=True):
+        if weight is None:
+            continue
+        value, momentum = (c if already else w.expand(c, new) for w, already, c in (next(values), next(values)))
+        parameter = local(weight.parameter)
+        parameter.copy_(value)
+        if "rounding" in state:
+            state["rounding"].copy_(value - parameter.double())
+        state["exp_avg"].copy_(momentum)

@@ -1,0 +1,278 @@
+"""SubspaceAdamW: AdamW whose constrained weights stay in the subspace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace import basis_change
+from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
+from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
+
+_VARIANTS = ("rows", "project_all")
+
+
+class SubspaceAdamW(SubspaceOptimizer):
+    """AdamW for a model, or a stage of one, whose weights `lc.subspace.constrain` has put into a subspace S = col(U).
+
+        optimizer = lc.SubspaceAdamW(stage.submod, lr=3e-4)
+        schedule.step(x)
+        optimizer.clip_grad_norm(1.0, stages=pipeline_group)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    Protocol Models, section 5, equations 12 to 14, with projected gradients. The gradients of the constrained weights, which are
+    attention outputs (W_p1), feed-forward down projections (W_p2) and trained embeddings (T_S), leave S. They are projected onto
+    S first, G ← U·UᵀG, before clipping and moments: only then do a pipeline whose boundaries carry coordinates and one process
+    train the same weights. From there:
+
+    * W_p2 has moments of the coordinates C = UᵀG [k, hidden units] and one second moment a hidden unit, the mean of its d
+      squares: M ← β1·M + (1−β1)·C, v ← β2·v + (1−β2)·Σ_i C_ij²/d, W ← (1−lr·weight_decay)·W − lr·U·(M̂/(√v̂+eps)). The update
+      lies in S, so the weight is never projected. The moments take k/(2d) of the memory that AdamW's take.
+    * W_p1 and T_S have AdamW's elementwise moments, and the update D = M̂/(√v̂+eps) is projected:
+      W ← (1−lr·weight_decay)·W − lr·U·UᵀD.
+    * Everything else takes torch's fused AdamW, to the bit.
+
+    Where `lc.subspace.reparam` has put coordinates in the place of weights, they take the same steps: training is the same to
+    rounding. W_p2's step then needs no matrix product, and W_p1's two of four.
+
+    Constrained weights are found when the optimizer is made, after `fully_shard` where there is one. Of DTensors each rank moves
+    its shard; UᵀG of a weight that is sharded along the axis on which U acts is a sum over shards, exact, one all_reduce a step
+    for all weights, and one more for W_p1.
+
+    Arithmetic and moments have the parameter's dtype, for bfloat16 and float16 float32; then what rounding takes from a parameter
+    is kept in float32 for the next step. On CUDA tensors torch's operations do the same as on the host, without kernels of this
+    library.
+
+    Gradients of constrained weights stay as they are in `.grad`; clipping multiplies those of other parameters in place, in
+    `step`. A parameter without a gradient is skipped. A gradient scaler works (call `unscale_` before clipping): it skips a step
+    whose gradients are not finite, and one whose norm of all stages is not.
+
+    Args:
+        params: A module, or parameter groups whose "params" is a module or named parameters of `module`.
+        lr: Learning rate.
+        betas: β1 and β2.
+        eps: Is added to the denominator.
+        weight_decay: Decoupled: W ← W − lr·weight_decay·W. It keeps a weight in S.
+        variant: "rows" as above; "project_all" treats W_p2 as W_p1. The third one, coordinates as parameters of any
+            optimizer, is `lc.subspace.reparam`.
+        check_every: Steps between checks that no weight was moved out of S by somebody else; 0: none. A check costs about what
+            a step does.
+        module: The model whose parameters the groups list.
+
+    Raises:
+        TypeError: An option or a parameter has another type than expected.
+        ValueError: A number or the variant is wrong; the roles of parameters are not known; bases differ; a weight is outside S
+            by more than 1e-3 of its norm (float32), named with its distance.
+    """
+
+    # With this attribute a gradient scaler passes its scale and what it found to step(), which also asks the other stages' norm.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        variant: str = "rows",
+        check_every: int = 100,
+        module: nn.Module | None = None,
+    ) -> None:
+        if variant not in _VARIANTS:
+            raise ValueError(
+                f"SubspaceAdamW: variant: expected one of {', '.join(_VARIANTS)} (lc.subspace.reparam has coordinates as "
+                f"parameters), got {variant!r}"
+            )
+        if isinstance(check_every, bool) or not isinstance(check_every, Integral):
+            raise TypeError(f"SubspaceAdamW: check_every: expected an integer, got {check_every!r}")
+        if check_every < 0:
+            raise ValueError(f"SubspaceAdamW: check_every: expected 0 or more, got {check_every}")
+        self._check_every, self._steps = check_every, 0
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, variant, module)
+        expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+
+    # ---- a step ----
+
+    @torch.no_grad()
+    def clip_grad_norm(
+        self, max_norm: float, *, stages: dist.ProcessGroup | None = None, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Makes the next step as if the gradients' norm were `max_norm`, where it is larger; theirs after their projection.
+
+        The norm is that of all stages of a pipeline and of all shards. Sums over tensors are exact, so that it has the same bits
+        however the model is cut. Call it between `backward` and `step`, after `GradScaler.unscale_`.
+
+        Args:
+            max_norm: The largest norm.
+            stages: The ranks that hold the pipeline's stages, a rank each (of a mesh: one column of it). All of them call it.
+                None: this optimizer has the whole model.
+            error_if_nonfinite: Whether a norm that is not finite is an error, on all ranks.
+
+        Returns:
+            The norm, a float64 scalar.
+
+        Raises:
+            ValueError: max_norm is negative or NaN; or the norm is not finite and the caller wants an error.
+        """
+        if not float(max_norm) >= 0:
+            raise ValueError(f"SubspaceAdamW: clip_grad_norm: max_norm: expected 0 or more, got {max_norm}")
+        self._expect_usable()
+        self._clip = self._norm = None
+        gradients = self._project()
+        squares = self._core.squares(gradients)
+        groups = [
+            tuple(g for _, g in shards(p)) if w is None else w.others
+            for p, w in zip(self._trained, self._weights(), strict=True)
+        ]
+        device = self._trained[0].device if self._trained else torch.device("cpu")
+        norm = sum_numbers(list(zip(squares, groups, strict=True)), stages, device) ** 0.5
+        self._norm = torch.tensor(norm, dtype=torch.float64)
+        if error_if_nonfinite and not self._norm.isfinite():
+            self._forget()
+            raise ValueError(
+                f"SubspaceAdamW: clip_grad_norm: expected gradients with a finite norm, got {norm} over all stages"
+            )
+        self._clip = min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
+        return self._norm
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Makes a step. Collective over a mesh whose ranks hold shards; never over the stages.
+
+        Args:
+            closure: Computes the gradients again and returns the loss.
+
+        Returns:
+            The closure's result, or None.
+
+        Raises:
+            TypeError: A gradient is sparse.
+            ValueError: A gradient has another shape, or is of a parameter that was frozen before; gradients have changed since
+                `clip_grad_norm`; U has another version than the weights; or a weight is outside S. Nothing has changed.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        try:
+            self._step()
+        except BaseException:
+            for name in ("grad_scale", "found_inf"):  # the scaler multiplies by what an earlier call has left
+                self.__dict__.pop(name, None)
+            raise
+        return result
+
+    def _step(self) -> None:
+        self._expect_usable()
+        if self._is_spoilt():
+            self._forget()
+            return
+        if self._check_every and self._steps and self._steps % self._check_every == 0:
+            expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
+        gradients, scale = self._project(), self._scale()
+        parameters = [local(p) for p in self._trained]
+        rules = [
+            (float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"]))
+            for g in self.param_groups
+        ]
+        self._sum(self._core.form(parameters, gradients, rules, scale))
+        self._core.apply(parameters, rules)
+        self._steps += 1
+        self._forget()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; what `clip_grad_norm` found is forgotten."""
+        self._forget()
+        super().zero_grad(set_to_none)
+
+    def _project(self) -> list[torch.Tensor | None]:
+        """The gradients, whose coordinates the core has from here on; once for clipping and step."""
+        gradients = [None if p.grad is None else local(p.grad) for p in self._trained]
+        for p, g in zip(self._trained, gradients, strict=True):
+            if g is not None and g.layout != torch.strided:
+                raise TypeError(
+                    f"SubspaceAdamW: {self._known[id(p)]}: expected a dense gradient, got one of {g.layout}"
+                )
+        versions = [None if g is None else (g.data_ptr(), g._version) for g in gradients]
+        if self._projected is None or versions != self._projected[1]:
+            if self._clip is not None:
+                raise ValueError(
+                    "SubspaceAdamW: step: expected the gradients that clip_grad_norm saw, got others: clip after the last change "
+                    "of gradients, or drop them by the optimizer's zero_grad"
+                )
+            self._sum(self._core.project(gradients))
+            self._projected = gradients, versions  # kept alive: no other gradient can have its address
+        return gradients
+
+    def _sum(self, slices: list[torch.Tensor | None]) -> None:
+        sum_slices(
+            (s, w.slices) for s, w in zip(slices, self._weights(), strict=True) if w is not None and s is not None
+        )
+
+    def _scale(self) -> float:
+        scale = getattr(self, "grad_scale", None)
+        if scale is None:
+            return 1.0 if self._clip is None else self._clip
+        if self._clip is not None:
+            raise ValueError(
+                "SubspaceAdamW: step: expected unscaled gradients in clip_grad_norm (call GradScaler.unscale_ before it), got "
+                "scaled ones"
+            )
+        return scale.double().reciprocal().float().item()  # as the scaler computes it
+
+    def _is_spoilt(self) -> bool:
+        """Whether a gradient scaler wants the step skipped, or would where it saw the other stages' gradients."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return False
+        return bool(found.item()) or (self._norm is not None and not bool(self._norm.isfinite()))
+
+    def _forget(self) -> None:
+        self._projected: tuple[list[torch.Tensor | None], list[Any]] | None = None
+        self._clip: float | None = None
+        self._norm: torch.Tensor | None = None
+
+    # ---- checks ----
+
+    def distances(self) -> dict[str, float]:
+        """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
+        self._expect_version()
+        with torch.no_grad():
+            return distances([w for w in self._weights() if w is not None], self._vectors)
+
+    # ---- another U ----
+
+    @torch.no_grad()
+    def change_basis(self, old_vectors: torch.Tensor, new_vectors: torch.Tensor) -> None:
+        """Moves weights and moments to another U (Protocol Models, section 4.5, Grassmann updates), at a step boundary.
+
+        W_p1, W_p2 and T_S and the first moments are projected onto the new S; moments of coordinates are taken over by
+        M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the next
+        version. An error leaves everything as it was. Collective where weights are sharded.
+
+        Args:
+            old_vectors: Uᵀ [k, d], which the weights are in.
+            new_vectors: U'ᵀ [k, d], with orthonormal rows.
+
+        Raises:
+            ValueError: The vectors do not fit, are not orthonormal, or are not those that the optimizer has.
+        """
+        if self._vectors is None:
+            return
+        old, new = basis_change.checked_vectors(self._vectors, old_vectors, new_vectors)
+        weights = self._weights()
+        basis_change.change_basis(weights, self._core.state(), old, new)
+        self._core.set_vectors([None if w is None else w.part(new) for w in weights])
+        self._vectors, self._vectors_version = new, self._version() + 1
+        for group in self.param_groups:
+            group["basis_version"] = self._vectors_version
+        self._forget()

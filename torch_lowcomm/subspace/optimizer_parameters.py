@@ -1,0 +1,205 @@
+"""The parameters of SubspaceAdamW: their roles, which U they are in, their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from torch_lowcomm import _C
+from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
+
+if TYPE_CHECKING:
+    from torch_lowcomm.subspace.basis import Basis
+
+
+class SubspaceOptimizer(torch.optim.Optimizer):
+    """What SubspaceAdamW knows of its parameters; its core, in C++, has the moments."""
+
+    def __init__(
+        self, params: nn.Module | Iterable[Any], defaults: dict[str, Any], variant: str, module: nn.Module | None
+    ) -> None:
+        self._variant = variant
+        self._core = _C.SubspaceAdam()
+        self._known: dict[int, str] = {}
+        self._constrained: dict[int, ConstrainedWeight] = {}
+        self._trained: list[torch.Tensor] = []
+        self._basis: Basis | None = None
+        self._vectors: torch.Tensor | None = None  # U of the basis, of a version
+        self._vectors_version = 0
+        self._forget()
+        if module is not None:
+            self._learn(module)
+        super().__init__([{"params": params}] if isinstance(params, nn.Module) else params, defaults)
+
+    def _forget(self) -> None:
+        """Drops what is known of this step's gradients."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds the parameters of a module, or named parameters of a module that the optimizer knows.
+
+        Raises:
+            TypeError: A parameter is no dense floating-point tensor.
+            ValueError: A number is out of its range, or a parameter's role is not known. Nothing was added.
+        """
+        group = dict(param_group)
+        if isinstance(group["params"], nn.Module):
+            self._learn(group["params"])
+            group["params"] = list(group["params"].named_parameters())
+        super().add_param_group(group)
+        added, number = self.param_groups[-1], len(self.param_groups) - 1
+        try:
+            _check(added)
+            for p in added["params"]:
+                if id(p) not in self._known:
+                    raise ValueError(
+                        f"SubspaceAdamW: expected a module, or parameters of module=, whose constrained weights are known, got a "
+                        f"parameter of another, of shape {tuple(p.shape)}"
+                    )
+                if not p.is_floating_point():
+                    raise TypeError(
+                        f"SubspaceAdamW: {self._known[id(p)]}: expected a floating-point parameter, got {p.dtype}"
+                    )
+            trained = [p for p in added["params"] if p.requires_grad]
+            for p in trained:
+                shards(p)  # raises where a placement will not do
+        except Exception:
+            del self.param_groups[-1]
+            raise
+        added["basis_version"] = self._version()
+        for p in trained:
+            self._core.add(self._known[id(p)], local(p), group=number, **self._rule(p))
+        self._trained += trained
+        self._show_state()
+
+    def _learn(self, module: nn.Module) -> None:
+        """Takes down the names and roles of a module's parameters."""
+        weights = constrained_weights(module)
+        basis = one_basis([*self._constrained.values(), *weights])
+        self._known |= {id(p): name for name, p in module.named_parameters()}
+        self._constrained |= {id(w.parameter): w for w in weights}
+        if basis is not None and self._basis is None:
+            self._basis = basis
+            self._take_vectors(basis.version)
+
+    def _take_vectors(self, version: int) -> None:
+        """Takes the basis's U, which has this version."""
+        assert self._basis is not None
+        self._vectors = self._basis.vectors.detach().double().clone()
+        self._core.set_vectors([None if w is None else w.part(self._vectors) for w in self._weights()])
+        self._vectors_version = version
+
+    def _rule(self, p: torch.Tensor) -> dict[str, Any]:
+        weight = self._constrained.get(id(p))
+        if weight is None:
+            return {"rule": "plain"}
+        rows = weight.role == "feed_forward_down" and self._variant == "rows"
+        return {
+            "rule": "rows" if rows else "projected",
+            "axis": weight.axis,
+            "vectors": weight.part(self._vectors),
+            "width": weight.basis.width,
+            "is_slice": weight.slices is not None,
+            "is_coordinates": weight.is_coordinates,
+        }
+
+    def _weights(self) -> list[ConstrainedWeight | None]:
+        """A trained parameter each."""
+        return [self._constrained.get(id(p)) for p in self._trained]
+
+    def _expect_usable(self) -> None:
+        known = {id(p) for p in self._trained}
+        for group in self.param_groups:
+            _check(group)
+            for p in group["params"]:
+                if p.grad is not None and id(p) not in known:
+                    raise ValueError(
+                        f"SubspaceAdamW: step: {self._known[id(p)]}: expected gradients of the {len(known)} parameters that "
+                        f"required them when they were added, got one of another"
+                    )
+        self._expect_version()
+
+    def _expect_version(self) -> None:
+        """Raises ValueError where the basis is another than weights and moments are in; takes its U after a checkpoint."""
+        if self._basis is None:
+            return
+        if self._basis.version != self._version():
+            raise ValueError(
+                f"SubspaceAdamW: expected U of version {self._version()}, which weights and moments are in, got a basis of "
+                f"version {self._basis.version}: change_basis moves them to another U"
+            )
+        if self._vectors_version != self._version():  # a checkpoint was loaded
+            self._take_vectors(self._basis.version)
+
+    def _version(self) -> int:
+        """Of the U that weights and moments are in."""
+        for group in self.param_groups:
+            if "basis_version" in group:
+                return int(group["basis_version"])
+        return self._vectors_version
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads what `state_dict` returned; the run then goes on with the same bits.
+
+        The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
+        "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
+        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version", the version of U
+        that the state belongs to; load the model's basis too.
+
+        Raises:
+            ValueError: The state is of other parameters. Nothing has changed.
+        """
+        before = super().state_dict()["param_groups"]
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        try:
+            numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+            given = dict(zip((id(p) for g in self.param_groups for p in g["params"]), numbers, strict=True))
+            states = [state_dict["state"].get(given[id(p)], {}) for p in self._trained]
+            self._core.load([{key: local(torch.as_tensor(t)) for key, t in state.items()} for state in states])
+        except Exception:
+            super().load_state_dict({"state": {}, "param_groups": before})
+            raise
+        finally:
+            self._forget()
+            self._show_state()
+
+    def _show_state(self) -> None:
+        """Puts the core's state, which is its own memory, where torch's tools look for an optimizer's."""
+        for p, weight, state in zip(self._trained, self._weights(), self._core.state(), strict=True):
+            rows = weight is not None and self._rule(p)["rule"] == "rows"
+            self.state[p] = {
+                key: tensor if key == "step" else _as_parameter(p, tensor, rows and key != "rounding")
+                for key, tensor in state.items()
+            }
+
+
+def _as_parameter(parameter: torch.Tensor, state: torch.Tensor, rows: bool) -> torch.Tensor:
+    """A shard's state as the parameter's DTensor is; coordinates and what belongs to a hidden unit are on all slices.
+
+    Args:
+        parameter: The parameter.
+        state: This rank's part of a moment or of what rounding took.
+        rows: Whether it is a moment of W_p2, [k, hidden units] or [hidden units].
+    """
+    if not isinstance(parameter, DTensor):
+        return state
+    mesh, placements = parameter.device_mesh, list(parameter.placements)
+    if rows:
+        units = Shard(state.ndim - 1)
+        placements = [units if placement == Shard(1) else Replicate() for placement in placements]
+    elif state.shape == parameter.to_local().shape:  # shards may be uneven
+        return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(state, mesh, placements)
+
+
+def _check(group: dict[str, Any]) -> None:
+    """Raises ValueError for a hyper-parameter out of its range; schedulers may have set it."""
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= float(group[name]) < float("inf"):
+            raise ValueError(f"SubspaceAdamW: {name}: expected a finite number of 0 or more, got {group[name]}")
+    if len(group["betas"]) != 2 or not all(0 <= float(beta) < 1 for beta in group["betas"]):
+        raise ValueError(f"SubspaceAdamW: betas: expected two numbers in [0, 1), got {group['betas']}")

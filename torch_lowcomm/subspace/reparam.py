@@ -1,0 +1,118 @@
+"""The subspace without its own optimizer: coordinates as parameters, and projected gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.weights import AXES, constrained_weights, sum_slices, wide
+
+if TYPE_CHECKING:
+    from torch_lowcomm.subspace.basis import Basis
+
+
+class _Coordinates(nn.Module):
+    """What a module becomes whose weight W has given way to `coordinates`, the parameter Z: W = U·Z or Z·Uᵀ."""
+
+    subspace_basis: Basis
+    subspace_role: str
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """W, made of the coordinates where somebody asks; no forward pass does."""
+        vectors = self._vectors()
+        return vectors.T @ self.coordinates if AXES[self.subspace_role] == 0 else self.coordinates @ vectors
+
+
+    def _vectors(self) -> torch.Tensor:
+        """Uᵀ, [k, d], in the coordinates' dtype."""
+        return self.subspace_basis.rows(self.coordinates.dtype).to(self.coordinates.dtype)
+
+
+class _LinearOfCoordinates(_Coordinates):
+    """y = U·(Z·x) + bias: k/d of the operations of W·x twice, in place of one product with W."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        vectors = self._vectors()
+        return functional.linear(functional.linear(x, self.coordinates), vectors.T, self.bias)
+
+
+class _EmbeddingOfCoordinates(_Coordinates):
+    """T_S[t] = Z[t]·Uᵀ, in addition to the fixed part where there is one."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        vectors = self._vectors()
+        trained = functional.embedding(ids, self.coordinates) @ vectors
+        anchor = getattr(self, "anchor", None)
+        return trained if anchor is None else trained + anchor(ids, trained.dtype)
+
+
+def reparam(module: nn.Module) -> nn.Module:
+    """Puts coordinates in the place of constrained weights, W = U·Z, in a module: Z is what an optimizer trains.
+
+        model = lc.subspace.reparam(lc.subspace.constrain(decoder, rank=64))
+        optimizer = lc.SubspaceAdamW(model)             # or any other: SGD, AdamW, Muon
+
+    Weights, their gradients and what FSDP2 gathers of them take k/d of the memory. Forward and backward passes take two thin
+    products in place of one with W. Nothing is projected, for coordinates cannot leave S.
+
+    With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
+    ones with `lc.SubspaceAdamW`. Elementwise methods differ from those of weights: their second moments are of coordinates, which
+    depend on the choice of U within S. The parameters are called "<module>.coordinates", [k, inputs] of a linear module and
+    [vocabulary, k] of an embedding; "<module>.weight" still gives W.
+
+    FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
+
+    Args:
+        module: A constrained model, or a stage of one; before `fully_shard`.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        ValueError: Nothing in the module is constrained, or FSDP2 has already sharded it.
+    """
+    weights = [weight for weight in constrained_weights(module) if not weight.is_coordinates]
+    if not weights:
+        raise ValueError("reparam: expected a module with constrained weights (lc.subspace.constrain), got none in it")
+    for weight in weights:
+        if isinstance(weight.parameter, DTensor):
+            raise ValueError(f"reparam: {weight.name}: expected a weight that is not sharded yet, got a DTensor")
+    for weight in weights:
+        part = module.get_submodule(weight.name.rpartition(".")[0])
+        whole = part._parameters.pop("weight").detach()
+        requires_grad = weight.parameter.requires_grad
+        coordinates = weight.coordinates(wide(whole), weight.basis.vectors).to(whole.dtype)
+        part.register_parameter("coordinates", nn.Parameter(coordinates, requires_grad))
+        kind = _EmbeddingOfCoordinates if weight.role == "embedding" else _LinearOfCoordinates
+        # Of the same class still, with a forward pass and a `weight` of its own.
+        part.__class__ = type(f"{type(part).__name__}OfCoordinates", (kind, type(part)), {})
+    return module
+
+
+@torch.no_grad()
+def project_gradients(module: nn.Module) -> None:
+    """Projects the gradients of constrained weights onto S, in place: G ← U·UᵀG.
+
+    For optimizers other than `lc.SubspaceAdamW`, which does it by itself. One whose update is a combination of gradients (SGD,
+    with momentum and decoupled weight decay too) then keeps the weights in S. Clip after it. Collective over the ranks of a
+    mesh where FSDP2 has sharded the weights.
+
+    Args:
+        module: A constrained model, or a stage of one; weights without a gradient, and coordinates, are passed over.
+    """
+    weights = [
+        weight
+        for weight in constrained_weights(module)
+        if not weight.is_coordinates and weight.parameter.grad is not None
+    ]
+    gradients = [local(weight.parameter.grad) for weight in weights]
+    coordinates = [w.coordinates(wide(g), w.basis.vectors) for w, g in zip(weights, gradients, strict=True)]
+    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    for weight, gradient, c in zip(weights, gradients, coordinates, strict=True):
+        gradient.copy_(weight.expand(c, weight.basis.vectors))

@@ -1,0 +1,254 @@
+"""Weights that lie in the subspace S: which parameters of a module they are, and which part of them a rank has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.groups import exact
+
+if TYPE_CHECKING:
+    from torch_lowcomm.subspace.basis import Basis
+
+# By role: the dimension of the weight, as its module stores it, along which S acts.
+AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class ConstrainedWeight:
+    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding).
+
+    Attributes:
+        name: Of the parameter, in the module that was searched.
+        parameter: W; a DTensor where FSDP2 has sharded it.
+        role: "attention_output" (W_p1), "feed_forward_down" (W_p2) or "embedding" (T_S).
+        basis: Has U.
+        is_coordinates: The parameter is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`).
+    """
+
+    name: str
+    parameter: torch.Tensor
+    role: str
+    basis: Basis
+    is_coordinates: bool = False
+
+    @property
+    def axis(self) -> int:
+        """The dimension along which S acts."""
+        return AXES[self.role]
+
+    def part(self, vectors: torch.Tensor) -> torch.Tensor:
+        """The columns of Uᵀ [k, d] that belong to this rank's part of the weight."""
+        if self.slices is None:
+            return vectors
+        mesh, placements = self.parameter.device_mesh, self.parameter.placements
+        shape, offset = compute_local_shape_and_global_offset(self.parameter.shape, mesh, placements)
+        return vectors[:, offset[self.axis] : offset[self.axis] + shape[self.axis]]
+
+    @property
+    def slices(self) -> dist.ProcessGroup | None:
+        """The ranks whose parts are slices along the axis, so that U acts on all of them together; None: U acts on each."""
+        groups = [group for dimension, group in shards(self.parameter) if dimension == self.axis]
+        return groups[0] if groups else None
+
+    @property
+    def others(self) -> tuple[dist.ProcessGroup, ...]:
+        """The ranks that share out the weight's other dimension."""
+        return tuple(group for dimension, group in shards(self.parameter) if dimension != self.axis)
+
+    def coordinates(self, matrix: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """Of this rank's part of a matrix like W: UᵀX [k, n] or X·U [n, k]; of slices a summand of it."""
+        u = self.part(vectors).to(matrix)
+        return u @ matrix if self.axis == 0 else matrix @ u.T
+
+    def expand(self, coordinates: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+        """This rank's part of U·C or C·Uᵀ."""
+        u = self.part(vectors).to(coordinates)
+        return u.T @ coordinates if self.axis == 0 else coordinates @ u
+
+
+def constrained_weights(module: nn.Module) -> list[ConstrainedWeight]:
+    """Finds the weights that `lc.subspace.constrain` has put into S, by the attributes that it left on their modules.
+
+    Args:
+        module: A constrained model, or a stage of one; sharded by `fully_shard` or not.
+
+    Raises:
+        ValueError: A role is unknown, or a weight does not have the width of its basis.
+    """
+    found = []
+    for path, part in module.named_modules():
+        role, basis = getattr(part, "subspace_role", None), getattr(part, "subspace_basis", None)
+        own = [name for name in ("weight", "coordinates") if part._parameters.get(name) is not None]
+        if role is None or basis is None or not own:
+            continue
+        name, parameter = f"{path}.{own[0]}" if path else own[0], part._parameters[own[0]]
+        if role not in AXES:
+            raise ValueError(f"{name}: subspace_role: expected one of {', '.join(AXES)}, got {role!r}")
+        weight = ConstrainedWeight(name, parameter, role, basis, own == ["coordinates"])
+        shape, size = (basis.rank, basis.width), basis.rank if weight.is_coordinates else basis.width
+        if parameter.ndim != 2 or parameter.shape[weight.axis] != size or tuple(basis.vectors.shape) != shape:
+            raise ValueError(
+                f"{name}: expected {size} elements in dimension {weight.axis} and vectors of shape {shape}, got shape "
+                f"{tuple(parameter.shape)} and vectors of shape {tuple(basis.vectors.shape)}"
+            )
+        if weight.is_coordinates and weight.slices is not None:
+            raise ValueError(
+                f"{name}: expected coordinates that are not sharded in dimension {weight.axis}, got {parameter.placements}: "
+                f"shard the other one (fully_shard's shard_placement_fn)"
+            )
+        found.append(weight)
+    return found
+
+
+def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
+    """The basis of all these weights, or one of several that are equal; None of no weights.
+
+    Raises:
+        ValueError: Two differ in width, rank, seed or version.
+    """
+
+    def described(weight: ConstrainedWeight) -> str:
+        basis = weight.basis
+        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, version {basis.version}"
+
+    for weight in weights:
+        if described(weight) != described(weights[0]):
+            raise ValueError(
+                f"expected one basis for all weights, got {described(weights[0])} for {weights[0].name} and {described(weight)} "
+                f"for {weight.name}"
+            )
+    return weights[0].basis if weights else None
+
+
+def shards(parameter: torch.Tensor) -> list[tuple[int, dist.ProcessGroup]]:
+    """The dimensions of a DTensor that are sharded, each with the ranks that share it out; none of other tensors.
+
+    Raises:
+        ValueError: It has another placement than Shard and Replicate, or one dimension is sharded twice.
+    """
+    if not isinstance(parameter, DTensor):
+        return []
+    found: dict[int, dist.ProcessGroup] = {}
+    for number, placement in enumerate(parameter.placements):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) is not Shard or placement.dim in found:
+            raise ValueError(
+                f"expected a parameter whose dimensions are sharded once or not at all, got placements {parameter.placements}"
+            )
+        found[placement.dim] = parameter.device_mesh.get_group(number)
+    return list(found.items())
+
+
+def sum_slices(summands: Iterable[tuple[torch.Tensor, dist.ProcessGroup | None]]) -> None:
+    """Sums tensors over their groups, in place and exactly; one all_reduce a group and dtype. None: there is nothing to sum."""
+    calls: dict[tuple[str, torch.dtype], tuple[dist.ProcessGroup, list[torch.Tensor]]] = {}
+    for tensor, group in summands:
+        if group is not None:
+            calls.setdefault((group.group_name, tensor.dtype), (group, []))[1].append(tensor)
+    for group, tensors in calls.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        with exact():
+            dist.all_reduce(flat, group=group)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+
+def sum_numbers(
+    summands: Sequence[tuple[float, tuple[dist.ProcessGroup, ...]]],
+    stages: dist.ProcessGroup | None,
+    device: torch.device,
+) -> float:
+    """The sum of all ranks' numbers, which does not depend on how they are spread over ranks.
+
+    A rank's sum travels as two float64 numbers, the rounded sum and what rounding took from it, so that any split of the
+    summands gives the same bits.
+
+    Args:
+        summands: Numbers, each with the groups over which it has to be summed, outermost last; the same on all ranks.
+        stages: The ranks whose sums are then added; None: no others.
+        device: Of the tensors that travel.
+
+    Returns:
+        The same number on all ranks.
+    """
+    by_groups: dict[tuple[dist.ProcessGroup, ...], list[float]] = {}
+    for number, groups in summands:
+        by_groups.setdefault(groups, []).append(number)
+    own: list[float] = []
+    for groups, numbers in by_groups.items():
+        pairs = numbers
+        for group in groups:
+            pairs = _gathered(pairs, group, device)
+        own += pairs
+    return _pair(_gathered(own, stages, device) if stages is not None else own)[0]
+
+
+def distances(weights: Sequence[ConstrainedWeight], vectors: torch.Tensor | None) -> dict[str, float]:
+    """By name: ‖W − U·UᵀW‖ / ‖W‖, how far each weight is outside S; 0 of a weight of zeros. Collective where weights are sharded.
+
+    Args:
+        weights: What `constrained_weights` found; coordinates are passed over.
+        vectors: Uᵀ [k, d]; None: there are no weights.
+    """
+    weights = [weight for weight in weights if not weight.is_coordinates]
+    if vectors is None:
+        return {}
+    parts = [wide(local(weight.parameter)) for weight in weights]
+    coordinates = [w.coordinates(part, vectors) for w, part in zip(weights, parts, strict=True)]
+    sum_slices((c, w.slices) for w, c in zip(weights, coordinates, strict=True))
+    found = {}
+    for weight, part, c in zip(weights, parts, coordinates, strict=True):
+        outside = part - weight.expand(c, vectors)
+        squares = torch.stack([outside.double().square().sum(), part.double().square().sum()])
+        for _, group in shards(weight.parameter):
+            sum_slices([(squares, group)])
+        off, whole = squares.tolist()
+        found[weight.name] = math.sqrt(off / whole) if whole > 0 else off
+    return found
+
+
+def expect_in_subspace(weights: Sequence[ConstrainedWeight], found: dict[str, float]) -> None:
+    """Raises ValueError naming a weight whose distance from S is more than rounding: 1e-3, or what its dtype cannot hold."""
+    for weight in weights:
+        allowed = max(1e-3, 4 * torch.finfo(weight.parameter.dtype).eps)
+        if not found.get(weight.name, 0.0) <= allowed:  # coordinates cannot leave S
+            raise ValueError(
+                f"SubspaceAdamW: {weight.name}: expected a weight in the subspace, whose part outside is at most {allowed:.1e} "
+                f"of its norm, got {found[weight.name]:.3e}: constrain the model first, and change such a weight by this "
+                f"optimizer only"
+            )
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype of the arithmetic: float64 or float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _pair(numbers: Sequence[float]) -> tuple[float, float]:
+    """The rounded sum, and what is left of the sum."""
+    if not all(map(math.isfinite, numbers)):
+        return sum(numbers), 0.0
+    try:
+        rounded = math.fsum(numbers)
+    except OverflowError:
+        return math.inf, 0.0
+    return rounded, math.fsum([*numbers, -rounded])
+
+
+def _gathered(numbers: Sequence[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    mine = torch.tensor(_pair(numbers), dtype=torch.float64, device=device)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    with exact():
+        dist.all_gather(everyones, mine, group=group)
+    return torch.cat(everyones).tolist()
