@@ -32,6 +32,7 @@ import os
 import time
 from pathlib import Path
 
+import device
 import images
 import plot
 import torch
@@ -106,6 +107,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, default=Path("runs/split_learning.png"), help="loss against bytes")
     parser.add_argument("--json", type=Path, help="the curves and the table's numbers, exactly")
+    device.add_argument(parser)
     args = parser.parse_args()
     try:
         for name in ("images", "test_images", "clients", "concentration", "rounds", "epochs", "batch", "lr", "decay"):
@@ -113,6 +115,7 @@ def parse() -> argparse.Namespace:
                 raise ValueError(f"--{name.replace('_', '-')} expects a positive number, got {getattr(args, name)}")
         for codec in (args.forward, args.backward):
             lc.codec(codec)
+        args.device = device.choose(args.device)
         args.train, args.test = (images.load(args.data, train=train) for train in (True, False))
         if "RANK" not in os.environ:
             raise ValueError("expected to be started by torchrun --standalone --nproc-per-node 2, got no RANK")
@@ -165,7 +168,7 @@ def client_step(network: Network, cuts: Cuts, x: Tensor, labels: Tensor, rows: T
     """The client's part of one step, with gradients where these are enabled. Returns the logits."""
     names = cuts.samples(rows)
     up = cuts.up.send(network.first(x), **names)
-    down = cuts.down.recv(torch.empty(len(x), *DOWN), **names)
+    down = cuts.down.recv(torch.empty(len(x), *DOWN, device=x.device), **names)
     logits = network.last(down)
     if torch.is_grad_enabled():
         functional.cross_entropy(logits, labels).backward()  # as far as the cut, and across it
@@ -173,10 +176,10 @@ def client_step(network: Network, cuts: Cuts, x: Tensor, labels: Tensor, rows: T
     return logits.detach()
 
 
-def server_step(network: Network, cuts: Cuts, rows: Tensor) -> None:
+def server_step(network: Network, cuts: Cuts, rows: Tensor, place: torch.device) -> None:
     """The server's part of it."""
     names = cuts.samples(rows)
-    h = cuts.up.recv(torch.empty(len(rows), *UP), **names)
+    h = cuts.up.recv(torch.empty(len(rows), *UP, device=place), **names)
     down = cuts.down.send(network.middle(cropped(h, rows)), **names)
     if torch.is_grad_enabled():
         down.backward()
@@ -193,10 +196,10 @@ def train(args: argparse.Namespace, network: Network, how: str, batches: list[Te
     before, start = sent_in_messages(), time.monotonic()
     for rows in tqdm(batches, desc=result.label, disable=rank != CLIENT, mininterval=1):
         if rank == SERVER:
-            server_step(network, cuts, rows)
+            server_step(network, cuts, rows, args.device)
         else:
-            x, labels = (part[rows[:, 0]] for part in args.train)
-            x = torch.where(rows[:, 1].view(-1, 1, 1, 1) == 1, x.flip(3), x)
+            x, labels = (part[rows[:, 0]].to(args.device) for part in args.train)
+            x = torch.where(rows[:, 1].view(-1, 1, 1, 1).to(x.device) == 1, x.flip(3), x)
             logits = client_step(network, cuts, x, labels, rows)
             result.loss.append(functional.cross_entropy(logits, labels).item())
         optimizer.step()
@@ -221,9 +224,9 @@ def accuracy(args: argparse.Namespace, network: Network, cuts: Cuts) -> float:
     for numbers in torch.arange(min(args.test_images, len(args.test[1]))).split(500):
         rows = torch.stack([numbers, *(torch.full_like(numbers, value) for value in (0, CROP, CROP))], dim=1)
         if dist.get_rank() == SERVER:
-            server_step(network, cuts, rows)
+            server_step(network, cuts, rows, args.device)
         else:
-            x, labels = (part[numbers] for part in args.test)
+            x, labels = (part[numbers].to(args.device) for part in args.test)
             right += int((client_step(network, cuts, x, labels, rows).argmax(1) == labels).sum())
     return right / min(args.test_images, len(args.test[1]))
 
@@ -272,7 +275,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     chosen = torch.randperm(len(args.train[1]))[: args.images]
     args.train = args.train[0][chosen], args.train[1][chosen]
-    network, batches = Network(), batches_of(args)
+    network, batches = Network().to(args.device), batches_of(args)
     results = [train(args, copy.deepcopy(network), how, batches) for how in ("exact", "codes", "changes")]
     if dist.get_rank() == CLIENT:
         print("\n" + table(results))

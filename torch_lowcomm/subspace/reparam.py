@@ -28,7 +28,6 @@ class _Coordinates(nn.Module):
         vectors = self._vectors()
         return vectors.T @ self.coordinates if AXES[self.subspace_role] == 0 else self.coordinates @ vectors
 
-
     def _vectors(self) -> torch.Tensor:
         """Uᵀ, [k, d], in the coordinates' dtype."""
         return self.subspace_basis.rows(self.coordinates.dtype).to(self.coordinates.dtype)
