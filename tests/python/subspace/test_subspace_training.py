@@ -11,11 +11,13 @@ from torch import nn
 import torch_lowcomm as lc
 from torch_lowcomm.subspace.grassmann import GradientSum, turned
 
-STEPS, LR, CLIP = 50, 3e-3, 1.0
+STEPS, LR, CLIP, VOCABULARY = 50, 1e-2, 1.0, 128
 
 
 def _batch(step):
-    text = case.ids(batch=2 * pipelines.MICRO, time=case.TIME + 1, seed=step)
+    """Sequences that count on from a token, which can be learned."""
+    first = case.ids(batch=2 * pipelines.MICRO, time=1, seed=step)
+    text = (first + torch.arange(case.TIME + 1)) % VOCABULARY
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
@@ -33,7 +35,7 @@ def _one_process(layers, dtype, stages, turn_every):
         for part, target in zip(x.chunk(pipelines.MICRO), y.chunk(pipelines.MICRO), strict=True):
             loss = model(part, target) / pipelines.MICRO
             loss.backward()
-            total += float(loss)
+            total += loss.item()
         losses.append(total)
         optimizer.clip_grad_norm(CLIP)
         optimizer.step()
@@ -61,7 +63,7 @@ def _train(r, name, layers, dtype, turn_every, weights_bound, loss_bound):
         losses = []
         keywords = {"target": y, "losses": losses} if last else {}
         schedule.step(*((x,) if first else ()), ids=x, **keywords)
-        means.append(float(torch.stack(losses).mean()) if last else 0.0)
+        means.append(torch.stack(losses).mean().item() if last else 0.0)
         optimizer.clip_grad_norm(CLIP, stages=dist.group.WORLD)
         optimizer.step()
         if subspace is not None:

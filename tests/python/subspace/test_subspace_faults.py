@@ -1,0 +1,148 @@
+"""Stages of a constrained decoder that fail: named on every rank, and nothing is trained on what is wrong."""
+
+import pytest
+import subspace_case as case
+import test_subspace_pipeline as pipelines
+import torch
+import torch.distributed as dist
+
+import torch_lowcomm as lc
+
+
+def _step(r, schedule, x, y, ids=None):
+    lc.pipeline.step(schedule, x, target=y, **({} if ids is False else {"ids": x if ids is None else ids}))
+
+
+def _named(r, spoil, expected):
+    """A step of two stages, of which the second one is spoilt, fails on both ranks with one cause; then both go on."""
+    r.init("lowcomm")
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
+    x, y = pipelines._batch()
+    _step(r, schedule, x, y)
+    weights = [p.detach().clone() for p in stage.submod.parameters()]
+    with pytest.raises((ValueError, RuntimeError), match=expected):
+        _step(r, schedule, x, y, spoil(r, stage, x))
+        dist.barrier()  # a rank whose part of the step is over hears of it here, or in its next step
+        _step(r, schedule, x, y)
+    assert all(torch.equal(a, b) for a, b in zip(weights, stage.submod.parameters(), strict=True))
+    dist.destroy_process_group()
+
+
+def _missing(r, stage, x):
+    return False if r.rank == 1 else None
+
+
+def _out_of_range(r, stage, x):
+    return x + 1000 * (r.rank == 1)
+
+
+def _shifted(r, stage, x):
+    return x[:, :-1] if r.rank == 1 else None
+
+
+def _not_a_number(r, stage, x):
+    if r.rank == 0:
+        with torch.no_grad():
+            stage.submod.get_submodule("blocks").get_submodule("0").down.weight[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch|ids: expected the same"),
+        (_out_of_range, "ids: expected"),
+        (_shifted, "ids: expected the same as at the stage before|for the ids"),
+    ],
+    ids=["missing", "out of range", "of another batch"],
+)
+def test_ids_that_will_not_do(pair, spoil, expected):
+    pair(_named, spoil, expected)
+
+
+def _codec_and_nan(r):
+    """A NaN in an activation is refused where coefficients are coded; both ranks hear of it."""
+    r.init("lowcomm")
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients="minmax8:bucket=64")
+    x, y = pipelines._batch()
+    _step(r, schedule, x, y)
+    _not_a_number(r, stage, x)
+    with pytest.raises((ValueError, RuntimeError), match="NaN|not finite|nan"):
+        _step(r, schedule, x, y)
+        dist.barrier()
+        _step(r, schedule, x, y)
+    dist.destroy_process_group()
+
+
+def test_a_nan_is_refused(pair):
+    pair(_codec_and_nan)
+
+
+def _ranks_differ(r):
+    r.init("lowcomm")
+    model = lc.subspace.constrain(case.gpt(torch.float32, layers=2), case.RANK - r.rank)
+    stage = lc.pipeline.Stage(lc.subspace.cut(model, r.rank, 2), r.rank, 2, torch.device("cpu"))
+    schedule = torch.distributed.pipelining.Schedule1F1B(stage, 4, loss_fn=pipelines.loss)
+    x, y = pipelines._batch()
+    with pytest.raises((ValueError, RuntimeError), match=r"rank|coefficients|shape|withdrawn"):
+        _step(r, schedule, x, y)
+        dist.barrier()
+        _step(r, schedule, x, y)
+
+
+def test_another_rank_on_two_stages(pair):
+    pair(_ranks_differ)
+
+
+class _Optimizer:
+    """Stands in for the optimizer of a switch that never comes to it."""
+
+    def __init__(self):
+        self.changed = 0
+
+    def change_basis(self, old, new):
+        self.changed += 1
+
+
+def _switch_that_fails(r, when):
+    """A rank fails before or after the others have changed; `resume` brings all to one version."""
+    r.init("lowcomm")
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 3, torch.float64)
+    optimizer = _Optimizer()
+    subspace = lc.subspace.Grassmann([stage], optimizer, every=1)
+    x, y = pipelines._batch()
+    _step(r, schedule, x, y)
+    subspace._exchange()
+    if when == "after":
+        subspace._confirm()
+        if r.rank != 1:
+            subspace._commit()
+    dist.barrier()
+    version = subspace.resume()
+    assert version == subspace.version == optimizer.changed == (when == "after")
+    crc = torch.tensor([stage.submod.subspace_basis.checksum])
+    all_crc = torch.empty(r.size, dtype=torch.int64)
+    dist.all_gather_into_tensor(all_crc, crc)
+    assert len(set(all_crc.tolist())) == 1
+    _step(r, schedule, x, y)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_switch_that_fails_leaves_one_version(trio, when):
+    trio(_switch_that_fails, when)
+
+
+def _older(r):
+    """A rank restarted from an older checkpoint is told so, on all ranks."""
+    r.init("lowcomm")
+    _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
+    subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=1)
+    if r.rank == 0:
+        stage.submod.subspace_basis.change(lc.subspace.Basis(case.WIDTH, case.RANK, seed=4).vectors)
+    with pytest.raises(ValueError, match=r"expected version 1 on all ranks, got \[1, 0\]"):
+        subspace.resume()
+    dist.destroy_process_group()
+
+
+def test_an_older_checkpoint_is_named(pair):
+    pair(_older)
