@@ -6,6 +6,7 @@ x = embed(bytes);  x += attention(norm(x));  x += mlp(norm(x))  (4 times);  logi
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,18 +42,28 @@ class Attention(nn.Module):
         self.register_buffer("cosine", angle.cos(), persistent=False)
         self.register_buffer("sine", angle.sin(), persistent=False)
 
-    def rotate(self, x: Tensor) -> Tensor:
-        """Turns each pair (x1, x2) of a head by its position's angle; x is (batch, heads, time, head width)."""
-        cosine, sine = self.cosine[: x.shape[2]], self.sine[: x.shape[2]]
+    def rotate(self, x: Tensor, start: int = 0) -> Tensor:
+        """Turns each pair (x1, x2) of a head by its position's angle; x is (batch, heads, time, head width) from `start` on."""
+        cosine, sine = self.cosine[start : start + x.shape[2]], self.sine[start : start + x.shape[2]]
         x1, x2 = x.chunk(2, dim=-1)
         return torch.cat((x1 * cosine - x2 * sine, x1 * sine + x2 * cosine), dim=-1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) → the same shape."""
+    def forward(self, x: Tensor, cache: Any = None, start: int = 0) -> Tensor:
+        """(batch, time, width) → the same shape.
+
+        `cache` has the keys and values of the `start` positions before x; its append(k, v) adds x's and returns all.
+        """
         batch, time, width = x.shape
         qkv = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        y = functional.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
+        q, k = self.rotate(q, start), self.rotate(k, start)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        if start == 0:
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:  # query i sees the keys of 0...start + i
+            seen = torch.ones(time, start + time, dtype=torch.bool, device=x.device).tril(start)
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return self.out(y.transpose(1, 2).reshape(batch, time, width))
 
 
@@ -67,9 +78,9 @@ class Block(nn.Module):
         self.up = nn.Linear(config.width, 4 * config.width, bias=False)
         self.down = nn.Linear(4 * config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) → the same shape."""
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, cache: Any = None, start: int = 0) -> Tensor:
+        """(batch, time, width) → the same shape; cache and start as in Attention."""
+        x = x + self.attention(self.attention_norm(x), cache, start)
         return x + self.down(functional.gelu(self.up(self.mlp_norm(x))))
 
 

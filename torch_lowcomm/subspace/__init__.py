@@ -17,6 +17,7 @@ from torch_lowcomm.subspace.constrain import Report, constrain
 from torch_lowcomm.subspace.cut import cut
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.generate import generate
 from torch_lowcomm.subspace.grassmann import GradientSum, Grassmann
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
@@ -43,6 +44,7 @@ __all__ = [
     "check",
     "constrain",
     "cut",
+    "generate",
     "merge_states",
     "parts_of",
     "project_gradients",

@@ -141,6 +141,7 @@ def constrain(
     if hasattr(getattr(decoder, "config", None), "tie_word_embeddings"):
         decoder.config.tie_word_embeddings = False  # or the package ties them again when it saves
     decoder.add_module("subspace_basis", basis)
+    decoder.add_module("subspace_anchor", anchor)
     report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
     decoder.subspace_parts, decoder.subspace_report = parts, report
     _refuse(check(decoder), allow_half=allow_half)

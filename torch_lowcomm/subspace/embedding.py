@@ -24,6 +24,7 @@ class Embedding(nn.Module):
 
     subspace_role = EMBEDDING
     subspace_basis: Basis
+    anchor: Anchor
 
     def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor) -> None:
         """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected.
@@ -35,8 +36,9 @@ class Embedding(nn.Module):
         """
         super().__init__()
         self.num_embeddings, self.embedding_dim = vocabulary, basis.width
-        object.__setattr__(self, "subspace_basis", basis)  # the model's own, which is no part of this module
-        self.anchor = anchor
+        # Both are the model's own, which has them in its state once, under one name in every stage.
+        object.__setattr__(self, "subspace_basis", basis)
+        object.__setattr__(self, "anchor", anchor)
         drawn = torch.randn(vocabulary, basis.width, device=basis.vectors.device) * anchor.sigma
         self.weight = nn.Parameter(basis.project(drawn))
 

@@ -113,7 +113,13 @@ class StageModule(nn.Module):
         return made
 
     def forward(
-        self, x: torch.Tensor, ids: torch.Tensor | None = None, *, start: int = 0, cache: Any = None
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        *,
+        start: int = 0,
+        cache: Any = None,
+        only_last: bool = False,
     ) -> torch.Tensor:
         """Runs the stage on a micro-batch, or on its next positions.
 
@@ -123,6 +129,7 @@ class StageModule(nn.Module):
             ids: The same tokens, on every stage but the first, which needs x alone: a keyword of `schedule.step`.
             start: How many positions come before x's first.
             cache: The blocks' keys and values of those, by `families.new_cache`.
+            only_last: Whether logits are those of the last position alone, [batch, 1, vocabulary].
 
         Returns:
             Coefficients; logits [batch, time, vocabulary] on the last stage.
@@ -143,6 +150,7 @@ class StageModule(nn.Module):
             y = self.decode(wide, ids, start).to(self._dtype())
         y = run_blocks(parts, self, y, start=start, cache=cache)
         if self.is_last:
+            y = y[:, -1:] if only_last else y
             return self.get_submodule(parts.head)(self.get_submodule(parts.norm)(y))
         coefficients = self.encode(y, ids, start)
         return coefficients.bfloat16() if self.coefficients == "bf16" else coefficients
@@ -158,6 +166,26 @@ class StageModule(nn.Module):
             "basis": 0 if basis is None else basis.checksum,
         }
 
+    @property
+    def coefficient_dtype(self) -> torch.dtype:
+        """The type of the coefficients that come in and go out."""
+        if self.coefficients == "bf16":
+            return torch.bfloat16
+        return torch.promote_types(self._dtype(), torch.float32)
+
+    def expect_ids(self, ids: torch.Tensor) -> None:
+        """Refuses what is no integers [batch, time] of the vocabulary.
+
+        Raises:
+            ValueError: It is not; names the stage.
+        """
+        if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
+        if ids.numel() and not ids.is_meta:
+            low, high = (int(bound) for bound in torch.aminmax(ids))
+            if low < 0 or high >= self.vocabulary:
+                raise ValueError(f"{self.name}: ids: expected 0...{self.vocabulary - 1}, got {low} to {high}")
+
     def _dtype(self) -> torch.dtype:
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.float32)
 
@@ -168,8 +196,7 @@ class StageModule(nn.Module):
             ids = x
         elif ids is None:
             raise ValueError(f"{self.name}: expected ids=, the tokens of the micro-batch, on every stage, got none")
-        if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-            raise ValueError(f"{self.name}: ids: expected integers [batch, time], got {ids.dtype} {list(ids.shape)}")
+        self.expect_ids(ids)
         if not self.is_first and (x.dim() != 3 or x.shape[:2] != ids.shape):
             raise ValueError(
                 f"{self.name}: expected coefficients [{ids.shape[0]}, {ids.shape[1]}, rank] for the ids, got {list(x.shape)}"
@@ -178,10 +205,6 @@ class StageModule(nn.Module):
             raise ValueError(
                 f"{self.name}: expected {self.rank} coefficients a token, this stage's rank, got {x.shape[2]}"
             )
-        if ids.numel() and not ids.is_meta:
-            low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= self.vocabulary:
-                raise ValueError(f"{self.name}: ids: expected 0...{self.vocabulary - 1}, got {low} to {high}")
         return ids
 
     def extra_repr(self) -> str:

@@ -1,0 +1,208 @@
+"""lc.subspace.generate: token for token what the uncut decoder says, one message a token and boundary."""
+
+import pytest
+import subspace_case as case
+import torch
+import torch.distributed as dist
+from model import GPT, Config
+
+import torch_lowcomm as lc
+
+NEW = 20
+GREEDY, SAMPLED = {}, {"temperature": 0.8, "seed": 3}
+WAYS = {"greedy": GREEDY, "sampled": SAMPLED}
+
+
+def _logits(model, ids):
+    if hasattr(model, "config"):
+        return model(input_ids=ids, use_cache=False).logits
+    x = model.embed(ids)
+    for block in model.blocks:
+        x = block(x)
+    return model.head(model.norm(x))
+
+
+@torch.no_grad()
+def _by_hand(model, ids, new, temperature=0.0, seed=0):
+    """The whole decoder on all positions for each token: no cache, no cut."""
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(new):
+        logits = _logits(model, ids)[:, -1]
+        chosen = logits.argmax(-1, keepdim=True)
+        if temperature:
+            chosen = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=draws)
+        ids = torch.cat((ids, chosen), dim=1)
+    return ids
+
+
+def _model(kind):
+    return lc.subspace.constrain(case.gpt() if kind == "gpt" else case.family(kind), case.RANK)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process(way):
+    model, ids = _model("gpt"), case.ids()
+    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW, **WAYS[way])
+    assert torch.equal(tokens, _by_hand(model, ids, NEW, **WAYS[way]))
+    assert torch.equal(tokens[:, : case.TIME], ids) and len(tokens.unique()) > 5
+    assert model.training
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", case.FAMILIES)
+def test_one_process_of_a_family(kind, way):
+    pytest.importorskip("transformers", reason="no package transformers")
+    model, ids = _model(kind), case.ids(96)
+    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW, **WAYS[way])
+    assert torch.equal(tokens, _by_hand(model, ids, NEW, **WAYS[way]))
+
+
+def test_sliding_windows():
+    pytest.importorskip("transformers", reason="no package transformers")
+    options = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
+    model, ids = lc.subspace.constrain(case.family("Qwen2", **options), case.RANK), case.ids(96)
+    tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
+    assert torch.equal(tokens, _by_hand(model, ids, NEW))
+
+
+def test_draws_follow_the_seed():
+    stage, ids = lc.subspace.cut(_model("gpt"), 0, 1), case.ids()
+    one, again, other = (
+        lc.subspace.generate(stage, ids, max_new_tokens=NEW, temperature=1.0, seed=s) for s in (1, 1, 2)
+    )
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+def _stages(r, kind, counts):
+    r.init("lowcomm")
+    model, ids = _model(kind), case.ids(96)
+    stage = lc.subspace.cut(model, r.rank, r.size)
+    for i, options in enumerate((GREEDY, SAMPLED)):
+        prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
+        tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
+        assert torch.equal(tokens, _by_hand(model, prompts, NEW, **options))
+        if i == 0 and counts:
+            _count(r)
+    dist.destroy_process_group()
+
+
+def _count(r):
+    """A token is a message a boundary, and one from the last stage to each other."""
+    figures = lc.stats()[dist.group.WORLD.group_name]
+    calls = {name: figure["calls"] for name, figure in figures.items() if isinstance(figure, dict) and "edge" in name}
+    last = r.rank == r.size - 1
+    want = {}
+    if r.rank > 0:
+        want["recv forward edge 253"] = 2 * NEW  # coefficients, and the prompts' checksum with them
+    if not last:
+        want["send forward edge 253"] = 2 * NEW
+    want[f"{'send' if last else 'recv'} forward edge 254"] = NEW * (r.size - 1 if last else 1)
+    assert calls == want, (calls, want)
+
+
+def test_two_stages(pair):
+    pair(_stages, "gpt", True)
+
+
+def test_four_stages(quad):
+    quad(_stages, "gpt", True)
+
+
+def test_two_stages_of_a_family(pair):
+    pytest.importorskip("transformers", reason="no package transformers")
+    pair(_stages, "Llama", False)
+
+
+def _long(r):
+    """More tokens than an edge has chunks, in single precision."""
+    r.init("lowcomm")
+    torch.manual_seed(0)
+    model = lc.subspace.constrain(GPT(Config(width=16, layers=2, heads=2, context=300)), 4)
+    ids = case.ids(batch=2, time=4)
+    tokens = lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), ids, max_new_tokens=280)
+    assert torch.equal(tokens, _by_hand(model, ids, 280))
+    dist.destroy_process_group()
+
+
+def test_more_tokens_than_chunks(pair):
+    pair(_long)
+
+
+def _coded(r, coefficients):
+    r.init("lowcomm")
+    stage = lc.subspace.cut(_model("gpt").float(), r.rank, r.size, coefficients=coefficients)
+    tokens = lc.subspace.generate(stage, case.ids(), max_new_tokens=NEW)
+    assert tokens.shape == (case.BATCH, case.TIME + NEW)
+    sent = lc.stats()[dist.group.WORLD.group_name].get("send forward edge 253")
+    dist.destroy_process_group()
+    return sent, tokens.tolist()
+
+
+CODED = {"fp32": (4, 2 * NEW), "bf16": (2, 2 * NEW), "minmax8:bucket=64": (4, NEW)}  # bytes a number, exact messages
+
+
+@pytest.mark.parametrize("coefficients", CODED)
+def test_coded_coefficients(pair, coefficients):
+    size, exact = CODED[coefficients]
+    (sent, tokens), (_, same) = pair(_coded, coefficients)
+    assert tokens == same
+    numbers = case.BATCH * (case.TIME + NEW - 1) * case.RANK
+    assert sent["raw_bytes"] == size * numbers + 8 * NEW  # and a checksum of the prompts
+    assert (sent["calls"], sent["exact_calls"]) == (2 * NEW, exact)
+
+
+def _other_prompts(r):
+    r.init("lowcomm")
+    stage = lc.subspace.cut(_model("gpt"), r.rank, r.size)
+    expected = (
+        "stage 1 of 2: ids: expected the prompts of the stage before"
+        if r.rank
+        else "stage 1 of 2: generate: ValueError"
+    )
+    with pytest.raises(ValueError if r.rank else RuntimeError, match=expected):
+        lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
+    dist.destroy_process_group()
+
+
+def test_other_prompts_on_a_stage(pair):
+    pair(_other_prompts)
+
+
+class _NoCache(torch.nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.attention, self.down, self.block = block.attention, block.down, block
+
+    def forward(self, x):
+        return self.block(x)
+
+
+def test_refusals():
+    model, ids = _model("gpt"), case.ids()
+    stage = lc.subspace.cut(model, 0, 1)
+    for options, message in (
+        ({"max_new_tokens": 0}, "max_new_tokens: expected 1 or more, got 0"),
+        ({"max_new_tokens": 1, "temperature": -1.0}, "temperature: expected 0 or more, got -1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lc.subspace.generate(stage, ids, **options)
+    with pytest.raises(ValueError, match="stage 0 of 1: ids: expected 0...127"):
+        lc.subspace.generate(stage, ids + 128, max_new_tokens=1)
+    with pytest.raises(ValueError, match="stage 0 of 1: ids: expected one token or more a prompt"):
+        lc.subspace.generate(stage, ids[:, :0], max_new_tokens=1)
+    with pytest.raises(TypeError, match="stage: expected what lc.subspace.cut returns, got GPT"):
+        lc.subspace.generate(model, ids, max_new_tokens=1)
+    stage.get_submodule("blocks")["1"] = _NoCache(model.blocks[1])
+    with pytest.raises(TypeError, match=r"blocks.1: expected _NoCache.forward\(x, cache=, start=\).* got forward\(x\)"):
+        lc.subspace.generate(stage, ids, max_new_tokens=1)
+
+
+def _another_rank(r):
+    r.init("lowcomm")
+    with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
+        lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)
+    dist.destroy_process_group()
+
+
+def test_another_rank(pair):
+    pair(_another_rank)

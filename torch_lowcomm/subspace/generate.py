@@ -1,0 +1,184 @@
+"""Generation over the stages that train: keys and values stay where they are made, coefficients go on, tokens come back."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from torch_lowcomm.pipeline.edge import Edge
+from torch_lowcomm.subspace.families import new_cache
+from torch_lowcomm.subspace.stage import StageModule
+
+_COEFFICIENTS, _TOKENS = 253, 254  # the channels of edges between stages, far from those that a user counts from 0
+
+
+@torch.no_grad()
+def generate(
+    stage: StageModule,
+    ids: torch.Tensor,
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """Generates tokens behind prompts, called on all ranks of the pipeline with the same arguments.
+
+    Each stage runs the prompts once and then one position a token, with the keys and values of its blocks before it. For each
+    token one message crosses each boundary, and one goes from the last stage to each of the others. Receives are posted a token
+    ahead, so that a message waits for nothing: with one boundary a token costs one round trip. Tokens are those of the uncut
+    decoder, as far as its arithmetic tells two tokens apart.
+
+    Args:
+        stage: What `cut` made, stage i on rank i of the group. The only stage of one needs no group.
+        ids: The prompts, all of one length, an integer tensor [batch, time] where the stage computes; the same on all ranks.
+        max_new_tokens: How many tokens are generated behind each prompt.
+        temperature: 0: the token of the largest logit. Above: drawn from softmax(logits / temperature).
+        seed: Of the draws, which the last stage makes.
+        group: A group of backend lowcomm; None: the default group.
+
+    Returns:
+        [batch, time + max_new_tokens], on every rank.
+
+    Raises:
+        TypeError: A block does not take a cache.
+        ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stages have other prompts.
+        torch.distributed.DistBackendError: Another stage has failed or is gone, or the network.
+    """
+    _expect(stage, ids, max_new_tokens, temperature, group)
+    cache = new_cache(stage.subspace_parts, stage)
+    links = _Links(stage, ids, group)
+    draws = torch.Generator(device=ids.device).manual_seed(seed)
+    done, now = 0, ids
+    with _evaluating(stage), links.failing():
+        links.post(ids.shape[1])
+        for left in range(max_new_tokens, 0, -1):
+            x = now if stage.is_first else links.coefficients()
+            if left > 1:
+                links.post(1)
+            y = stage(x, ids=now, start=done, cache=cache, only_last=True)
+            done += now.shape[1]
+            if stage.is_last:
+                now = _choose(y[:, -1], temperature, draws).to(ids.dtype)
+                links.send_tokens(now)
+            else:
+                links.send_coefficients(y)
+                now = links.tokens()
+            ids = torch.cat((ids, now), dim=1)
+        links.finish()
+    return ids
+
+
+def _expect(
+    stage: StageModule, ids: torch.Tensor, new: int, temperature: float, group: dist.ProcessGroup | None
+) -> None:
+    """Refuses a caller's mistakes before anything is sent."""
+    if not isinstance(stage, StageModule):
+        raise TypeError(f"stage: expected what lc.subspace.cut returns, got {type(stage).__name__}")
+    stage.expect_ids(ids)
+    if ids.numel() == 0:
+        raise ValueError(f"{stage.name}: ids: expected one token or more a prompt, got {list(ids.shape)}")
+    if new < 1:
+        raise ValueError(f"max_new_tokens: expected 1 or more, got {new}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature: expected 0 or more, got {temperature}")
+    if stage.count > 1 and (dist.get_rank(group), dist.get_world_size(group)) != (stage.index, stage.count):
+        raise ValueError(
+            f"group: expected {stage.count} ranks, of which this is {stage.index}, the stage's number, got rank "
+            f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
+        )
+
+
+def _choose(logits: torch.Tensor, temperature: float, draws: torch.Generator) -> torch.Tensor:
+    """One token a row, [batch, 1]."""
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    return torch.multinomial(torch.softmax(logits.double() / temperature, dim=-1), 1, generator=draws)
+
+
+class _Links:
+    """A stage's edges to the stages next to it, and between the last stage and each other one."""
+
+    def __init__(self, stage: StageModule, ids: torch.Tensor, group: dist.ProcessGroup | None) -> None:
+        self._stage, self._ids, self._prompts = stage, ids, zlib.crc32(ids.long().cpu().contiguous().numpy().tobytes())
+        last, codec = stage.count - 1, stage.message_codec
+
+        def edge(peer: int, channel: int, codec: str | None = None) -> Edge:
+            return Edge.of(peer, channel, group=group, evaluate=codec)
+
+        self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
+        self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
+        self._ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
+
+    def post(self, time: int) -> None:
+        """Posts the receives of the next positions, `time` of them, and of the token behind them."""
+        if self._before is not None:
+            batch, kind = self._ids.shape[0], self._stage.coefficient_dtype
+            like = torch.empty(batch, time, self._stage.rank, dtype=kind, device=self._ids.device)
+            self._before.post([like, torch.empty(1, dtype=torch.int64)])
+        if not self._stage.is_last:
+            self._ends[0].post(torch.empty(self._ids.shape[0], 1, dtype=torch.int32, device=self._ids.device))
+
+    def coefficients(self) -> torch.Tensor:
+        """Those that the stage before has sent.
+
+        Raises:
+            ValueError: It has other prompts.
+        """
+        assert self._before is not None
+        received, prompts = self._before.recv()
+        if int(prompts) != self._prompts:
+            raise ValueError(
+                f"{self._stage.name}: ids: expected the prompts of the stage before (crc {int(prompts):#010x}), got others (crc "
+                f"{self._prompts:#010x})"
+            )
+        return received
+
+    def send_coefficients(self, coefficients: torch.Tensor) -> None:
+        """Sends them to the next stage."""
+        assert self._behind is not None
+        self._behind.send([coefficients, torch.tensor([self._prompts])])
+
+    def tokens(self) -> torch.Tensor:
+        """Those that the last stage has chosen, [batch, 1]."""
+        return self._ends[0].recv().to(self._ids.dtype)
+
+    def send_tokens(self, tokens: torch.Tensor) -> None:
+        """Sends them to all other stages."""
+        for end in self._ends:
+            end.send(tokens.int())
+
+    def finish(self) -> None:
+        """Waits until all that was sent is through."""
+        for edge in self._all():
+            edge.finish()
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Where this stage fails the others hear why, and fail in turn."""
+        try:
+            yield
+        except BaseException as error:
+            for edge in self._all():
+                edge.fail(f"{self._stage.name}: generate: {type(error).__name__}: {error}")
+            raise
+
+    def _all(self) -> list[Edge]:
+        return [edge for edge in (self._before, self._behind, *self._ends) if edge is not None]
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each part has its own again afterwards."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
