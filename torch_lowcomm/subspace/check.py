@@ -13,6 +13,7 @@ from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.parts import EMBEDDING, Parts
 from torch_lowcomm.subspace.probe import Finding
 
+_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -69,7 +70,7 @@ def has_embedding(parts: Parts, root: nn.Module) -> bool:
 
 def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
     """What breaks exactness whatever the weights are, before `constrain` changes a decoder and after."""
-    found = _tied(parts, root) + _half(parts, root) + _biases(parts, root, basis)
+    found = _tied(parts, root) + _half(parts, root) + _biases(parts, root, basis) + head(parts, root)
     if has_embedding(parts, root):
         found += _between(parts, root)
     for number, block in parts.blocks_of(root):
@@ -116,6 +117,16 @@ def _biases(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
         elif hasattr(module, "subspace_role") and (left := probe.distance(basis, module.bias)) > 1e-4:
             found.append(Finding(f"{name}.bias", f"a share {left:.3g} of its norm is outside the subspace"))
     return found
+
+
+def head(parts: Parts, root: nn.Module) -> list[Finding]:
+    """What a model of `transformers` does to the head's output, which stages do not."""
+    config = getattr(root, "config", None)
+    options = [name for name in _LOGITS if getattr(config, name, None) not in (None, 1.0)]
+    return [
+        Finding(parts.head, f"config.{name} is {getattr(config, name)}: logits are not the head's output")
+        for name in options
+    ]
 
 
 def _between(parts: Parts, root: nn.Module) -> list[Finding]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace import probe
-from torch_lowcomm.subspace.check import between, constrained_parts
+from torch_lowcomm.subspace.check import between, constrained_parts, head
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
@@ -49,13 +49,13 @@ def cut(
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
-            unknown, or a free decoder changes its embedding before the first block.
+            unknown, or a free decoder changes its embedding before the first block or the head's output.
     """
     if boundary is None:
         parts, _ = constrained_parts(model)
     else:
         parts = parts or getattr(model, "subspace_parts", None) or parts_of(model)
-        found = between(parts, model, probe.entry(parts, model))
+        found = head(parts, model) + between(parts, model, probe.entry(parts, model))
         if found:
             raise ValueError(f"cut: stages would compute something else than the decoder: {found[0]}")
     total = len(parts.blocks_of(model))

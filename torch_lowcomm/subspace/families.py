@@ -32,8 +32,6 @@ _PLAIN = {
     "head": ("head", "lm_head", "output"),
     "positions": ("positions", "wpe", "transformer.wpe", "position_embedding", "pos_embed"),
 }
-# What some models of `transformers` do to the head's output.
-_HEADS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _NAMES = (*REQUIRED, "positions", "rotary")
 
 
@@ -58,11 +56,6 @@ def parts_of(decoder: nn.Module, **names: str | None) -> Parts:
     if is_transformers(decoder) and _has(decoder, TRANSFORMERS.blocks):
         found = {role: getattr(TRANSFORMERS, role) for role in _NAMES if getattr(TRANSFORMERS, role) is not None}
         parts = Parts(**(found | given), family="transformers")
-        for option in _HEADS:
-            if getattr(decoder.config, option, None) not in (None, 1.0):
-                raise ValueError(
-                    f"config.{option}: expected none, since logits are the head's output, got {getattr(decoder.config, option)}"
-                )
     else:
         parts = Parts(**_plain(decoder, given))
     parts.expect(decoder)

@@ -42,6 +42,17 @@ def test_a_family_that_breaks_exactness(name):
         lc.subspace.constrain(case.family(name), case.RANK)
 
 
+def test_logits_that_are_not_the_heads():
+    message = r"lm_head: config.final_logit_softcapping is 30.0: logits are not the head's output"
+    with pytest.raises(ValueError, match=message):
+        lc.subspace.constrain(case.family("Gemma2"), case.RANK)
+    with pytest.raises(ValueError, match=message):
+        lc.subspace.cut(case.family("Gemma2"), 0, 2, boundary=lc.subspace.Projection(4))
+    free = case.family("Gemma2", final_logit_softcapping=None)
+    stages, ids = case.cuts(free, 2, boundary=lc.subspace.Projection(case.WIDTH)), case.ids(96)
+    assert case.apart(case.chain(stages, ids), free(input_ids=ids, use_cache=False).logits) < 1e-12
+
+
 def test_biases_of_llama():
     with pytest.raises(ValueError, match=r"model.layers.0.self_attn.o_proj.bias: a trained bias leaves the subspace"):
         lc.subspace.constrain(case.family("Llama", attention_bias=True), case.RANK)
