@@ -15,6 +15,11 @@ namespace {
 // Rows of a tile have about so many elements together: a tile's gradient, moments and update stay in a core's cache.
 constexpr int64_t kTile = 64 * 1024;
 
+// A bias is a matrix of one column.
+at::Tensor matrixOf(const at::Tensor& t) {
+  return t.dim() == 1 ? t.unsqueeze(1) : t;
+}
+
 double correction(double beta, int64_t t) {
   return 1 - std::pow(beta, static_cast<double>(t));
 }
@@ -160,6 +165,7 @@ void SubspaceAdam::formProjected(Kept& kept, const AdamRule& rule) {
   const bool host = kept.vectors.device().is_cpu();
   const int64_t tile = host ? std::max<int64_t>(1, kTile / std::max<int64_t>(1, columns)) : std::max<int64_t>(1, rows);
   const at::Tensor gradient = at::empty({std::min(tile, rows), columns}, kept.vectors.options());
+  const at::Tensor momentum = matrixOf(kept.momentum), variance = matrixOf(kept.variance);
   const at::Tensor update = at::empty_like(gradient), of_update = at::zeros_like(kept.coordinates);
   for (int64_t first = 0; first < rows; first += tile) {
     const int64_t n = std::min(tile, rows - first);
@@ -170,8 +176,8 @@ void SubspaceAdam::formProjected(Kept& kept, const AdamRule& rule) {
       at::mm_out(g, kept.coordinates.narrow(0, first, n), kept.vectors);
     }
     d.zero_();
-    at::_fused_adamw_({d}, {g}, {kept.momentum.narrow(0, first, n)}, {kept.variance.narrow(0, first, n)}, {},
-                      {kept.step}, /*lr=*/-1, rule.beta1, rule.beta2, /*weight_decay=*/0, rule.eps, false, false);
+    at::_fused_adamw_({d}, {g}, {momentum.narrow(0, first, n)}, {variance.narrow(0, first, n)}, {}, {kept.step},
+                      /*lr=*/-1, rule.beta1, rule.beta2, /*weight_decay=*/0, rule.eps, false, false);
     if (kept.axis == 0) {
       of_update.addmm_(kept.vectors.narrow(1, first, n), d);
     } else {
@@ -208,7 +214,8 @@ void SubspaceAdam::Kept::store(const at::Tensor& wide, const at::Tensor& paramet
   if (rounding.defined()) at::sub_out(rounding, wide, parameter.to(at::kFloat));
 }
 
-at::Tensor SubspaceAdam::Kept::coordinatesOf(const at::Tensor& matrix) const {
+at::Tensor SubspaceAdam::Kept::coordinatesOf(const at::Tensor& given) const {
+  const at::Tensor matrix = matrixOf(given);
   return axis == 0 ? at::mm(vectors, matrix) : at::mm(matrix, vectors.t());
 }
 
@@ -218,7 +225,7 @@ void SubspaceAdam::Kept::moveBy(const at::Tensor& coordinates, const at::Tensor&
   if (is_coordinates) {
     wide.mul_(keep).add_(coordinates, -rule.lr);
   } else if (axis == 0) {
-    wide.addmm_(vectors.t(), coordinates, keep, -rule.lr);
+    matrixOf(wide).addmm_(vectors.t(), coordinates, keep, -rule.lr);
   } else {
     wide.addmm_(coordinates, vectors, keep, -rule.lr);
   }

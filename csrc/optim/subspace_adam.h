@@ -20,7 +20,8 @@ enum class SubspaceRule {
 };
 
 // A parameter, or this process's part of one that is sharded. A constrained weight is a matrix whose columns (axis 0)
-// or rows (axis 1) lie in S = col(U), where U has d rows and k orthonormal columns.
+// or rows (axis 1) lie in S = col(U), where U has d rows and k orthonormal columns; or a bias, one such column, which
+// is `projected`.
 struct SubspaceParameter {
   std::string name;   // for errors
   at::Tensor tensor;  // of floating dtype, on any device; steps take it again
@@ -102,7 +103,7 @@ class SubspaceAdam {
     void count();
     at::Tensor wide(const at::Tensor& parameter) const;
     void store(const at::Tensor& wide, const at::Tensor& parameter);
-    at::Tensor coordinatesOf(const at::Tensor& matrix) const;
+    at::Tensor coordinatesOf(const at::Tensor& given) const;
     void moveBy(const at::Tensor& coordinates, const at::Tensor& wide, const AdamRule& rule) const;
   };
 

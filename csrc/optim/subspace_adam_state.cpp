@@ -15,8 +15,10 @@ at::ScalarType arithmeticOf(const at::Tensor& parameter) {
 }
 
 void expectVectors(const SubspaceParameter& p) {
-  if (p.tensor.dim() != 2)
-    throw ValueError(c10::str(kOptimizer, p.name, ": expected a matrix in S, got shape ", p.tensor.sizes()));
+  const bool is_bias = p.tensor.dim() == 1 && p.axis == 0 && p.rule == SubspaceRule::projected && !p.is_coordinates;
+  if (p.tensor.dim() != 2 && !is_bias) {
+    throw ValueError(c10::str(kOptimizer, p.name, ": expected a matrix in S, or a bias, got shape ", p.tensor.sizes()));
+  }
   if (p.axis != 0 && (p.axis != 1 || p.rule == SubspaceRule::rows))
     throw ValueError(c10::str(kOptimizer, p.name, ": axis: expected 0, or 1 of an embedding, got ", p.axis));
   const at::Tensor& u = p.vectors;
@@ -47,9 +49,11 @@ void SubspaceAdam::add(std::vector<SubspaceParameter> parameters) {
     Kept kept{std::move(p.name), p.rule, p.group, p.axis, p.width, p.is_slice, p.is_coordinates, shape, shape};
     if (p.rule != SubspaceRule::plain) kept.vectors = p.vectors.to(options).contiguous();
     if (p.is_coordinates) kept.whole[p.axis] = p.width;
+    if (p.rule != SubspaceRule::plain && shape.size() == 1) kept.whole.push_back(1);
     const bool rows = p.rule == SubspaceRule::rows;
-    kept.momentum = at::zeros(rows ? std::vector<int64_t>{p.vectors.size(0), shape[1]} : kept.whole, options);
-    kept.variance = at::zeros(rows ? std::vector<int64_t>{shape[1]} : kept.whole, options);
+    const std::vector<int64_t>& elements = p.is_coordinates ? kept.whole : shape;
+    kept.momentum = at::zeros(rows ? std::vector<int64_t>{p.vectors.size(0), shape[1]} : elements, options);
+    kept.variance = at::zeros(rows ? std::vector<int64_t>{shape[1]} : elements, options);
     if (arithmeticOf(p.tensor) != p.tensor.scalar_type()) kept.rounding = at::zeros(kept.shape, options);
     kept.step = at::zeros({}, options.dtype(at::kFloat));
     kept_.push_back(std::move(kept));

@@ -36,7 +36,7 @@ class Block(nn.Module):
     def __init__(self, width, hidden):
         super().__init__()
         self.mix, self.out = nn.Linear(width, width), nn.Linear(width, width, bias=False)
-        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x):
         x = x + self.out(torch.tanh(self.mix(x)))
@@ -81,6 +81,8 @@ def mark(module, role, basis):
     object.__setattr__(module, "subspace_basis", basis)
     with torch.no_grad():
         module.weight.copy_(projected(module.weight, basis.vectors, role == "embedding"))
+        if getattr(module, "bias", None) is not None:
+            module.bias.copy_(projected(module.bias, basis.vectors, False))
 
 
 def projected(weight, of, rows):
@@ -120,7 +122,8 @@ def train(model, optimizer, steps, clip=None):
 def role_of(model, name):
     """The role of a parameter, "" of a plain one."""
     module = model.get_submodule(name.rpartition(".")[0])
-    return getattr(module, "subspace_role", "") if name.endswith("weight") else ""
+    role = getattr(module, "subspace_role", "")
+    return "bias" if role and name.endswith("bias") else role
 
 
 class Reference:

@@ -60,7 +60,7 @@ def change_basis(
         part = local(weight.parameter).double()
         if "rounding" in state:
             part = part + state["rounding"]
-        rows = state["exp_avg_sq"].ndim == 1
+        rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
         for tensor, already in ((part, weight.is_coordinates), (state["exp_avg"].double(), rows)):
             if not already:
                 coordinates.append((weight, False, weight.coordinates(tensor, new)))

@@ -80,15 +80,17 @@ def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
 
 def _tied(parts: Parts, root: nn.Module) -> list[Finding]:
     """Constrained weights that are another module's too; the embedding's only once it is constrained, which unties it."""
-    names = defaultdict(list)
+    names, ids = defaultdict(list), {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
+        ids[name] = id(parameter)
     constrained = [f"{name}.weight" for name, _, _ in parts.projections(root)]
     if has_embedding(parts, root) and getattr(root.get_submodule(parts.embedding), "subspace_role", "") == EMBEDDING:
         constrained.append(f"{parts.embedding}.weight")
     found = []
     for name in constrained:
-        others = [other for other in names[id(root.get_parameter(name))] if other != name]
+        # In the place of a weight that is not there are its coordinates (lc.subspace.reparam).
+        others = [other for other in names[ids.get(name)] if other != name]
         if others:
             found.append(Finding(name, f"tied to {', '.join(others)}, which the constraint does not hold for"))
     return found

@@ -35,7 +35,7 @@ class SubspaceAdamW(SubspaceOptimizer):
     * W_p2 has moments of the coordinates C = UᵀG [k, hidden units] and one second moment a hidden unit, the mean of its d
       squares: M ← β1·M + (1−β1)·C, v ← β2·v + (1−β2)·Σ_i C_ij²/d, W ← (1−lr·weight_decay)·W − lr·U·(M̂/(√v̂+eps)). The update
       lies in S, so the weight is never projected. The moments take k/(2d) of the memory that AdamW's take.
-    * W_p1 and T_S have AdamW's elementwise moments, and the update D = M̂/(√v̂+eps) is projected:
+    * W_p1 and T_S, and biases of W_p1 and W_p2, have AdamW's elementwise moments, and the update D = M̂/(√v̂+eps) is projected:
       W ← (1−lr·weight_decay)·W − lr·U·UᵀD.
     * Everything else takes torch's fused AdamW, to the bit.
 

@@ -62,8 +62,9 @@ def reparam(module: nn.Module) -> nn.Module:
 
     With SGD the weights move as constrained ones with projected gradients do, to rounding; with `lc.SubspaceAdamW` as constrained
     ones with `lc.SubspaceAdamW`. Elementwise methods differ from those of weights: their second moments are of coordinates, which
-    depend on the choice of U within S. The parameters are called "<module>.coordinates", [k, inputs] of a linear module and
-    [vocabulary, k] of an embedding; "<module>.weight" still gives W.
+    depend on the choice of U within S. A bias of W_p1 or W_p2 stays a vector in S, whose gradient is still to be projected. The
+    parameters are called "<module>.coordinates", [k, inputs] of a linear module and [vocabulary, k] of an embedding;
+    "<module>.weight" still gives W. Of the optimizers only `lc.SubspaceAdamW` can go on in another U.
 
     FSDP2 may shard the dimension of a linear module's coordinates that is not k, by `fully_shard(shard_placement_fn=…)`.
 
@@ -76,7 +77,8 @@ def reparam(module: nn.Module) -> nn.Module:
     Raises:
         ValueError: Nothing in the module is constrained, or FSDP2 has already sharded it.
     """
-    weights = [weight for weight in constrained_weights(module) if not weight.is_coordinates]
+    found = constrained_weights(module)
+    weights = [weight for weight in found if not weight.is_coordinates and weight.role != "bias"]
     if not weights:
         raise ValueError("reparam: expected a module with constrained weights (lc.subspace.constrain), got none in it")
     for weight in weights:

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from torch_lowcomm.subspace.basis import Basis
 
 # By role: the dimension of the weight, as its module stores it, along which S acts.
-AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1}
+AXES = {"attention_output": 0, "feed_forward_down": 0, "embedding": 1, "bias": 0}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedWeight:
-    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding).
+    """A weight W that lies in S = col(U): W = U·UᵀW (axis 0), or W·U·Uᵀ (axis 1, an embedding). Or a bias: one column.
 
     Attributes:
         name: Of the parameter, in the module that was searched.
         parameter: W; a DTensor where FSDP2 has sharded it.
-        role: "attention_output" (W_p1), "feed_forward_down" (W_p2) or "embedding" (T_S).
+        role: "attention_output" (W_p1), "feed_forward_down" (W_p2), "embedding" (T_S), or "bias" (of W_p1 or W_p2).
         basis: Has U.
         is_coordinates: The parameter is not W but its coordinates Z, of W = U·Z or Z·Uᵀ (`lc.subspace.reparam`).
     """
@@ -88,26 +88,32 @@ def constrained_weights(module: nn.Module) -> list[ConstrainedWeight]:
     found = []
     for path, part in module.named_modules():
         role, basis = getattr(part, "subspace_role", None), getattr(part, "subspace_basis", None)
-        own = [name for name in ("weight", "coordinates") if part._parameters.get(name) is not None]
-        if role is None or basis is None or not own:
+        if role is None or basis is None:
             continue
-        name, parameter = f"{path}.{own[0]}" if path else own[0], part._parameters[own[0]]
         if role not in AXES:
-            raise ValueError(f"{name}: subspace_role: expected one of {', '.join(AXES)}, got {role!r}")
-        weight = ConstrainedWeight(name, parameter, role, basis, own == ["coordinates"])
-        shape, size = (basis.rank, basis.width), basis.rank if weight.is_coordinates else basis.width
-        if parameter.ndim != 2 or parameter.shape[weight.axis] != size or tuple(basis.vectors.shape) != shape:
-            raise ValueError(
-                f"{name}: expected {size} elements in dimension {weight.axis} and vectors of shape {shape}, got shape "
-                f"{tuple(parameter.shape)} and vectors of shape {tuple(basis.vectors.shape)}"
-            )
-        if weight.is_coordinates and weight.slices is not None:
-            raise ValueError(
-                f"{name}: expected coordinates that are not sharded in dimension {weight.axis}, got {parameter.placements}: "
-                f"shard the other one (fully_shard's shard_placement_fn)"
-            )
-        found.append(weight)
+            raise ValueError(f"{path}: subspace_role: expected one of {', '.join(AXES)}, got {role!r}")
+        for kind, of in (("weight", role), ("coordinates", role), ("bias", "bias")):
+            if (parameter := part._parameters.get(kind)) is not None:
+                name = f"{path}.{kind}" if path else kind
+                found.append(ConstrainedWeight(name, parameter, of, basis, kind == "coordinates"))
+                _expect_shape(found[-1])
     return found
+
+
+def _expect_shape(weight: ConstrainedWeight) -> None:
+    basis, parameter = weight.basis, weight.parameter
+    shape, size = (basis.rank, basis.width), basis.rank if weight.is_coordinates else basis.width
+    dimensions = 1 if weight.role == "bias" else 2
+    if parameter.ndim != dimensions or parameter.shape[weight.axis] != size or tuple(basis.vectors.shape) != shape:
+        raise ValueError(
+            f"{weight.name}: expected {dimensions} dimensions with {size} elements in dimension {weight.axis}, and vectors of "
+            f"shape {shape}, got shape {tuple(parameter.shape)} and vectors of shape {tuple(basis.vectors.shape)}"
+        )
+    if weight.is_coordinates and weight.slices is not None:
+        raise ValueError(
+            f"{weight.name}: expected coordinates that are not sharded in dimension {weight.axis}, got {parameter.placements}: "
+            f"shard the other one (fully_shard's shard_placement_fn)"
+        )
 
 
 def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:

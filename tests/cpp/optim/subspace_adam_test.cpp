@@ -23,11 +23,12 @@ at::Tensor vectors() {
 }
 
 at::Tensor inSubspace(const at::Tensor& w, int64_t axis, at::ScalarType dtype) {
+  if (w.dim() == 1) return inSubspace(w.unsqueeze(1), axis, dtype).squeeze(1);
   const at::Tensor u = vectors(), wide = w.to(at::kDouble);
   return (axis == 0 ? u.t().mm(u.mm(wide)) : wide.mm(u.t()).mm(u)).to(dtype);
 }
 
-// W_p1, W_p2, T_S, and two plain parameters in two groups.
+// W_p1, W_p2, T_S, a bias in S, and two plain parameters in two groups.
 struct Trainee {
   SubspaceAdam adam;
   std::vector<SubspaceParameter> parameters;
@@ -41,6 +42,8 @@ struct Trainee {
     weight("out", {kWidth, kWidth}, SubspaceRule::projected, 0);
     weight("down", {kWidth, kUnits}, of_down, 0);
     weight("embedding", {kTokens, kWidth}, SubspaceRule::projected, 1);
+    const at::Tensor bias = inSubspace(noise({kWidth}, 5, at::kDouble), 0, dtype);
+    parameters.push_back({"down.bias", bias, 1, SubspaceRule::projected, 0, u, kWidth});
     parameters.push_back({"up", noise({kUnits, kWidth}, 3, dtype), 1});
     parameters.push_back({"bias", noise({kUnits}, 4, dtype), 0});
     adam.add(parameters);
@@ -138,7 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Variants, SubspaceAdamRules, testing::Values(SubspaceRu
 TEST(SubspaceAdam, WeightsStayInTheSubspace) {
   Trainee trainee(at::kFloat);
   trainee.train(0, 400);
-  for (size_t i = 0; i < 3; ++i) {
+  for (size_t i = 0; i < 4; ++i) {
     const at::Tensor w = trainee.parameters[i].tensor.to(at::kDouble);
     const at::Tensor off = w - inSubspace(w, trainee.parameters[i].axis, at::kDouble);
     EXPECT_LT((off.norm() / w.norm()).item<double>(), 2e-6) << trainee.parameters[i].name;
@@ -157,16 +160,16 @@ TEST(SubspaceAdam, MomentsOfRowsAreSmall) {
 TEST(SubspaceAdam, SquaresAndScale) {
   Trainee trainee(at::kDouble), scaled(at::kDouble);
   auto gradients = trainee.gradients(0);
-  gradients[3].reset();
+  gradients[4].reset();
   trainee.adam.project(gradients);
   const std::vector<double> squares = trainee.adam.squares(gradients);
-  for (size_t i = 0; i < 5; ++i) {
+  for (size_t i = 0; i < 6; ++i) {
     const SubspaceParameter& p = trainee.parameters[i];
-    if (i == 3) {
+    if (i == 4) {
       EXPECT_EQ(squares[i], 0);
       continue;
     }
-    const at::Tensor g = i < 3 ? inSubspace(gradients[i], p.axis, at::kDouble) : gradients[i];
+    const at::Tensor g = i < 4 ? inSubspace(gradients[i], p.axis, at::kDouble) : gradients[i];
     const double expected = g.square().sum().item<double>();
     EXPECT_NEAR(squares[i], expected, 1e-13 * expected) << p.name;
   }
@@ -175,7 +178,7 @@ TEST(SubspaceAdam, SquaresAndScale) {
     g = g * 0.5;
   trainee.step(half);
   scaled.step(scaled.gradients(0), 0.5);
-  for (size_t i = 0; i < 5; ++i) {
+  for (size_t i = 0; i < 6; ++i) {
     const at::Tensor apart = trainee.parameters[i].tensor - scaled.parameters[i].tensor;
     EXPECT_LT(apart.abs().max().item<double>(), 1e-14) << trainee.parameters[i].name;
   }
@@ -184,7 +187,7 @@ TEST(SubspaceAdam, SquaresAndScale) {
 TEST(SubspaceAdam, WhatHasNoGradientStays) {
   Trainee trainee(at::kFloat);
   const std::vector<at::Tensor> before = trainee.all();
-  trainee.step(std::vector<at::Tensor>(5));
+  trainee.step(std::vector<at::Tensor>(6));
   expectEqual(trainee.all(), before);
 }
 
@@ -279,7 +282,7 @@ TEST_P(SubspaceAdamTypes, StateGoesOnWithTheSameBits) {
     for (auto& [key, tensor] : of_parameter)
       tensor = tensor.clone();
   }
-  for (size_t i = 0; i < 5; ++i)
+  for (size_t i = 0; i < 6; ++i)
     again.parameters[i].tensor.copy_(trainee.parameters[i].tensor);
   again.adam.load(state);
   expectEqual(again.all(), trainee.all());
@@ -299,7 +302,7 @@ TEST(SubspaceAdam, Strides) {
   }
   usual.train(0, 3);
   turned.train(0, 3);
-  for (size_t i = 0; i < 5; ++i)
+  for (size_t i = 0; i < 6; ++i)
     EXPECT_TRUE(at::allclose(usual.parameters[i].tensor, turned.parameters[i].tensor, 1e-5, 1e-6));
   SubspaceAdam empty;
   const at::Tensor nothing = at::empty({0, kWidth});
@@ -323,11 +326,11 @@ TEST(SubspaceAdam, Mistakes) {
   const std::vector<at::Tensor> before = trainee.all();
   auto gradients = trainee.gradients(0);
   gradients.pop_back();
-  expectThrows<ValueError>([&] { trainee.adam.project(gradients); }, "for each of 5 parameters, got 4");
+  expectThrows<ValueError>([&] { trainee.adam.project(gradients); }, "for each of 6 parameters, got 5");
   gradients.push_back(at::zeros({3}));
   expectThrows<ValueError>([&] { trainee.adam.project(gradients); },
                            "bias: expected a gradient of shape [200], got [3]");
-  gradients[4] = at::zeros({kUnits}).to_sparse();
+  gradients[5] = at::zeros({kUnits}).to_sparse();
   expectThrows<TypeError>([&] { trainee.adam.project(gradients); }, "bias: expected a dense floating-point gradient");
   SubspaceAdam adam;
   SubspaceParameter p = trainee.parameters[0];
@@ -350,7 +353,7 @@ TEST(SubspaceAdam, Mistakes) {
   state = trainee.adam.state();
   state[1]["exp_avg"] = at::zeros({kWidth, kUnits});
   expectThrows<ValueError>([&] { trainee.adam.load(state); }, "down: exp_avg: expected shape [8, 200], got [96, 200]");
-  expectThrows<ValueError>([&] { trainee.adam.setVectors(std::vector<at::Tensor>(5)); },
+  expectThrows<ValueError>([&] { trainee.adam.setVectors(std::vector<at::Tensor>(6)); },
                            "out: vectors: expected shape");
   expectEqual(trainee.all(), before);
 }
