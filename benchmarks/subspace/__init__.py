@@ -1,0 +1,1 @@
+"""Subspace pipelines."""

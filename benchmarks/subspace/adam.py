@@ -1,0 +1,153 @@
+"""A step of lc.SubspaceAdamW against torch's fused AdamW on the same parameters, in turn.
+
+    python benchmarks subspace_adam [--width 1024] [--rank 64] [--tokens 8192] [--threads N] [--repetitions 41] [--json FILE]
+
+A middle stage is a block: attention, norms, feed-forward of 4·width. The last stage has a head [tokens, width] too, the first one
+a trained embedding of that shape. "weights": constrained ones; "coordinates": after `lc.subspace.reparam`, with the same rules;
+"its products alone": the matrix products that a step with weights makes, two of W_p2 and four of W_p1 and T_S. A ratio is the
+median over repetitions of a step's time by AdamW's in the same repetition; "of least" compares the shortest times, which other
+load on the machine spoils least. The gates do not ask for the first stage: the elementwise moments of T_S need two products with
+U in either form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+from torch import nn
+
+import torch_lowcomm as lc
+from torch_lowcomm.subspace.weights import constrained_weights
+
+PARTS = ("middle", "last", "first")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=8192, help="the vocabulary")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repetitions", type=int, default=41)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def stage(part: str, basis: lc.subspace.Basis, tokens: int) -> nn.Module:
+    """The parameters of a block, of a first stage with the trained embedding too, or of a last one with a head."""
+    width = basis.width
+    module = nn.Module()
+    module.qkv, module.up = nn.Linear(width, 3 * width), nn.Linear(width, 4 * width)
+    module.out, module.down = nn.Linear(width, width, bias=False), nn.Linear(4 * width, width, bias=False)
+    module.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+    roles = {"out": "attention_output", "down": "feed_forward_down"}
+    if part == "first":
+        module.embedding = nn.Embedding(tokens, width)
+        roles["embedding"] = "embedding"
+    if part == "last":
+        module.head = nn.Linear(width, tokens, bias=False)
+    for name, role in roles.items():
+        holder = module.get_submodule(name)
+        object.__setattr__(holder, "subspace_role", role)
+        object.__setattr__(holder, "subspace_basis", basis)
+        with torch.no_grad():
+            rows = role == "embedding"
+            holder.weight.copy_(basis.project(holder.weight) if rows else basis.project_weight(holder.weight))
+    return module
+
+
+def products(module: nn.Module) -> Callable[[], None]:
+    """The matrix products that a step with whole weights cannot do without: two of W_p2, four of W_p1 and T_S."""
+    calls: list[Callable[[], Any]] = []
+    for weight in constrained_weights(module):
+        u = weight.basis.rows(torch.float32)
+        g, c = weight.parameter.grad, weight.coordinates(weight.parameter.grad, u)
+        w = torch.empty_like(g)
+        if weight.axis == 0:
+            both = [lambda u=u, g=g, c=c: torch.mm(u, g, out=c), lambda u=u, c=c, w=w: torch.mm(u.T, c, out=w)]
+        else:
+            both = [lambda u=u, g=g, c=c: torch.mm(g, u.T, out=c), lambda u=u, c=c, w=w: torch.mm(c, u, out=w)]
+        calls += both * (1 if weight.role == "feed_forward_down" else 2)
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def measure(part: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Medians of all ways to make a step, taken in turn."""
+    basis = lc.subspace.Basis(args.width, args.rank)
+    whole = stage(part, basis, args.tokens)
+    ways: dict[str, Callable[[], Any]] = {}
+    for name in ("AdamW", "weights", "weights, all projected", "coordinates"):
+        module = copy.deepcopy(whole)
+        if name == "coordinates":
+            lc.subspace.reparam(module)
+        for p in module.parameters():
+            p.grad = torch.randn_like(p)
+        if name == "AdamW":
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+            ways["its products alone"] = products(module)
+        else:
+            variant = "project_all" if "all" in name else "rows"
+            optimizer = lc.SubspaceAdamW(module, variant=variant, check_every=0)
+        ways[name] = optimizer.step
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for repetition in range(-3, args.repetitions):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if repetition >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    rows = []
+    for name, taken in seconds.items():
+        quarter, median, three_quarters = statistics.quantiles(taken, n=4)
+        ratios = [mine / theirs for mine, theirs in zip(taken, seconds["AdamW"], strict=True)]
+        rows.append(
+            {
+                "stage": part,
+                "step": name,
+                "median_s": median,
+                "least_s": min(taken),
+                "spread": (three_quarters - quarter) / median,
+                "ratio": statistics.median(ratios),
+                "ratio_of_least": min(taken) / min(seconds["AdamW"]),
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    """Measures and reports."""
+    args = parse()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    options = {"width": args.width, "rank": args.rank, "tokens": args.tokens, "threads": args.threads}
+    print(report.heading("subspace_adam", **options, repetitions=args.repetitions))
+    print(f"# {'stage':<8} {'step of':<24} {'median ms':>10} {'spread %':>9} {'x AdamW':>8} {'of least':>9}")
+    rows = [row for part in PARTS for row in measure(part, args)]
+    for row in rows:
+        print(
+            f"  {row['stage']:<8} {row['step']:<24} {row['median_s'] * 1e3:>10.2f} {row['spread'] * 100:>9.0f}"
+            f" {row['ratio']:>8.2f} {row['ratio_of_least']:>9.2f}"
+        )
+    by_name = {(row["stage"], row["step"]): row for row in rows}
+    gates = [
+        report.Gate(f"coordinates / AdamW, {part} stage", by_name[part, "coordinates"]["ratio"], "<=", 1.25)
+        for part in ("middle", "last")
+    ]
+    bound = sum(by_name["middle", name]["median_s"] for name in ("AdamW", "its products alone"))
+    ratio = by_name["middle", "weights"]["median_s"] / bound
+    gates.append(report.Gate("weights / (AdamW + the products alone), middle stage", ratio, "<=", 1.25))
+    return report.finish(gates, args.json, {**options, "rows": rows})
