@@ -119,8 +119,9 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
           elements an op in another place each time. None if nothing was coded there, or only by codecs that take more
           than 16,384 elements at once. With a cache x is the change of an activation, and first visits are left out.
         * "samples": of a pipeline's activations with a cache {"seen": samples sent as changes, "first": sent for the first
-          time, "forgotten": that the two sides did not remember alike, "mean_value", "mean_change": means of abs(a) and of
-          abs(a - m) over a part of each message's elements a that travelled as changes from m, or None}; else None.
+          time, "overflow": sent by themselves for want of room, "forgotten": {reason as in `lc.pipeline.Cache.stats`: samples,
+          counted when the two sides compare, on either}, "mean_value", "mean_change": means of abs(a) and of abs(a - m) over a
+          part of each message's elements a that travelled as changes from m, or None}; else None.
 
     Raises:
         TypeError, ValueError: As `backend_of`.

@@ -78,9 +78,9 @@ void Stats::moved(const std::string& op, const OpCounters& counters) {
   stats.samples += counters.samples;
 }
 
-void Stats::forgot(const std::string& op, uint64_t samples) {
+void Stats::forgot(const std::string& op, const std::string& why, uint64_t samples) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ops_[op].forgotten += samples;
+  ops_[op].forgotten[why] += samples;
 }
 
 std::map<std::string, OpStats> Stats::snapshot() const {

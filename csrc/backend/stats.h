@@ -34,8 +34,8 @@ struct OpStats {
   std::vector<double> wait_by_peer_s;  // of wait_s, by group rank; empty where nothing was waited for
   double loss = 0, encoded = 0;        // squares over what was sampled of what this rank encoded: of the error, of x
   SampleCounters samples;              // of a pipeline's sends: what they said of samples
-  uint64_t forgotten = 0;              // samples that the two sides of a pipeline's boundary did not remember alike
-  bool counted = false;                // whether wire_bytes is counted: lowcomm's own ops
+  std::map<std::string, uint64_t> forgotten;  // of a pipeline: samples that were forgotten, by reason
+  bool counted = false;                       // whether wire_bytes is counted: lowcomm's own ops
 };
 
 // Thread-safe: callers count calls, the worker counts what moved.
@@ -49,7 +49,7 @@ class Stats {
   bool unstaged(const std::string& op, const std::string& reason);
   void inner(const std::string& op, uint64_t raw_bytes);
   void moved(const std::string& op, const OpCounters& counters);
-  void forgot(const std::string& op, uint64_t samples);
+  void forgot(const std::string& op, const std::string& why, uint64_t samples);
   std::map<std::string, OpStats> snapshot() const;
   void reset();
 

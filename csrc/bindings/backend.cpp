@@ -84,13 +84,14 @@ Layout layoutOf(const LayoutEntries& entries, const std::optional<LevelTables>& 
 // None of an op that has sent no samples.
 py::object samplesOf(const OpStats& stats) {
   const SampleCounters& samples = stats.samples;
-  if (samples.seen + samples.first + stats.forgotten == 0) return py::none();
+  if (samples.seen + samples.first + samples.overflow == 0 && stats.forgotten.empty()) return py::none();
   const auto mean = [&](double sum) {
     return samples.measured > 0 ? py::object(py::float_(sum / static_cast<double>(samples.measured))) : py::none();
   };
   py::dict entry;
   entry["seen"] = samples.seen;
   entry["first"] = samples.first;
+  entry["overflow"] = samples.overflow;
   entry["forgotten"] = stats.forgotten;
   entry["mean_value"] = mean(samples.values);
   entry["mean_change"] = mean(samples.changes);
@@ -263,8 +264,10 @@ void bindBackend(py::module_& m) {
       .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
       .def(
           "count_forgotten",
-          [](LowcommBackend& b, const std::string& op, uint64_t samples) { b.parts().group.stats.forgot(op, samples); },
-          py::arg("op"), py::arg("samples"))
+          [](LowcommBackend& b, const std::string& op, const std::string& why, uint64_t samples) {
+            b.parts().group.stats.forgot(op, why, samples);
+          },
+          py::arg("op"), py::arg("why"), py::arg("samples"))
       .def(
           "set_policy", [](LowcommBackend& b, const std::string& policy) { setPolicy(b.parts(), policy); },
           py::arg("policy"), py::call_guard<py::gil_scoped_release>())

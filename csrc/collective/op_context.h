@@ -104,16 +104,18 @@ struct Loss {
   bool taken() const { return whole > 0; }
 };
 
-// The samples of a message whose two sides remember them (pipeline/delta_source_sink.h): how many travelled as changes
-// and how many for the first time, and sums over some of the former's elements a and what was remembered of them, m.
+// The samples of a message whose two sides remember them (pipeline/delta_source_sink.h): how many travelled as changes,
+// for the first time, and without a slot for want of room, and sums over some of the changes' elements a and what was
+// remembered of them, m.
 struct SampleCounters {
-  uint64_t seen = 0, first = 0;
+  uint64_t seen = 0, first = 0, overflow = 0;
   uint64_t measured = 0;           // elements in the sums
   double values = 0, changes = 0;  // of |a| and of |a - m|
 
   SampleCounters& operator+=(const SampleCounters& more) {
     seen += more.seen;
     first += more.first;
+    overflow += more.overflow;
     measured += more.measured;
     values += more.values;
     changes += more.changes;

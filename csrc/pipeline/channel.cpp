@@ -130,7 +130,7 @@ std::unique_ptr<ChannelMessage> Channel::send(const void* data, uint64_t element
   queue_->send(sent, std::make_unique<DeltaSource>(sent->op, sent->plan, data, *message->update_, draws));
   SampleCounters& counted = sent->op.counters.samples;
   for (const SampleKey& key : sent->key.samples) {
-    if (key.version != kNotKept) ++(key.version > 0 ? counted.seen : counted.first);
+    ++(key.version == kNotKept ? counted.overflow : key.version > 0 ? counted.seen : counted.first);
   }
   message->counted_ = counted;
   return message;

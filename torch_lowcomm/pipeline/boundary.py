@@ -205,9 +205,13 @@ class Boundary:
         rows = torch.empty(0, 4, dtype=torch.int64) if cache is None else cache.rows(self.slot, sends)
         said = {**said, "cache": "none" if cache is None else cache.options}
         others = compare(self._backend, self._peer, self.number, where(self.number), said, rows)
-        forgotten = 0 if cache is None else cache.keep_equal(self.slot, sends, others)
-        if sends and forgotten:
-            self._backend.count_forgotten(f"send {_way(self.number, gradients=False)}", forgotten)
+        if cache is None:
+            return
+        cache.keep_equal(self.slot, sends, others)
+        for why, samples in cache.newly_forgotten(self.slot, sends).items():
+            self._backend.count_forgotten(
+                f"{'send' if sends else 'recv'} {_way(self.number, gradients=False)}", why, samples
+            )
 
     def name_of(self, place: Place) -> str:
         """The name of a message in errors."""

@@ -78,6 +78,7 @@ class Cache:
         self._folder = None if folder is None else Path(folder)
         self._memories: dict[Slot, _C.SampleMemory] = {}
         self._channels: dict[Slot, int] = {}  # last dimensions, for codecs by channel
+        self._told: dict[tuple[Slot, str], int] = {}  # by newly_forgotten()
         self.loads = 0  # states taken over and moves; schedules compare again after one
         if self._folder is not None:
             self._at_end = weakref.finalize(
@@ -260,6 +261,18 @@ class Cache:
                 self._memories[Slot(boundary, position, sends)].forget(sample, "differs")
                 forgotten += 1
         return forgotten
+
+    def newly_forgotten(self, boundary: int, sends: bool) -> dict[str, int]:
+        """How many slots of a boundary were forgotten since the last call, by reason; `lc.stats()` has these figures."""
+        new: dict[str, int] = {}
+        for slot, memory in self._memories.items():
+            if slot.boundary != boundary or slot.sends != sends:
+                continue
+            for why, slots in memory.counts["forgotten"].items():
+                if more := slots - self._told.get((slot, why), 0):
+                    new[why] = new.get(why, 0) + more
+                self._told[slot, why] = slots
+        return new
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of this rank, under one key with the rank's number.

@@ -104,6 +104,9 @@ def _restarted(r):
     _expect_equal_sides(rows)
     assert rows[:, 2].tolist() == [1] * case.ROWS
     assert last.stats()["forgotten"] == ({"damaged": 1, "differs": case.ROWS - 1} if r.rank == 0 else {})
+    if r.rank == 0:  # by group and boundary, too
+        samples = next(iter(lc.stats().values()))["send forward boundary 0"]["samples"]
+        assert samples["forgotten"] == last.stats()["forgotten"]
     dist.destroy_process_group()
 
 
@@ -124,6 +127,11 @@ def _bounded(r):
         stats = cache.stats()
         assert (stats["bytes"], stats["first"], stats["seen"]) == (10 * slot, 10, 20)
         assert stats["overflow"] == 3 * (case.ROWS - 10)
+        if r.rank == 0:
+            assert (
+                next(iter(lc.stats().values()))["send forward boundary 0"]["samples"]["overflow"] == stats["overflow"]
+            )
+        lc.reset_stats()
     cache = lc.pipeline.Cache(max_bytes=20 * slot, overflow="error")
     schedule, _ = case.build(r.rank, r.size, "1F1B", cache=cache, **CODED)
     x, y = _batch()
