@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
-#include <atomic>
-
 #include "backend/stats.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
@@ -16,67 +14,6 @@ namespace lowcomm {
 namespace {
 
 constexpr const char* kPolicyKey = "p2p";
-
-// A message under way. Nobody works on it until somebody asks: wait() without a time-out finishes it on the caller's
-// thread, everything else (a future, a poll, a wait with a time-out, which must not cost the group its lane) on one of
-// the callback threads.
-class P2pWork : public EngineWork {
- public:
-  using Finish = std::function<std::exception_ptr(P2pWork&)>;
-
-  P2pWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
-          std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish)
-      : EngineWork(rank, type, title, std::move(name), tensors, type == c10d::OpType::RECV ? tensors : Tensors{},
-                   threads, queue.get()),
-        source_(type == c10d::OpType::RECV ? peer : -1),
-        threads_(std::move(threads)),
-        queue_(std::move(queue)),
-        finish_(std::move(finish)) {}
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    if (timeout != kNoTimeout) {
-      finishBeside();
-    } else if (!claimed_.exchange(true)) {
-      blocking([&] { finishHere(); });
-    }
-    return EngineWork::wait(timeout);
-  }
-
-  bool isCompleted() override {
-    finishBeside();
-    return EngineWork::isCompleted();
-  }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    auto future = EngineWork::getFuture();
-    finishBeside();
-    return future;
-  }
-
-  int sourceRank() const override { return source_ >= 0 ? source_ : c10d::Work::sourceRank(); }
-
- private:
-  void finishHere() {
-    const std::exception_ptr error = finish_(*this);
-    finish_ = nullptr;
-    complete(error);
-  }
-
-  void finishBeside() {
-    if (claimed_.exchange(true)) return;
-    auto self = c10::intrusive_ptr<P2pWork>::reclaim_copy(this);
-    threads_->run([self] {
-      if (self->queue_) DeviceQueue::occupy(self->queue_->device());
-      self->finishHere();
-    });
-  }
-
-  const int source_;
-  const std::shared_ptr<CallbackThreads> threads_;
-  const std::shared_ptr<DeviceQueue> queue_;  // outlives the group's
-  Finish finish_;
-  std::atomic<bool> claimed_{false};
-};
 
 }  // namespace
 
@@ -215,16 +152,16 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
   const std::shared_ptr<P2pInFlight> flight(
       new P2pInFlight{request, message, buffers, queue, ranges, at::ThreadLocalState()});
   // `this` is used in runInline() alone: the group's end waits for what runs there, and nothing does afterwards.
-  const auto finish = [this, flight](P2pWork& work) {
+  const auto finish = [this, flight] {
     Engine& engine = *flight->request->engine;
     const auto error = engine.runInline(flight->message->op, [&] { this->finish(*flight); });
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
-  return c10::make_intrusive<P2pWork>(parts_.group.rank, request->type,
-                                      profilerTitle(parts_.group.options->name, request->name()),
-                                      EngineWork::Name{request->name(), parts_.group.name(), message->op.sequence},
-                                      Tensors{request->tensor}, request->peer, parts_.group.callbacks, queue, finish);
+  return c10::make_intrusive<MessageWork>(
+      parts_.group.rank, request->type, profilerTitle(parts_.group.options->name, request->name()),
+      EngineWork::Name{request->name(), parts_.group.name(), message->op.sequence}, Tensors{request->tensor},
+      request->peer, parts_.group.callbacks, queue, finish);
 }
 
 void PointToPoint::finish(P2pInFlight& flight) {

@@ -194,4 +194,48 @@ void CallbackThreads::stop() {
   }
 }
 
+MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
+                         std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish)
+    : EngineWork(rank, type, title, std::move(name), tensors, type == c10d::OpType::RECV ? tensors : Tensors{}, threads,
+                 queue.get()),
+      source_(type == c10d::OpType::RECV ? peer : -1),
+      threads_(std::move(threads)),
+      queue_(std::move(queue)),
+      finish_(std::move(finish)) {}
+
+bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout != kNoTimeout) {
+    finishBeside();
+  } else if (!claimed_.exchange(true)) {
+    blocking([&] { finishHere(); });
+  }
+  return EngineWork::wait(timeout);
+}
+
+bool MessageWork::isCompleted() {
+  finishBeside();
+  return EngineWork::isCompleted();
+}
+
+FuturePtr MessageWork::getFuture() {
+  auto future = EngineWork::getFuture();
+  finishBeside();
+  return future;
+}
+
+void MessageWork::finishHere() {
+  const std::exception_ptr error = finish_();
+  finish_ = nullptr;
+  complete(error);
+}
+
+void MessageWork::finishBeside() {
+  if (claimed_.exchange(true)) return;
+  auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
+  threads_->run([self] {
+    if (self->queue_) DeviceQueue::occupy(self->queue_->device());
+    self->finishHere();
+  });
+}
+
 }  // namespace lowcomm

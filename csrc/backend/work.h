@@ -2,7 +2,9 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -91,6 +93,34 @@ class EngineWork : public c10d::Work {
   bool asked_ = false;  // somebody holds the future, and may have callbacks on it
   FuturePtr future_;
   const ProfilerHere profiler_;  // that shows its title
+};
+
+// The Work of a message between two ranks, of a tag or of a channel. Nobody works on it until somebody asks: wait()
+// without a time-out finishes it on the caller's thread, everything else (a future, a poll, a wait with a time-out,
+// which must not cost the group its lane) on one of the callback threads.
+class MessageWork : public EngineWork {
+ public:
+  // Waits until the message is through; returns its error, as torch's. Called once.
+  using Finish = std::function<std::exception_ptr()>;
+
+  // `tensors` are the outputs of a receive. `queue`: the device queue that fills them, null for host tensors.
+  MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
+              std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  bool isCompleted() override;
+  FuturePtr getFuture() override;
+  int sourceRank() const override { return source_ >= 0 ? source_ : c10d::Work::sourceRank(); }
+
+ private:
+  void finishHere();
+  void finishBeside();
+
+  const int source_;
+  const std::shared_ptr<CallbackThreads> threads_;
+  const std::shared_ptr<DeviceQueue> queue_;  // outlives the group's
+  Finish finish_;
+  std::atomic<bool> claimed_{false};
 };
 
 }  // namespace lowcomm

@@ -95,6 +95,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::unique_ptr<ChannelMessage> recv(void* data, uint64_t elements, std::vector<uint64_t> samples);
 
   DType dtype() const { return options_.dtype; }
+  int peer() const { return peer_; }
 
  private:
   friend class ChannelMessage;
