@@ -120,6 +120,7 @@ bench: build
 	$(BIN)/python benchmarks convergence ddp
 	$(BIN)/python benchmarks convergence diloco
 	$(BIN)/python benchmarks convergence aq
+	$(BIN)/python benchmarks convergence aq_replicas
 	$(BIN)/python benchmarks convergence seed_replay
 	$(BIN)/python benchmarks exit_aborts
 

@@ -1,6 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|seed_replay|seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|aq_replicas|seed_replay|
+        seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -27,6 +28,7 @@ from convergence.fsdp import runs as fsdp_runs
 from convergence.fsdp import tables as fsdp_tables
 from convergence.fsdp import variants as fsdp_variants
 from convergence.pipeline import plot as pipeline_plot
+from convergence.pipeline import replicas as pipeline_replicas
 from convergence.pipeline import runs as pipeline_runs
 from convergence.seed_replay import lora as seed_replay_lora
 from convergence.seed_replay import plot as seed_replay_plot
@@ -40,6 +42,7 @@ METHODS: dict[str, Callable] = {
     "diloco": diloco_runs.measure,
     "diloco_table1": diloco_table1.measure,
     "aq": pipeline_runs.measure,
+    "aq_replicas": pipeline_replicas.measure,
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
 }
@@ -49,7 +52,7 @@ PARTS: dict[str, Mapping[str, Any]] = {
     "fsdp_tables": fsdp_tables.PARTS,
     "aq": pipeline_runs.PARTS,
 }
-SEEDS = {"aq": 3}  # of other methods 5
+SEEDS = {"aq": 3, "aq_replicas": 1}  # of other methods 5
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {

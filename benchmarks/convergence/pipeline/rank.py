@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import model
@@ -33,6 +34,7 @@ class Configuration:
     Attributes:
         store: Of the cache; "": there is none.
         noise: The share of a sample's tokens that is replaced at every visit.
+        replicas: Of the pipeline (replicas_rank.py); each has a part of the samples.
         dtype: Of weights and activations; the optimizer has float32 copies of other weights.
     """
 
@@ -42,6 +44,7 @@ class Configuration:
     noise: float = 0.0
     dtype: str = "float32"
     stages: int = 4
+    replicas: int = 1
     micro_batches: int = 4
     pretrain: int = 300
     samples: int = 256
@@ -95,14 +98,14 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Run:
-    """One run on this rank."""
+    """One run on this rank, which has the stage `rank` of those of `group` (None: of all ranks)."""
 
-    def __init__(self, c: Configuration, rank: int, gpt: model.GPT) -> None:
+    def __init__(self, c: Configuration, rank: int, gpt: model.GPT, group: dist.ProcessGroup | None = None) -> None:
         self.c, self.rank, self.last = c, rank, rank == c.stages - 1
         self.module = part(gpt, rank, c.stages).to(getattr(torch, c.dtype))
         self.cache = lc.pipeline.Cache(store=c.store) if c.store else None
         device = torch.device("cpu")
-        self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, cache=self.cache, **c.codecs)
+        self.stage = lc.pipeline.Stage(self.module, rank, c.stages, device, group=group, cache=self.cache, **c.codecs)
         self.schedule = Schedule1F1B(self.stage, n_microbatches=c.micro_batches, loss_fn=loss_of)
         self.optimizer = Optimizer(self.module, c.lr)
         self.corpus = text.load()
@@ -110,27 +113,41 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
-        c, steps = self.c, self.c.samples // self.c.batch
+        c, steps = self.c, self.c.samples // self.c.batch // self.c.replicas
         result: dict[str, Any] = {"loss": [], "sent": [], "seconds": []}
         start = time.monotonic()
         losses: list[float] = []
-        dataset = list(zip(self.tokens, self.targets, strict=True))
-        batches = lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle)
         lc.reset_stats()
-        for step, (samples, tokens, targets) in enumerate(batches):
+        for step, (samples, tokens, targets) in enumerate(
+            self.batches(list(zip(self.tokens, self.targets, strict=True)))
+        ):
             losses.append(self.step(samples, self.noisy(tokens, step), targets))
             if (step + 1) % steps == 0:
                 result["loss"].append(statistics.mean(losses[-steps:]))
-                result["sent"].append(counted())
+                result["sent"].append(self.counted())
                 result["seconds"].append(time.monotonic() - start)
                 lc.reset_stats()
+        self.end()
         result["elements"] = c.epochs * steps * c.batch * CONTEXT * WIDTH  # of a boundary, in each direction
         result["caches"] = self.rows()
+        result["parameters"] = sum(parameter.numel() for parameter in self.module.parameters())
         result["cache_bytes"] = self.cache.bytes if self.cache else 0
         result["samples"] = self.exact_loss(zip(self.tokens.split(c.batch), self.targets.split(c.batch), strict=True))
         validation = (self.corpus.validation_batch(c.batch, CONTEXT, i) for i in range(c.validation // c.batch))
         result["validation"] = self.exact_loss(validation)
         return result
+
+    def batches(self, dataset: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[Any, ...]]:
+        """The numbered batches of all epochs."""
+        c = self.c
+        return lc.pipeline.batches(dataset, batch=c.batch, seed=c.seed, epochs=c.epochs, shuffle=c.shuffle)
+
+    def counted(self) -> dict[str, float]:
+        """What this rank has sent since the counters were cleared."""
+        return counted()
+
+    def end(self) -> None:
+        """Ends the training, before the weights are evaluated."""
 
     def step(self, samples: Tensor, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""

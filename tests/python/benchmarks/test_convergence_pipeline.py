@@ -19,6 +19,19 @@ def test_convergence_quick(tmp_path):
     assert 32 <= runs["exact"]["forward_bits"] < 32.3, "the frames of a boundary and nothing else"
 
 
+@pytest.mark.slow
+def test_replicas_quick(tmp_path):
+    content = quick_convergence("aq_replicas", 1, tmp_path)
+    runs = {run["name"]: run for run in content["curves"]}
+    exact, coded = runs["exact"], runs["AQ gauss2/gauss4, QuantizedAdam"]
+    assert exact["coded"] == 0 < runs["AQ gauss2/gauss4"]["coded"] < 0.1, "parameters' gradients are most of it"
+    assert exact["replicas_bits"] == 32
+    # A quarter of its steps are QuantizedAdam's warm-up.
+    assert coded["replicas_bits"] == pytest.approx((32 + 3 * 4.03) / 4, rel=0.01)
+    assert coded["coded"] == pytest.approx(1 - 8 / coded["replicas_bits"], abs=0.05)
+    assert coded["loss"][-1] < 1.03 * exact["loss"][-1]
+
+
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_stages_are_the_whole_model(count):
     model, parts = importlib.import_module("model"), importlib.import_module("convergence.pipeline.parts")
