@@ -84,7 +84,7 @@ def pretrained(rank: int, c: Configuration) -> model.GPT:
         optimizer = torch.optim.AdamW(gpt.parameters(), lr=PRETRAIN_LR, fused=True)
         corpus = text.load()
         for step in range(c.pretrain):
-            gpt(*corpus.batch(c.batch, CONTEXT, seed=c.seed, step=step, rank=0)).backward()
+            gpt(*corpus.batch(c.batch * c.replicas, CONTEXT, seed=c.seed, step=step, rank=0)).backward()
             optimizer.step()
             optimizer.zero_grad()
     for parameter in gpt.parameters():
