@@ -50,8 +50,8 @@ def batches(
         samples: int64 [batch], the entries' numbers in `dataset`; then for each field of an entry one tensor [batch, ...].
 
     Raises:
-        ValueError: `shuffle` or `last` is none of these, `replica` is none of the replicas, a part has less than one batch, or
-            slots are to be moved without a group, or in one of other ranks than the replicas.
+        ValueError: `shuffle` or `last` is none of these, `replica` is none of the replicas, `batch` is below 1 or larger than a
+            part, or slots are to be moved without a group, or in one of other ranks than the replicas.
         torch.distributed.DistBackendError: Slots could not be moved.
     """
     if shuffle not in ("epoch", "once", "global"):
@@ -60,6 +60,8 @@ def batches(
         raise ValueError(f"last: expected 'drop' or 'fill', got {last!r}")
     if not 0 <= replica < replicas:
         raise ValueError(f"replica: expected one of 0...{replicas - 1}, got {replica}")
+    if batch < 1:
+        raise ValueError(f"batch: expected 1 or more, got {batch}")
     if len(dataset) // replicas < batch:
         raise ValueError(
             f"batch: expected at most the {len(dataset) // replicas} samples of a replica's part, got {batch}"

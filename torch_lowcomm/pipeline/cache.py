@@ -203,8 +203,14 @@ class Cache:
         """
         if self._folder is not None:
             self._at_end.detach()
+        failed: list[OSError] = []
         for memory in self._memories.values():
-            memory.close()
+            try:
+                memory.close()
+            except OSError as error:  # the other files are let go first
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     def memories(self) -> list[tuple[Slot, _C.SampleMemory, int]]:
         """Each tensor of each boundary, with its memory and its last dimension."""
@@ -234,9 +240,10 @@ class Cache:
             raise ValueError(
                 f"owners: expected -1 or a rank of 0...{ranks - 1}, got {int(owners.min())} to {int(owners.max())}"
             )
-        moved = move_slots(self, owners, group)
-        self.loads += 1
-        return moved
+        try:
+            return move_slots(self, owners, group)
+        finally:
+            self.loads += 1  # what has moved before an error is to be compared too
 
     def rows(self, boundary: int, sends: bool) -> torch.Tensor:
         """The slots of a boundary, to compare: int64 [slots, 4] of (position, sample, version, digest)."""
@@ -304,7 +311,8 @@ class Cache:
         next step compares both sides in every case.
 
         Raises:
-            ValueError: The state is of another rank, or of another store.
+            ValueError: The state is of another rank, or of another store: nothing has changed. Or its slots exceed max_bytes:
+                then some of them are remembered, and nothing else.
         """
         if _rank_key() not in state:
             raise ValueError(f"cache: expected a state of {_rank_key()}, got one of {', '.join(state) or 'none'}")

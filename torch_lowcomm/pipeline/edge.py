@@ -256,7 +256,9 @@ class Edge:
                 f"{self._name}: expected samples= with a cache, and none without, got "
                 f"{'no samples' if samples is None else 'samples'} {'with' if self._cache else 'without'} one"
             )
-        if self._compared != self._cache.loads:
+        if (
+            self._compared != self._cache.loads and not self._side.withdrawn
+        ):  # of one that is, the message tells the cause
             self._compare()
         return self._forward, [int(sample) for sample in samples]
 

@@ -101,6 +101,9 @@ class Stage(PipelineStage):
         self._context = Context(submodule)
         self._failed = ""  # why the last step failed
         self.begun = False  # torch's stages have told each other their shapes
+        self.in_micro_batch = (
+            False  # the module runs on one, and not on made-up tensors whose shapes torch wants to know
+        )
 
     @property
     def cache(self) -> Cache | None:
@@ -216,7 +219,11 @@ class Stage(PipelineStage):
             self._context.form(
                 fwd_chunk_id, *args[:2], **{name: kwargs[name] for name in ("args", "kwargs") if name in kwargs}
             )
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            self.in_micro_batch = True
+            try:
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            finally:
+                self.in_micro_batch = False
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends activations, and posts the receive of the gradient that will answer them; torch is given none."""

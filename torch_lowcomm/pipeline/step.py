@@ -58,6 +58,8 @@ def step(
             cache.expect_room(numbers)
         if cache is not None and next_samples is not None:
             cache.read_ahead(next_samples)
+    for stage in stages:
+        stage.expect_micro_batches(chunks)
     if numbers is not None:
         size = len(numbers) // chunks
         for stage in stages:

@@ -82,7 +82,7 @@ class Decode(nn.Module):
         """
         rows = self.basis.rows(c.dtype)
         x: Tensor = _Decode.apply(c, ids, rows, self.anchor, start, self.dtype or rows.dtype)
-        if self.gradients is not None and x.requires_grad:
+        if self.gradients is not None and self.gradients.counts and x.requires_grad:
             x.register_hook(self.gradients.add)
         return x
 

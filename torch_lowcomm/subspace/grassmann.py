@@ -27,17 +27,29 @@ class BasisOptimizer(Protocol):
 class GradientSum:
     """S̄, the sum of GᵀG over the gradients of activations behind a boundary, before they are projected.
 
+    A gradient that is not finite is left out: a gradient scaler skips its step.
+
     Attributes:
         total: [width, width], float64 in models of float64, else float32; None before the first gradient.
+        stage: The `lc.pipeline.Stage` whose micro-batches count; None: everything does. torch runs a stage's module once on
+            made-up tensors, forward and backward, to learn the shapes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stage: Any = None) -> None:
         self.total: Tensor | None = None
+        self.stage = stage
+
+    @property
+    def counts(self) -> bool:
+        """Whether what the module computes now is part of a step."""
+        return self.stage is None or self.stage.in_micro_batch
 
     def add(self, gradient: Tensor) -> None:
         """Adds a gradient [..., width]; a tensor's hook."""
         flat = gradient.detach().reshape(-1, gradient.shape[-1])
         flat = flat if flat.dtype == torch.float64 else flat.float()
+        if not torch.isfinite(flat).all():
+            return
         if self.total is None:
             self.total = flat.new_zeros(flat.shape[1], flat.shape[1])
         self.total.addmm_(flat.t(), flat)
@@ -129,6 +141,7 @@ class Grassmann:
             raise ValueError(f"subspace: every: expected 1 or more, got {every}")
         if not 0 < rate < float("inf"):
             raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
+        stages = list(stages)
         modules = [getattr(stage, "submod", stage) for stage in stages]
         found = [m.subspace_basis for m in modules if isinstance(getattr(m, "subspace_basis", None), Basis)]
         if len(found) != len(modules) or not found:
@@ -138,9 +151,9 @@ class Grassmann:
         self._steps = 0
         self._pending: tuple[int, Tensor] | None = None
         self._sum: GradientSum | None = None
-        for module in modules:
+        for stage, module in zip(stages, modules, strict=True):
             if module.is_last and module.decode is not None:
-                self._sum = module.decode.gradients = GradientSum()
+                self._sum = module.decode.gradients = GradientSum(None if stage is module else stage)
 
     @property
     def version(self) -> int:
@@ -154,7 +167,8 @@ class Grassmann:
             Whether the subspace was turned.
 
         Raises:
-            ValueError: Gradients were not finite; on all ranks, and nothing has changed.
+            ValueError: No finite gradient has come to the last boundary, or their sum is not finite; on all ranks, and nothing
+                has changed but that the sum begins anew.
             torch.distributed.DistBackendError: A peer or the network failed. Once there is a group again, `resume`.
         """
         self._steps += 1
@@ -192,6 +206,8 @@ class Grassmann:
         source = dist.get_global_rank(self._group, maker) if self._group is not None else maker
         dist.broadcast(message, source, group=self._group)
         if message[0] < 0:
+            if self._sum is not None:
+                self._sum.total = None
             raise ValueError("subspace: Grassmann step: expected finite gradients, got NaN or infinity in their sum")
         self._pending = (int(message[0]), message[1:].view(basis.rank, basis.width))
 
@@ -205,15 +221,15 @@ class Grassmann:
             )
 
     def _commit(self) -> None:
-        """Changes this rank's bases, weights and momenta; nothing can fail in it that a peer does."""
+        """Changes this rank's bases, weights and momenta; collective over shards, and changes nothing where it fails."""
         assert self._pending is not None
         version, vectors = self._pending
-        self._pending = None
         old = self._bases[0].vectors.clone()
         new = vectors.to(old.device)
         self._optimizer.change_basis(old, new)
         for basis in self._bases:
             basis.change(new)
+        self._pending = None
         if self._sum is not None:
             self._sum.total = None
         logger.info("subspace: version %d", version)

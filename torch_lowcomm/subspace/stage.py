@@ -159,7 +159,7 @@ class StageModule(nn.Module):
         self, x: torch.Tensor | None = None, *, ids: torch.Tensor | None = None, **_: Any
     ) -> dict[str, int]:
         """What the stages of a boundary compare in each micro-batch: checksums of its tokens and of the basis."""
-        tokens = ids if ids is not None else x
+        tokens = ids if x is None else x  # the first stage computes on x
         basis = self._modules.get("subspace_basis")
         return {
             "ids": 0 if tokens is None else zlib.crc32(tokens.to("cpu", torch.int64).contiguous().numpy().tobytes()),
