@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm.groups import backend_of
+from torch_lowcomm.pipeline.boundary import Boundary
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -177,6 +178,13 @@ def _compare(schedule: Any, stages: list[Stage]) -> None:
     sides = [
         (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries
     ]
+    equal: list[Boundary] = []
     for _, sends, side, stage in sorted(sides, key=lambda entry: entry[0]):
-        side.compare({**said, **stage.said(sends=sends)}, sends=sends)
+        try:
+            side.compare({**said, **stage.said(sends=sends)}, sends=sends)
+        except ValueError as error:
+            for before in equal:  # the stage there has begun its step, and would wait for this one
+                before.withdraw(str(error))
+            raise
+        equal.append(side)
     schedule._lowcomm_compared = _loads(stages)
