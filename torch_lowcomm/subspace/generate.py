@@ -109,7 +109,7 @@ class _Links:
         last, codec = stage.count - 1, stage.message_codec
 
         def edge(peer: int, channel: int, codec: str | None = None) -> Edge:
-            return Edge.of(peer, channel, group=group, evaluate=codec)
+            return Edge(peer, channel, group=group, evaluate=codec)
 
         self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
         self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
