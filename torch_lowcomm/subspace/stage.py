@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch_lowcomm.subspace.exact import Boundary
 from torch_lowcomm.subspace.families import run_blocks
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.states import blocks_text, pick
+
+logger = logging.getLogger(__name__)
 
 
 class StageModule(nn.Module):
@@ -60,6 +63,7 @@ class StageModule(nn.Module):
         self.vocabulary, self.width = embedding.weight.shape
         if hasattr(model, "config"):
             self.config = model.config
+        self._told = count == 1  # of autocast, where there is a boundary
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
         self.register_load_state_dict_pre_hook(pick)
@@ -144,10 +148,16 @@ class StageModule(nn.Module):
             y = self.get_submodule(parts.embedding)(ids)
             table = parts.table(self)
             if table is not None:
-                y = y + table[start : start + ids.shape[1]]
+                end = start + ids.shape[1]
+                if end > len(table):
+                    raise ValueError(f"{self.name}: ids: expected at most {len(table)} places, the table's, got {end}")
+                y = y + table[start:end]
         else:
             wide = x if x.dtype == torch.float64 else x.float()
             y = self.decode(wide, ids, start).to(self._dtype())
+        if self.exact and not self._told and torch.is_autocast_enabled(y.device.type):
+            self._told = True
+            logger.warning("%s: not exact: autocast rounds what blocks add to the residual stream", self.name)
         y = run_blocks(parts, self, y, start=start, cache=cache)
         if self.is_last:
             y = y[:, -1:] if only_last else y

@@ -110,6 +110,25 @@ def test_frozen_positions(kind):
     assert [any("positions" in name for name in stage.state_dict()) for stage in stages] == [True, False, False]
 
 
+def test_more_positions_than_the_table_has():
+    first = lc.subspace.cut(lc.subspace.constrain(_Positions("buffer"), case.RANK), 0, 2)
+    with pytest.raises(ValueError, match="stage 0 of 2: ids: expected at most 48 places, the table's, got 49"):
+        first(case.ids(time=49))
+
+
+def test_autocast_is_told_once(caplog):
+    first, ids = case.cuts(case.constrained(torch.float32), 2)[0], case.ids()
+    with caplog.at_level("WARNING", logger="torch_lowcomm.subspace"):
+        first(ids)
+        assert not caplog.records
+        with torch.autocast("cpu", torch.bfloat16):
+            first(ids)
+            first(ids)
+    assert [record.message for record in caplog.records] == [
+        "stage 0 of 2: not exact: autocast rounds what blocks add to the residual stream"
+    ]
+
+
 def test_stages_move_with_their_basis():
     model, ids = case.constrained(torch.float32), case.ids()
     first, last = (copy.deepcopy(stage).double() for stage in case.cuts(model, 2))
