@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm.subspace.families import new_cache
 
 CUTS = {"1": None, "2": None, "3": None, "4": None, "1+3": [1, 3], "2+1+1": [2, 1, 1]}
 
@@ -108,6 +109,13 @@ def test_frozen_positions(kind):
     whole = model(ids).detach()
     assert case.apart(case.chain(stages, ids), whole) < 1e-12
     assert [any("positions" in name for name in stage.state_dict()) for stage in stages] == [True, False, False]
+    caches, start = [new_cache(stage.subspace_parts, stage) for stage in stages], 0
+    for time in (6, 1, 3):  # positions of a part begin where the part does, on both sides of a boundary
+        part = x = ids[:, start : start + time]
+        for stage, cache in zip(stages, caches, strict=True):
+            x = stage(x, ids=part, start=start, cache=cache)
+        assert case.apart(x, whole[:, start : start + time]) < 1e-12
+        start += time
 
 
 def test_more_positions_than_the_table_has():
