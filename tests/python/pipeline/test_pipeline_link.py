@@ -10,6 +10,7 @@ import pytest
 import stages_case as case
 from linklab import Lab
 from links import ENV, expect_labs
+from ranks.starters import TESTS
 
 RANK = Path(__file__).with_name("link_rank.py")
 
@@ -17,7 +18,7 @@ RANK = Path(__file__).with_name("link_rank.py")
 @pytest.mark.slow
 def test_a_cut_link_is_named_on_both_sides_and_a_new_group_goes_on(tmp_path):
     expect_labs()
-    path = os.pathsep.join([str(RANK.parent), ENV["PYTHONPATH"]])
+    path = os.pathsep.join([str(TESTS), ENV["PYTHONPATH"]])
     with Lab(hosts=2, rate="100mbit") as lab:
         environment = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "eth0", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
         job = lab.start([sys.executable, str(RANK), str(tmp_path)], env=ENV | environment)
