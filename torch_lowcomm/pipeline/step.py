@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from torch_lowcomm.groups import backend_of
-from torch_lowcomm.pipeline.boundary import Boundary
 from torch_lowcomm.pipeline.stage import Stage
 
 
@@ -178,13 +177,6 @@ def _compare(schedule: Any, stages: list[Stage]) -> None:
     sides = [
         (side.number, side.number == stage.stage_index, side, stage) for stage in stages for side in stage.boundaries
     ]
-    equal: list[Boundary] = []
     for _, sends, side, stage in sorted(sides, key=lambda entry: entry[0]):
-        try:
-            side.compare({**said, **stage.said(sends=sends)}, sends=sends)
-        except ValueError as error:
-            for before in equal:  # the stage there has begun its step, and would wait for this one
-                before.withdraw(str(error))
-            raise
-        equal.append(side)
+        side.compare({**said, **stage.said(sends=sends)}, sends=sends)
     schedule._lowcomm_compared = _loads(stages)

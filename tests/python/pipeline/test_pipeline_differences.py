@@ -104,23 +104,6 @@ def test_stages_that_were_made_differently_are_named_on_both_sides(pair):
     pair(_differ)
 
 
-def _differ_of_three(r):
-    """The last two of three stages differ; the first one, whose side is equal, hears the cause at once."""
-    r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for it
-    stage = lc.pipeline.Stage(case.module(r.rank), r.rank, 3, CPU)
-    kind = (pipelining.ScheduleGPipe, pipelining.ScheduleGPipe, pipelining.Schedule1F1B)[r.rank]
-    schedule = kind(stage, case.MICRO, loss_fn=case.loss)
-    x, y = _batch()
-    with pytest.raises((ValueError, RuntimeError), match="boundary 1: schedule: expected the same on both sides"):
-        lc.pipeline.step(schedule, x, target=y)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def test_a_difference_is_told_to_the_stages_before(trio):
-    trio(_differ_of_three)
-
-
 def _another_batch(r):
     """A batch of other rows on one side, after the shapes were told: both sides raise, and go on after a reset."""
     r.init("lowcomm", timeout_s=300)
