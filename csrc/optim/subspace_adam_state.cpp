@@ -10,6 +10,17 @@ namespace {
 
 constexpr const char* kOptimizer = "SubspaceAdamW: ";
 
+// Zeros that begin `bytes` behind the beginning of their memory, where they are many. Large tensors all begin at the
+// same place of a page; a pass over parameter, gradient and moments is then half as fast, for the processor takes a
+// load for one that waits for a store to the same place of another page.
+at::Tensor zerosBehind(int64_t bytes, const std::vector<int64_t>& shape, const at::TensorOptions& options) {
+  constexpr int64_t kMany = 64 * 1024;
+  const int64_t elements = c10::multiply_integers(shape);
+  if (elements < kMany) return at::zeros(shape, options);
+  const auto skip = bytes / static_cast<int64_t>(options.dtype().itemsize());
+  return at::zeros({skip + elements}, options).narrow(0, skip, elements).view(shape);
+}
+
 at::ScalarType arithmeticOf(const at::Tensor& parameter) {
   return parameter.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -52,8 +63,8 @@ void SubspaceAdam::add(std::vector<SubspaceParameter> parameters) {
     if (p.rule != SubspaceRule::plain && shape.size() == 1) kept.whole.push_back(1);
     const bool rows = p.rule == SubspaceRule::rows;
     const std::vector<int64_t>& elements = p.is_coordinates ? kept.whole : shape;
-    kept.momentum = at::zeros(rows ? std::vector<int64_t>{p.vectors.size(0), shape[1]} : elements, options);
-    kept.variance = at::zeros(rows ? std::vector<int64_t>{shape[1]} : elements, options);
+    kept.momentum = zerosBehind(1024, rows ? std::vector<int64_t>{p.vectors.size(0), shape[1]} : elements, options);
+    kept.variance = zerosBehind(2048, rows ? std::vector<int64_t>{shape[1]} : elements, options);
     if (arithmeticOf(p.tensor) != p.tensor.scalar_type()) kept.rounding = at::zeros(kept.shape, options);
     kept.step = at::zeros({}, options.dtype(at::kFloat));
     kept_.push_back(std::move(kept));
