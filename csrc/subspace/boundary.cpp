@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <string>
@@ -49,12 +50,13 @@ void expectPositions(const SubspaceAnchor& anchor, const at::Tensor& tokens, at:
   const at::Tensor& p = *anchor.positions;
   const int64_t time = tokens.dim() > 0 ? tokens.size(-1) : 1;
   if (p.dim() == 2 && p.size(0) == time && p.size(1) == static_cast<int64_t>(anchor.tokens.width) &&
-      p.scalar_type() == type && p.is_contiguous()) {
+      p.scalar_type() == type && p.is_contiguous() && p.device() == tokens.device()) {
     return;
   }
   throw ValueError("subspace: positions: expected contiguous [" + std::to_string(time) + ", " +
-                   std::to_string(anchor.tokens.width) + "] of " + c10::toString(type) + ", got " + shapeOf(p) +
-                   " of " + c10::toString(p.scalar_type()));
+                   std::to_string(anchor.tokens.width) + "] of " + c10::toString(type) + " on " +
+                   tokens.device().str() + ", got " + shapeOf(p) + " of " + c10::toString(p.scalar_type()) + " on " +
+                   p.device().str());
 }
 
 // ---- a token's row on the host: out = x + sign·anchor, x null for 0 ----
@@ -105,7 +107,8 @@ void encodeOnHost(at::Tensor& out, const at::Tensor& x, const at::Tensor& tokens
   const AnchorRows rows = rowsOf(anchor, tokens);
   const T* const from = x.const_data_ptr<T>();
   at::parallel_for(0, x.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
-    const at::NoGradGuard no_grad;
+    const c10::InferenceMode inference(out.is_inference());  // of the caller's thread: others do not inherit it
+    const at::NoGradGuard no_grad;                           // which InferenceMode(false) ends
     const int64_t most = std::min(end - begin, blockRows(width, sizeof(T)));
     const at::Tensor difference = at::empty({most, width}, x.options());
     T* const to = difference.mutable_data_ptr<T>();
@@ -126,6 +129,7 @@ void decodeOnHost(at::Tensor& out, const at::Tensor& coefficients, const at::Ten
   const AnchorRows rows = rowsOf(anchor, tokens);
   T* const to = out.mutable_data_ptr<T>();
   at::parallel_for(0, out.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
+    const c10::InferenceMode inference(out.is_inference());
     const at::NoGradGuard no_grad;
     const int64_t most = blockRows(width, sizeof(T));
     for (int64_t at = begin; at < end; at += most) {

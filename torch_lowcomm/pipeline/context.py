@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.boundary import Boundary, Receive
+
+
+def unwrapped(module: torch.nn.Module) -> Any:
+    """The module of a stage without torch's DDP around it."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 class Context:
@@ -20,8 +26,8 @@ class Context:
 
     def __init__(self, module: torch.nn.Module) -> None:
         """Of a stage's module."""
-        self._module = module
-        self.names: tuple[str, ...] = tuple(getattr(module, "message_context_names", ()))
+        self._module = unwrapped(module)
+        self.names: tuple[str, ...] = tuple(getattr(self._module, "message_context_names", ()))
         self._own: dict[int, torch.Tensor] = {}  # by micro-batch
         self._received: dict[int, torch.Tensor] = {}
 

@@ -17,7 +17,7 @@ from torch_lowcomm import _C
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.pipeline.boundary import BOUNDARIES, Boundary, Message, Place, Receive, named, wait_for
 from torch_lowcomm.pipeline.cache import Cache
-from torch_lowcomm.pipeline.context import Context
+from torch_lowcomm.pipeline.context import Context, unwrapped
 from torch_lowcomm.pipeline.presets import FIRST, codecs
 
 
@@ -75,7 +75,7 @@ class Stage(PipelineStage):
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first = codecs(preset, forward, backward, first)
         if forward is None and backward is None:
-            forward = backward = getattr(submodule, "message_codec", None)
+            forward = backward = getattr(unwrapped(submodule), "message_codec", None)
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if num_stages > BOUNDARIES + 1:
@@ -121,12 +121,14 @@ class Stage(PipelineStage):
         """What the stage behind this one, or with `sends` false before it, must have been told too; `lc.pipeline.step` compares.
 
         Returns:
-            The number of stages; where torch was given them, the tensors of a micro-batch that cross the boundary.
+            The number of stages; where torch was given them, the tensors of a micro-batch that cross the boundary; and what the
+            module says of its boundaries, in an attribute `message_options`.
         """
         tensors = self._outputs if sends else self._inputs
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors or ())
         shapes = ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
-        return {"stages": str(self.num_stages)} | ({"tensors": shapes} if shapes else {})
+        options: dict[str, str] = getattr(unwrapped(self.submod), "message_options", {})
+        return {"stages": str(self.num_stages)} | options | ({"tensors": shapes} if shapes else {})
 
     def fail(self, why: str) -> None:
         """Ends the step, and refuses others until reset(); stages next to this one hear why, and fail in turn."""

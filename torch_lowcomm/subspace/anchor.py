@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ class Anchor(nn.Module):
     is no table, and nothing grows with the vocabulary. Signs of one size serve as well as the paper's Gaussian numbers.
 
     Attributes:
-        positions: float [context, width], a buffer, not trained and not saved; None: nothing is added for a position, as with
-            rotary embeddings, which do not enter the residual stream.
+        positions: float [context, width], a buffer that has the memory of what it was given, not trained and not saved. None:
+            nothing is added for a position, as with rotary embeddings, which do not enter the residual stream.
     """
 
     positions: Tensor | None
@@ -60,7 +61,8 @@ class Anchor(nn.Module):
         if positions is not None and (positions.dim() != 2 or positions.shape[1] != width):
             raise ValueError(f"subspace: positions: expected [context, {width}], got shape {tuple(positions.shape)}")
         self.vocabulary, self.width, self.seed, self.sigma, self.fixed = vocabulary, width, seed, sigma, fixed
-        self.register_buffer("positions", None if positions is None else positions.detach().clone(), persistent=False)
+        self.register_buffer("positions", None if positions is None else positions.detach(), persistent=False)
+        self._checksum: tuple[object, int] | None = None
 
     def forward(self, ids: Tensor, dtype: torch.dtype = torch.float32, start: int = 0) -> Tensor:
         """Positions + T_fixed[ids], without a gradient.
@@ -101,6 +103,17 @@ class Anchor(nn.Module):
         if end > self.positions.shape[0]:
             raise ValueError(f"subspace: ids: expected at most {self.positions.shape[0]} places, got {end}")
         return self.positions[start:end].to(dtype).contiguous()
+
+    @property
+    def checksum(self) -> int:
+        """32 bits that tell whether two stages have the same anchor: a CRC of all that its rows are made of."""
+        key = None if self.positions is None else (self.positions.data_ptr(), self.positions._version)
+        if self._checksum is None or self._checksum[0] != key:
+            crc = zlib.crc32(self.extra_repr().encode())
+            if self.positions is not None:
+                crc = zlib.crc32(self.positions.cpu().double().contiguous().numpy().tobytes(), crc)
+            self._checksum = key, crc
+        return self._checksum[1]
 
     def get_extra_state(self) -> Tensor:
         """What the rows are made of, for the model's state: float64 [seed, sigma, whether Gaussian]."""

@@ -49,7 +49,8 @@ class Basis(nn.Module):
         kind = torch.float64 if dtype == torch.float64 else torch.float32
         rows = self._rows.get(kind)
         if rows is None or rows.device != self.vectors.device:
-            rows = self._rows[kind] = self.vectors.to(kind)
+            with torch.inference_mode(False):  # they may be wanted for training later
+                rows = self._rows[kind] = self.vectors.to(kind)
         return rows
 
     def coordinates(self, x: Tensor) -> Tensor:

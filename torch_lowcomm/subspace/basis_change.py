@@ -47,35 +47,39 @@ def change_basis(
     """Projects weights and momenta onto the new S, in float64; nothing is written before all sums are there.
 
     Args:
-        weights: A trained parameter each; None: it is not constrained.
-        states: A trained parameter's each, "exp_avg" and maybe "rounding": tensors that are written to.
+        weights: A parameter each; None: it is not constrained.
+        states: A parameter's each, "exp_avg" and maybe "rounding": tensors that are written to. Empty: it is frozen.
         old: Uᵀ [k, d].
         new: U'ᵀ [k, d].
     """
     turn = new @ old.T  # U'ᵀU, [k, k]
-    coordinates: list[tuple[ConstrainedWeight, bool, torch.Tensor]] = []  # two a weight: its own and its momentum's
+    # Of each weight its own and, where it is trained, its momentum's.
+    moved: list[tuple[ConstrainedWeight, bool, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]] = []
     for weight, state in zip(weights, states, strict=True):
         if weight is None:
             continue
         part = local(weight.parameter).double()
         if "rounding" in state:
             part = part + state["rounding"]
-        rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
-        for tensor, already in ((part, weight.is_coordinates), (state["exp_avg"].double(), rows)):
+        tensors: list[tuple[torch.Tensor, bool, torch.Tensor | None]] = [(part, weight.is_coordinates, None)]
+        if "exp_avg" in state:
+            rows = state["exp_avg_sq"].ndim < state["exp_avg"].ndim
+            tensors.append((state["exp_avg"].double(), rows, state["exp_avg"]))
+        for tensor, already, momentum in tensors:
             if not already:
-                coordinates.append((weight, False, weight.coordinates(tensor, new)))
+                turned = weight.coordinates(tensor, new)
             elif weight.axis == 0:
-                coordinates.append((weight, True, turn @ tensor))
+                turned = turn @ tensor
             else:
-                coordinates.append((weight, True, tensor @ turn.T))
-    sum_slices((c, weight.slices) for weight, already, c in coordinates if not already)
-    values = iter(coordinates)
-    for weight, state in zip(weights, states, strict=True):
-        if weight is None:
+                turned = tensor @ turn.T
+            moved.append((weight, already, turned, state, momentum))
+    sum_slices((c, weight.slices) for weight, already, c, _, _ in moved if not already)
+    for weight, already, c, state, momentum in moved:
+        value = c if already else weight.expand(c, new)
+        if momentum is not None:
+            momentum.copy_(value)
             continue
-        value, momentum = (c if already else w.expand(c, new) for w, already, c in (next(values), next(values)))
         parameter = local(weight.parameter)
         parameter.copy_(value)
         if "rounding" in state:
             state["rounding"].copy_(value - parameter.double())
-        state["exp_avg"].copy_(momentum)

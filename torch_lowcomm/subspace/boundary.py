@@ -107,7 +107,8 @@ class _Encode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return (gradient.to(rows.dtype) @ rows).to(ctx.dtype), None, None, None, None
+        with torch.autocast(rows.device.type, enabled=False):
+            return (gradient.to(rows.dtype) @ rows).to(ctx.dtype), None, None, None, None
 
 
 class _Decode(torch.autograd.Function):
@@ -122,4 +123,5 @@ class _Decode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return (gradient.to(rows.dtype) @ rows.t()).to(ctx.dtype), None, None, None, None, None
+        with torch.autocast(rows.device.type, enabled=False):
+            return (gradient.to(rows.dtype) @ rows.t()).to(ctx.dtype), None, None, None, None, None

@@ -44,7 +44,7 @@ def check(model: nn.Module) -> list[Finding]:
         if weight.is_meta or type(weight.data) is not torch.Tensor:
             continue
         left = probe.distance(basis, weight, weight=is_projection)
-        if left > probe.tolerance(torch.float32 if weight.dtype == torch.float64 else weight.dtype):
+        if not left <= probe.tolerance(torch.float32 if weight.dtype == torch.float64 else weight.dtype):
             found.append(Finding(f"{name}.weight", f"a share {left:.3g} of its norm is outside the subspace"))
     return found
 
@@ -116,7 +116,9 @@ def _biases(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
             found.append(
                 Finding(f"{name}.bias", "a trained bias leaves the subspace; build the decoder without, or freeze it")
             )
-        elif hasattr(module, "subspace_role") and (left := probe.distance(basis, module.bias)) > 1e-4:
+        elif hasattr(module, "subspace_role") and not (left := probe.distance(basis, module.bias)) <= (
+            probe.tolerance(module.bias.dtype) if module.bias.dtype in _HALF else 1e-4
+        ):
             found.append(Finding(f"{name}.bias", f"a share {left:.3g} of its norm is outside the subspace"))
     return found
 

@@ -44,6 +44,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids [batch, time] to [batch, time, width]."""
+        ids = ids.long()
         return functional.embedding(ids, self.weight) + self.anchor(ids, self.weight.dtype)
 
     def extra_repr(self) -> str:

@@ -44,6 +44,9 @@ class Exact:
     exact = True
     rank = None
 
+    def __repr__(self) -> str:
+        return "Exact()"
+
     def encoder(self, stage: Any, number: int, embedding: nn.Module) -> Encode:
         """See `Boundary`."""
         return Encode(stage.subspace_basis, stage.subspace_anchor)

@@ -48,7 +48,8 @@ def generate(
     Raises:
         TypeError: A block does not take a cache.
         ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stages have other prompts.
-        torch.distributed.DistBackendError: Another stage has failed or is gone, or the network.
+        torch.distributed.DistBackendError: Another stage has failed or is gone, or the network. The group then generates no more:
+            make a new one.
     """
     _expect(stage, ids, max_new_tokens, temperature, group)
     cache = new_cache(stage.subspace_parts, stage)

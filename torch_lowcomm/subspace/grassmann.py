@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+from torch_lowcomm.pipeline.context import unwrapped
 from torch_lowcomm.subspace.basis import Basis
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class GradientSum:
             return
         if self.total is None:
             self.total = flat.new_zeros(flat.shape[1], flat.shape[1])
+        self.total = self.total.to(flat)  # of a loaded state
         self.total.addmm_(flat.t(), flat)
 
     def watch_input(self, block: nn.Module) -> Any:
@@ -135,14 +137,14 @@ class Grassmann:
                 the ranks of all: their sums are added.
 
         Raises:
-            ValueError: `every` or `rate` is out of its range, or the stages have no basis.
+            ValueError: `every` or `rate` is out of its range, or the stages have no basis or no exact boundary.
         """
         if every < 1:
             raise ValueError(f"subspace: every: expected 1 or more, got {every}")
         if not 0 < rate < float("inf"):
             raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
         stages = list(stages)
-        modules = [getattr(stage, "submod", stage) for stage in stages]
+        modules = [unwrapped(getattr(stage, "submod", stage)) for stage in stages]
         found = [m.subspace_basis for m in modules if isinstance(getattr(m, "subspace_basis", None), Basis)]
         if len(found) != len(modules) or not found:
             raise ValueError("subspace: Grassmann: expected stages that lc.subspace.cut made of a constrained decoder")
@@ -152,7 +154,11 @@ class Grassmann:
         self._pending: tuple[int, Tensor] | None = None
         self._sum: GradientSum | None = None
         for stage, module in zip(stages, modules, strict=True):
-            if module.is_last and module.decode is not None:
+            if module.is_last:
+                if not module.exact or module.decode is None:
+                    raise ValueError(
+                        "subspace: Grassmann: expected an exact boundary before the last of two stages or more"
+                    )
                 self._sum = module.decode.gradients = GradientSum(None if stage is module else stage)
 
     @property
@@ -246,11 +252,16 @@ class Grassmann:
             The version.
 
         Raises:
-            ValueError: A rank's version is older than another's and it has no basis to go on with: it was restarted from an older
-                checkpoint. On all ranks.
+            ValueError: Ranks have counted other numbers of steps, or a rank's version is older than another's and it has no basis
+                to go on with: it was restarted from an older checkpoint. On all ranks.
             torch.distributed.DistBackendError: A peer or the network failed.
         """
         self._group = group
+        steps = self._gather(self._steps)
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"subspace: expected equally many steps on all ranks, got {steps}; load a checkpoint of one step on all"
+            )
         newest = max(self._gather(self.version))
         if self._pending is not None and self._pending[0] == newest:
             self._commit()

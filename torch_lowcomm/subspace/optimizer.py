@@ -247,7 +247,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
         self._expect_version()
         with torch.no_grad():
-            return distances([w for w in self._weights() if w is not None], self._vectors)
+            return distances([*(w for w in self._weights() if w is not None), *self._frozen()], self._vectors)
 
     # ---- another U ----
 
@@ -255,9 +255,9 @@ class SubspaceAdamW(SubspaceOptimizer):
     def change_basis(self, old_vectors: torch.Tensor, new_vectors: torch.Tensor) -> None:
         """Moves weights and moments to another U (Protocol Models, section 4.5, Grassmann updates), at a step boundary.
 
-        W_p1, W_p2 and T_S and the first moments are projected onto the new S; moments of coordinates are taken over by
-        M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the next
-        version. An error leaves everything as it was. Collective where weights are sharded.
+        W_p1, W_p2 and T_S, frozen ones too, and the first moments are projected onto the new S; moments of coordinates are taken
+        over by M ← U'ᵀU·M. Second moments stay. In float64. All stages do it at the same step boundary, and the basis gets the
+        next version. An error leaves everything as it was. Collective where weights are sharded.
 
         Args:
             old_vectors: Uᵀ [k, d], which the weights are in.
@@ -270,7 +270,8 @@ class SubspaceAdamW(SubspaceOptimizer):
             return
         old, new = basis_change.checked_vectors(self._vectors, old_vectors, new_vectors)
         weights = self._weights()
-        basis_change.change_basis(weights, self._core.state(), old, new)
+        frozen = self._frozen()
+        basis_change.change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
         self._core.set_vectors([None if w is None else w.part(new) for w in weights])
         self._vectors, self._vectors_version = new, self._version() + 1
         for group in self.param_groups:

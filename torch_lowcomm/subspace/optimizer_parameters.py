@@ -111,6 +111,11 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         """A trained parameter each."""
         return [self._constrained.get(id(p)) for p in self._trained]
 
+    def _frozen(self) -> list[ConstrainedWeight]:
+        """The constrained weights of the model that this optimizer does not train: biases, say."""
+        trained = {id(p) for p in self._trained}
+        return [w for key, w in self._constrained.items() if key not in trained]
+
     def _expect_usable(self) -> None:
         known = {id(p) for p in self._trained}
         for group in self.param_groups:

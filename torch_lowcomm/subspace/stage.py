@@ -37,7 +37,7 @@ class StageModule(nn.Module):
         decode: The side of the boundary before it; None on the first one.
     """
 
-    message_context_names = ("ids", "basis")
+    message_context_names = ("ids", "basis", "boundary")
     encode: nn.Module | None
     decode: nn.Module | None
 
@@ -66,6 +66,7 @@ class StageModule(nn.Module):
         self._told = count == 1  # of autocast, where there is a boundary
         self._take(model, embedding)
         self.rank = boundary.rank or self.subspace_basis.rank
+        self._boundary = boundary_checksum(boundary, coefficients, embedding)
         self.register_load_state_dict_pre_hook(pick)
         for side, there, number in (
             ("encode", not self.is_last, blocks.stop - 1),
@@ -168,12 +169,23 @@ class StageModule(nn.Module):
     def message_context(
         self, x: torch.Tensor | None = None, *, ids: torch.Tensor | None = None, **_: Any
     ) -> dict[str, int]:
-        """What the stages of a boundary compare in each micro-batch: checksums of its tokens and of the basis."""
+        """What the stages of a boundary compare in each micro-batch: checksums of its tokens, the basis and the boundary."""
         tokens = ids if x is None else x  # the first stage computes on x
-        basis = self._modules.get("subspace_basis")
+        basis, anchor = self._modules.get("subspace_basis"), self._modules.get("subspace_anchor")
         return {
             "ids": 0 if tokens is None else zlib.crc32(tokens.to("cpu", torch.int64).contiguous().numpy().tobytes()),
             "basis": 0 if basis is None else basis.checksum,
+            "boundary": self._boundary if anchor is None else zlib.crc32(b"anchor", self._boundary ^ anchor.checksum),
+        }
+
+    @property
+    def message_options(self) -> dict[str, str]:
+        """What the stages of a boundary compare before the first step: the coefficients of a token, and checksums as above."""
+        context = self.message_context()
+        return {
+            "coefficients": f"{self.rank} of {self.width} as {self.coefficients}",
+            "basis": f"{context['basis']:#x}",
+            "boundary": f"{context['boundary']:#x}",
         }
 
     @property
@@ -207,6 +219,7 @@ class StageModule(nn.Module):
         elif ids is None:
             raise ValueError(f"{self.name}: expected ids=, the tokens of the micro-batch, on every stage, got none")
         self.expect_ids(ids)
+        ids = ids.long()
         if not self.is_first and (x.dim() != 3 or x.shape[:2] != ids.shape):
             raise ValueError(
                 f"{self.name}: expected coefficients [{ids.shape[0]}, {ids.shape[1]}, rank] for the ids, got {list(x.shape)}"
@@ -243,6 +256,14 @@ def _part(model: nn.Module, path: str) -> nn.Module | torch.Tensor:
 
 
 def _with_positions(anchor: Anchor, table: torch.Tensor) -> Anchor:
-    """An anchor that adds positions, which the embedding's does not: the decoder adds them itself."""
+    """An anchor that adds positions, which the embedding's does not: the decoder adds them itself, from the same memory."""
     options: dict[str, Any] = {"seed": anchor.seed, "sigma": anchor.sigma, "fixed": anchor.fixed}
-    return Anchor(anchor.vocabulary, anchor.width, positions=table, **options).to(table.device)
+    return Anchor(anchor.vocabulary, anchor.width, positions=table, **options)
+
+
+def boundary_checksum(boundary: Boundary, coefficients: str, embedding: nn.Module) -> int:
+    """32 bits that tell whether two stages have the same kind of boundary."""
+    said = f"{boundary!r}, coefficients={coefficients}".encode()
+    if getattr(boundary, "anchor", "") == "embedding":  # a copy of the embedding, as it is now
+        said += embedding.weight.detach().cpu().float().contiguous().numpy().tobytes()
+    return zlib.crc32(said)

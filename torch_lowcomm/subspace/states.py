@@ -48,10 +48,12 @@ def pick(stage: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             f"elsewhere; give it the states of all stages, put together by lc.subspace.merge_states"
         )
     own = _names(stage, prefix)
-    paths = [parts.embedding, parts.norm, parts.head, "boundaries"]
+    paths = [
+        path for path in (parts.embedding, parts.positions, parts.norm, parts.head, "boundaries") if path is not None
+    ]
     for name in list(state):
         match = block.match(name)
-        other = int(match[1]) not in mine if match else any(name.startswith(f"{prefix}{path}.") for path in paths)
+        other = int(match[1]) not in mine if match else any(f"{name}.".startswith(f"{prefix}{path}.") for path in paths)
         if other and name not in own:
             del state[name]
 

@@ -5,6 +5,7 @@ import stages_case
 import subspace_case as case
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn import functional
 
 import torch_lowcomm as lc
@@ -17,13 +18,13 @@ def loss(logits, target):
     return functional.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
-def pipeline(r, name, layers, dtype, **options):
+def pipeline(r, name, layers, dtype, wrap=lambda part: part, constraint=None, **options):
     """(schedule, this rank's stages) of a constrained GPT under a schedule of torch."""
     kind, per_rank = stages_case.SCHEDULES[name]
-    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK)
+    model = lc.subspace.constrain(case.gpt(dtype, layers=layers), case.RANK, **(constraint or {}))
     count = r.size * per_rank
     stages = [
-        lc.pipeline.Stage(lc.subspace.cut(model, i, count, **options), i, count, torch.device("cpu"))
+        lc.pipeline.Stage(wrap(lc.subspace.cut(model, i, count, **options)), i, count, torch.device("cpu"))
         for i in stages_case.indices(r.rank, r.size, name)
     ]
     return kind(stages if per_rank > 1 else stages[0], MICRO, loss_fn=loss), stages
@@ -95,23 +96,50 @@ def test_the_payload_is_k_numbers_a_token(pair, coefficients, bytes_a_token):
 
 def _context(r, what):
     r.init("lowcomm")
-    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32)
+    constraint = {"sigma": 0.5 + r.rank} if what == "boundary" else {}
+    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32, constraint=constraint)
     x, y = _batch()
-    lc.pipeline.step(schedule, x, target=y, ids=x)
+    if what != "boundary":
+        lc.pipeline.step(schedule, x, target=y, ids=x)
     ids = x
     if r.rank == 1 and what == "ids":
         ids = x.roll(1, 0)
     if r.rank == 1 and what == "basis":
         stage.submod.subspace_basis.change(lc.subspace.Basis(case.WIDTH, case.RANK, seed=9).vectors)
-    with pytest.raises((ValueError, RuntimeError), match=f"{what}: expected the same as at the stage before"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=f"{what}: expected the same (as at the stage before|on both sides)"
+    ):
         lc.pipeline.step(schedule, x, target=y, ids=ids)
-        dist.barrier()
+        lc.pipeline.step(schedule, x, target=y, ids=ids)  # of a rank whose part of the first one was over
+    dist.barrier()  # nobody leaves before the other has heard why
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("what", ["ids", "basis"])
+@pytest.mark.parametrize("what", ["ids", "basis", "boundary"])
 def test_stages_that_differ_stop_with_both_values(pair, what):
     pair(_context, what)
+
+
+def _wrapped(r):
+    """A stage in torch's DDP has its module's codec and context, and trains."""
+    r.init("lowcomm")
+    alone = [dist.new_group([rank]) for rank in range(r.size)][r.rank]
+
+    def wrap(part):
+        return nn.parallel.DistributedDataParallel(part, process_group=alone)
+
+    schedule, (stage,) = pipeline(r, "1F1B", 2, torch.float32, wrap, coefficients="minmax8:bucket=64")
+    x, y = _batch()
+    lc.pipeline.step(schedule, x, target=y, ids=x)
+    group = next(iter(lc.stats().values()))
+    assert group[f"send {('forward', 'backward')[r.rank]} boundary 0"]["exact_calls"] == 0
+    assert ("send context of boundary 0" in group) == (r.rank == 0), group.keys()
+    assert all(p.grad is not None for p in stage.submod.parameters())
+    dist.destroy_process_group()
+
+
+def test_a_stage_in_ddp(pair):
+    pair(_wrapped)
 
 
 def test_states_of_two_cuts():

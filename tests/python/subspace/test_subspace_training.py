@@ -119,3 +119,24 @@ def test_a_step_of_the_subspace_follows_the_gradients():
     torch.testing.assert_close(turned(basis.vectors, seen.total, 1.0), basis.vectors, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="expected finite gradients"):
         turned(basis.vectors, seen.total * float("nan"), 1.0)
+
+
+def test_frozen_weights_follow_a_turned_subspace():
+    """Biases of constrained projections are frozen, and lie in the new subspace as everything else."""
+    model = case.gpt()
+    for block in model.blocks:
+        block.down.bias = nn.Parameter(torch.randn(case.WIDTH, dtype=torch.float64), requires_grad=False)
+    model = lc.subspace.constrain(model, case.RANK)
+    model.blocks[1].attention.out.weight.requires_grad_(False)
+    optimizer = lc.SubspaceAdamW(model, lr=LR)
+    ids = case.ids()
+    optimizer.zero_grad()
+    model(ids, ids).backward()
+    optimizer.step()
+    basis = model.subspace_basis
+    new = lc.subspace.Basis(case.WIDTH, case.RANK, seed=8).vectors
+    optimizer.change_basis(basis.vectors.clone(), new)
+    basis.change(new)
+    assert not lc.subspace.check(model)
+    assert max(optimizer.distances().values()) < 1e-12
+    assert case.apart(case.chain(case.cuts(model, 3), ids), case.chain(case.cuts(model, 1), ids)) < 1e-12
