@@ -37,6 +37,7 @@ STAGE = {
     "num_stages",
     "stage_index",
     "stage_index_to_group_rank",
+    "submod",
 }
 # Of a schedule. `_stage` and `_num_stages` are those of one stage a rank, `_stages` of several.
 SCHEDULE = {"_n_microbatches", "step", "eval"}
@@ -103,6 +104,7 @@ def _there(r, name):
     for attribute in SCHEDULE | (ONE_STAGE if case.SCHEDULES[name][1] == 1 else STAGES):
         assert hasattr(schedule, attribute), attribute
     assert hasattr(schedule, "_internal_losses")
+    dist.barrier()  # nobody leaves while the other still joins
     dist.destroy_process_group()
 
 
