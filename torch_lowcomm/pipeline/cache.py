@@ -95,7 +95,7 @@ class Cache:
 
     @property
     def options(self) -> str:
-        """What both sides of a boundary must be given alike."""
+        """The options that both sides of a boundary must be given equal."""
         return f"store={self._store}, max_bytes={self._max_bytes}, overflow={self._overflow}"
 
     @property

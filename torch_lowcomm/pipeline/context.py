@@ -17,7 +17,7 @@ def unwrapped(module: torch.nn.Module) -> Any:
 
 
 class Context:
-    """What a stage's module says of a micro-batch, compared with what the stage before has said.
+    """The numbers that a stage's module gives for a micro-batch, compared with those of the stage before.
 
     A module has `message_context(*args, **kwargs)`, which gets the first stage's inputs and the keywords of the micro-batch and
     returns numbers by name, and `message_context_names`, the names in order. A stage of another kind has none, and nothing is

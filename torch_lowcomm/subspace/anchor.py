@@ -116,7 +116,7 @@ class Anchor(nn.Module):
         return self._checksum[1]
 
     def get_extra_state(self) -> Tensor:
-        """What the rows are made of, for the model's state: float64 [seed, sigma, whether Gaussian]."""
+        """The numbers that the rows are made of, for the model's state: float64 [seed, sigma, whether Gaussian]."""
         return torch.tensor([self.seed, self.sigma, self.fixed == "gaussian"], dtype=torch.float64)
 
     def set_extra_state(self, state: Any) -> None:
@@ -132,5 +132,5 @@ class Anchor(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """What repr() says of it."""
+        """The text in repr()."""
         return f"vocabulary={self.vocabulary}, width={self.width}, seed={self.seed}, sigma={self.sigma}, fixed={self.fixed!r}"

@@ -64,7 +64,7 @@ class Basis(nn.Module):
         return coordinates.to(rows.dtype) @ rows
 
     def project(self, x: Tensor) -> Tensor:
-        """What of x lies in S: x·U·Uᵀ, of x's shape [..., width] and type."""
+        """The part of x that lies in S: x·U·Uᵀ, of x's shape [..., width] and type."""
         return self.expand(self.coordinates(x)).to(x.dtype)
 
     def project_weight(self, weight: Tensor) -> Tensor:
@@ -129,5 +129,5 @@ class Basis(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        """What repr() says of it."""
+        """The text in repr()."""
         return f"width={self.width}, rank={self.rank}, seed={self.seed}, version={self.version}"

@@ -6,7 +6,7 @@ import torch
 
 
 class KeyValues:
-    """What the attention of one block remembers while it generates.
+    """The keys and values that the attention of one block remembers while it generates.
 
     A block takes it as `forward(x, cache=, start=)`: `start` positions came before x's first, and attention goes over
 

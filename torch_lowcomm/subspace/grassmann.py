@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class BasisOptimizer(Protocol):
-    """What a step of the subspace needs of the optimizer: `lc.SubspaceAdamW` has it."""
+    """The method that a step of the subspace needs of the optimizer: `lc.SubspaceAdamW` has it."""
 
     def change_basis(self, old: Tensor, new: Tensor) -> None:
         """Projects weights and momenta from one subspace onto another, float64 [rank, width] each."""

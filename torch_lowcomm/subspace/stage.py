@@ -169,7 +169,7 @@ class StageModule(nn.Module):
     def message_context(
         self, x: torch.Tensor | None = None, *, ids: torch.Tensor | None = None, **_: Any
     ) -> dict[str, int]:
-        """What the stages of a boundary compare in each micro-batch: checksums of its tokens, the basis and the boundary."""
+        """The numbers that stages compare in each micro-batch: checksums of its tokens, the basis and the boundary."""
         tokens = ids if x is None else x  # the first stage computes on x
         basis, anchor = self._modules.get("subspace_basis"), self._modules.get("subspace_anchor")
         return {
@@ -180,7 +180,7 @@ class StageModule(nn.Module):
 
     @property
     def message_options(self) -> dict[str, str]:
-        """What the stages of a boundary compare before the first step: the coefficients of a token, and checksums as above."""
+        """The texts that stages compare before the first step: the coefficients of a token, and checksums as above."""
         context = self.message_context()
         return {
             "coefficients": f"{self.rank} of {self.width} as {self.coefficients}",
