@@ -42,10 +42,10 @@ import plot
 import torch
 import torch.distributed as dist
 from measure import reduced_bytes, sent_bytes, sent_in_messages
-from torch import Tensor, nn
+from stages import Part, loss_of
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-from torch.nn import functional
 from tqdm import tqdm
 
 import torch_lowcomm as lc
@@ -61,25 +61,6 @@ class Result(plot.Curve):
     seconds: list[float] = dataclasses.field(default_factory=list)
     perplexity: float = math.nan
     cache_bytes: int = 0
-
-
-class Part(nn.Module):
-    """Some neighbouring blocks of a GPT, with its embedding in the first part and its head in the last."""
-
-    def __init__(self, gpt: model.GPT, index: int, count: int) -> None:
-        super().__init__()
-        blocks = list(gpt.blocks)
-        self.embed = gpt.embed if index == 0 else None
-        self.blocks = nn.ModuleList(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
-        self.norm, self.head = (gpt.norm, gpt.head) if index == count - 1 else (None, None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens or activations → activations or logits."""
-        if self.embed is not None:
-            x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return x if self.head is None else self.head(self.norm(x))
 
 
 def parse() -> argparse.Namespace:
@@ -155,11 +136,6 @@ def pretrained(args: argparse.Namespace) -> model.GPT:
         optimizer.step()
         optimizer.zero_grad()
     return gpt
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats a byte."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def sent() -> int:

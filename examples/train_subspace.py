@@ -37,9 +37,9 @@ import plot
 import torch
 import torch.distributed as dist
 from measure import sent_in_messages
+from stages import Part, loss_of
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-from torch.nn import functional
 from tqdm import tqdm
 
 import torch_lowcomm as lc
@@ -104,25 +104,6 @@ def parse() -> argparse.Namespace:
     return args
 
 
-class FreePart(nn.Module):
-    """Some neighbouring blocks of a GPT, with its embedding in the first part and its head in the last; all numbers cross."""
-
-    def __init__(self, gpt: model.GPT, index: int, count: int) -> None:
-        super().__init__()
-        blocks = list(gpt.blocks)
-        self.embed = gpt.embed if index == 0 else None
-        self.blocks = nn.ModuleList(blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count])
-        self.norm, self.head = (gpt.norm, gpt.head) if index == count - 1 else (None, None)
-
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Tokens or activations → activations or logits; `ids` are for stages that need them."""
-        if self.embed is not None:
-            x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return x if self.head is None else self.head(self.norm(x))
-
-
 def stage_of(args: argparse.Namespace, *, free: bool) -> tuple[lc.pipeline.Stage, torch.optim.Optimizer, str]:
     """This rank's stage of a run, its optimizer, and the run's name."""
     index, count = dist.get_rank(), dist.get_world_size()
@@ -131,7 +112,7 @@ def stage_of(args: argparse.Namespace, *, free: bool) -> tuple[lc.pipeline.Stage
     nn.init.normal_(gpt.embed.weight, std=0.1)
     options: dict[str, str] = {}
     if free or args.kind == "coded":
-        part: nn.Module = FreePart(gpt, index, count)
+        part: nn.Module = Part(gpt, index, count)
         options = {} if free else {"forward": args.coefficients, "backward": args.coefficients}
         name = "free, exact messages" if free else f"free, {args.coefficients} of all numbers"
     elif args.kind == "projection":
@@ -146,11 +127,6 @@ def stage_of(args: argparse.Namespace, *, free: bool) -> tuple[lc.pipeline.Stage
     if free or args.kind != "constrained":
         return stage, torch.optim.AdamW(part.parameters(), lr=args.lr), name
     return stage, lc.SubspaceAdamW(part, lr=args.lr), name
-
-
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats a byte."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def train(args: argparse.Namespace, *, free: bool) -> Result:
