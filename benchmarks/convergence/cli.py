@@ -1,7 +1,7 @@
 """Convergence against bytes: each method beside its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|aq_replicas|seed_replay|
-        seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|aq_replicas|subspace|
+        seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -33,6 +33,8 @@ from convergence.pipeline import runs as pipeline_runs
 from convergence.seed_replay import lora as seed_replay_lora
 from convergence.seed_replay import plot as seed_replay_plot
 from convergence.seed_replay import runs as seed_replay_runs
+from convergence.subspace import plot as subspace_plot
+from convergence.subspace import runs as subspace_runs
 
 METHODS: dict[str, Callable] = {
     "fsdp": fsdp_runs.measure,
@@ -43,6 +45,7 @@ METHODS: dict[str, Callable] = {
     "diloco_table1": diloco_table1.measure,
     "aq": pipeline_runs.measure,
     "aq_replicas": pipeline_replicas.measure,
+    "subspace": subspace_runs.measure,
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
 }
@@ -51,14 +54,16 @@ PARTS: dict[str, Mapping[str, Any]] = {
     "fsdp_variants": fsdp_variants.PARTS,
     "fsdp_tables": fsdp_tables.PARTS,
     "aq": pipeline_runs.PARTS,
+    "subspace": subspace_runs.PARTS,
 }
-SEEDS = {"aq": 3, "aq_replicas": 1}  # of other methods 5
+SEEDS = {"aq": 3, "aq_replicas": 1, "subspace": 3}  # of other methods 5
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
     "diloco": diloco_plot.draw,
     "aq": pipeline_plot.draw,
+    "subspace": subspace_plot.draw,
     "seed_replay": seed_replay_plot.draw,
 }
 DRAWN = {"fsdp_tables": "errors"}
@@ -69,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
-    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, of aq 3, with --quick 1)")
+    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, of aq and subspace 3, with --quick 1)")
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")

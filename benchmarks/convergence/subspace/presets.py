@@ -1,0 +1,41 @@
+"""The runs of `convergence subspace` by name. Width 256, so that k = 32 is d / 8."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from convergence.subspace.rank import Configuration
+
+TOKEN = "bucket=256"  # a scale a token, where a codec rounds all its numbers
+# The runs of the gates.
+CLAIMS = {
+    "free": Configuration("whole"),
+    "constrained, 32": Configuration("constrained", rank=32),
+    "constrained, 32, normal rows": Configuration("constrained", rank=32, fixed="gaussian"),
+    "constrained, 32 in 8 bits": Configuration("constrained", rank=32, coefficients="minmax8:bucket=128"),
+    "constrained, 64 in 4 bits": Configuration("constrained", rank=64, coefficients="minmax4:bucket=128"),
+    "top-k, 25 of 256": Configuration("top-k", rank=25),
+    "1 bit of all": Configuration("one-bit"),
+}
+# What else a boundary of as many bytes can be.
+VARIANTS = {
+    "4 bits of all": Configuration("whole", coefficients=f"minmax4:{TOKEN}"),
+    "2 bits of all": Configuration("whole", coefficients=f"minmax2:{TOKEN}"),
+    "gauss4 of all": Configuration("whole", coefficients="gauss4"),
+    "constrained, 32 in bf16": Configuration("constrained", rank=32, coefficients="bf16"),
+    "constrained, 32 in 4 bits": Configuration("constrained", rank=32, coefficients="minmax4:bucket=128"),
+    "constrained, 32, no fixed rows": Configuration("constrained", rank=32, sigma=0.0),
+    "constrained, 32, turning": Configuration("constrained", rank=32, every=100),
+    "projection, 32": Configuration("projection", rank=32),
+    "projection, 32, learned": Configuration("projection", rank=32, learned=True),
+    "projection, 32, no anchor": Configuration("projection", rank=32, anchor="none"),
+    "bottleneck, 32": Configuration("bottleneck", rank=32),
+}
+QUICK = ("free", "constrained, 32", "constrained, 32 in 8 bits", "1 bit of all")
+
+
+def shortened(configuration: Configuration) -> Configuration:
+    """For --quick: a smaller decoder in fewer stages, and fewer steps."""
+    return dataclasses.replace(
+        configuration, width=64, layers=3, stages=3, rank=max(1, configuration.rank // 4), steps=60, validation=32
+    )

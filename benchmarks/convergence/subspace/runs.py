@@ -1,0 +1,104 @@
+"""Subspace pipelines next to the free decoder and to other boundaries of as many bytes: a byte GPT in stages, paired seeds.
+
+The runs are those of presets.py. Stages are real processes over loopback; some runs of a seed follow one another in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import launch
+from report import Gate
+
+from convergence.subspace import gates as subspace_gates
+from convergence.subspace import rank as subspace_rank
+from convergence.subspace.presets import CLAIMS, QUICK, VARIANTS, shortened
+from convergence.subspace.rank import POINT, Configuration, boundary_of
+
+TOGETHER = 4  # runs that the same processes do, and that `--runs` keeps together
+SEEDS_OF_VARIANTS = 1
+RUN_S = 1200  # deadline of one run
+PARTS = {"claims": CLAIMS, "variants": VARIANTS}
+
+
+def measure(*, quick: bool, seeds: int, only: str = "") -> tuple[dict[str, Any], list[Gate]]:
+    """Runs everything, or `only` one of PARTS; prints a row a run.
+
+    Args:
+        quick: A smaller decoder, fewer steps and runs.
+        seeds: Of the runs that gates compare; the others have one.
+        only: A part.
+
+    Returns:
+        `configurations` and `curves` for the JSON, and the gates.
+    """
+    print(f"# {'':<33}{'loss (nats a byte)':^20}{'bytes a token':>15}{'fewer bytes':>13}{'stable rank':^18}")
+    print(
+        f"# {'run':<29}{'seed':>4}{'training':>10}{'validation':>10}{'each way':>15}{'times':>13}{'down':>8}{'stream':>10}"
+        f"{'seconds':>9}"
+    )
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for part, presets in PARTS.items():
+        if part != only and (only or (quick and part != "claims")):
+            continue
+        chosen = {name: shortened(c) for name, c in presets.items() if name in QUICK or only} if quick else presets
+        for seed in range(seeds if part == "claims" else min(seeds, SEEDS_OF_VARIANTS)):
+            names = list(chosen)
+            for some in (names[i : i + TOGETHER] for i in range(0, len(names), TOGETHER)):
+                for name, run in zip(some, train([chosen[name] for name in some], seed), strict=True):
+                    print(row(name, run), flush=True)
+                    runs.setdefault(name, []).append({"name": name, **run})
+    return {
+        "configurations": {name: dataclasses.asdict(of_name[0]["configuration"]) for name, of_name in runs.items()},
+        "curves": [curve(run) for of_name in runs.values() for run in of_name],
+    }, subspace_gates.gates(runs, quick=quick)
+
+
+def train(configurations: Sequence[Configuration], seed: int) -> list[dict[str, Any]]:
+    """Does some runs of a seed in fresh processes; what each of them measured."""
+    seeded = [dataclasses.replace(c, seed=seed) for c in configurations]
+    returned = launch.run(
+        subspace_rank.train, ranks=seeded[0].stages, deadline_s=120 + RUN_S * len(seeded), configurations=seeded
+    )
+    return [summary(c, ranks) for c, *ranks in zip(seeded, *returned, strict=True)]
+
+
+def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the ranks of one run measured, in the order of their stages."""
+    last = ranks[-1]
+    step_tokens = c.batch * subspace_rank.CONTEXT
+    steps = [(point + 1) * POINT for point in range(len(last["loss"]))]
+    sent = [sum(of_point) for of_point in zip(*(rank["sent"] for rank in ranks), strict=True)]
+    formula = getattr(boundary_of(c), "token_bytes", None)  # of codes that do not travel as such
+    if formula is not None:
+        sent = [step * step_tokens * 2 * formula * (c.stages - 1) for step in steps]
+    return {
+        "configuration": c,
+        "seed": c.seed,
+        "step": steps,
+        "bytes": sent,
+        "token_bytes": sent[-1] / (steps[-1] * step_tokens * 2 * (c.stages - 1)),
+        "down_rank": statistics.mean(value for rank in ranks for value in rank["stable_rank"]["down"]),
+        "stream_rank": statistics.mean(rank["stable_rank"]["activations"] for rank in ranks[:-1]),
+        **{name: last[name] for name in ("loss", "validation", "seconds")},
+    }
+
+
+def row(name: str, run: dict[str, Any]) -> str:
+    """The row of a run."""
+    c = run["configuration"]
+    return (
+        f"  {name:<29}{c.seed:>4}{run['loss'][-1]:>10.4f}{run['validation']:>10.4f}{run['token_bytes']:>15.1f}"
+        f"{4 * c.width / run['token_bytes']:>13.1f}{run['down_rank']:>8.1f}{run['stream_rank']:>10.1f}{run['seconds'][-1]:>9.1f}"
+    )
+
+
+def curve(run: dict[str, Any]) -> dict[str, Any]:
+    """Returns a run as the JSON has it: a point every POINT steps, with bytes that all stages together have sent."""
+    return {key: value for key, value in run.items() if key != "configuration"} | {
+        "loss": [round(loss, 5) for loss in run["loss"]],
+        "seconds": [round(seconds, 2) for seconds in run["seconds"]],
+    }
