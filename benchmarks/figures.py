@@ -44,7 +44,7 @@ def table() -> dict[str, list[str]]:
         times = base["seconds"] / step["seconds"]
         return [f"{step['seconds']:.2f}", f"{times:.1f}", f"{step['sent'] / 1e6:.2f}", perplexity]
 
-    eight_bits = _ratio("qsdp", "W8G8/1024")
+    eight_bits = _ratio("fsdp", "W8G8/1024")
     return {
         "| FSDP2 on gloo, float32 |": row(fsdp["gloo fp32"], fsdp["gloo fp32"], "1"),
         "| FSDP2 on lowcomm, exact |": row(fsdp["lowcomm exact"], fsdp["gloo fp32"], "1"),
@@ -154,8 +154,8 @@ def _only_link(name: str) -> dict[str, Any]:
 
 def _step_of_outer(name: str) -> dict[str, float]:
     """Of a case of the outer loop: seconds a step, and bytes that a host sent, a step."""
-    result = load("outer")
-    link = _only_link("outer")
+    result = load("diloco_speed")
+    link = _only_link("diloco_speed")
     row = next(row for row in link["rows"] if row["name"] == name)
     tokens = 2 * result["batch"] * _CONTEXT  # of both ranks
     return {"seconds": tokens / row["speed"], "sent": row["sent"] / result["every"]}
@@ -173,7 +173,7 @@ def _ratio(result: str, name: str) -> str:
 
 def _ratio_of_losses(name: str) -> str:
     """The same of seed 0 of `convergence diloco`, whose runs have losses in nats."""
-    runs = {run["name"]: run for run in load("dilocox")["curves"] if run["seed"] == 0}
+    runs = {run["name"]: run for run in load("diloco")["curves"] if run["seed"] == 0}
     return f"{math.exp(runs[name]['validation'] - runs['all_reduce']['validation']):.3f}"
 
 

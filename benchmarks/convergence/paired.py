@@ -38,7 +38,7 @@ class Ratio:
 
 
 def ratio(runs: Sequence[dict[str, Any]], baseline: Sequence[dict[str, Any]]) -> Ratio:
-    """Of two lists of qsdp.run()'s results, a run a seed in order; the baseline may have more seeds."""
+    """Of two lists of runs, one a seed in order; the baseline may have more seeds."""
     pairs = zip(runs, baseline, strict=False)
     return Ratio(tuple(a["ranks"][0]["perplexity"] / b["ranks"][0]["perplexity"] for a, b in pairs))
 

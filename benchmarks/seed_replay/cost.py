@@ -1,6 +1,6 @@
 """The cost of seed replay beyond its forward passes: time, memory, catching up, fused directions.
 
-benchmarks/results/replay_cost.md has the definitions.
+benchmarks/results/seed_replay_cost.md has the definitions.
 
 python benchmarks seed_replay_cost [--repetitions 9] [--json FILE]
 """

@@ -49,11 +49,11 @@ def test_a_wrong_figure_of_the_readme_is_named(begin):
 def test_what_nothing_compares_is_named():
     row = "| another codec | 5.021 | 8 |"
     assert figures.unmeasured(f"{README}\n{row}\n") == [row]
-    (value,) = [gate["value"] for gate in figures.load("qsdp")["gates"] if gate["name"].startswith("perplexity ratio")]
-    gate = re.search(r"^PASS  perplexity ratio W8G8 .*$", PAGES["qsdp"], re.MULTILINE)[0]
+    (value,) = [gate["value"] for gate in figures.load("fsdp")["gates"] if gate["name"].startswith("perplexity ratio")]
+    gate = re.search(r"^PASS  perplexity ratio W8G8 .*$", PAGES["fsdp"], re.MULTILINE)[0]
     other = gate.replace(f" {value:.4f} ", f" {value + 0.0002:.4f} ")
-    (said,) = figures.wrong_in_page("qsdp", PAGES["qsdp"].replace(gate, other))
-    assert "qsdp.json has other gates" in said
+    (said,) = figures.wrong_in_page("fsdp", PAGES["fsdp"].replace(gate, other))
+    assert "fsdp.json has other gates" in said
 
 
 def test_a_wrong_row_is_named():
