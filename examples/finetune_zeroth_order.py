@@ -128,7 +128,7 @@ def parse() -> argparse.Namespace:
             host, _, port = args.store.rpartition(":")
             if not host or not port.isdigit() or not args.machine:
                 raise ValueError(
-                    f"--store expects HOST:PORT and --machine ID beside it, got {args.store!r} and {args.machine!r}"
+                    f"--store expects HOST:PORT and --machine ID with it, got {args.store!r} and {args.machine!r}"
                 )
             args.address = (host, int(port))
         args.sentences = sentences.load(args.data)

@@ -31,7 +31,7 @@ def loss_against_bytes(
 
 
 def loss_against_bytes_and_seconds(curves: list[Curve], seconds: list[list[float]], path: Path, *, title: str) -> None:
-    """The same beside the loss against seconds, a list of them a curve."""
+    """The same next to the loss against seconds, a list of them a curve."""
     with _figure(path, title, panels=2) as (by_bytes, by_seconds):
         _draw(by_bytes, curves, [[sent / 1e6 for sent in curve.sent_bytes] for curve in curves], "sent by a rank (MB)")
         _draw(by_seconds, curves, seconds, "seconds")

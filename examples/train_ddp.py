@@ -1,4 +1,4 @@
-"""Trains a byte-level GPT under DDP with 4 bits a gradient, or two coded factors of a low rank, beside the same run exact.
+"""Trains a byte-level GPT under DDP with 4 bits a gradient, or two coded factors of a low rank, next to the same run exact.
 
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 

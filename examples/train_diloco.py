@@ -1,4 +1,4 @@
-"""Trains a byte-level GPT in clusters that hardly talk: an outer loop around AdamW, beside the same run exact.
+"""Trains a byte-level GPT in clusters that hardly talk: an outer loop around AdamW, next to the same run exact.
 
     torchrun --standalone --nproc-per-node 2 examples/train_diloco.py
 
@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
             host, _, port = args.store.rpartition(":")
             if not host or not port.isdigit() or not args.machine:
                 raise ValueError(
-                    f"--store expects HOST:PORT and --machine ID beside it, got {args.store!r} and {args.machine!r}"
+                    f"--store expects HOST:PORT and --machine ID with it, got {args.store!r} and {args.machine!r}"
                 )
             args.address = (host, int(port))
         args.runs = [args.only] if args.only else ["outer"] if args.store else ["exact", "outer"]

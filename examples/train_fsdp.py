@@ -1,4 +1,4 @@
-"""Trains a byte-level GPT under FSDP2 with 8 bits a weight and a gradient on the wire, beside the same run exact.
+"""Trains a byte-level GPT under FSDP2 with 8 bits a weight and a gradient on the wire, next to the same run exact.
 
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py
 

@@ -1,4 +1,4 @@
-"""Fine-tunes a byte-level GPT cut into stages whose activations travel as changes, beside the same run exact.
+"""Fine-tunes a byte-level GPT cut into stages whose activations travel as changes, next to the same run exact.
 
     torchrun --standalone --nproc-per-node 2 examples/train_pipeline.py
 

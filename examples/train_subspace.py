@@ -1,4 +1,4 @@
-"""Trains a byte-level GPT in a pipeline whose boundaries carry few numbers a token, beside the free model over exact messages.
+"""Trains a byte-level GPT in a pipeline whose boundaries carry few numbers a token, next to the free model over exact messages.
 
     torchrun --standalone --nproc-per-node 2 examples/train_subspace.py
 

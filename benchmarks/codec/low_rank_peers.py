@@ -54,7 +54,7 @@ def main() -> int:
     m, n, k = args.rows, args.columns, args.rank
     a, out = torch.randn(m, n), torch.empty(m, n)
     p, r = torch.randn(k, m), torch.randn(k, n)
-    ours, theirs = torch.empty(k, m), torch.empty(k, n)  # results, beside what is read
+    ours, theirs = torch.empty(k, m), torch.empty(k, n)  # results, in addition to what is read
 
     def product(number: int) -> Callable[[], None]:
         mine = {

@@ -1,4 +1,4 @@
-"""Quantized all_gather_into_tensor and reduce_scatter_tensor beside gloo's exact ones: 2 ranks, loopback, fp32 sums.
+"""Quantized all_gather_into_tensor and reduce_scatter_tensor next to gloo's exact ones: 2 ranks, loopback, fp32 sums.
 
     python benchmarks collectives [--mib 1 16 64] [--repetitions 15] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Convergence against bytes: each method beside its exact baseline, with gates.
+"""Convergence against bytes: each method next to its exact baseline, with gates.
 
     python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|aq_replicas|subspace|
         seed_replay|seed_replay_lora

@@ -50,7 +50,7 @@ PRESETS: dict[str, Configuration] = {
     "stages DirectQ": Configuration("stages", TWO_BITS, steps=STAGED_STEPS),
     "stages AQ": Configuration("stages", TWO_BITS | {"cache": True}, steps=STAGED_STEPS),
 }
-# A run's validation loss beside an exact one's: (run, exact run, bound of the ratio, or None where it is reported alone).
+# A run's validation loss next to an exact one's: (run, exact run, bound of the ratio, or None where it is reported alone).
 RATIOS: tuple[tuple[str, str, float | None], ...] = (
     ("FSDP2 W8G8", "FSDP2", 1.01),
     ("FSDP2 W4G4", "FSDP2", None),
@@ -127,7 +127,7 @@ def run(name: str, configuration: Configuration, folder: Path) -> dict[str, Any]
 
 
 def gates(runs: dict[str, list[dict[str, Any]]], *, quick: bool) -> list[report.Gate]:
-    """Of the runs that were made: that they learned, losses beside exact ones, bytes beside exact ones."""
+    """Of the runs that were made: that they learned, losses next to exact ones, bytes next to exact ones."""
     found = []
     for name, exact, bound in RATIOS:
         if not (runs.get(name) and runs.get(exact)):

@@ -31,7 +31,7 @@ def of_link(rows: list[Row]) -> list[Gate]:
 
 
 def _against(rows: list[Row], mine: str, theirs: str) -> list[Gate]:
-    """A case of ours beside torchft's; none where one of them was left out."""
+    """A case of ours next to torchft's; none where one of them was left out."""
     named = {row.name: row for row in rows}
     if mine not in named or theirs not in named:
         return []

@@ -1,4 +1,4 @@
-"""Tokens a second of the rows of DiLoCoX's Table 1 (arXiv 2506.21263) on slow links at our scale, beside the paper's.
+"""Tokens a second of the rows of DiLoCoX's Table 1 (arXiv 2506.21263) on slow links at our scale, next to the paper's.
 
     python benchmarks diloco_throughput [--repetitions 3] [--quick] [--json FILE]        # as root
 

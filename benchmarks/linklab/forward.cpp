@@ -4,9 +4,9 @@
 //   forward (WIRE TAP DELAY_US LOSS_PPB SEED)...      in the switch's namespace
 //
 // WIRE is the switch's end of a host's veth pair, TAP a port of the bridge. Frames from WIRE leave by TAP after
-// DELAY_US, but for LOSS_PPB of 10^9 that are lost, drawn from SEED; frames from TAP leave by WIRE at once (the other
-// host's link has delayed them already). One thread. Says "ready" when it forwards, answers each byte on stdin with a
-// line "forwarded lost dropped" (dropped: for want of time or memory, against orders), and ends when stdin does.
+// DELAY_US, except for LOSS_PPB of 10^9 that are lost, drawn from SEED; frames from TAP leave by WIRE at once (the
+// other host's link has delayed them already). One thread. Says "ready" when it forwards, answers each byte on stdin
+// with a line "forwarded lost dropped" (dropped: for want of time or memory, against orders), and ends when stdin does.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/if_packet.h>

@@ -20,7 +20,7 @@ class Link:
     Args:
         up_bits: Bits a second that the host may send, frames' headers included; None: as fast as the machine.
         down_bits: The same for what it receives.
-        delay_s: Seconds that each frame it sends arrives later, beside what queues cost; the round trip between two hosts
+        delay_s: Seconds that each frame it sends arrives later, in addition to what queues cost; the round trip between two hosts
             takes the sum of theirs.
         loss: Share of the frames it sends that are lost, 0 to under 1.
 
@@ -100,7 +100,7 @@ def rate_text(bits: float | None) -> str:
 def burst_bytes(bits: float) -> int:
     """The token bucket's size at a rate: bytes that go out at once after a pause.
 
-    Small beside what is measured, for they are free of charge; at 1 Gbit/s large enough that a process which the
+    Small next to what is measured, for they are free of charge; at 1 Gbit/s large enough that a process which the
     scheduler kept for a millisecond finds its link's time not lost.
     """
     if bits <= 100e6:

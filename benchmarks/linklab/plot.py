@@ -102,5 +102,5 @@ def _bytes(axes: Any, counts: list[dict[str, Any]]) -> None:
     axes.set_xlabel("ranks W")
     axes.set_ylabel("sent by a rank (MB)")
     axes.grid(alpha=0.3)
-    # Beside the lines, which fill the panel, where no panel is.
+    # Next to the lines, which fill the panel, where no panel is.
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.02, 1.0)).set_in_layout(False)

@@ -1,4 +1,4 @@
-"""The standard set: every op on every link, lowcomm beside gloo, the link's ideal and a raw exchange."""
+"""The standard set: every op on every link, lowcomm next to gloo, the link's ideal and a raw exchange."""
 
 from __future__ import annotations
 

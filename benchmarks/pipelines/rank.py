@@ -1,4 +1,4 @@
-"""One stage of the timing, run on every host: `python -m pipelines.rank JOB.json`; writes what it measured beside it."""
+"""One stage of the timing, run on every host: `python -m pipelines.rank JOB.json`; writes what it measured next to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of lc.SeedReplay in 8 or 4 bits (`base=`) beside the same in float32: loss, seconds a step, memory a parameter.
+"""Weights of lc.SeedReplay in 8 or 4 bits (`base=`) next to the same in float32: loss, seconds a step, memory a parameter.
 
     python benchmarks seed_replay_base [--quick] [--seeds 3] [--only loss|seconds|memory] [--json FILE]
 

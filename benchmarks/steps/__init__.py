@@ -1,4 +1,4 @@
-"""Seconds a training step takes on slow links: a model's data parallel step, compressed, beside what people use else.
+"""Seconds of a training step on slow links: a data parallel model, compressed, next to the ways people have without lowcomm.
 
 python benchmarks steps ddp --rate 100mbit          # as root; benchmarks/results/steps.md
 """

@@ -1,4 +1,4 @@
-"""One rank of the timing, run on every host: `python -m steps.rank JOB.json`; writes what it measured beside it."""
+"""One rank of the timing, run on every host: `python -m steps.rank JOB.json`; writes what it measured next to it."""
 
 from __future__ import annotations
 

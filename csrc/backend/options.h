@@ -43,7 +43,7 @@ std::optional<std::string> untaken(const CodecSpec& codec, std::span<const int64
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// What a group runs with once everything is filled in; the same on all its ranks, but for what is said to be each
+// What a group runs with once everything is filled in; the same on all its ranks, except for what is said to be each
 // rank's own affair.
 struct Settings {
   Policy policy;
@@ -64,7 +64,7 @@ void checkTimeout(std::chrono::milliseconds timeout);
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that is made beside or out of a
+// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that is made next to or out of a
 // living one from that one's settings first (inherit). Frozen once made; c10d hands the same object to every group, so
 // a group copies it.
 struct Options : c10d::Backend::Options {

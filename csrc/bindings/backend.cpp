@@ -160,7 +160,7 @@ void bindBackend(py::module_& m) {
       "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where\n"
       "they are), nccl (LOWCOMM_NCCL, None: NCCL serves exact CUDA tensors where torch and the machine have it; False\n"
       "or 0: it is never made, and gloo serves them; True or 1: without it there is no group), timeout\n"
-      "(init_process_group's). Frozen. Every rank of a group must give the same, but for\n"
+      "(init_process_group's). Frozen. Every rank of a group must give the same, except for\n"
       "flight_record and staged. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,

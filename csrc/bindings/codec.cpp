@@ -45,7 +45,7 @@ Returns:
 
 Raises:
     TypeError: The codec does not take the dtype, ``table`` is not 1-D float32, or ``out`` is not uint8.
-    ValueError: An element is NaN, infinite or, but for casts, 2**126 or more in magnitude (2**120 where the codec rotates)
+    ValueError: An element is NaN, infinite or, except for casts, 2**126 or more in magnitude (2**120 where the codec rotates)
         under ``nonfinite=error`` (the first one's position is named), a bucket's range is above what ``delta`` spans, the
         tensor is not a dense CPU tensor, or ``table`` is missing, of another size, no table of levels, or of a codec
         that takes none; or ``out`` is not what it must be.)";

@@ -31,7 +31,7 @@ enum class CodecId : uint8_t {
 // Bits 0-1 of a frame's flags: how elements are rounded.
 enum class Rounding : uint8_t { nearest = 0, stochastic = 1, dithered = 2 };
 
-// Type of the numbers that a bucket sends beside its codes.
+// Type of the numbers that a bucket sends next to its codes.
 enum class Meta : uint8_t { fp32 = 0, bf16 = 1 };
 inline constexpr uint8_t kBf16Flag = 1 << 2;  // of a frame
 

@@ -43,8 +43,8 @@ struct GridScales {
   void poison(std::byte* scales, uint64_t bucket) const;
   bool isPoison(const std::byte* scales, uint64_t bucket) const;
 
-  // Throws WireError for a number that is not finite, but for poison where the codec has it. `of` names what a bucket
-  // is: "bucket", "channel".
+  // Throws WireError for a number that is not finite, except for poison where the codec has it. `of` names what a
+  // bucket is: "bucket", "channel".
   void expectFinite(const std::byte* scales, uint64_t buckets, const std::string& codec, const char* of) const;
 };
 

@@ -19,7 +19,7 @@ namespace lowcomm {
 //
 // Everything that is done on the device goes into one queue in order, and nothing of it is waited for until its result
 // is needed: so the device makes frame k + 1 while the host waits for frame k. A kernel cannot throw. What it refuses
-// it marks in a word beside the payload, and the same elements, or the same payload, are then given to the host's
+// it marks in a word next to the payload, and the same elements, or the same payload, are then given to the host's
 // codec, which throws the error with its position; where it does not, what it made stands.
 
 // One contribution to a sum: a payload, or elements where `own` is not null. On the device.

@@ -208,7 +208,8 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   for (const LowRankTensor& tensor : message.tensors)
     tensors.emplace_back(tensor, message.dtype);
 
-  // A message has one type and one codec: where P's are others than the tensors' beside it, it is a message of its own.
+  // A message has one type and one codec: where P's are others than the tensors' next to it, it is a message of its
+  // own.
   AllReduceMessage elements(message.codec, message.dtype, message.draws);
   AllReduceMessage projections(message.projection, DType::float32, message.draws);
   AllReduceMessage backs(message.codec, DType::float32, message.draws);

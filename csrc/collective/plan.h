@@ -62,7 +62,7 @@ struct MessagePlan {
   // Header fields that the plan decides: codec, bits, bucket, flags, dtype, key hash, elements, first, payload_bytes.
   FrameHeader header(const Frame& frame) const;
 
-  // A frame with which all runs of frame `frame` are whole: that one, but for codecs that cannot be cut.
+  // A frame with which all runs of frame `frame` are whole: that one, except for codecs that cannot be cut.
   size_t wholeWith(size_t frame) const;
 
   uint64_t rawBytes() const { return layout.elements() * itemBytes(dtype); }
@@ -94,7 +94,7 @@ struct Slice {
 };
 
 // Cuts `elements` into a slice a rank, in order: all of the same length, a multiple of what the codec is cut at (of its
-// bucket; of 512 elements, or of a row, where it cannot be cut) but for the last ones, which are shorter or empty.
+// bucket; of 512 elements, or of a row, where it cannot be cut) except for the last ones, which are shorter or empty.
 // Each is encoded as a tensor of its own. ValueError where makeCodec throws it.
 std::vector<Slice> slicesOf(uint64_t elements, const CodecSpec& codec, int ranks);
 

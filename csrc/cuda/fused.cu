@@ -19,8 +19,8 @@ namespace lowcomm::cuda {
 
 namespace {
 
-// gridArgs for a fused operation. Throws ValueError, besides what gridArgs throws, for a codec with a rotation or a
-// codebook.
+// gridArgs for a fused operation. Throws ValueError, in addition to what gridArgs throws, for a codec with a rotation
+// or a codebook.
 GridArgs<std::byte> fusedGrid(const char* doing, const GridRun& run, void* payload, uint32_t* refused) {
   const GridArgs<std::byte> grid = gridArgs(doing, run, static_cast<std::byte*>(payload), refused);
   if (grid.rotated || gridFamily(run.codec.id)->book) {

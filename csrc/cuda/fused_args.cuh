@@ -44,7 +44,7 @@ void encodeSumAs(const Place& place, const char* doing, GridRule rule, const Gri
                  const SumTerms& terms, void* out, uint64_t block, const PhiloxKey& key);
 
 // Elements whose type is known at run time only: nine pairs of types times all rules would be too many kernels, and a
-// branch that all threads take costs nothing beside the loads.
+// branch that all threads take costs nothing next to the loads.
 struct AnyElements {
   const void* data;
   DType dtype;

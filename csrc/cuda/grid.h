@@ -53,8 +53,8 @@ void encodeGrid(const Place& place, const GridRun& run, void* payload, const voi
                 const PhiloxKey& key, uint32_t* refused);
 
 // y = the decoded elements, rounded to run.dtype. Refuses what GridCodec::decode does: a base or step that is not
-// finite (but for poison's own), a code that is none, bits that are not 0 where nothing is; y is then written all the
-// same, and only where it should be.
+// finite (except for poison's own), a code that is none, bits that are not 0 where nothing is; y is then written all
+// the same, and only where it should be.
 void decodeGrid(const Place& place, const GridRun& run, void* y, const void* payload, uint32_t* refused);
 
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeGrid; acc is then without meaning.

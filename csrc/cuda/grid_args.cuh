@@ -31,7 +31,7 @@ struct GridArgs {
   uint64_t codes;       // of them; where rotated, of whole blocks
   uint32_t pad_halves;  // of two bytes
   uint32_t bits, bucket_log2;
-  GridForm form;   // its book is the host's: kernels have theirs beside this
+  GridForm form;   // its book is the host's: kernels have theirs next to this
   uint32_t limit;  // bits of the least magnitude that is refused
   Nonfinite nonfinite;
   bool rotated;
@@ -88,7 +88,7 @@ struct EncodeArgs {
   PhiloxKey key;
 };
 
-// Elements of the block that starts at element `start`: 512 but for the last. Its codes, given how many the run has.
+// Elements of the block that starts at element `start`: 512 except for the last. Its codes, given how many the run has.
 __device__ inline uint32_t elementsOf(uint64_t start, uint64_t count) {
   return count - start < kBlock ? static_cast<uint32_t>(count - start) : kBlock;
 }

@@ -29,7 +29,7 @@ void encodeCast(const Place& place, const PlainRun& run, void* payload, const vo
                 const PhiloxKey& key, uint32_t* refused);
 
 // y = the decoded elements, rounded to run.dtype; finite ones stay finite. Refuses what the host does: a code
-// that is no finite number (but for poison's own), padding that is not 0; y is then written all the same.
+// that is no finite number (except for poison's own), padding that is not 0; y is then written all the same.
 void decodeCast(const Place& place, const PlainRun& run, void* y, const void* payload, uint32_t* refused);
 
 // acc += the decoded elements, in float32 whatever run.dtype. Refuses as decodeCast; acc is then without meaning.

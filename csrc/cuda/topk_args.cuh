@@ -137,7 +137,7 @@ GridRun valuesRun(const GridRun& run, const TopkArgs<Byte>& args) {
 namespace {
 
 // before[i] = counts[0] + ... + counts[i - 1], for i = 0...count: a thread block does the first pair of arrays, the
-// next one, where there is one, the second. Small beside the elements, so that one thread block is enough.
+// next one, where there is one, the second. Small next to the elements, so that one thread block is enough.
 __global__ void __launch_bounds__(kChunkThreads)
     sumBefore(const uint32_t* first, uint64_t* first_before, const uint32_t* second, uint64_t* second_before,
               uint64_t count) {

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kChunkThreads) placeShares(TopkArgs<std::byte>
 template <class T>
 void enqueueSelect(const Place& place, const TopkArgs<std::byte>& args, const T* x) {
   const unsigned most = gridOf(args.chunks, place.device, kEncoding);
-  // Fewer, so that their histograms are few beside the elements.
+  // Fewer, so that their histograms are few next to the elements.
   const unsigned few = std::min(most, std::max(1u, gridOf(UINT64_MAX, place.device, kEncoding) / 8));
   check(cudaMemsetAsync(args.counts, 0, kPasses * kDigits * sizeof(*args.counts), place.stream), kEncoding,
         place.device);

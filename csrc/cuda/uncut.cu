@@ -39,7 +39,7 @@ __device__ inline void storeRow(float* y, const float x[4]) {
   storeFour(y, x);
 }
 
-// NaN by name, for a channel that is poisoned beside others that are not: a device's instruction makes another.
+// NaN by name, for a channel that is poisoned next to others that are not: a device's instruction makes another.
 template <class T>
 __device__ inline void storeRow(T* y, const float x[4]) {
   uint2 four{pairOf(T{}, x[0], x[1]), pairOf(T{}, x[2], x[3])};

@@ -20,7 +20,7 @@ namespace lowcomm::cuda {
 namespace {
 
 // Elements that no codec takes, as bits of `odd`: what nonfinite=saturate makes of each stays within what the others
-// span, but for its sign.
+// span, except for its sign.
 constexpr uint32_t kNanSeen = 1, kTooHighSeen = 2, kTooLowSeen = 4;
 
 // Least and largest element of those a codec takes, as integers in the order of the numbers, so that threads join

@@ -40,7 +40,7 @@ class Engine {
   // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
   uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
 
-  // Runs `part` of an op on the calling thread, beside the worker and any number of other such threads: posting or
+  // Runs `part` of an op on the calling thread, next to the worker and any number of other such threads: posting or
   // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
   // After abort(), a fault or shutdown() the part does not run.
   std::exception_ptr runInline(OpContext& op, const std::function<void()>& part);
@@ -55,8 +55,8 @@ class Engine {
   // op under way; its Done comes from the worker as soon as its wait is broken.
   void abort(const std::string& why);
 
-  // Ends the worker after what is queued, then both lanes, and with them what runs beside the worker; returns when that
-  // has ended too. Any number of times, not from runInline().
+  // Ends the worker after what is queued, then both lanes, and with them what runs next to the worker; returns when
+  // that has ended too. Any number of times, not from runInline().
   void shutdown();
 
   // As drain(), for at most `patience`; whether everything has ended.

@@ -73,7 +73,7 @@ class DiLoCoX {
   // outer steps they have applied, those behind take θ̄, momentum, factors and counters from the most advanced one and
   // move their parameters to θ̄; what the others have trained since their last outer step counts in the next.
   // Residuals stay each rank's own. Collective over the new group, whose ranks need not be those of the old one.
-  // Throws as the constructor, but for parameters' values, which may differ.
+  // Throws as the constructor, except for parameters' values, which may differ.
   void regroup(std::shared_ptr<OpQueue> group);
 
   // Parameters and buffers become θ̄; what was trained since the last outer step is given up.
@@ -105,7 +105,7 @@ class DiLoCoX {
  private:
   struct FragmentSchedule {
     Fragment fragment;
-    bool buffers;                    // averaged exactly, beside the first fragment
+    bool buffers;                    // averaged exactly, next to the first fragment
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
   };

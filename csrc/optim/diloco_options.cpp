@@ -48,7 +48,7 @@ void DiLoCoXOptions::check() const {
   if (delay > 0 && delay < sync_every && mode == OuterMode::eager)
     refuse("fragment_sync_delay", "none with mode eager, whose delay is sync_every", delay);
   if (delay > 0 && delay < sync_every && adapt_sync_every)
-    refuse("fragment_sync_delay", "none beside an adaptive sync_every, which may fall below it", delay);
+    refuse("fragment_sync_delay", "none with an adaptive sync_every, which may fall below it", delay);
   if (!(alpha >= 0 && alpha < 1)) refuse("fragment_update_alpha", "a number in [0, 1)", alpha);
   if (alpha > 0 && mode != OuterMode::restart)
     refuse("fragment_update_alpha", std::string("0 with mode ") + outerModeName(mode) + " (it is restart's)", alpha);
@@ -60,11 +60,11 @@ void DiLoCoXOptions::check() const {
     expectMessageCodec("DiLoCoX", spec);
   const bool exact = codec.id == CodecId::none;
   if (exact && (rank > 0 || error_feedback || projection.id != CodecId::none))
-    throw ValueError("DiLoCoX: codec: expected one beside rank, projection_codec or error_feedback, got none");
+    throw ValueError("DiLoCoX: codec: expected one with rank, projection_codec or error_feedback, got none");
   if (projection.id != CodecId::none && rank == 0)
-    throw ValueError("DiLoCoX: projection_codec: expected rank beside it, got none");
+    throw ValueError("DiLoCoX: projection_codec: expected rank with it, got none");
   if (eight_bits && !error_feedback)
-    throw ValueError("DiLoCoX: residual_dtype: expected error_feedback beside int8, got none");
+    throw ValueError("DiLoCoX: residual_dtype: expected error_feedback with int8, got none");
   if ((adapt_rank || adapt_sync_every) && rank == 0)
     throw ValueError("DiLoCoX: adaptive compression: expected a rank, got none");
   if (rank > 0 && (min_rank < 1 || min_rank > rank)) refuse("min_rank", "1..." + std::to_string(rank), min_rank);

@@ -43,7 +43,7 @@ void Fragment::share(bool behind) {
   if (behind) restore();
 }
 
-// f(key, tensor) of every tensor that a checkpoint holds beside those of Compression.
+// f(key, tensor) of every tensor that a checkpoint holds in addition to those of Compression.
 template <class K, class F>
 void Fragment::eachTensor(K& kept, F&& f) {
   const std::string& name = kept.parameter.name;

@@ -29,10 +29,9 @@ SeedReplay::SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOption
   }
   if (options_.base.empty()) return;
   if (options_.pool == 0) {
-    throw ValueError(
-        "seed replay: base '" + options_.base +
-        "': expected pool=K beside it, as what a base that is never written has moved by is kept as K sums; "
-        "got no pool");
+    throw ValueError("seed replay: base '" + options_.base +
+                     "': expected pool=K with it, as what a base that is never written has moved by is kept as K sums; "
+                     "got no pool");
   }
   if (options_.noise == Noise::gaussian) {
     throw ValueError(

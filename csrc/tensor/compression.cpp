@@ -159,7 +159,7 @@ Compression::StateView Compression::begin(int64_t numel) {
 void Compression::end(bool done) {
   std::lock_guard<std::mutex> lock(mutex_);
   c10::InferenceMode normal(false);
-  // At once: until the step ends other tensors' fp32 need not wait beside this one's.
+  // At once: until the step ends other tensors' fp32 need not wait next to this one's.
   if (eight_bits_) next_residual_ = done ? narrowed(next_residual_) : at::Tensor();
   loan_ = done ? Loan::done : Loan::idle;
 }

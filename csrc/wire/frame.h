@@ -41,8 +41,8 @@ struct FrameHeader {
 // frame.size() must be 64 + header.payload_bytes (ValueError otherwise).
 void sealFrame(std::span<std::byte> frame, const FrameHeader& header);
 
-// Writes a frame whose payload is `text`, into a buffer that has room for it; `header` but for payload_bytes. Returns
-// the frame's bytes.
+// Writes a frame whose payload is `text`, into a buffer that has room for it; `header` except for payload_bytes.
+// Returns the frame's bytes.
 size_t sealText(std::byte* frame, FrameHeader header, const std::string& text);
 
 // Checks what can be checked without knowing the op: magic, version, kind, codec, dtype and flag numbers, reserved

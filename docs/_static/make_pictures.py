@@ -1,6 +1,6 @@
 """Draws the pictures of architecture.md: what goes over the wire, rank by rank, from left to right in time.
 
-python docs/_static/make_pictures.py        # writes all_reduce.svg, fsdp_step.svg and diloco_interval.svg beside itself
+python docs/_static/make_pictures.py        # writes all_reduce.svg, fsdp_step.svg and diloco_interval.svg next to itself
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // Three replicas of a small network, one a thread, trained by AdamW each for itself, with an outer loop around it.
 //
 //     cmake --install build --prefix PREFIX
-//     cmake -S examples/cpp -B build-example -DCMAKE_PREFIX_PATH="PREFIX;$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
-//     cmake --build build-example && build-example/diloco
+//     cmake -S examples/cpp -B build-example -DCMAKE_PREFIX_PATH="PREFIX;$(python -c 'import torch;
+//     print(torch.utils.cmake_prefix_path)')" cmake --build build-example && build-example/diloco
 //
 // The replicas talk over the in-memory transport. Over a network an Engine takes any other Transport.
 #include <lowcomm/engine/engine.h>

@@ -2,8 +2,8 @@
 // element, and both sides remember the same bits of them (AQ-SGD, NeurIPS 2022).
 //
 //     cmake --install build --prefix PREFIX
-//     cmake -S examples/cpp -B build-example -DCMAKE_PREFIX_PATH="PREFIX;$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
-//     cmake --build build-example && build-example/pipeline
+//     cmake -S examples/cpp -B build-example -DCMAKE_PREFIX_PATH="PREFIX;$(python -c 'import torch;
+//     print(torch.utils.cmake_prefix_path)')" cmake --build build-example && build-example/pipeline
 //
 // The stages talk over the in-memory transport. Over a network an Engine takes any other Transport.
 #include <lowcomm/engine/op_queue.h>
@@ -28,7 +28,8 @@ constexpr uint64_t kSamples = 8, kElements = 16 * 1024;  // of each sample's act
 std::vector<float> activations(int visit) {
   std::vector<float> values(kSamples * kElements);
   for (size_t i = 0; i < values.size(); ++i)
-    values[i] = std::sin(0.37f * static_cast<float>(i)) + 0.05f * std::sin(static_cast<float>(visit) + 0.11f * static_cast<float>(i));
+    values[i] = std::sin(0.37f * static_cast<float>(i)) +
+                0.05f * std::sin(static_cast<float>(visit) + 0.11f * static_cast<float>(i));
   return values;
 }
 

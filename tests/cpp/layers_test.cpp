@@ -81,7 +81,7 @@ TEST(Layers, VectorLoopsIncludeKernelsAndIntrinsicsOnly) {
   EXPECT_GT(checked, 20u);
 }
 
-// One template makes the units of all instruction sets: none is written by hand beside it.
+// One template makes the units of all instruction sets: none is written by hand next to it.
 TEST(Layers, VectorUnitsComeFromTheTemplate) {
   const fs::path folder = fs::path(LOWCOMM_SOURCE_DIR) / "csrc" / "kernels";
   EXPECT_TRUE(fs::exists(folder / "isa" / "form.cpp.in"));

@@ -78,6 +78,6 @@ tr -d '\r' <"$folder/serial.txt" | grep -E "FAILED|PASSED|tests ran|^exit" || tr
 if tr -d '\r' <"$folder/serial.txt" | grep -q '^exit 0$' && grep -q 'OK.*/avx512' "$folder/serial.txt"; then
   echo "AVX-512 tests passed in emulation."
 else
-  echo "AVX-512 tests FAILED: expected exit 0 and tests of the avx512 form; its output is in $folder/serial.txt, Bochs' in bochs.out beside it" >&2
+  echo "AVX-512 tests FAILED: expected exit 0 and tests of the avx512 form; its output is in $folder/serial.txt, Bochs' in bochs.out next to it" >&2
   exit 1
 fi

@@ -1,6 +1,6 @@
 // Every codec's decoder. Input: a byte L, L bytes of codec text, a byte for the element type, two bytes for the number
-// of elements, then the payload; it is cut or filled up with zeros to the size that the codec expects, but for inputs
-// whose element type has its upper bit set.
+// of elements, then the payload; it is cut or filled up with zeros to the size that the codec expects, except for
+// inputs whose element type has its upper bit set.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

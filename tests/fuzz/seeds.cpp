@@ -1,5 +1,6 @@
 // Writes the inputs that fuzzing starts from: for every codec what its own encoder makes, in a frame and alone.
-// Run by hand (`make fuzz-seeds`) when a codec is added; the corpus keeps what it writes beside what fuzzing found.
+// Run by hand (`make fuzz-seeds`) when a codec is added; the corpus keeps what it writes next to what fuzzing
+// found.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -105,7 +106,7 @@ int main(int argc, char** argv) {
       const std::string all(reinterpret_cast<const char*>(frame.data()), frame.size());
       const std::string name = nameOf(text, count);
       if (count != 530) write(corpus / "frame", name, all);
-      // Of one size also to be decoded to a 16-bit type, for which a payload is the same but for none's.
+      // Of one size also to be decoded to a 16-bit type, for which a payload is the same except for none's.
       const bool narrow = count == 17 || codec->spec().axis == Axis::channel;
       for (const DType dtype : {DType::float32, narrow ? DType::bfloat16 : DType::float32}) {
         std::string input(1, static_cast<char>(std::string(text).size()));

@@ -18,7 +18,7 @@ def codecs(
     """The codecs of activations, of gradients and of first visits: a preset's, or without one those that are given.
 
     Raises:
-        ValueError: The preset is unknown, or there is one and codecs are given beside it.
+        ValueError: The preset is unknown, or there is one and codecs are given with it.
     """
     if preset is None:
         return forward, backward, first
@@ -26,5 +26,5 @@ def codecs(
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
     for option, given, default in (("forward", forward, None), ("backward", backward, None), ("first", first, FIRST)):
         if given not in (None, default):
-            raise ValueError(f"{option}: expected none beside preset {preset!r}, got {given!r}")
+            raise ValueError(f"{option}: expected none with preset {preset!r}, got {given!r}")
     return *PRESETS[preset], None

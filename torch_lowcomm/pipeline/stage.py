@@ -69,7 +69,7 @@ class Stage(PipelineStage):
             **kwargs: As PipelineStage.
 
         Raises:
-            ValueError: A codec or preset is unknown, a codec is given beside a preset, the group is of another backend, a cache
+            ValueError: A codec or preset is unknown, a codec is given with a preset, the group is of another backend, a cache
                 has no forward codec, window is below 1, or there are more than 257 stages.
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)

@@ -57,7 +57,7 @@ def expect_ways(*, estimator: str, samples: int, perturb: str, base: str | None,
         raise ValueError(f"SeedReplay: perturb: expected at-use or in-place, got {perturb!r}")
     if base is not None and weight_decay:
         raise ValueError(
-            f"SeedReplay: weight_decay: expected 0 beside base {base!r}, which is never written, got {weight_decay}"
+            f"SeedReplay: weight_decay: expected 0 with base {base!r}, which is never written, got {weight_decay}"
         )
     if base is not None and perturb == "in-place":
         raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")

@@ -1,4 +1,4 @@
-// Speed of the codecs and of what is fused with them on one core, each row beside the bound that memory sets it.
+// Speed of the codecs and of what is fused with them on one core, each row next to the bound that memory sets it.
 // Definitions: benchmarks/results/codec_perf.md.
 #include <cstdio>
 #include <cstdlib>

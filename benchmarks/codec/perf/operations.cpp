@@ -131,7 +131,7 @@ class Operations {
     return own.seconds();
   }
 
-  // Beside in-place addition over as many elements, which takes `share` of the bound.
+  // Next to in-place addition over as many elements, which takes `share` of the bound.
   template <class F>
   double against(const KernelTable& form, const std::string& name, size_t calls, double share, const char* what,
                  Floor floor, F&& call) {

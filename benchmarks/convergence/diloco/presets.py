@@ -31,7 +31,7 @@ FULL: dict[str, Any] = {
 
 
 def without(*options: str) -> dict[str, Any]:
-    """The whole method but for some options, which are left at their defaults."""
+    """The whole method except for some options, which are left at their defaults."""
     return {name: value for name, value in FULL.items() if name not in options}
 
 

@@ -1,4 +1,4 @@
-"""DiLoCoX's experiments (arXiv 2506.21263, section 4) at our scale: its settings to the letter, and what it says beside.
+"""DiLoCoX's experiments (arXiv 2506.21263, section 4) at our scale: its settings to the letter, next to the figures it gives.
 
 Sections 4.1.3 and 4.2.1 give two comparisons, of which Table 1 is the second's ablation: OPT-1.3B with everybody at 500
 times fewer bytes, and a 107B model at 1,000 times. 4,000 inner steps. A rank of 2,048, a quarter of that model's width, is
@@ -67,7 +67,7 @@ CLAIMS = (
 
 
 def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
-    """Runs every row; prints it, and then all of them beside the paper's.
+    """Runs every row; prints it, and then all of them next to the paper's.
 
     Args:
         quick: 80 steps and intervals of at most 10, and bounds of arithmetic alone.

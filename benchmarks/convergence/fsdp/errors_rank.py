@@ -24,7 +24,7 @@ def train(
 
     Returns:
         `step`, how many were done at each measurement, one `every` few steps; and for `weights` and `gradients` by tensor a
-        list beside it of [squared error of learned levels, of even ones, squared norm] over this rank's shard. Weights are
+        list next to it of [squared error of learned levels, of even ones, squared norm] over this rank's shard. Weights are
         those that the step began with, gradients the reduced ones, of the tensors whose levels are learned.
     """
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=world)

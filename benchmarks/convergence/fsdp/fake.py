@@ -1,6 +1,6 @@
 """QSDP's Figure 6 (Appendix B): seconds a step were only the first 1/γ of each message sent, by γ and by the link's rate.
 
-Two hosts of `linklab`, as root, the steps of all cases in turn as `benchmarks/steps` times them, and beside them the steps of
+Two hosts of `linklab`, as root, the steps of all cases in turn as `benchmarks/steps` times them, and next to them the steps of
 QSDP itself: what coding costs is what W8G8 takes beyond γ = 4. A measurement of time: it counts on a quiet machine alone.
 """
 

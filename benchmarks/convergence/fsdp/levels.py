@@ -82,7 +82,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 
 def table_of(runs: dict[str, list[dict[str, Any]]], pairs: tuple[str, ...]) -> Table:
-    """A row a pair of bits: ours, then the paper's; each beside the exact run's."""
+    """A row a pair of bits: ours, then the paper's; each next to the exact run's."""
     exact = runs["exact"]
     rows = [["exact", f"{paired.perplexity(exact):.3f}", "", "", "", "", f"{PAPERS_BASELINE}", "", ""]]
     for name in pairs:

@@ -1,4 +1,4 @@
-"""QSDP's own tables and figures (arXiv 2302.02390), part by part, beside what the paper has.
+"""QSDP's own tables and figures (arXiv 2302.02390), part by part, next to what the paper has.
 
 `levels`: learned against even levels (Table 3). `bits`: pairs of bits for weights and gradients (Tables 1 and 2), and 8 bits
 without buckets. `errors`: what levels lose while a model trains (Figures 7 and 8). `fake`: what a step would take were only

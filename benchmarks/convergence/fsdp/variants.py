@@ -23,7 +23,7 @@ from convergence.fsdp.runs import HASHED_STEPS, RANKS, curve, hashes, print_head
 QUICK = ("W4G4/1024", "lattice master")
 FEW = {"steps": 6, "validation_batches": 1}  # with --quick
 LEARNING_BATCH = 128  # a rank: a step that computes more than it waits
-TABLE_SEEDS = 1  # of what the table has beside the claims
+TABLE_SEEDS = 1  # of what the table has next to the claims
 SHARE_BATCH, SHARE_STEPS = 64, 22  # a rank: the smallest batch of the claim on the codecs' time
 # Most tensors' grid of 8 bits has a half step of 3.5e-4 at first: AdamW's steps at 1e-3 are above it until late in a run, and
 # the nearest master loses little.

@@ -12,7 +12,7 @@ from report import Gate
 Run = Mapping[str, Any]
 Runs = Mapping[str, Sequence[Run]]  # by name, a seed each
 BITS = {"none": 32, "fp16": 16, "log9": 9, "logbyte": 8, "sign1": 2}  # of a code, n of them packed
-# Reported beside the gates, as they are: loss of a run / of another.
+# Reported next to the gates, as they are: loss of a run / of another.
 REPORTED = (
     ("sign", "float"),
     ("Gaussian", "byte"),

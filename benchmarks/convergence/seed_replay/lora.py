@@ -2,7 +2,7 @@
 
 Adapters of rank 4 on both layers of the network that task.py has trained, tuned for the clusters where they lie
 now, by four real processes over loopback. Back-propagation all-reduces the adapters' gradients (DDP), in 2.5 times fewer
-gradients than seed replay has forward ones; beside each, the last layer alone.
+gradients than seed replay has forward ones; next to each, the last layer alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure(*, quick: bool, seeds: int) -> tuple[dict[str, Any], list[Gate]]:
 
 
 def gates(runs: seed_replay_gates.Runs, *, quick: bool) -> list[Gate]:
-    """Of loss beside back-propagation's, of bytes, and that machines end with the same adapters."""
+    """Of loss next to back-propagation's, of bytes, and that machines end with the same adapters."""
     if not quick:
         seed_replay_gates.loss_ratio(runs, "LoRA, byte, best η", "LoRA, DDP, best rate")
         seed_replay_gates.loss_ratio(runs, "LoRA, byte", "last layer, byte")

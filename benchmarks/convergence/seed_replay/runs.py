@@ -1,4 +1,4 @@
-"""Seed replay: loss, and the bytes of each machine, beside what sends tensors; four real processes over loopback.
+"""Seed replay: loss, and the bytes of each machine, next to methods that send tensors; four real processes over loopback.
 
 The runs are those of presets.py on the task of task.py. The runs of a seed follow one another in the
 same processes.

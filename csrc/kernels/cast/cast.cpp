@@ -1,4 +1,4 @@
-// The reference of the casts, to be read beside FORMAT.md "Casts"; a machine without a vector form runs it.
+// The reference of the casts, to be read next to FORMAT.md "Casts"; a machine without a vector form runs it.
 #include "kernels/cast/cast.h"
 
 #include <cstring>

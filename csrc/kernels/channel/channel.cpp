@@ -13,7 +13,7 @@
 
 namespace lowcomm {
 
-// ---- the reference of the loops, to be read beside FORMAT.md "Channels" ----
+// ---- the reference of the loops, to be read next to FORMAT.md "Channels" ----
 
 namespace {
 

@@ -149,7 +149,7 @@ const Codebook& gaussCodebook(int bits) {
   return kBooks[bits - 1];
 }
 
-// The reference of the rotation, to be read beside FORMAT.md "Rotation".
+// The reference of the rotation, to be read next to FORMAT.md "Rotation".
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Codes and values of codebooks (codebook.h) on grid_vector.inl's vectors, whose part this is. A file that makes those
-// loops, codebook_<isa>.cpp, has defined beside what grid_vector.inl asks for
+// loops, codebook_<isa>.cpp, has defined in addition to what grid_vector.inl asks for
 //   Words gather(const uint32_t* table, Words index)   table[index] in every lane
 //   template <int kBits> Floats lookUp(const float* table, Words index)
 //                                                      the same in a table of 2^kBits numbers, of which 16 can be read

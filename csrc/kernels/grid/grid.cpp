@@ -1,4 +1,4 @@
-// The reference: what every other form of these loops must equal, bit for bit. Written to be read beside FORMAT.md
+// The reference: what every other form of these loops must equal, bit for bit. Written to be read next to FORMAT.md
 // "Grid codecs"; a machine without a vector form runs it.
 #include <algorithm>
 #include <cmath>

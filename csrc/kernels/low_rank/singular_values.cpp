@@ -40,7 +40,7 @@ void gram(double* a, const float* r, size_t n, size_t columns) {
   }
 }
 
-// Householder reflections that make the symmetric n x n matrix tridiagonal: diagonal d, beside it e (n - 1 elements).
+// Householder reflections that make the symmetric n x n matrix tridiagonal: diagonal d, next to it e (n - 1 elements).
 // Golub, Van Loan: Matrix Computations, 8.3.1. `a` is overwritten; v and w are scratch of n elements.
 void tridiagonalise(double* a, size_t n, double* d, double* e, double* v, double* w) {
   for (size_t k = 0; k + 1 < n; ++k) {
@@ -113,7 +113,7 @@ void squaredSingularValues(double* out, const float* r, size_t rank, size_t colu
   for (size_t i = 0; i < rank; ++i)
     trace += a[i * rank + i];
   tridiagonalise(a.data(), rank, out, e.data(), v.data(), w.data());
-  // Elements beside the diagonal below this change no eigenvalue by more than a unit of the trace.
+  // Elements next to the diagonal below this change no eigenvalue by more than a unit of the trace.
   const auto negligible = [&](size_t i) { return std::fabs(e[i]) <= 1e-17 * trace; };
   size_t high = rank - 1;
   for (size_t left = kIterations * rank; high > 0 && left > 0; --left) {

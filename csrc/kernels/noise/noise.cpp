@@ -8,7 +8,7 @@
 
 namespace lowcomm {
 
-// ---- the reference of the loops, to be read beside FORMAT.md "Perturbations" ----
+// ---- the reference of the loops, to be read next to FORMAT.md "Perturbations" ----
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The loops of noise.cpp on the vectors of lanes.inl, compiled once an instruction set. Of an
-// instruction set they need, besides what lanes.inl does,
+// instruction set they need, in addition to what lanes.inl does,
 //   Floats squareRoot(Floats)                         correctly rounded
 //   SumTable sumTable(const float* sums)              of 16 floats, 64-byte aligned, the last 8 the first ones negated
 //   Floats lookUp(const SumTable&, Words index)       sums[the lowest 4 bits of index] in every lane

@@ -69,7 +69,7 @@ TEST_P(Cast, TheTypesAreWhatTheyAreCalled) {
   EXPECT_EQ(floatBits(float8ToFloat(0x80)), 0x80000000u);
 }
 
-// Every value comes back as itself, every midpoint goes to the even neighbour, and what is just beside it to the
+// Every value comes back as itself, every midpoint goes to the even neighbour, and what is just next to it to the
 // nearer.
 TEST_P(Cast, NearestTiesToEven) {
   for (const Type& type : kTypes) {

@@ -235,7 +235,7 @@ TEST_P(Centred, PayloadsThatAreNone) {
 }
 
 // A reader takes any finite step. The values of a step that no writer sends are open, but all forms decode the same
-// ones, but for the sign of a zero: a step of -0 is left out.
+// ones, except for the sign of a zero: a step of -0 is left out.
 TEST_P(Centred, ForeignStepsAreReadAlike) {
   for (const char* text : {"sign1:bucket=64", "sign1:axis=channel,C=1", "sym4:bucket=64", "mid3:bucket=64",
                            "tern:bucket=64", "sign1:bucket=64,meta=bf16"}) {

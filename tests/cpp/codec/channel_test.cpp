@@ -1,4 +1,4 @@
-// axis=channel, under every kernel form: every channel is what a bucket of its elements would be, but for the codes'
+// axis=channel, under every kernel form: every channel is what a bucket of its elements would be, except for the codes'
 // places.
 #include <gtest/gtest.h>
 

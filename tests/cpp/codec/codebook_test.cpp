@@ -98,7 +98,7 @@ TEST(Codebook, GaussLevelsAreThoseOfLloydAndMax) {
     const std::vector<double> expected = lloydMax(bits);
     for (size_t i = 0; i < expected.size(); ++i) {
       const float got = gaussCodebook(bits).level[expected.size() + i];
-      // Rounded to the nearest float, but for what double cannot tell.
+      // Rounded to the nearest float, except for what double cannot tell.
       const double half = (double{std::nextafter(got, INFINITY)} - got) / 2;
       ASSERT_NEAR(got, expected[i], half + 1e-9) << bits << " " << i;
     }
@@ -149,7 +149,7 @@ uint32_t codeAt(const std::byte* words, int bits, size_t e) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> bit % 32) & ((1u << bits) - 1);
 }
 
-// At every threshold and the floats beside it. The loops are asked themselves, with a scale that follows the largest
+// At every threshold and the floats next to it. The loops are asked themselves, with a scale that follows the largest
 // magnitude, 16, instead of the rms: the quotients are then the elements.
 TEST_P(ByBook, GaussCodesByTheDefinition) {
   GridForm form;

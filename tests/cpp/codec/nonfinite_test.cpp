@@ -126,7 +126,7 @@ TEST_P(NonFinite, OnlyTheOneNaNIsPoison) {
     }
     const uint32_t poison = 0x7fc00000u;
     Bytes changed = good;
-    std::memcpy(changed.data(), &poison, 4);  // minmax's step is not 0 beside it
+    std::memcpy(changed.data(), &poison, 4);  // minmax's step is not 0 next to it
     if (step) {
       EXPECT_THROW(decoded(c, changed, 200), WireError) << text;
     } else {

@@ -186,7 +186,7 @@ TEST(CompressedAllReduce, ATensorsBitsAreItsOwn) {
   }
 }
 
-// A matrix of that rank is found in two calls, but for the codec: the first one's R spans its rows.
+// A matrix of that rank is found in two calls, except for the codec: the first one's R spans its rows.
 TEST(CompressedAllReduce, WarmStartFindsALowRankMatrix) {
   constexpr uint64_t kRows = 60, kColumns = 80, kRank = 4;
   Ranks ranks(2);

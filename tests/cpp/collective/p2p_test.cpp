@@ -167,7 +167,7 @@ TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
   const size_t frames = whole.plan(ranks.engine(0)).frames.size();
   ASSERT_GT(frames, 3u);
   const auto refused = [&](const Tensor& spoilt, const std::string& why) {
-    Tensor got = spoilt.empty(), beside = whole.empty();
+    Tensor got = spoilt.empty(), second = whole.empty();
     together(ranks, [&](int rank, Engine& engine) {
       if (rank == 0) {
         const auto message = sending(engine, spoilt, 1), good = sending(engine, whole, 1);
@@ -178,7 +178,7 @@ TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
         EXPECT_EQ(message->op.counters.raw_bytes, 0u);
         expectFinish(engine, good);
       } else {
-        const auto message = receiving(engine, got, 0), good = receiving(engine, beside, 0);
+        const auto message = receiving(engine, got, 0), good = receiving(engine, second, 0);
         const test::Outcome outcome = test::finish(engine, message);
         EXPECT_TRUE(outcome.is<PeerRefused>());
         EXPECT_TRUE(holds(outcome.what(),
@@ -186,7 +186,7 @@ TEST(P2p, WhatCannotBeEncodedIsToldToItsReceiver) {
         expectFinish(engine, good);
       }
     });
-    EXPECT_TRUE(beside.data == whole.received());
+    EXPECT_TRUE(second.data == whole.received());
   };
   for (uint64_t at : {0u, 200'000u, 399'999u}) {
     Tensor spoilt = whole;

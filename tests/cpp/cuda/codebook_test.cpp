@@ -78,7 +78,7 @@ TEST_F(CudaCodebook, LevelsWithEveryOption) {
   }
 }
 
-// Elements that are the thresholds of a bucket from 0 to 1, and the floats beside them: a tie has the lower code.
+// Elements that are the thresholds of a bucket from 0 to 1, and the floats next to them: a tie has the lower code.
 TEST_F(CudaCodebook, TiesHaveTheLowerCode) {
   for (int bits = 1; bits <= 8; ++bits) {
     const LevelTable table = unevenLevels(bits);

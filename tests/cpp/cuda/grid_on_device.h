@@ -17,7 +17,7 @@
 #include "grid_cases.h"
 #include "kernels/finite.h"
 
-// Grid codecs on a device beside the scalar codec on the host. A file that includes this is compiled twice: with the
+// Grid codecs on a device next to the scalar codec on the host. A file that includes this is compiled twice: with the
 // simulator's <cuda_runtime.h>, and with CUDA's for a device; skipped where that has none.
 
 namespace lowcomm::test {

@@ -1,4 +1,4 @@
-// A device codec's kernels beside the host's codecs, and whole collectives on them.
+// A device codec's kernels next to the host's codecs, and whole collectives on them.
 #include "cuda/run_kernels.h"
 
 #include <cuda_runtime.h>

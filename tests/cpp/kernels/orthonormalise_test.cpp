@@ -21,7 +21,7 @@ double dot(const float* a, const float* b, size_t n) {
   return sum;
 }
 
-// Vectors of length 1 at right angles but for their rounding to fp32; or zero, where `zeros` allows it.
+// Vectors of length 1 at right angles except for their rounding to fp32; or zero, where `zeros` allows it.
 void expectOrthonormal(const std::vector<float>& x, size_t count, size_t n, size_t zeros) {
   size_t found = 0;
   for (size_t k = 0; k < count; ++k) {

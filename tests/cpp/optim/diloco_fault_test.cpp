@@ -48,7 +48,7 @@ TEST(DiLoCoXFaults, RefusesOptions) {
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.alpha = 0.5; }), {"fragment_update_alpha", "continue"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.momentum = 1; }), {"outer_momentum", "[0, 1)"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.lr = std::nan(""); }), {"outer_lr", "above 0", "nan"}));
-  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.rank = 4; }), {"codec", "beside rank"}));
+  EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.rank = 4; }), {"codec", "with rank"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) { o.adapt_rank = true; }), {"adaptive", "rank"}));
   EXPECT_TRUE(holds(refusal([](DiLoCoXOptions& o) {
                       o.delay = 2;

@@ -86,7 +86,7 @@ TEST(DiLoCoX, OfOneStepIsDataParallelSgd) {
     EXPECT_LE((ended.parameters[1][i] - replicas[0].parameters[i].tensor).abs().max().item<float>(), 1e-6);
 }
 
-// The definition of every mode, in fp64 and in the paper's words, beside the loop's fused passes.
+// The definition of every mode, in fp64 and in the paper's words, next to the loop's fused passes.
 TEST(DiLoCoX, ModesAreWhatTheyAreDefinedAs) {
   constexpr int kRanks = 2, kEvery = 4, kSteps = 4 * 5 + 1;
   for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart, OuterMode::eager}) {

@@ -41,7 +41,7 @@ struct Trainee {
     return at::randn(shape, at::detail::createCPUGenerator(1 + seed), at::kFloat);
   }
 
-  // Of about the same scale within a tensor but for one column, which is a thousandth of it.
+  // Of about the same scale within a tensor except for one column, which is a thousandth of it.
   static at::Tensor gradient(size_t i, int64_t step, int rank) {
     at::Tensor g = noise(kShapes[i], 1000 + 1000 * step + 10 * i + rank) + noise(kShapes[i], 100 + i);
     g.select(-1, 0).mul_(1e-3);

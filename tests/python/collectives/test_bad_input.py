@@ -138,7 +138,7 @@ def _shared_outputs(r, policy):
         with pytest.raises(ValueError, match=r"lowcomm: .*expected .*share"):
             call()
             pytest.fail(name)
-    outs = [flat[64 * k :][:64] for k in range(r.size)]  # of one tensor, beside each other
+    outs = [flat[64 * k :][:64] for k in range(r.size)]  # of one tensor, next to each other
     with lc.exact():
         dist.all_to_all(outs, parts)
         assert (flat[: 64 * r.size] == 1).all()

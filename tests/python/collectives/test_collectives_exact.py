@@ -21,7 +21,7 @@ REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
 
 
 def _groups(r):
-    """lowcomm as the world, gloo beside it."""
+    """lowcomm as the world, gloo next to it."""
     import torch_lowcomm as lc
 
     r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536))

@@ -76,7 +76,7 @@ def test_without_feedback_the_error_is_the_codecs(pair):
 
 
 def _exact_parameters(r):
-    """Beside the same model with no hook: what is exact is equal to the bit, the rest is not."""
+    """Next to the same model with no hook: what is exact is equal to the bit, the rest is not."""
     r.init()
     plain = ddp_model.make()
     ddp_model.loss_of(plain, r.rank, 0, spare=True).backward()

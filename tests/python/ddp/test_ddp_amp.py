@@ -1,4 +1,4 @@
-"""lc.ddp beside a gradient scaler: what is not finite reaches every rank, and changes nothing but the scale."""
+"""lc.ddp next to a gradient scaler: what is not finite reaches every rank, and changes nothing but the scale."""
 
 import ddp_model
 import pytest

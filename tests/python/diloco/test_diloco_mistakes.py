@@ -32,11 +32,15 @@ OPTIONS = [
     ({"codec": "sym4:axis=channel"}, ValueError, ["codec: expected one of flat tensors", "axis=channel"]),
     ({"codec": "levels4"}, ValueError, ["codec: expected one of flat tensors without a level table", "levels4"]),
     ({"codec": "sym4:nonfinite=saturate"}, ValueError, ["codec: expected one by which a NaN arrives", "saturate"]),
-    ({"codec": None, "rank": 4}, ValueError, ["codec: expected one beside rank", "got none"]),
-    ({"codec": None, "error_feedback": True}, ValueError, ["codec: expected one beside", "error_feedback", "got none"]),
+    ({"codec": None, "rank": 4}, ValueError, ["codec: expected one with rank", "got none"]),
+    (
+        {"codec": None, "error_feedback": True},
+        ValueError,
+        ["codec: expected one with", "error_feedback", "got none"],
+    ),
     ({"rank": 0}, ValueError, ["rank: expected 1 or more, or None", "got 0"]),
     ({"rank": 2.5}, TypeError, ["rank: expected an integer", "got 2.5"]),
-    ({"projection_codec": "sym8"}, ValueError, ["projection_codec: expected rank beside it", "got none"]),
+    ({"projection_codec": "sym8"}, ValueError, ["projection_codec: expected rank with it", "got none"]),
     (FACTORS | {"projection_codec": "levels4"}, ValueError, ["without a level table", "levels4"]),
     ({"residual_dtype": "int4"}, ValueError, ["residual_dtype: expected one of", "float32", "got 'int4'"]),
     (
@@ -74,7 +78,7 @@ OPTIONS = [
         ValueError,
         ["fragment_sync_delay: expected none with mode eager", "2"],
     ),
-    (ADAPTIVE | {"fragment_sync_delay": 2}, ValueError, ["fragment_sync_delay: expected none beside an adaptive", "2"]),
+    (ADAPTIVE | {"fragment_sync_delay": 2}, ValueError, ["fragment_sync_delay: expected none with an adaptive", "2"]),
     (
         {"fragment_update_alpha": 1, "mode": "restart"},
         ValueError,

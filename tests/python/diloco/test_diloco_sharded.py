@@ -25,7 +25,7 @@ def _make(how, options):
     if how == "fsdp2":
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
         over, parts = {"mesh": mesh}, mesh["shards"]
-    elif how == "hsdp":  # replicas inside a cluster, each of which averages beside the other
+    elif how == "hsdp":  # replicas inside a cluster, each of which averages next to the other
         mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("clusters", "replicas", "shards"))
         over, parts = {"group": mesh.get_group("clusters")}, mesh["replicas", "shards"]
     else:

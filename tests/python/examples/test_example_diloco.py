@@ -13,7 +13,7 @@ DEADLINE_S = 150
 
 @pytest.mark.slow
 def test_example_trains(tmp_path):
-    """Beside the exact run: hundreds of times fewer bytes, and the loss falls. The plot is drawn."""
+    """Next to the exact run: hundreds of times fewer bytes, and the loss falls. The plot is drawn."""
     outputs = []
     arguments = ["--steps", "24", "--sync-every", "4"]
     ranks.run_ranks(run_main, 2, "train_diloco", str(tmp_path), arguments, timeout=180, outputs=outputs)
@@ -78,9 +78,9 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
         (["--machine", "a"], "--machine expects --store HOST:PORT"),
         (
             ["--store", "here", "--machine", "a"],
-            "--store expects HOST:PORT and --machine ID beside it, got 'here' and 'a'",
+            "--store expects HOST:PORT and --machine ID with it, got 'here' and 'a'",
         ),
-        (["--store", "here:1"], "--machine ID beside it, got 'here:1' and None"),
+        (["--store", "here:1"], "--machine ID with it, got 'here:1' and None"),
         (["--device", "cuda"], "--device cuda expects a GPU for local rank 5, got 0 GPUs"),
         ([], "expected to be started by torchrun"),
     ],

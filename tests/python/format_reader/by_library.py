@@ -50,7 +50,7 @@ def reader(text: str, payload: bytes, n: int) -> F32:
 
 
 def same(text: str, payload: bytes, n: int) -> F32:
-    """Both decode a payload to the same numbers, bit for bit, but for the sign of a NaN that was rotated."""
+    """Both decode a payload to the same numbers, bit for bit, except for the sign of a NaN that was rotated."""
     got, expected = reader(text, payload, n), library(text, payload, n).numpy()
     differ = bits_of(got) != bits_of(expected)
     if parse(text).rotated:

@@ -19,7 +19,7 @@ def _gathered(model):
 
 
 class _Adapted(nn.Module):
-    """A frozen bf16 matrix, and what is trained beside it in fp32: a norm, and matrices too small to be coded."""
+    """A frozen bf16 matrix, and what is trained next to it in fp32: a norm, and matrices too small to be coded."""
 
     def __init__(self, width=64, rank=4):
         super().__init__()

@@ -30,21 +30,21 @@ def _hsdp(r, how):
     model = make_model(mesh=mesh)
     if how == "set_policy":
         lc.set_policy(replicate, f"all_reduce={BETWEEN}")
-    if how == "beside":
+    if how == "next to":
         lc.set_policy(replicate, "all_reduce=qsgd8; broadcast=minmax8")
     lc.fsdp.quantize(
         model,
         weights=WEIGHTS,
         gradients=GRADIENTS,
-        replicate={"keyword": BETWEEN, "beside": BETWEEN, "none": "none"}.get(how),
+        replicate={"keyword": BETWEEN, "next to": BETWEEN, "none": "none"}.get(how),
     )
-    if how == "beside":
+    if how == "next to":
         policy = lc.fsdp.replicas.backend_of(replicate).policy
         assert policy == f"all_reduce={lc.codec(BETWEEN).spec}; broadcast={lc.codec('minmax8').spec}", policy
     lc.reset_stats()
     losses = train(r, model, STEPS)
     stats = {name: lc.stats(group)[group.group_name] for name, group in (("replicate", replicate), ("shard", shard))}
-    if how in ("keyword", "set_policy", "beside"):
+    if how in ("keyword", "set_policy", "next to"):
         codec, reduced = lc.codec(BETWEEN), stats["replicate"]["all_reduce"]
         flat = [
             sum(-(-p.shape[0] // 2) * p[0].numel() for p in block.parameters()) for block in model
@@ -62,7 +62,7 @@ def _hsdp(r, how):
 
 def test_every_group_is_coded_and_replicas_are_bit_identical(quad):
     exact = quad(_hsdp, "none")
-    for how in ("keyword", "set_policy", "beside"):
+    for how in ("keyword", "set_policy", "next to"):
         got = quad(_hsdp, how)
         for rank in range(2):  # a replica's shards
             assert got[rank][1] == got[rank + 2][1]

@@ -113,7 +113,7 @@ def test_a_mistake_of_one_rank_reaches_the_others(pair, quad, what):
 
 
 def _on_two_meshes(r, first, wrong):
-    """A module sharded over all ranks beside one over half of them: what a half finds, the other half hears."""
+    """A module sharded over all ranks next to one over half of them: what a half finds, the other half hears."""
     import torch_lowcomm as lc
 
     r.init("lowcomm")

@@ -136,7 +136,7 @@ def sanitizer(place):
 
 
 def python(place):
-    """The stages; on a GPU also the tests that need one, but for those that are the stages themselves."""
+    """The stages; on a GPU also the tests that need one, except for those that are the stages themselves."""
     results = check.perform_all(place.stages, place.device, deadline_s=420)
     wrong = [f"{name}: {result['why'][-3000:]}" for name, result in results.items() if not result["ok"]]
     if place.device == "cuda":

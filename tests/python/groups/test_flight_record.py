@@ -207,7 +207,7 @@ def test_after_an_abort():
 
 
 def _nowhere_to_write(r):
-    """The error is the same but for saying so."""
+    """The error is the same except for saying so."""
     r.init("lowcomm", timeout_s=NEVER_S)
     _gather(r).wait()
     if r.rank == 1:

@@ -93,8 +93,8 @@ def _new_groups(r):
     backwards = dist.new_group([3, 1, 0], backend="lowcomm")
     if r.rank != 2:
         check_group(r, backwards, sorted([3, 1, 0]))
-    beside = dist.new_group(backend="gloo")
-    check_group(r, beside)
+    other = dist.new_group(backend="gloo")
+    check_group(r, other)
     check_group(r)
     # Many groups, one destroyed before the others.
     dist.destroy_process_group(pairs[r.rank // 2])

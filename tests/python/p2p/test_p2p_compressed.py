@@ -111,11 +111,11 @@ def _batches(r):
     for k, t in enumerate(floats):
         same(t, codec.roundtrip(values(torch.float32, 999, left, k)))
     # A NaN fails its own message, on both sides: the others of the batch arrive, and it can be sent again.
-    out, beside = torch.zeros(5000), torch.zeros(5000)
+    out, second = torch.zeros(5000), torch.zeros(5000)
     mine = values(torch.float32, 5000, r.rank)
     spoilt = mine.clone()
     spoilt[4999] = float("nan")
-    works = [dist.irecv(out, left), dist.irecv(beside, left), dist.isend(spoilt, right), dist.isend(mine, right)]
+    works = [dist.irecv(out, left), dist.irecv(second, left), dist.isend(spoilt, right), dist.isend(mine, right)]
     reason = "expected finite elements.*got nan at element 4999"
     with pytest.raises(dist.DistBackendError, match=f"could not send its part: rank {left}.*{reason}"):
         works[0].wait()
@@ -123,7 +123,7 @@ def _batches(r):
         works[2].wait()
     works[1].wait()
     works[3].wait()
-    same(beside, codec.roundtrip(values(torch.float32, 5000, left)))
+    same(second, codec.roundtrip(values(torch.float32, 5000, left)))
     with pytest.raises((ValueError, dist.DistBackendError), match=reason):
         for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, out, left), dist.P2POp(dist.isend, spoilt, right)]):
             work.wait()

@@ -1,4 +1,4 @@
-"""Forks before and beside a group, and groups made again and again: nothing inherited breaks, nothing is left."""
+"""Forks before and next to a group, and groups made again and again: nothing inherited breaks, nothing is left."""
 
 import gc
 import multiprocessing

@@ -312,7 +312,7 @@ def test_options_are_frozen_and_printable():
 
 
 def test_a_folder_of_its_name_does_not_hide_it(tmp_path):
-    """A script beside a checkout: the folder, which has no `__init__.py`, is no package that comes before the installed one."""
+    """A script next to a checkout: the folder, which has no `__init__.py`, is no package that comes before the installed one."""
     (tmp_path / "torch_lowcomm").mkdir()
     script = tmp_path / "mine.py"
     script.write_text("import torch_lowcomm as lc\nprint(lc.codec('none').spec)\n")

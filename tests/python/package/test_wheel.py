@@ -1,4 +1,4 @@
-"""`make wheel`: what a machine without a compiler installs beside its torch, and trains with."""
+"""`make wheel`: what a machine without a compiler installs next to its torch, and trains with."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / "build" / "CMakeCache.txt"
 BIN = Path(sys.executable).parent
 
-# Forked, so that torch is imported once; the loss of the last of 20 steps beside the first, and what was sent coded.
+# Forked, so that torch is imported once; the loss of the last of 20 steps next to the first, and what was sent coded.
 TRAIN = """
 import multiprocessing, sys
 import torch, torch.distributed as dist, torch_lowcomm as lc

@@ -36,10 +36,10 @@ def _mistakes(r):
         ({"preset": "paper:1/1"}, "preset: expected one of paper:2/4, paper:3/6, paper:4/8, got 'paper:1/1'"),
         (
             {"preset": "paper:2/4", "forward": "gauss2"},
-            "forward: expected none beside preset 'paper:2/4', got 'gauss2'",
+            "forward: expected none with preset 'paper:2/4', got 'gauss2'",
         ),
-        ({"preset": "paper:2/4", "backward": "sym4"}, "backward: expected none beside preset 'paper:2/4', got 'sym4'"),
-        ({"preset": "paper:2/4", "first": "minmax4"}, "first: expected none beside preset 'paper:2/4', got 'minmax4'"),
+        ({"preset": "paper:2/4", "backward": "sym4"}, "backward: expected none with preset 'paper:2/4', got 'sym4'"),
+        ({"preset": "paper:2/4", "first": "minmax4"}, "first: expected none with preset 'paper:2/4', got 'minmax4'"),
     ):
         with pytest.raises(ValueError, match=said):
             case.build(r.rank, r.size, "GPipe", **options)

@@ -1,4 +1,4 @@
-"""lc.QuantizedAdam in real processes: AdamW in its warm-up, beside exact Adam after it, its bytes, its bits, its checkpoints."""
+"""lc.QuantizedAdam in real processes: AdamW in its warm-up, next to exact Adam after it, its bytes, its bits, its checkpoints."""
 
 import copy
 import math

@@ -61,7 +61,7 @@ def test_half_precision_learns(dtype):
 
 
 def test_an_iteration_is_the_formula():
-    """By hand, with torch alone but for the perturbation: loss differences, the byte, the step."""
+    """By hand, with torch alone except for the perturbation: loss differences, the byte, the step."""
     model, optimizer = seed_replay_model.machine(codec="none", samples=3, seed=5, weight_decay=0.1)
     twin = seed_replay_model.net()
     core = _C.SeedReplay(
@@ -156,7 +156,7 @@ def test_weights_read_in_every_way_are_perturbed():
 
 
 class _Adapted(nn.Module):
-    """A frozen layer and a low-rank one beside it."""
+    """A frozen layer and a low-rank one next to it."""
 
     def __init__(self, layer):
         super().__init__()
@@ -365,7 +365,7 @@ def test_a_log_replays_on_the_base_model():
         ({"lr_scale": "k"}, ValueError, "lr_scale: expected sqrt or mean, got 'k'"),
         ({"estimator": "three"}, ValueError, "estimator: expected one of two-sided"),
         ({"estimator": "one-sided", "samples": 1}, ValueError, "expected samples=2 or more, got 1"),
-        ({"base": "int8"}, ValueError, "expected pool=K beside it"),
+        ({"base": "int8"}, ValueError, "expected pool=K with it"),
         ({"base": "int4", "pool": 4}, ValueError, "base: expected int8 or nf4, got 'int4'"),
         (
             {"base": "nf4", "pool": 4, "noise": "gaussian"},
@@ -393,7 +393,5 @@ def test_models_that_will_not_do():
         optimizer.step()
     with pytest.raises(ValueError, match="expected the key 'replay'"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
-    with pytest.raises(
-        ValueError, match="weight_decay: expected 0 beside base 'int8', which is never written, got 0.1"
-    ):
+    with pytest.raises(ValueError, match="weight_decay: expected 0 with base 'int8', which is never written, got 0.1"):
         seed_replay_model.machine(base="int8", pool=4, weight_decay=0.1)

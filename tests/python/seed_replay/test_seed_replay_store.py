@@ -120,7 +120,7 @@ def _watched(r, port):
 
 
 def test_keys_stay_few(store):
-    """But for the chunks, of which there is one for every so many iterations: they are the log."""
+    """Except for the chunks, of which there is one for every so many iterations: they are the log."""
     ends = ranks.run_ranks(_watched, 2, store.port, timeout=DEADLINE_S)
     known = {
         "agreed",

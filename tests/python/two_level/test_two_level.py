@@ -180,7 +180,7 @@ def test_error_feedback_of_a_slice_is_a_transaction(quad, shape, average):
 
 
 def _asynchronous(r):
-    """Ops of one object run in the order of issue, waited for or not, beside the program's own ops."""
+    """Ops of one object run in the order of issue, waited for or not, next to the program's own ops."""
     import torch_lowcomm as lc
 
     two, codec, n = two_level(r, (2, 2)), lc.codec(SPEC), 30_000

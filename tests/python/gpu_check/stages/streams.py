@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-SLEEP_CYCLES = 2_000_000  # of the GPU: a millisecond, which is long beside the enqueuing of an op
+SLEEP_CYCLES = 2_000_000  # of the GPU: a millisecond, which is long next to the enqueuing of an op
 
 
 def streams(t):
