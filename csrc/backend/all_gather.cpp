@@ -28,9 +28,9 @@ void checkPair(const at::Tensor& output, const at::Tensor& input, int64_t expect
 std::string countsOf(const Tensors& outputs, const at::Tensor& input) {
   std::string text = std::to_string(input.numel());
   if (outputs.size() == 1) return text;
-  const bool alike = std::all_of(outputs.begin(), outputs.end(),
+  const bool equal = std::all_of(outputs.begin(), outputs.end(),
                                  [&](const at::Tensor& output) { return output.numel() == input.numel(); });
-  if (alike) return text;
+  if (equal) return text;
   text.clear();
   for (const auto& output : outputs)
     text += (text.empty() ? "" : "/") + std::to_string(output.numel());
@@ -42,7 +42,7 @@ WorkPtr gatherMany(GroupParts& parts, c10d::OpType op, std::vector<Tensors> outp
   parts.group.expectLiving(kOp);
   auto buffers = std::make_shared<OpBuffers>();
   DeviceQueue* queue = parts.issuer.queueOf(kOp, inputs[0]);
-  // Of the largest rank: what ranks decide alike by.
+  // Of the largest rank: all ranks decide by it.
   uint64_t contribution = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     uint64_t most = inputs[i].nbytes();

@@ -37,7 +37,7 @@ using CodecChoice = std::variant<CodecSpec, ReasonExact>;
 
 // Chooses the codec of each tensor of an op: the policy's, where the policy names the op and nothing speaks against it
 // (lc.exact(), the dtype, fewer than min_bytes, a shape that the codec does not take). All ranks that hold tensors of
-// one shape decide alike, and ranks compare the result before any element is sent. Thread-safe.
+// one shape decide the same, and ranks compare the result before any element is sent. Thread-safe.
 class CodecChooser {
  public:
   // `group` outlives this.

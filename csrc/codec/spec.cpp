@@ -171,7 +171,7 @@ std::optional<std::string> caution(const CodecSpec& spec) {
   // Grids around 0 with a level at 0 or of one magnitude err less.
   const GridFamily* family = gridFamily(spec.id);
   if (family == nullptr || (family->centred && spec.id != CodecId::mid)) return std::nullopt;
-  // So do levels that follow the elements' distribution, and elements that a rotation has made alike.
+  // So do levels that follow the elements' distribution, and elements that a rotation has mixed.
   if (family->book || isRotated(spec)) return std::nullopt;
   // How large a channel is, nobody knows before there is a tensor.
   if (spec.bits > kCoarse || spec.delta != 0 || spec.axis == Axis::channel) return std::nullopt;

@@ -22,9 +22,9 @@ namespace lowcomm {
 // How many rounds of an exchange a rank sends ahead of those that have come. Too few leave a link with a long delay
 // idle: one frame answers another. Too many do not fit the queue where several flows meet, and what does not is lost
 // and sent again. So a group begins with few, and tries twice as many when what comes tells of idle time: waits of a
-// full link are alike, those of an idle one are a long one for each window, which the rest of it follows at the link's
-// rate. More is kept if more came of it, as it does of a delay; flows that disturb each other look idle too, and gain
-// nothing. What was learnt stays with the group: its links stay.
+// full link are equally long, those of an idle one are a long one for each window, which the rest of it follows at the
+// link's rate. More is kept if more came of it, as it does of a delay; flows that disturb each other look idle too, and
+// gain nothing. What was learnt stays with the group: its links stay.
 class SendWindow {
  public:
   static constexpr size_t kMost = 16;  // half of a short message's frames (collective/plan.h): what memory allows

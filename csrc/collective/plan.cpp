@@ -172,9 +172,9 @@ RankPlans::RankPlans(const std::vector<Layout>& layouts, DType dtype, size_t chu
                      std::to_string(layouts.size()));
   }
   const auto same = [&](const Layout& layout) { return layout.segments() == layouts.front().segments(); };
-  const bool alike = std::all_of(layouts.begin(), layouts.end(), same);
+  const bool equal = std::all_of(layouts.begin(), layouts.end(), same);
   for (const Layout& layout : layouts) {
-    if (plans_.empty() || !alike) plans_.push_back(planMessage(layout, dtype, chunk_bytes));
+    if (plans_.empty() || !equal) plans_.push_back(planMessage(layout, dtype, chunk_bytes));
   }
 }
 

@@ -82,7 +82,7 @@ class DiLoCoX {
   // Calls with every parameter and buffer and its θ̄, fp32 in host memory.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
-  // Options, and names and shapes of the parameters: what the ranks of every group have alike.
+  // Options, and names and shapes of the parameters: equal on all ranks of a group.
   std::string agreed() const;
 
   const OuterReport& report() const { return report_; }

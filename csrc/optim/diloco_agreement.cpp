@@ -145,7 +145,7 @@ void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
   agree("", /*values=*/false);
   const std::vector<double> applied = gathered(static_cast<double>(applied_), *group_, "compare outer steps");
   const std::vector<double> sums = gathered(static_cast<double>(checksum()), *group_, "compare outer parameters");
-  const auto alike = [](const std::vector<double>& all) {
+  const auto equal = [](const std::vector<double>& all) {
     return std::all_of(all.begin(), all.end(), [&](double one) { return one == all[0]; });
   };
   const auto root = std::max_element(applied.begin(), applied.end()) - applied.begin();
@@ -157,7 +157,7 @@ void DiLoCoX::regroup(std::shared_ptr<OpQueue> group) {
   steps_ = static_cast<int64_t>(gathered(static_cast<double>(steps_), *group_, "compare inner steps")[root]);
   const auto mine = static_cast<size_t>(group_->rank());
   takeFrom(static_cast<int>(root), /*behind=*/applied[mine] != applied[root] || sums[mine] != sums[root],
-           /*tensors=*/!alike(applied) || !alike(sums));
+           /*tensors=*/!equal(applied) || !equal(sums));
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
     fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;

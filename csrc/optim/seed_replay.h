@@ -18,7 +18,7 @@ struct SeedReplayOptions {
   bool mean = false;              // lr / k for k estimates in an iteration; else lr / sqrt(k), the paper's
   uint64_t seed = 0;              // of the run
   uint32_t pool = 0;              // directions there are in all (FedKSeed); 0: as many as samples
-  std::string agreed;             // what else machines have alike: part of agreement()
+  std::string agreed;             // other things that are equal on all machines: part of agreement()
   std::string base;  // "int8" or "nf4": weights are kept so, and their change as the pool's sums; "": as they are
 };
 
@@ -47,7 +47,7 @@ class SeedReplay {
 
   // The run that weights and records belong to, as text: version of this format, options, names, shapes and types.
   std::string description() const;
-  // All that machines must have alike: that, and what the caller adds.
+  // All that must be equal on all machines: that, and what the caller adds.
   std::string agreement() const;
 
   // ---- the present iteration's directions ----

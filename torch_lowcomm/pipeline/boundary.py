@@ -190,7 +190,7 @@ class Boundary:
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:
-        """Compares how both sides were made, and forgets what they do not remember alike of activations that go one way.
+        """Compares how both sides were made, and forgets samples of activations that go one way where the two differ.
 
         Both sides call it.
 

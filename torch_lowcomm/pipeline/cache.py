@@ -219,7 +219,7 @@ class Cache:
     def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
 
-        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it alike. The next step
+        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it with the same arguments. The next step
         compares both sides of each boundary, so that a slot which has come to one side alone is a first visit.
 
         Args:
@@ -256,7 +256,7 @@ class Cache:
         return torch.tensor(rows, dtype=torch.int64).view(-1, 4)
 
     def keep_equal(self, boundary: int, sends: bool, theirs: torch.Tensor) -> int:
-        """Forgets at a boundary each sample that the other side, whose rows() are given, has not alike.
+        """Forgets at a boundary each sample that the other side, whose rows() are given, does not have with the same bits.
 
         Returns:
             How many it forgot.

@@ -42,7 +42,7 @@ class Edge:
 
     The n-th send of one end is the n-th receive of the other, in either direction, and gradients find theirs in any order. With
     gradients enabled the gradient of each floating-point tensor goes back, as zeros where autograd has none; under no_grad no
-    gradient does, the codec is `evaluate`, and samples are left alone. Both ends enable them alike.
+    gradient does, the codec is `evaluate`, and samples are left alone. Both ends enable them at the same time.
 
     With a cache both ends compare what they remember before the first message, which waits for the other end.
 
@@ -238,7 +238,7 @@ class Edge:
         self._compared: int | None = None  # the cache's loads then
 
     def _compare(self) -> None:
-        """Both ends forget what they do not remember alike; the same way first on both."""
+        """Both ends forget samples that they remember differently; the same way first on both."""
         if self._cache is None:
             return
         for lower_sends in (True, False):

@@ -19,7 +19,7 @@ def step(
     target: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Runs one step of a schedule of torch's, called alike on all ranks of the pipeline.
+    """Runs one step of a schedule of torch's, called in the same order on all ranks of the pipeline.
 
     Args:
         schedule: A schedule whose stages are `lc.pipeline.Stage`.
@@ -68,7 +68,7 @@ def step(
 
 
 def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: Any = None, **kwargs: Any) -> Any:
-    """Runs schedule.eval() on one batch, called alike on all ranks of the pipeline, and waits for what it sends.
+    """Runs schedule.eval() on one batch, called in the same order on all ranks of the pipeline, and waits for what it sends.
 
     Args:
         schedule: As step().
@@ -89,7 +89,7 @@ def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: A
 
 
 def reset(schedule: Any) -> None:
-    """Makes the stages ready for steps after one that failed, called alike on all ranks of the pipeline.
+    """Makes the stages ready for steps after one that failed, called in the same order on all ranks of the pipeline.
 
     A step fails on all ranks: on those whose part of it is over in the next one. Nothing of it is under way afterwards, and the
     caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the step has

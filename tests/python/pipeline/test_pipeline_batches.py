@@ -1,4 +1,4 @@
-"""lc.pipeline.batches: parts and batches that every stage and replica computes alike, with a last batch dropped or filled up."""
+"""lc.pipeline.batches: parts and batches that are the same on every stage and replica, with a last batch dropped or filled up."""
 
 import itertools
 
