@@ -219,7 +219,7 @@ class Cache:
     def move(self, owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
         """Gives the slots of samples that other replicas of the pipeline are to have to these, and gets those of its own.
 
-        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it with the same arguments. The next step
+        `lc.pipeline.batches(shuffle="global")` calls this at each epoch. All ranks of all replicas call it. The next step
         compares both sides of each boundary, so that a slot which has come to one side alone is a first visit.
 
         Args:

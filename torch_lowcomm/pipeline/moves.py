@@ -29,7 +29,7 @@ class _Row(NamedTuple):
 
 
 def move_slots(cache: "Cache", owners: torch.Tensor, group: dist.ProcessGroup) -> tuple[int, int]:
-    """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it in the same order.
+    """Gives the slots of samples that another replica owns to this one. The ranks of one stage in all replicas call it.
 
     Slots go in rounds. A rank lets go of a round's slots once they have arrived, and takes those that it gets unless it has one
     of as many updates, or has no room.
