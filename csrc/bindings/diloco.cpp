@@ -4,6 +4,7 @@
 
 #include "backend/backend_queue.h"
 #include "bindings/bindings.h"
+#include "bindings/option_reader.h"
 #include "optim/diloco.h"
 #include "tensor/errors.h"
 
@@ -25,35 +26,33 @@ std::vector<OuterParameter> parametersOf(const NamedParameters& named) {
 // A rule of the user's is called from step(), which runs without the interpreter's lock; functional takes it.
 DiLoCoXOptions optionsOf(const py::dict& given) {
   DiLoCoXOptions o;
-  const auto take = [&](const char* name, auto& field) {
-    if (given.contains(name)) field = given[name].cast<std::decay_t<decltype(field)>>();
-  };
-  const auto codec = [&](const char* name, CodecSpec& field) {
-    if (given.contains(name)) field = CodecSpec::parse(given[name].cast<std::string>());
-  };
-  if (given.contains("mode")) o.mode = outerMode(given["mode"].cast<std::string>());
-  codec("codec", o.codec);
-  codec("projection_codec", o.projection);
-  take("sync_every", o.sync_every);
-  take("fragments", o.fragments);
-  take("fragment_sync_delay", o.delay);
-  take("fragment_update_alpha", o.alpha);
-  take("sync_warmup", o.sync_warmup);
-  take("outer_lr", o.lr);
-  take("outer_momentum", o.momentum);
-  take("error_feedback", o.error_feedback);
-  take("eight_bits", o.eight_bits);
-  take("rank", o.rank);
-  take("adapt_rank", o.adapt_rank);
-  take("adapt_sync_every", o.adapt_sync_every);
-  take("min_rank", o.min_rank);
-  take("min_sync_every", o.min_sync_every);
-  take("window", o.window);
-  take("energy", o.energy);
-  take("rank_rule", o.rank_rule);
-  take("sync_rule", o.sync_rule);
-  take("check_every", o.check_every);
-  take("seed", o.seed);
+  OptionReader reader("DiLoCoX", given);
+  std::string mode;
+  reader.take("mode", mode);
+  if (!mode.empty()) o.mode = outerMode(mode);
+  reader.take("codec", o.codec);
+  reader.take("projection_codec", o.projection);
+  reader.take("sync_every", o.sync_every);
+  reader.take("fragments", o.fragments);
+  reader.take("fragment_sync_delay", o.delay);
+  reader.take("fragment_update_alpha", o.alpha);
+  reader.take("sync_warmup", o.sync_warmup);
+  reader.take("outer_lr", o.lr);
+  reader.take("outer_momentum", o.momentum);
+  reader.take("error_feedback", o.error_feedback);
+  reader.take("eight_bits", o.eight_bits);
+  reader.take("rank", o.rank);
+  reader.take("adapt_rank", o.adapt_rank);
+  reader.take("adapt_sync_every", o.adapt_sync_every);
+  reader.take("min_rank", o.min_rank);
+  reader.take("min_sync_every", o.min_sync_every);
+  reader.take("window", o.window);
+  reader.take("energy", o.energy);
+  reader.take("rank_rule", o.rank_rule);
+  reader.take("sync_rule", o.sync_rule);
+  reader.take("check_every", o.check_every);
+  reader.take("seed", o.seed);
+  reader.expectAllTaken();
   return o;
 }
 

@@ -2,6 +2,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
+#include "bindings/option_reader.h"
 #include "optim/seed_replay.h"
 #include "tensor/errors.h"
 
@@ -23,21 +24,24 @@ py::bytes bytesOf(std::span<const std::byte> bytes) {
 
 SeedReplayOptions optionsOf(const py::dict& given) {
   SeedReplayOptions options;
-  const auto noise = given["noise"].cast<std::string>();
+  OptionReader reader("seed replay", given);
+  std::string noise = "gaussian", scale = "sqrt";
+  reader.take("noise", noise);
   if (noise != "gaussian" && noise != "rademacher") {
     throw ValueError("seed replay: noise: expected rademacher or gaussian, got '" + noise + "'");
   }
   options.noise = noise == "gaussian" ? Noise::gaussian : Noise::rademacher;
-  const auto scale = given["lr_scale"].cast<std::string>();
+  reader.take("lr_scale", scale);
   if (scale != "sqrt" && scale != "mean") {
     throw ValueError("seed replay: lr_scale: expected sqrt or mean, got '" + scale + "'");
   }
   options.mean = scale == "mean";
-  options.codec = given["codec"].cast<std::string>();
-  options.seed = given["seed"].cast<uint64_t>();
-  options.pool = given["pool"].cast<uint32_t>();
-  options.base = given["base"].cast<std::string>();
-  if (given.contains("agreed")) options.agreed = given["agreed"].cast<std::string>();
+  reader.take("codec", options.codec);
+  reader.take("seed", options.seed);
+  reader.take("pool", options.pool);
+  reader.take("base", options.base);
+  reader.take("agreed", options.agreed);
+  reader.expectAllTaken();
   return options;
 }
 

@@ -49,7 +49,7 @@ class Configuration:
     layers: int = 6
     stages: int = 6
     micro_batches: int = 4
-    batch: int = 16
+    batch: int = 8
     steps: int = 500
     lr: float = 1e-3
     validation: int = 256
@@ -106,9 +106,12 @@ class Run:
                 result["seconds"].append(time.monotonic() - start)
                 losses = []
         outputs: list[Tensor] = []
-        handle = self.module.subspace_parts.blocks_of(self.module)[-1][1].register_forward_hook(
-            lambda _module, _inputs, output: outputs.append(output.detach().flatten(0, 1))
-        )
+
+        def keep(_module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
+            if self.stage.in_micro_batch:
+                outputs.append(output.flatten(0, 1))
+
+        handle = self.module.subspace_parts.blocks_of(self.module)[-1][1].register_forward_hook(keep)
         result["validation"] = self.validation()
         handle.remove()
         downs = [w for name, w in self.module.named_parameters() if name.endswith("down.weight")]
