@@ -16,9 +16,17 @@ from typing import Any
 import kept
 
 
-def _enter(function: Callable[..., Any], rank: int, directory: Path, plain: bool, arguments: dict[str, Any]) -> None:
+def _enter(
+    function: Callable[..., Any],
+    rank: int,
+    directory: Path,
+    plain: bool,
+    environment: dict[str, str],
+    arguments: dict[str, Any],
+) -> None:
     import torch
 
+    os.environ.update(environment)  # the fork server's is as old as the first run
     torch.set_num_threads(1)
     result = function(rank, (directory / "rendezvous").as_uri(), **arguments)
     (directory / f"{rank}.json").write_text(json.dumps(result))
@@ -49,11 +57,13 @@ def run(
     file = kept.file_of(function, ranks, arguments)
     if (done := kept.read(file)) is not None:
         return done
-    context = multiprocessing.get_context("spawn")
+    # Forked from a process that has imported torch and done nothing else: importing it takes longer than a short run.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch_lowcomm"])
     with tempfile.TemporaryDirectory(prefix="lowcomm-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         processes = [
-            context.Process(target=_enter, args=(function, rank, directory, plain_gloo, arguments))
+            context.Process(target=_enter, args=(function, rank, directory, plain_gloo, dict(os.environ), arguments))
             for rank in range(ranks)
         ]
         for process in processes:
