@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from torch_lowcomm import _C
+from torch_lowcomm._adam_groups import expect_in_range, expect_usable, rules_of
 from torch_lowcomm.codec import codec as checked_codec
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import backend_of
@@ -104,7 +105,7 @@ class QuantizedAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         added = self.param_groups[-1]
         try:
-            _check(added)
+            expect_in_range("QuantizedAdam", added)
             trained = [p for p in added["params"] if p.requires_grad]
             names = added.get("param_names", [f"{len(self.param_groups) - 1}.{i}" for i in range(len(added["params"]))])
             named = [(n, p) for n, p in zip(names, added["params"], strict=True) if p.requires_grad]
@@ -134,23 +135,13 @@ class QuantizedAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        known = {id(p) for p in self._trained}
-        for group in self.param_groups:
-            _check(group)
-            for p in group["params"]:
-                if p.grad is not None and id(p) not in known:
-                    raise ValueError(
-                        f"QuantizedAdam: step: expected gradients of the {len(known)} parameters that required them when they "
-                        f"were added, got one of another, of shape {tuple(p.shape)}"
-                    )
-        rules = [
-            (float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"]))
-            for g in self.param_groups
-        ]
+        expect_usable(
+            "QuantizedAdam", self.param_groups, self._trained, lambda p: f"a tensor of shape {tuple(p.shape)}"
+        )
         scale = getattr(self, "grad_scale", None)
         self._core.step(
             [None if p.grad is None else local(p.grad) for p in self._trained],
-            rules,
+            rules_of(self.param_groups),
             scale=1.0 if scale is None else scale.double().reciprocal().float().item(),  # as the scaler computes it
             skip=hasattr(self, "found_inf"),
         )
@@ -227,12 +218,3 @@ def _key(name: str) -> str:
 
 def _numbers(state_dict: dict[str, Any]) -> list[int]:
     return [number for group in state_dict["param_groups"] for number in group["params"]]
-
-
-def _check(group: dict[str, Any]) -> None:
-    """Raises ValueError for a hyper-parameter out of its range; schedulers may have set it."""
-    for name, least in {"lr": 0.0, "eps": 0.0, "weight_decay": 0.0}.items():
-        if not float(group[name]) >= least or float(group[name]) == float("inf"):
-            raise ValueError(f"QuantizedAdam: {name}: expected a finite number of 0 or more, got {group[name]}")
-    if len(group["betas"]) != 2 or not all(0 <= float(beta) < 1 for beta in group["betas"]):
-        raise ValueError(f"QuantizedAdam: betas: expected two numbers in [0, 1), got {group['betas']}")

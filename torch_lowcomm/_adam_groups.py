@@ -1,0 +1,46 @@
+"""Parameter groups of optimizers of Adam's kind: their checks, and their numbers as the core takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Groups = Iterable[Mapping[str, Any]]
+
+
+def expect_in_range(who: str, group: Mapping[str, Any]) -> None:
+    """Raises ValueError for a hyper-parameter out of its range; schedulers may have set it."""
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= float(group[name]) < float("inf"):
+            raise ValueError(f"{who}: {name}: expected a finite number of 0 or more, got {group[name]}")
+    if len(group["betas"]) != 2 or not all(0 <= float(beta) < 1 for beta in group["betas"]):
+        raise ValueError(f"{who}: betas: expected two numbers in [0, 1), got {group['betas']}")
+
+
+def expect_usable(
+    who: str, groups: Groups, trained: Sequence[torch.Tensor], name_of: Callable[[torch.Tensor], str]
+) -> None:
+    """Raises ValueError where a step would not do: a number out of its range, a gradient of a parameter that was frozen.
+
+    Args:
+        who: The optimizer; begins the error's text.
+        groups: Its `param_groups`.
+        trained: The parameters that required gradients when they were added.
+        name_of: A parameter's name in an error.
+    """
+    known = {id(p) for p in trained}
+    for group in groups:
+        expect_in_range(who, group)
+        for p in group["params"]:
+            if p.grad is not None and id(p) not in known:
+                raise ValueError(
+                    f"{who}: step: {name_of(p)}: expected gradients of the {len(known)} parameters that required them when "
+                    f"they were added, got one of another"
+                )
+
+
+def rules_of(groups: Groups) -> list[tuple[float, float, float, float, float]]:
+    """(lr, β1, β2, eps, weight_decay) of each group."""
+    return [(float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"])) for g in groups]
