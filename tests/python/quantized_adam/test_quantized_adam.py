@@ -274,9 +274,7 @@ def _mistakes(r):
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     optimizer.add_param_group({"params": [("frozen", frozen)]})
     frozen.requires_grad_().grad = torch.ones(3)
-    with pytest.raises(
-        ValueError, match=r"a tensor of shape \(3,\): expected gradients of the .* got one of another"
-    ):
+    with pytest.raises(ValueError, match=r"a tensor of shape \(3,\): expected gradients of the .* got one of another"):
         optimizer.step()
 
 
