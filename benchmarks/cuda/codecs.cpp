@@ -66,14 +66,14 @@ void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, 
   const Memory from(count * 8), to(count * 8);  // as much as any row moves
   auto* flag = static_cast<uint32_t*>(refused.get());
   must(cudaMemcpy(x.get(), source.data(), raw, cudaMemcpyDefault));
-  const auto add = [&](const char* loop, Measured measured, double bound, bool same) {
+  const auto add = [&](const char* loop, Measurement measured, double bound, bool same) {
     rows.push_back({text, dtypeName(dtype), loop, measured, bound, same});
   };
 
-  const Measured encode =
+  const Measurement encode =
       measure(raw + sent, options.repetitions, from, to, [&] { calls.encode(payload.get(), x.get(), flag); });
   add("encode", encode, isStochastic(codec->spec()) ? 70 : 80, onHost(payload, sent) == expected);
-  const Measured decode =
+  const Measurement decode =
       measure(raw + sent, options.repetitions, from, to, [&] { calls.decode(x.get(), payload.get(), flag); });
   add("decode", decode, 80, onHost(x, raw) == values);
 
@@ -84,7 +84,7 @@ void measureCodec(std::vector<Row>& rows, const std::string& text, DType dtype, 
   std::vector<float> sum(count);
   codec->decodeAdd(sum.data(), dtype, expected, 0, count);
   const bool same = onHost(acc, count * 4) == bytesOf(sum);
-  const Measured adding =
+  const Measurement adding =
       measure(count * 8 + sent, options.repetitions, from, to, [&] { calls.decode_add(sums, payload.get(), flag); });
   add("decode-add", adding, 80, same && onHost(refused, 4) == std::vector<std::byte>(4));
 }

@@ -49,14 +49,14 @@ inline float milliseconds(const std::function<void()>& enqueue) {
   return ms;
 }
 
-struct Measured {
+struct Measurement {
   double gigabytes_a_second;   // read and written, by the median time
   double least, median, most;  // percent of the copy that ran just before
 };
 
 // A copy of half of `bytes` reads and writes as many as `enqueue` does.
-inline Measured measure(size_t bytes, int repetitions, const Memory& from, const Memory& to,
-                        const std::function<void()>& enqueue) {
+inline Measurement measure(size_t bytes, int repetitions, const Memory& from, const Memory& to,
+                           const std::function<void()>& enqueue) {
   const auto copy = [&] { must(cudaMemcpyAsync(to.get(), from.get(), bytes / 2, cudaMemcpyDeviceToDevice, nullptr)); };
   milliseconds(copy);
   milliseconds(enqueue);

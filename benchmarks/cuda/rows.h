@@ -12,7 +12,7 @@ namespace lowcomm {
 
 struct Row {
   std::string codec, dtype, loop;
-  Measured measured;
+  Measurement measured;
   double bound;  // percent
   bool same;     // bytes or values as on the host
 

@@ -47,7 +47,7 @@ def _manager(address: str, master: str, port: int, rank: int) -> Manager:
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo
 
-    class Timed(Manager):
+    class TimedManager(Manager):
         waited_s = 0.0
 
         def _timed(self, call: Any, *args: Any, **options: Any) -> Any:
@@ -66,14 +66,14 @@ def _manager(address: str, master: str, port: int, rank: int) -> Manager:
         def allreduce(self, *args: Any, **options: Any) -> Any:
             work, timed = super().allreduce(*args, **options), self._timed
 
-            class Waited:
+            class TimedWork:
                 def wait(self) -> bool:
                     return timed(work.wait)
 
-            return Waited()
+            return TimedWork()
 
     store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
-    manager = Timed(
+    manager = TimedManager(
         pg=ProcessGroupGloo(timeout=_LONG),
         load_state_dict=None,
         state_dict=None,

@@ -171,7 +171,7 @@ class _Link:
         try:
             while True:
                 pass_on(tag)
-        except _Closed as closed:
+        except _ConnectionClosed as closed:
             # A peer that is gone is gone for this rank; a rank that has given its lane up has done so for all peers.
             if closed.lane is self._real:
                 _hang_up(self._end, self._rank)
@@ -186,7 +186,7 @@ class _Link:
         _do(self._end, "send", _receive(self._real, self._peer, tag), self._rank, tag)
 
 
-class _Closed(Exception):
+class _ConnectionClosed(Exception):
     def __init__(self, lane: Any) -> None:
         self.lane = lane
 
@@ -195,7 +195,7 @@ def _do(lane: Any, what: str, tensor: torch.Tensor, peer: int, tag: int) -> None
     try:
         getattr(lane, what)([tensor], peer, tag).wait(_LONG)
     except RuntimeError:
-        raise _Closed(lane) from None
+        raise _ConnectionClosed(lane) from None
 
 
 def _receive(lane: Any, source: int, tag: int) -> Frame:

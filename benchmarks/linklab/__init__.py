@@ -8,8 +8,8 @@ Linux only, and as root. benchmarks/results/linklab.md has the commands and what
 """
 
 from linklab.errors import LabError, LabUnavailable
-from linklab.jobs import Ended, Job
+from linklab.jobs import Job, RankExit
 from linklab.lab import Lab, Traffic
 from linklab.link import Link
 
-__all__ = ["Ended", "Job", "Lab", "LabError", "LabUnavailable", "Link", "Traffic"]
+__all__ = ["Job", "Lab", "LabError", "LabUnavailable", "Link", "RankExit", "Traffic"]

@@ -20,7 +20,7 @@ _TERM_S = 5  # between SIGTERM and SIGKILL
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class RankExit:
     """How a rank ended: its exit code (negative: a signal) and what it printed, both streams ("" where shown instead)."""
 
     code: int
@@ -63,7 +63,7 @@ class Job:
         file = self._outputs[rank]
         return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") if file else ""
 
-    def wait(self, timeout_s: float) -> list[Ended]:
+    def wait(self, timeout_s: float) -> list[RankExit]:
         """How each rank ended. Once one fails, the others are killed after 10 s.
 
         Raises:
@@ -83,7 +83,7 @@ class Job:
                 said = "".join(f"\n---- rank {rank}\n{self.output(rank)[-2000:]}" for rank in running)
                 raise LabError(f"expected every rank to end within {timeout_s:g} s, ranks {running} did not{said}")
             time.sleep(0.02)
-        return [Ended(process.returncode, self.output(rank)) for rank, process in enumerate(self._processes)]
+        return [RankExit(process.returncode, self.output(rank)) for rank, process in enumerate(self._processes)]
 
     def kill(self) -> None:
         """Ends what runs: SIGTERM to each rank's process group, SIGKILL five seconds later."""

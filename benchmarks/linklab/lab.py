@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from linklab import namespaces, offload, tools
 from linklab.errors import LabError, LabUnavailable
 from linklab.forward import Forwarder
-from linklab.jobs import Ended, Job
+from linklab.jobs import Job, RankExit
 from linklab.link import SEGMENT_FRAME, Link, burst_bytes, parse_delay, parse_loss, parse_rate
 from linklab.namespaces import prefix
 from linklab.tools import ip, tc
@@ -217,7 +217,7 @@ class Lab:
         timeout_s: float,
         env: Mapping[str, str] | None = None,
         show: bool = False,
-    ) -> list[Ended]:
+    ) -> list[RankExit]:
         """start() and wait(): how each rank ended. LabError when one has not ended after timeout_s."""
         return self.start(command, env=env, show=show).wait(timeout_s)
 

@@ -55,7 +55,7 @@ class Block(nn.Module):
         return self.block(x) + 0.0
 
 
-class Timed(lc.pipeline.Stage):
+class TimedStage(lc.pipeline.Stage):
     """A stage that counts the processor time of its messages, and of all that it computes."""
 
     messages_s = compute_s = 0.0
@@ -115,7 +115,7 @@ def run(rank: int, init_method: str, *, steps: int) -> list[dict[str, Any]]:
     for name, (forward, backward, cached) in WAYS.items():
         torch.manual_seed(rank)
         cache = lc.pipeline.Cache() if cached else None
-        stage = Timed(
+        stage = TimedStage(
             Block(), rank, 2, torch.device("cpu"), forward=forward or None, backward=backward or None, cache=cache
         )
         schedule = lc.pipeline.Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda y, _: y.square().mean())

@@ -79,7 +79,7 @@ void agree(OpContext& op, const KeyValues& mine) {
   }
   op.conversing = false;
   if (!differs.empty()) {
-    throw PeerRefused("lowcomm: " + op.op + " refused: " + differs + " [group " + group.name + ", sequence " +
+    throw PeerRefusal("lowcomm: " + op.op + " refused: " + differs + " [group " + group.name + ", sequence " +
                       std::to_string(op.sequence) + "]");
   }
 }

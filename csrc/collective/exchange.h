@@ -18,7 +18,7 @@ class Phase;
 // time (SendWindow in context.h), and a round is encoded while the ones before it travel.
 //
 // The conversation with a peer is: one control frame that describes the op, then the frames. Ranks that disagree find
-// out by the descriptions: each throws PeerRefused with both values, nothing is taken, and the group goes on. A rank
+// out by the descriptions: each throws PeerRefusal with both values, nothing is taken, and the group goes on. A rank
 // that cannot encode (a NaN) sends error frames in place of what is left, so every posted receive still completes,
 // every rank it still talks to gets the error, and the group goes on.
 struct Exchange {
@@ -31,7 +31,7 @@ struct Exchange {
   std::vector<Phase*> phases = {};  // in order; they live until the end of the exchange
 };
 
-// Runs it to the end. Throws ValueError when this rank's own data could not be encoded, PeerRefused when a peer's could
+// Runs it to the end. Throws ValueError when this rank's own data could not be encoded, PeerRefusal when a peer's could
 // not or ranks describe different ops: the group goes on after each. Any other PeerError means that a peer or the
 // network failed and the lane is lost.
 void runExchange(OpContext& op, const Exchange& exchange);

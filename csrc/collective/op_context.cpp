@@ -65,11 +65,11 @@ std::exception_ptr OpContext::differs(int peer, const std::string& difference) c
 }
 
 std::exception_ptr OpContext::refusedBecause(int peer, const std::string& why) const {
-  return std::make_exception_ptr(PeerRefused(story(peer, why), peer));
+  return std::make_exception_ptr(PeerRefusal(story(peer, why), peer));
 }
 
 void OpContext::refused(int peer, const std::string& why) const {
-  throw PeerRefused("lowcomm: " + op +
+  throw PeerRefusal("lowcomm: " + op +
                     " failed, a rank could not send its part: " + (why.empty() ? "it gave no reason" : why) + " [op " +
                     op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", told by " +
                     group.rankName(peer) + " to " + group.rankName(group.rank()) + "]");

@@ -155,7 +155,7 @@ struct TransportError;
 
 // A peer could not send its data, or issued another op than this rank (a caller's mistake). The conversation stayed
 // whole: the op failed, the group did not.
-struct PeerRefused : PeerError {
+struct PeerRefusal : PeerError {
   using PeerError::PeerError;
 };
 
@@ -213,14 +213,14 @@ class OpContext {
   // The text of this rank's error frames: why it cannot send.
   std::string refusal(const ValueError& mistake) const;
 
-  // A PeerRefused: this rank and `peer` issued different ops under one number. `difference` names the field, both
+  // A PeerRefusal: this rank and `peer` issued different ops under one number. `difference` names the field, both
   // values and both ranks.
   std::exception_ptr differs(int peer, const std::string& difference) const;
 
-  // A PeerRefused with `why` and the whole story.
+  // A PeerRefusal with `why` and the whole story.
   std::exception_ptr refusedBecause(int peer, const std::string& why) const;
 
-  // Throws PeerRefused: a peer's error frame said why; the text may be empty.
+  // Throws PeerRefusal: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;
 
   // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.

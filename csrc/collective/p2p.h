@@ -29,7 +29,7 @@ namespace lowcomm {
 // 2. The sender encodes its message. It pairs its k-th message of a flow with the k-th announcement of the flow.
 // 3. Where both mean the same message its frames leave, on the bulk lane, as soon as they are encoded and announced:
 //    an announcement that came first costs no time. Where they differ as many error frames leave as there are receives:
-//    both ranks raise PeerRefused with both values, nothing was taken, and the group goes on.
+//    both ranks raise PeerRefusal with both values, nothing was taken, and the group goes on.
 //
 // Messages of one flow keep their order and meet no others, so ranks may receive in another order than they send in,
 // and both may send before they receive. A frame carries the message's number, by which one that is missing, stale or
@@ -61,12 +61,12 @@ class P2p {
   // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
   // decodes those of a receive one by one as they come. The deadline runs from the wait: on a link that is busy with
   // messages nobody waits for, theirs is no progress of this one. Throws the ValueError of a send that could not be
-  // encoded, PeerRefused where the sender's could not or the two sides mean different messages, and any other PeerError
+  // encoded, PeerRefusal where the sender's could not or the two sides mean different messages, and any other PeerError
   // where a transfer failed or a frame is not the one expected (with both values).
   void finish(P2pMessage& message);
 
   // Ends what is under way with `peer` on a block of channels, both ways, for `why`; the peer withdraws in answer. From
-  // then until resume() its messages are refused, on both sides: PeerRefused with the first cause. Sends that are not
+  // then until resume() its messages are refused, on both sides: PeerRefusal with the first cause. Sends that are not
   // announced stay behind, receives that get no message any more get error frames. Does not wait. Any number of times.
   // 1. Each side tells the other, after all that it has announced.
   // 2. Each answers the receives that it has heard of, and has no message for, with error frames. When a side has heard

@@ -281,7 +281,7 @@ std::exception_ptr P2pRecv::error() const {
   if (!refused_) return nullptr;
   try {
     op.refused(peer, *refused_);
-  } catch (const PeerRefused&) {
+  } catch (const PeerRefusal&) {
     return std::current_exception();
   }
 }

@@ -123,7 +123,7 @@ class P2pSend : public P2pMessage {
   void lose(const TransportError& error);
   // Waits until every frame has left. Throws TransferError.
   void wait();
-  // Why the message was not delivered: the ValueError of its elements, or PeerRefused where the receiver expects
+  // Why the message was not delivered: the ValueError of its elements, or PeerRefusal where the receiver expects
   // another one. Null where it was.
   std::exception_ptr error() const { return own_error_ ? own_error_ : refused_; }
 
@@ -166,7 +166,7 @@ class P2pRecv : public P2pMessage {
   // The header of the first frame of a message that is through; nothing where it does not open.
   std::optional<FrameHeader> firstHeader() const;
   void release();
-  // PeerRefused where error frames came. Null where the message did.
+  // PeerRefusal where error frames came. Null where the message did.
   std::exception_ptr error() const;
 
   std::unique_ptr<Sink> sink_;

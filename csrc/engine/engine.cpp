@@ -183,7 +183,7 @@ std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job
   try {
     job();
     return nullptr;
-  } catch (const PeerRefused&) {
+  } catch (const PeerRefusal&) {
     return std::current_exception();
   } catch (const ValueError& mistake) {
     return op.conversing ? abandon(op, mistake) : std::current_exception();

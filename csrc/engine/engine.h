@@ -23,7 +23,7 @@ namespace lowcomm {
 //
 // A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
 // the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's
-// mistake (ValueError, PeerRefused) ends only its op, and so does what fails on this rank once an op's exchange is
+// mistake (ValueError, PeerRefusal) ends only its op, and so does what fails on this rank once an op's exchange is
 // whole.
 class Engine {
  public:

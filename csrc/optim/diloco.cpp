@@ -128,7 +128,7 @@ void DiLoCoX::agree(const std::string& error, bool values) {
   }
   try {
     Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
-  } catch (const PeerRefused&) {
+  } catch (const PeerRefusal&) {
     if (error.empty()) throw;
   }
 }

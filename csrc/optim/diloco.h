@@ -47,7 +47,7 @@ class DiLoCoX {
   // `buffers` are averaged as they are, exactly, at every outer step of the first fragment. Where `group` is null
   // nobody is asked, and regroup() comes before the first step().
   //
-  // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefused naming what
+  // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefusal naming what
   // differs on another rank, PeerError.
   DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
@@ -56,7 +56,7 @@ class DiLoCoX {
   DiLoCoX& operator=(const DiLoCoX&) = delete;
 
   // To be called after every inner step. Returns whether any pseudo-gradient was sent or outer step applied. Throws
-  // PeerError and PeerRefused (another rank or the network), ValueError (an average that is not finite). Where
+  // PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). Where
   // sync_every adapts in a cluster, an error of one stage's average is every stage's, of the same type.
   bool step();
 
@@ -92,7 +92,7 @@ class DiLoCoX {
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
   // (and its inner optimizer and parameters) goes on with the same bits. With a cluster all ranks of all stages have
-  // their state, or all throw: PeerRefused naming the rank that failed and why; what has come there stays.
+  // their state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays.
   TensorMap state();
 
   // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.

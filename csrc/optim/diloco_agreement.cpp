@@ -52,7 +52,7 @@ bool isLost(const std::exception_ptr& error) {
   }
 }
 
-// Compares a field, or tells an error in its place. Throws PeerRefused where any rank has an error, this one too.
+// Compares a field, or tells an error in its place. Throws PeerRefusal where any rank has an error, this one too.
 void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
   KeyValues description;
   description.fields = {error.empty() ? std::pair<std::string, std::string>("inner step", std::to_string(step))
@@ -89,7 +89,7 @@ double DiLoCoX::rankInCluster() {
   if (std::isfinite(sum)) return sum / static_cast<double>(all.size());
   try {
     tell(*cluster_, kStep, "", steps_);
-  } catch (const PeerRefused& told) {
+  } catch (const PeerRefusal& told) {
     const std::string what =
         std::string(
             "DiLoCoX: expected an average of every shard and stage of the model, got an error of another "

@@ -105,7 +105,7 @@ class QuantizedAdam {
   // and every check_every steps the ranks compare options, rules, parameters and values, before anything else is sent.
   //
   // Throws ValueError and TypeError for gradients that do not fit, ValueError naming the first parameter whose average
-  // is not finite, PeerRefused naming what differs on another rank, PeerError. With `skip` a step that is not finite
+  // is not finite, PeerRefusal naming what differs on another rank, PeerError. With `skip` a step that is not finite
   // returns false in place of that error; it does so on all ranks that ask for it.
   bool step(const std::vector<at::Tensor>& gradients, const std::vector<AdamRule>& rules, float scale = 1,
             bool skip = false);

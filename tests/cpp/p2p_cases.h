@@ -44,20 +44,21 @@ struct Tensor {
 };
 
 // A message that was posted, and what posting it came to.
-struct Posted {
+struct PostedReceive {
   MessagePtr message;
   Outcome outcome;
 };
 
-inline Posted postSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0,
-                       DeviceCodec* device_codec = nullptr) {
+inline PostedReceive postSend(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0,
+                              DeviceCodec* device_codec = nullptr) {
   const auto message = std::make_shared<P2pSend>(engine.group(), peer, tagged(tag), tensor.plan(engine));
   auto source = makeSource(message->op, device_codec, {message->plan, tensor.data.data(), tensor.draws});
   const auto error = engine.runInline(message->op, [&] { engine.messages().send(message, std::move(source)); });
   return {message, Outcome(error, message->op.counters)};
 }
 
-inline Posted postRecv(Engine& engine, Tensor& into, int peer, uint32_t tag = 0, DeviceCodec* device_codec = nullptr) {
+inline PostedReceive postRecv(Engine& engine, Tensor& into, int peer, uint32_t tag = 0,
+                              DeviceCodec* device_codec = nullptr) {
   const auto message = std::make_shared<P2pRecv>(engine.group(), peer, tagged(tag), into.plan(engine));
   auto sink = makeSink(message->op, device_codec, {message->plan, into.data.data()});
   const auto error = engine.runInline(message->op, [&] { engine.messages().recv(message, std::move(sink)); });
@@ -65,13 +66,13 @@ inline Posted postRecv(Engine& engine, Tensor& into, int peer, uint32_t tag = 0,
 }
 
 inline MessagePtr sending(Engine& engine, const Tensor& tensor, int peer, uint32_t tag = 0) {
-  const Posted posted = postSend(engine, tensor, peer, tag);
+  const PostedReceive posted = postSend(engine, tensor, peer, tag);
   EXPECT_TRUE(posted.outcome.ok()) << posted.outcome.what();
   return posted.message;
 }
 
 inline MessagePtr receiving(Engine& engine, Tensor& into, int peer, uint32_t tag = 0) {
-  const Posted posted = postRecv(engine, into, peer, tag);
+  const PostedReceive posted = postRecv(engine, into, peer, tag);
   EXPECT_TRUE(posted.outcome.ok()) << posted.outcome.what();
   return posted.message;
 }

@@ -32,7 +32,7 @@ class Outcome {
       std::rethrow_exception(error);
     } catch (const std::exception& e) {
       text_ = e.what();
-      note<ValueError, NonFiniteError, TypeError, PeerError, PeerRefused>(e);
+      note<ValueError, NonFiniteError, TypeError, PeerError, PeerRefusal>(e);
     }
   }
 

@@ -89,10 +89,10 @@ class Side(nn.Module):
 
     def forward(self, x: Tensor, ids: Tensor, start: int = 0) -> Tensor:
         """[batch, time, width] → the same shape."""
-        return _Rounded.apply(x, *self.roundings)
+        return _Round.apply(x, *self.roundings)
 
 
-class _Rounded(torch.autograd.Function):
+class _Round(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Rounding | None, backward: Rounding | None) -> Tensor:
         ctx.backward_rounding = backward

@@ -21,7 +21,7 @@ constexpr const char* kFamilies[] = {"sym2", "sym3",          "sym4", "sym5",   
                                      "mid1", "mid2",          "mid3", "mid4",          "mid5",          "mid6", "mid7",
                                      "mid8", "sym2:range=l2", "tern", "sym8:range=l2", "mid1:range=l2", "sign1"};
 
-class Centred : public testing::TestWithParam<const KernelTable*> {
+class CentredCodecs : public testing::TestWithParam<const KernelTable*> {
  protected:
   GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
   GridCodec codec(const std::string& text, size_t bucket) const {
@@ -29,7 +29,7 @@ class Centred : public testing::TestWithParam<const KernelTable*> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Grid, Centred, testing::ValuesIn(test::allForms()),
+INSTANTIATE_TEST_SUITE_P(Grid, CentredCodecs, testing::ValuesIn(test::allForms()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 float stepOf(const Bytes& payload, size_t bucket) {
@@ -66,7 +66,7 @@ void expectBound(const GridCodec& codec, const std::vector<float>& x, const Byte
   }
 }
 
-TEST_P(Centred, RoundTripWithinBoundAndEqualToReference) {
+TEST_P(CentredCodecs, RoundTripWithinBoundAndEqualToReference) {
   for (size_t bucket : {64, 128, 512, 1024, 4096, 65536}) {
     for (size_t n : test::edgeSizes(bucket)) {
       const std::vector<float> x = normal(n, static_cast<uint32_t>(n), 3, 0.5f);
@@ -83,7 +83,7 @@ TEST_P(Centred, RoundTripWithinBoundAndEqualToReference) {
   }
 }
 
-TEST_P(Centred, SizesAndLevels) {
+TEST_P(CentredCodecs, SizesAndLevels) {
   EXPECT_EQ(codec("sym4").encodedBytes(1537, DType::float32), 64u + 832u);
   EXPECT_EQ(codec("sign1:bucket=64").encodedBytes(1537, DType::float32), 128u + 64u * 4);
   EXPECT_EQ(codec("tern:bucket=64").encodedBytes(512, DType::float32), 64u + 128u);
@@ -98,7 +98,7 @@ TEST_P(Centred, SizesAndLevels) {
 }
 
 // Half of the elements 3, half 1: rms = sqrt(5), so s = 4.472; what is beyond it is cut off.
-TEST_P(Centred, RmsRangeCutsOff) {
+TEST_P(CentredCodecs, RmsRangeCutsOff) {
   std::vector<float> x(1024, 1.0f);
   for (size_t i = 0; i < x.size(); i += 2)
     x[i] = -3;
@@ -116,7 +116,7 @@ TEST_P(Centred, RmsRangeCutsOff) {
   }
 }
 
-TEST_P(Centred, DifficultRanges) {
+TEST_P(CentredCodecs, DifficultRanges) {
   for (const char* family : kFamilies) {
     const GridCodec c = codec(family, 64);
     const auto check = [&](const std::vector<float>& x) {
@@ -156,7 +156,7 @@ TEST_P(Centred, DifficultRanges) {
 }
 
 // sym and mid absmax need no clamp but sym's at the top: every largest magnitude comes out within the codes.
-TEST_P(Centred, EveryLargestMagnitudeHasACode) {
+TEST_P(CentredCodecs, EveryLargestMagnitudeHasACode) {
   std::mt19937 generator(3);
   std::vector<float> x(64 * 1024, 0.0f);
   for (size_t i = 0; i < x.size(); i += 64) {
@@ -178,14 +178,14 @@ TEST_P(Centred, EveryLargestMagnitudeHasACode) {
   }
 }
 
-TEST_P(Centred, HalfInputIsConvertedFirst) {
+TEST_P(CentredCodecs, HalfInputIsConvertedFirst) {
   for (const char* text : {"sym8", "mid2:bucket=4096,range=l2", "sign1:bucket=65536", "tern:bucket=128"}) {
     for (size_t n : {1, 513, 5000, 140000})
       test::expectConvertedFirst(codec(text), n);
   }
 }
 
-TEST_P(Centred, CuttingChangesNothing) {
+TEST_P(CentredCodecs, CuttingChangesNothing) {
   for (const char* text : {"sym4:bucket=64", "mid3", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
     const GridCodec c = codec(text);
     const uint64_t granule = c.granularity(), n = 5 * granule + 333;
@@ -200,7 +200,7 @@ TEST_P(Centred, CuttingChangesNothing) {
   }
 }
 
-TEST_P(Centred, NonFiniteIsRefusedWithItsPosition) {
+TEST_P(CentredCodecs, NonFiniteIsRefusedWithItsPosition) {
   for (const char* text : {"sym4:bucket=64", "mid8", "sign1:bucket=4096", "tern:bucket=128", "sym2:range=l2"}) {
     const GridCodec c = codec(text);
     for (size_t n : {1, 17, 513, 5000}) {
@@ -222,7 +222,7 @@ TEST_P(Centred, NonFiniteIsRefusedWithItsPosition) {
   }
 }
 
-TEST_P(Centred, PayloadsThatAreNone) {
+TEST_P(CentredCodecs, PayloadsThatAreNone) {
   for (const char* text : {"sym3:bucket=64", "mid8:bucket=64", "sign1", "mid5:bucket=256", "tern:bucket=64"}) {
     const GridCodec c = codec(text);
     const bool tern = c.spec().id == CodecId::tern;
@@ -236,7 +236,7 @@ TEST_P(Centred, PayloadsThatAreNone) {
 
 // A reader takes any finite step. The values of a step that no writer sends are open, but all forms decode the same
 // ones, except for the sign of a zero: a step of -0 is left out.
-TEST_P(Centred, ForeignStepsAreReadAlike) {
+TEST_P(CentredCodecs, ForeignStepsAreReadTheSame) {
   for (const char* text : {"sign1:bucket=64", "sign1:axis=channel,C=1", "sym4:bucket=64", "mid3:bucket=64",
                            "tern:bucket=64", "sign1:bucket=64,meta=bf16"}) {
     const auto codec = test::codecOf(text, *GetParam()), scalar = test::codecOf(text, *scalarKernels());

@@ -41,12 +41,12 @@ const std::string kTexts[] = {"minmax4:rotate=1",
                               "gauss8:bucket=65536",
                               "gauss8:gain=1.25"};
 
-class Rotated : public testing::TestWithParam<const KernelTable*> {
+class RotatedCodecs : public testing::TestWithParam<const KernelTable*> {
  protected:
   GridCodec codec(const std::string& text) const { return test::gridCodec(text, *GetParam()); }
 };
 
-INSTANTIATE_TEST_SUITE_P(Grid, Rotated, testing::ValuesIn(test::allForms()),
+INSTANTIATE_TEST_SUITE_P(Grid, RotatedCodecs, testing::ValuesIn(test::allForms()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 std::vector<size_t> sizes(size_t bucket) {
@@ -63,7 +63,7 @@ TEST(Rotation, SignsAreThoseOfTheGenerator) {
 }
 
 // By the definition: a row of the transform is a row of the Hadamard matrix.
-TEST_P(Rotated, IsASignedHadamardTransformOfEveryLane) {
+TEST_P(RotatedCodecs, IsASignedHadamardTransformOfEveryLane) {
   const std::vector<float> x = normal(512, 4);
   std::vector<float> y(512);
   ASSERT_TRUE(GetParam()->rotation->rotate(y.data(), x.data(), 512));
@@ -78,7 +78,7 @@ TEST_P(Rotated, IsASignedHadamardTransformOfEveryLane) {
   }
 }
 
-TEST_P(Rotated, ThereAndBackAndEqualToTheReference) {
+TEST_P(RotatedCodecs, ThereAndBackAndEqualToTheReference) {
   for (size_t n : sizes(512)) {
     const size_t all = (n + 511) / 512 * 512;
     const std::vector<float> x = normal(n, static_cast<uint32_t>(n) + 1);
@@ -104,7 +104,7 @@ TEST_P(Rotated, ThereAndBackAndEqualToTheReference) {
   }
 }
 
-TEST_P(Rotated, RefusesAboveItsLimitAlone) {
+TEST_P(RotatedCodecs, RefusesAboveItsLimitAlone) {
   std::vector<float> x(1200, 1.0f), y(1536);
   for (size_t at : {size_t{0}, size_t{8}, size_t{511}, size_t{512}, size_t{1199}}) {
     for (float bad : {NAN, -NAN, INFINITY, -INFINITY, kRotatedLimit, -kRotatedLimit, 0x1p126f}) {
@@ -119,7 +119,7 @@ TEST_P(Rotated, RefusesAboveItsLimitAlone) {
 
 // Every size, also with few elements in the last block: the same bytes and values as the reference, whose payload the
 // decoders of all forms take.
-TEST_P(Rotated, EqualToReference) {
+TEST_P(RotatedCodecs, EqualToReference) {
   const Draws draws{5, streamOf(3, 2), 9};
   for (const std::string& text : kTexts) {
     const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
@@ -141,7 +141,7 @@ TEST_P(Rotated, EqualToReference) {
 
 // A rotated codec loses as much as its plain form loses of the rotated elements: the law of every grid codec, since
 // lengths stay as they are.
-TEST_P(Rotated, ErrsAsThePlainCodecDoesOfRotatedElements) {
+TEST_P(RotatedCodecs, ErrsAsThePlainCodecDoesOfRotatedElements) {
   for (const char* text : {"minmax4", "qsgd4", "sym3", "mid2", "sign1", "tern", "minmax4:meta=bf16"}) {
     const std::string plain = std::string(text) + (std::strchr(text, ':') ? "," : ":") + "bucket=512";
     const GridCodec grid = codec(plain), c = codec(plain + ",rotate=1");
@@ -159,7 +159,7 @@ TEST_P(Rotated, ErrsAsThePlainCodecDoesOfRotatedElements) {
 }
 
 // A block with fewer elements than lanes: the others neither count in its statistics nor have codes.
-TEST_P(Rotated, LanesWithoutAnElement) {
+TEST_P(RotatedCodecs, LanesWithoutAnElement) {
   for (const std::string& text : kTexts) {
     const GridCodec c = codec(text);
     for (size_t held : {1, 3, 15}) {
@@ -204,7 +204,7 @@ TEST_P(Rotated, LanesWithoutAnElement) {
   }
 }
 
-TEST_P(Rotated, CuttingChangesNothing) {
+TEST_P(RotatedCodecs, CuttingChangesNothing) {
   const Draws draws{11, streamOf(1, 1), 4};
   for (const std::string& text : kTexts) {
     const GridCodec c = codec(text);
@@ -220,14 +220,14 @@ TEST_P(Rotated, CuttingChangesNothing) {
   }
 }
 
-TEST_P(Rotated, HalfInputIsConvertedFirst) {
+TEST_P(RotatedCodecs, HalfInputIsConvertedFirst) {
   for (const char* text : {"gauss4", "qsgd4:bucket=4096,rotate=1", "sign1:bucket=65536,rotate=1"}) {
     for (size_t n : {1, 513, 5000, 70000})
       test::expectConvertedFirst(codec(text), n);
   }
 }
 
-TEST_P(Rotated, NonFiniteIsRefusedWithItsPosition) {
+TEST_P(RotatedCodecs, NonFiniteIsRefusedWithItsPosition) {
   for (const char* text : {"gauss2", "minmax4:bucket=4096,rotate=1"}) {
     const GridCodec c = codec(text);
     for (size_t at : {0, 511, 2100}) {
@@ -250,7 +250,7 @@ TEST_P(Rotated, NonFiniteIsRefusedWithItsPosition) {
   }
 }
 
-TEST_P(Rotated, SaturateReplacesBeforeTheRotation) {
+TEST_P(RotatedCodecs, SaturateReplacesBeforeTheRotation) {
   for (const std::string& text : kTexts) {
     if (text.find("65536") != std::string::npos) continue;
     const GridCodec plain = codec(text),
@@ -271,7 +271,7 @@ TEST_P(Rotated, SaturateReplacesBeforeTheRotation) {
   }
 }
 
-TEST_P(Rotated, PoisonSpoilsItsBucketAlone) {
+TEST_P(RotatedCodecs, PoisonSpoilsItsBucketAlone) {
   for (const std::string& text : kTexts) {
     if (text.find("65536") != std::string::npos) continue;
     const GridCodec plain = codec(text),
@@ -297,7 +297,7 @@ TEST_P(Rotated, PoisonSpoilsItsBucketAlone) {
 }
 
 // Zeros, tiny and huge magnitudes.
-TEST_P(Rotated, DifficultRanges) {
+TEST_P(RotatedCodecs, DifficultRanges) {
   for (const std::string& text : kTexts) {
     const GridCodec c = codec(text), reference = test::gridCodec(text, *scalarKernels());
     const auto check = [&](const std::vector<float>& x) {

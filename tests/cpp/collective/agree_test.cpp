@@ -36,7 +36,7 @@ TEST(Agree, NamesTheFirstDifferenceOnEveryRankAndGoesOn) {
         agree(op, {{{"same", "x"}, {"policy", rank == odd ? "qsgd4" : "qsgd8"}, {"seed", std::to_string(rank)}}});
       });
       for (int rank = 0; rank < size; ++rank) {
-        EXPECT_TRUE(outcomes[rank].is<PeerRefused>());
+        EXPECT_TRUE(outcomes[rank].is<PeerRefusal>());
         // Ranks that agree on the policy see the seed first, if they meet each other before the odd one.
         if (size == 2 || rank == odd) {
           EXPECT_TRUE(holds(outcomes[rank].what(), {"set_policy", "policy differs", "'qsgd4'", "'qsgd8'",
@@ -53,7 +53,7 @@ TEST(Agree, OneRankInManyIsFoundByAll) {
   const auto outcomes =
       ranks.run("set_policy", [](int rank, OpContext& op) { agree(op, {{{"min_bytes", rank == 3 ? "1" : "65536"}}}); });
   for (const auto& outcome : outcomes) {
-    EXPECT_TRUE(outcome.is<PeerRefused>());
+    EXPECT_TRUE(outcome.is<PeerRefusal>());
     EXPECT_TRUE(holds(outcome.what(), {"min_bytes differs", "rank 3 has '1'", "has '65536'"}));
   }
 }
@@ -69,7 +69,7 @@ TEST(Agree, MissingFieldsAndReasons) {
     agree(op, rank == 2 ? KeyValues{{{"error", "no such codec"}}} : KeyValues{{{"a", "1"}}});
   });
   for (const auto& outcome : outcomes) {
-    EXPECT_TRUE(outcome.is<PeerRefused>());
+    EXPECT_TRUE(outcome.is<PeerRefusal>());
     EXPECT_TRUE(holds(outcome.what(), {"rank 2: no such codec"}));
   }
 }
@@ -94,7 +94,7 @@ TEST(Agree, DamagedHelloIsAFault) {
   });
   const auto outcomes = ranks.run("agree", [](int, OpContext& op) { agree(op, {{{"a", "1"}}}); });
   EXPECT_TRUE(outcomes[2].is<PeerError>());
-  EXPECT_FALSE(outcomes[2].is<PeerRefused>());
+  EXPECT_FALSE(outcomes[2].is<PeerRefusal>());
   EXPECT_TRUE(holds(outcomes[2].what(), {"crc32c", "between rank 2 and rank 1"}));
 }
 

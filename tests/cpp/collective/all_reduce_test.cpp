@@ -201,7 +201,7 @@ TEST(AllReduce, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
       EXPECT_TRUE(outcomes[1].is<NonFiniteError>()) << outcomes[1].what();
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_TRUE(test::holds(outcomes[rank].what(), {"of the slice for rank", "nan"})) << outcomes[rank].what();
-        if (rank != 1) EXPECT_TRUE(outcomes[rank].is<PeerRefused>()) << outcomes[rank].what();
+        if (rank != 1) EXPECT_TRUE(outcomes[rank].is<PeerRefusal>()) << outcomes[rank].what();
       }
     }
     // Finite contributions whose sum is not: only the owner sees it.
@@ -214,7 +214,7 @@ TEST(AllReduce, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
       });
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(refused[rank].is<NonFiniteError>(), rank == 0) << refused[rank].what();
-        EXPECT_EQ(refused[rank].is<PeerRefused>(), rank != 0) << refused[rank].what();
+        EXPECT_EQ(refused[rank].is<PeerRefusal>(), rank != 0) << refused[rank].what();
         EXPECT_TRUE(test::holds(refused[rank].what(), {"element 5 of the sum"}));
       }
     }

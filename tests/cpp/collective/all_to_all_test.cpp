@@ -118,7 +118,7 @@ TEST(AllToAll, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
       } else {
         EXPECT_TRUE(test::holds(outcomes[rank].what(), {"element 69999"})) << outcomes[rank].what();
         EXPECT_EQ(outcomes[rank].is<NonFiniteError>(), rank == 1);
-        EXPECT_EQ(outcomes[rank].is<PeerRefused>(), rank != 1);
+        EXPECT_EQ(outcomes[rank].is<PeerRefusal>(), rank != 1);
       }
     }
   }

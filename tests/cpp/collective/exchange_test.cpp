@@ -72,7 +72,7 @@ void expectWorks(Ranks& ranks) {
     EXPECT_TRUE(outcome.ok()) << outcome.what();
 }
 
-// ValueError where the value is, PeerRefused that names it everywhere else, and the group goes on.
+// ValueError where the value is, PeerRefusal that names it everywhere else, and the group goes on.
 void expectRefused(Ranks& ranks, const Says& says, int bad_rank, uint64_t at, float value) {
   const auto outcomes = runSaying(ranks, [&](int rank) {
     Says mine = says;
@@ -85,7 +85,7 @@ void expectRefused(Ranks& ranks, const Says& says, int bad_rank, uint64_t at, fl
       EXPECT_TRUE(outcomes[rank].is<NonFiniteError>());
       EXPECT_TRUE(holds(outcomes[rank].what(), {element, says.codec}));
     } else {
-      EXPECT_TRUE(outcomes[rank].is<PeerRefused>()) << outcomes[rank].what();
+      EXPECT_TRUE(outcomes[rank].is<PeerRefusal>()) << outcomes[rank].what();
       EXPECT_TRUE(holds(outcomes[rank].what(),
                         {says.op, "rank " + std::to_string(bad_rank) + ": ", element, "sequence", "group"}));
     }
@@ -176,14 +176,14 @@ TEST(Exchange, TwoRanksThatCannotSend) {
     });
     EXPECT_TRUE(outcomes[0].is<NonFiniteError>()) << outcomes[0].what();
     // Far into its data rank 2 may have heard of rank 0 first.
-    EXPECT_TRUE(outcomes[2].is<NonFiniteError>() || outcomes[2].is<PeerRefused>()) << outcomes[2].what();
+    EXPECT_TRUE(outcomes[2].is<NonFiniteError>() || outcomes[2].is<PeerRefusal>()) << outcomes[2].what();
     for (int rank : {1, 3})
-      EXPECT_TRUE(outcomes[rank].is<PeerRefused>()) << outcomes[rank].what();
+      EXPECT_TRUE(outcomes[rank].is<PeerRefusal>()) << outcomes[rank].what();
     expectWorks(ranks);
   }
 }
 
-// Every rank gets a PeerRefused with both values, from its own comparison or from an error frame of a rank that
+// Every rank gets a PeerRefusal with both values, from its own comparison or from an error frame of a rank that
 // compared, and the group goes on: no frame of what differed is left on the lane.
 TEST(Exchange, DifferencesAreNamedOnEveryRank) {
   const Says usual;
@@ -226,7 +226,7 @@ TEST(Exchange, DifferencesAreNamedOnEveryRank) {
       for (int odd : {0, size - 1}) {
         Ranks ranks(size);
         for (const Outcome& outcome : runSaying(ranks, [&](int rank) { return rank == odd ? c.odd : c.usual; })) {
-          EXPECT_TRUE(outcome.is<PeerRefused>()) << outcome.what();
+          EXPECT_TRUE(outcome.is<PeerRefusal>()) << outcome.what();
           EXPECT_TRUE(holds(outcome.what(), c.parts));
           EXPECT_TRUE(holds(outcome.what(), {"rank " + std::to_string(odd) + " has", "sequence 1"}));
         }
@@ -302,7 +302,7 @@ TEST(Exchange, ErrorFramesWithoutAReasonAreRefusals) {
         says.op = op;
         says.codec = codec;
         const Outcome outcome = converseWith(says, {{FrameKind::error, reason}});
-        EXPECT_TRUE(outcome.is<PeerRefused>()) << op << " " << codec << ": " << outcome.what();
+        EXPECT_TRUE(outcome.is<PeerRefusal>()) << op << " " << codec << ": " << outcome.what();
         EXPECT_TRUE(holds(outcome.what(), {"told by rank 1", *reason ? reason : "it gave no reason"}));
       }
     }

@@ -43,9 +43,9 @@ void expectNamed(Ranks& ranks, const Outcome& failed, const std::vector<std::str
   EXPECT_TRUE(holds(failed.what(), parts));
   EXPECT_TRUE(holds(ranks.engine(1).endedWhy(), parts));
   Tensor again = Tensor::random(10, 1);
-  const test::Posted later = test::postRecv(ranks.engine(1), again, 0, 5);
+  const test::PostedReceive later = test::postRecv(ranks.engine(1), again, 0, 5);
   EXPECT_TRUE(holds(later.outcome.what(), {"recv with tag 5", "lost group", "First cause"}));
-  const test::Posted next = test::postSend(ranks.engine(0), again, 1, 9);
+  const test::PostedReceive next = test::postSend(ranks.engine(0), again, 1, 9);
   const Outcome told = next.outcome.ok() ? finish(ranks.engine(0), next.message) : next.outcome;
   EXPECT_TRUE(holds(told.what(), {"send with tag 9", "rank 1", "gave the group up"}));
   EXPECT_TRUE(holds(told.what(), parts));
@@ -237,7 +237,7 @@ TEST(P2pFault, TensorsThatDifferAreToldWithBothValuesAndTheGroupGoesOn) {
       if (!sender_first) send();
       together(ranks, [&](int rank, Engine& engine) {
         const Outcome outcome = finish(engine, messages[rank]);
-        EXPECT_TRUE(outcome.is<PeerRefused>()) << outcome.what();
+        EXPECT_TRUE(outcome.is<PeerRefusal>()) << outcome.what();
         EXPECT_TRUE(holds(outcome.what(), {rank == 0 ? "send with tag 5" : "recv with tag 5",
                                            "ranks issued different messages", c.part}));
       });
@@ -274,7 +274,7 @@ TEST(P2pFault, ASpoiltAnnouncementIsNamed) {
     const auto waiting = receiving(ranks.engine(1), got, 0, 5);
     const Outcome failed = finish(ranks.engine(0), sending(ranks.engine(0), sent, 1, 5));
     EXPECT_TRUE(failed.is<PeerError>());
-    EXPECT_FALSE(failed.is<PeerRefused>());
+    EXPECT_FALSE(failed.is<PeerRefusal>());
     EXPECT_TRUE(holds(failed.what(), {"send with tag 5", "waiting for the receive of it", damage.part}));
   }
 }

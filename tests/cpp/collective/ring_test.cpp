@@ -144,7 +144,7 @@ TEST(Ring, WhatCannotBeSentIsNamedEverywhereAndTheGroupGoesOn) {
       });
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(outcomes[rank].is<NonFiniteError>(), rank == bad) << outcomes[rank].what();
-        EXPECT_EQ(outcomes[rank].is<PeerRefused>(), rank != bad) << outcomes[rank].what();
+        EXPECT_EQ(outcomes[rank].is<PeerRefusal>(), rank != bad) << outcomes[rank].what();
         EXPECT_TRUE(test::holds(outcomes[rank].what(), {"element " + std::to_string(at)}));
       }
     }

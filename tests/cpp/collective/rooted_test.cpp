@@ -90,7 +90,7 @@ TEST(Rooted, WhatTheRootCannotSendIsNamedEverywhereAndTheGroupGoesOn) {
       EXPECT_EQ(outcomes[rank].ok(), !spoilt) << outcomes[rank].what();
       if (!spoilt) continue;
       EXPECT_TRUE(test::holds(outcomes[rank].what(), {"element 299999"}));
-      EXPECT_EQ(outcomes[rank].is<PeerRefused>(), rank != 1);
+      EXPECT_EQ(outcomes[rank].is<PeerRefusal>(), rank != 1);
     }
   }
 }

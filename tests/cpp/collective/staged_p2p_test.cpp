@@ -21,7 +21,7 @@ std::vector<std::string> told(Ranks& ranks, unsigned staging, const Tensor& sent
   std::vector<std::string> texts(2);
   together(ranks, [&](int rank, Engine& engine) {
     const auto device_codec = staging >> rank & 1 ? lateDeviceCodec(engine.group().chunk_bytes) : nullptr;
-    const Posted posted =
+    const PostedReceive posted =
         rank == 0 ? postSend(engine, sent, 1, 0, device_codec.get()) : postRecv(engine, got, 0, 0, device_codec.get());
     EXPECT_TRUE(posted.outcome.ok());
     texts[rank] = finish(engine, posted.message).what();

@@ -156,7 +156,7 @@ TEST(Uncut, WhatIsNotFiniteIsNamedOnEveryRank) {
           reduceScatter(op, {message}, {});
         });
         EXPECT_EQ(outcomes[0].is<NonFiniteError>(), spoilt) << codec;
-        EXPECT_EQ(outcomes[1].is<PeerRefused>(), spoilt) << codec;
+        EXPECT_EQ(outcomes[1].is<PeerRefusal>(), spoilt) << codec;
         for (const auto& outcome : outcomes) {
           if (spoilt)
             EXPECT_TRUE(

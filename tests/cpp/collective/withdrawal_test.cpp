@@ -39,12 +39,12 @@ struct Side {
     queue.recv(message, makeSink(message->op, nullptr, {message->plan, data.data()}));
     return message;
   }
-  // The text of what `part` throws; empty where it throws nothing. Anything but PeerRefused is named as such.
+  // The text of what `part` throws; empty where it throws nothing. Anything but PeerRefusal is named as such.
   static std::string error(const std::function<void()>& part) {
     try {
       part();
       return "";
-    } catch (const PeerRefused& refused) {
+    } catch (const PeerRefusal& refused) {
       return refused.what();
     } catch (const std::exception& other) {
       return std::string("not refused: ") + other.what();

@@ -203,9 +203,9 @@ TEST_F(CudaTopk, WhatIsNotFinite) {
 }
 
 // The host's codec is asked about every payload. Returns how many it refuses.
-class Changed {
+class ChangedPayload {
  public:
-  Changed(const std::string& text, size_t n) : c_(text), n_(n), good_(test::encoded(*c_.codec, normal(n, 1))) {}
+  ChangedPayload(const std::string& text, size_t n) : c_(text), n_(n), good_(test::encoded(*c_.codec, normal(n, 1))) {}
 
   const Bytes& good() const { return good_; }
   size_t refusals() const { return refusals_; }
@@ -240,7 +240,7 @@ class Changed {
 
 TEST_F(CudaTopk, PayloadsThatAReaderRefuses) {
   for (const auto& [text, n] : {std::pair("topk:keep=0.3,values=sym4", 100), {"topk:keep=0.02,values=sym4", 400}}) {
-    Changed payload(text, static_cast<size_t>(n));
+    ChangedPayload payload(text, static_cast<size_t>(n));
     for (size_t bit = 0; bit < 8 * 64; bit += 5) {  // every byte, every bit of one
       Bytes bytes = payload.good();
       bytes[bit / 8] ^= std::byte(1u << (bit % 8));
@@ -252,7 +252,7 @@ TEST_F(CudaTopk, PayloadsThatAReaderRefuses) {
 
 // As many places as there should be, one of them past the last element.
 TEST_F(CudaTopk, ABitmapWhoseCountAloneIsRight) {
-  Changed payload("topk:keep=0.3,values=sym4", 100);
+  ChangedPayload payload("topk:keep=0.3,values=sym4", 100);
   Bytes bytes = payload.good();
   size_t sent = 0;
   while ((bytes[16 + sent / 8] >> sent % 8 & std::byte{1}) == std::byte{0})
@@ -265,7 +265,7 @@ TEST_F(CudaTopk, ABitmapWhoseCountAloneIsRight) {
 
 TEST_F(CudaTopk, ListsThatAReaderRefuses) {
   constexpr size_t kCount = 140001;
-  Changed payload("topk:keep=0.0001,values=sym4", kCount);  // 14 places in three blocks
+  ChangedPayload payload("topk:keep=0.0001,values=sym4", kCount);  // 14 places in three blocks
   const auto with = [&](std::vector<uint32_t> counts, std::vector<uint16_t> places) {
     Bytes bytes = payload.good();
     std::memcpy(bytes.data() + 16, counts.data(), 12);

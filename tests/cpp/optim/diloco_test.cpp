@@ -283,7 +283,7 @@ TEST(DiLoCoX, BuffersAreAveraged) {
     const at::Tensor unlike = at::full({5}, static_cast<float>(rank));
     try {
       DiLoCoX(trainee.parameters, queue, options(2, OuterMode::sync), nullptr, {{"mean", unlike}});
-    } catch (const PeerRefused& error) {
+    } catch (const PeerRefusal& error) {
       errors[rank] = error.what();
     }
   });

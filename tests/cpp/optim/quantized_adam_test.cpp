@@ -266,7 +266,7 @@ TEST(QuantizedAdam, RanksThatDifferAreNamed) {
           adam.add({{"x", x, 0}});
           try {
             adam.step({at::ones_like(x)}, rules);
-          } catch (const PeerRefused& error) {
+          } catch (const PeerRefusal& error) {
             errors[rank] = error.what();
           }
         });

@@ -67,8 +67,8 @@ class Disk final : public SlotStore {
   RamStore slots_{kSlot};
 };
 
-struct Buffered {
-  explicit Buffered(uint64_t samples = 0) {
+struct StoreOnDisk {
+  explicit StoreOnDisk(uint64_t samples = 0) {
     auto disk = std::make_unique<Disk>(state);
     for (uint64_t sample = 0; sample < samples; ++sample)
       disk->write(sample, 1, slotOf(sample, 1).data());
@@ -86,7 +86,7 @@ struct Buffered {
 };
 
 TEST(BufferedStore, SlotsAreReadBeforeTheyAreAskedFor) {
-  Buffered buffered(8);
+  StoreOnDisk buffered(8);
   buffered.store->readAhead({0, 1, 2, 100});  // 100 has no slot
   buffered.store->flush();                    // returns when the thread has nothing to do
   while (buffered.state->reads < 3)
@@ -100,7 +100,7 @@ TEST(BufferedStore, SlotsAreReadBeforeTheyAreAskedFor) {
 
 // The present batch writes what the next one reads: never the slot from before.
 TEST(BufferedStore, ASampleOfTwoBatchesIsReadAfterItsWrite) {
-  Buffered buffered(8);
+  StoreOnDisk buffered(8);
   for (uint32_t visit = 1; visit < 50; ++visit) {
     buffered.store->readAhead({0, 1, 2, 3});
     for (uint64_t sample = 0; sample < 4; ++sample)
@@ -113,7 +113,7 @@ TEST(BufferedStore, ASampleOfTwoBatchesIsReadAfterItsWrite) {
 }
 
 TEST(BufferedStore, AWriteReturnsBeforeTheDiskDoes) {
-  Buffered buffered;
+  StoreOnDisk buffered;
   {
     std::lock_guard<std::mutex> held(buffered.state->held);
     for (uint32_t visit = 1; visit <= kWaiting; ++visit)
@@ -132,7 +132,7 @@ TEST(BufferedStore, AWriteReturnsBeforeTheDiskDoes) {
 }
 
 TEST(BufferedStore, AFailedWriteIsToldOnceAndForgotten) {
-  Buffered buffered;
+  StoreOnDisk buffered;
   buffered.state->fails = {5};
   buffered.write(4, 1);
   buffered.write(5, 1);
@@ -146,7 +146,7 @@ TEST(BufferedStore, AFailedWriteIsToldOnceAndForgotten) {
 }
 
 TEST(BufferedStore, AFailedReadAheadIsTold) {
-  Buffered buffered(3);
+  StoreOnDisk buffered(3);
   buffered.state->fails = {1};
   buffered.store->readAhead({0, 1});
   while (buffered.state->reads < 2)
@@ -159,7 +159,7 @@ TEST(BufferedStore, AFailedReadAheadIsTold) {
 }
 
 TEST(BufferedStore, AForgottenSlotDoesNotComeBack) {
-  Buffered buffered(2);
+  StoreOnDisk buffered(2);
   buffered.store->readAhead({0, 1});
   buffered.write(0, 2);
   buffered.store->forget(0);
@@ -171,7 +171,7 @@ TEST(BufferedStore, AForgottenSlotDoesNotComeBack) {
 }
 
 TEST(BufferedStore, TheEndWritesWhatWaits) {
-  Buffered buffered;
+  StoreOnDisk buffered;
   for (uint64_t sample = 0; sample < 3; ++sample)
     buffered.write(sample, 1);
   buffered.store.reset();
@@ -181,7 +181,7 @@ TEST(BufferedStore, TheEndWritesWhatWaits) {
 // Against a plain map, with a thread that is always at work.
 TEST(BufferedStore, RandomCallsHaveTheirOracle) {
   std::mt19937 random(0);
-  Buffered buffered;
+  StoreOnDisk buffered;
   std::map<uint64_t, uint32_t> oracle;
   for (int step = 0; step < 2000; ++step) {
     const uint64_t sample = random() % 24;

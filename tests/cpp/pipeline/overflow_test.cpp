@@ -16,8 +16,8 @@ using namespace test;
 
 constexpr size_t kSlotBytes = 2 * kSample;
 
-struct Bounded : Boundary {
-  Bounded(Ranks& ranks, const DeltaCodecs& codecs, uint64_t sent_slots, uint64_t received_slots)
+struct BoundedBoundary : Boundary {
+  BoundedBoundary(Ranks& ranks, const DeltaCodecs& codecs, uint64_t sent_slots, uint64_t received_slots)
       : Boundary(ranks, codecs) {
     for (int rank : {0, 1}) {
       const uint64_t most = (rank == 0 ? sent_slots : received_slots) * kSlotBytes + 5;
@@ -38,7 +38,7 @@ TEST(Overflow, SamplesWithoutRoomTravelByThemselves) {
   for (const std::string codec : {"minmax8:bucket=128", ""}) {
     SCOPED_TRACE(codec);
     Ranks ranks(2);
-    Bounded boundary(ranks, withOverflow(codec), 3, 3);
+    BoundedBoundary boundary(ranks, withOverflow(codec), 3, 3);
     const std::vector<std::vector<uint64_t>> batches = {{1, 2}, {3, 4}, {5, 1, 4, 2}, {4, 3}};
     for (uint32_t visit = 0; visit < batches.size(); ++visit) {
       const Bytes x = activations(DType::float32, batches[visit], visit);
@@ -64,7 +64,7 @@ TEST(Overflow, SamplesWithoutRoomTravelByThemselves) {
 
 TEST(Overflow, OrIsAnErrorBeforeAnythingIsSent) {
   Ranks ranks(2);
-  Bounded boundary(ranks, codecsOf("gauss4", ""), 1, 1);
+  BoundedBoundary boundary(ranks, codecsOf("gauss4", ""), 1, 1);
   const auto result = boundary.move(ranks, activations(DType::float32, {1, 2}, 0), {1, 2});
   for (const std::string& error : result.errors) {
     EXPECT_TRUE(
@@ -77,7 +77,7 @@ TEST(Overflow, OrIsAnErrorBeforeAnythingIsSent) {
 
 TEST(Overflow, AMessageThatFailsGivesItsRoomBack) {
   Ranks ranks(2);
-  Bounded boundary(ranks, withOverflow("minmax8"), 1, 1);
+  BoundedBoundary boundary(ranks, withOverflow("minmax8"), 1, 1);
   Bytes x = activations(DType::float32, {1}, 0);
   reinterpret_cast<float*>(x.data())[5] = NAN;
   boundary.channels[0] =
@@ -91,7 +91,7 @@ TEST(Overflow, AMessageThatFailsGivesItsRoomBack) {
 
 TEST(Overflow, SidesOfOtherBoundsAreNamed) {
   Ranks ranks(2);
-  Bounded boundary(ranks, withOverflow(""), 2, 1);
+  BoundedBoundary boundary(ranks, withOverflow(""), 2, 1);
   const auto result = boundary.move(ranks, activations(DType::float32, {1, 2}, 0), {1, 2});
   for (const std::string& error : result.errors)
     EXPECT_TRUE(holds(error, {"samples differs: rank 0 has '1@0,2@0', rank 1 has '1@0,2@-'"})) << error;

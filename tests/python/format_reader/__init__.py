@@ -5,7 +5,7 @@ It shares no line with the library: where both read the same bytes as the same n
 
 from format_reader.decode import decode, encoded_bytes
 from format_reader.frame import Header, codec_of, crc32c, read_frame
-from format_reader.refusal import Refused
+from format_reader.refusal import Refusal
 from format_reader.spec import Spec, parse
 
-__all__ = ["Header", "Refused", "Spec", "codec_of", "crc32c", "decode", "encoded_bytes", "parse", "read_frame"]
+__all__ = ["Header", "Refusal", "Spec", "codec_of", "crc32c", "decode", "encoded_bytes", "parse", "read_frame"]

@@ -11,14 +11,14 @@ I64 = npt.NDArray[np.int64]
 QUIET_NAN = 0x7FC00000
 
 
-class Refused(ValueError):
+class Refusal(ValueError):
     """The bytes are none that a writer of the format makes."""
 
 
 def insist(holds: bool, what: str) -> None:
     """Refuse where the page says that a reader does."""
     if not holds:
-        raise Refused(what)
+        raise Refusal(what)
 
 
 def zeros(part: U8, what: str) -> None:

@@ -15,7 +15,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass(frozen=True)
-class Expected:
+class ExpectedElements:
     """The exact elements, 1-D, and the bound on the difference from them; without a bound the bits must be equal."""
 
     exact: Tensor
@@ -29,14 +29,16 @@ class Expected:
         return self.bound.outside(result.double() - self.exact.double())
 
 
-def moved(x: Tensor, codec: Codec | None) -> Expected:
+def moved(x: Tensor, codec: Codec | None) -> ExpectedElements:
     """Expects elements that are sent as one message without arithmetic: the same bits, or within the codec's bound."""
     if codec is None:
-        return Expected(x)
-    return Expected(x, _widened(stated_error(codec, x), _rounding(x)))
+        return ExpectedElements(x)
+    return ExpectedElements(x, _widened(stated_error(codec, x), _rounding(x)))
 
 
-def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: int | None, again: bool) -> Expected:
+def reduced(
+    inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: int | None, again: bool
+) -> ExpectedElements:
     """Expects elements that are reduced over the ranks.
 
     * Exact: the same bits if the order of operations does not matter (two ranks, integers, min, max). Else the bound is
@@ -54,7 +56,7 @@ def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: i
     parts = list(inputs)
     ranks, dtype = len(parts), parts[0].dtype
     if codec is None and (ranks <= 2 or not dtype.is_floating_point or redop in ("min", "max")):
-        return Expected(_in_dtype(parts, redop))
+        return ExpectedElements(_in_dtype(parts, redop))
     wide = torch.stack([part.double() for part in parts])
     exact = wide.prod(0) if redop == "prod" else wide.sum(0)
     magnitude = exact.abs() if redop == "prod" else wide.abs().sum(0)
@@ -65,7 +67,7 @@ def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: i
     share = ranks if redop == "avg" else 1
     exact, slack = exact / share, slack / share
     if codec is None:
-        return Expected(exact, Bound(slack))
+        return ExpectedElements(exact, Bound(slack))
     errors = [stated_error(codec, part) for rank, part in enumerate(parts) if rank != own]
     bound = errors[0]
     for error in errors[1:]:
@@ -74,7 +76,7 @@ def reduced(inputs: Iterable[Tensor], redop: str, codec: Codec | None, *, own: i
     bound = _widened(dataclasses.replace(bound, values=bound.values / share), slack)
     if again:
         bound = _widened(bound + stated_error(codec, exact, slack=bound), _rounding(exact.to(dtype)))
-    return Expected(exact, bound)
+    return ExpectedElements(exact, bound)
 
 
 def _in_dtype(parts: list[Tensor], redop: str) -> Tensor:

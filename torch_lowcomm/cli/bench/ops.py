@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_lowcomm._C import Codec
-from torch_lowcomm.cli.bench.expected import Expected, moved, reduced
+from torch_lowcomm.cli.bench.expected import ExpectedElements, moved, reduced
 
 OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
 DTYPES = {
@@ -154,7 +154,7 @@ class Case:
             for work in dist.batch_isend_irecv(ops):
                 work.wait()
 
-    def expected(self, codec: Codec | None) -> list[tuple[Tensor, Expected]]:
+    def expected(self, codec: Codec | None) -> list[tuple[Tensor, ExpectedElements]]:
         """Returns the pieces of this rank's result, 1-D, each with its expected value.
 
         Args:

@@ -190,9 +190,9 @@ void runBlock(unsigned threads, bool backwards, const std::function<void(unsigne
     throw std::logic_error("simulated CUDA block: expected whole warps, got " + std::to_string(threads) + " threads");
   }
   Block block(threads, enter, body);
-  struct Running {
-    explicit Running(Block* now) { Block::running = now; }
-    ~Running() { Block::running = nullptr; }
+  struct RunningBlock {
+    explicit RunningBlock(Block* now) { Block::running = now; }
+    ~RunningBlock() { Block::running = nullptr; }
   } running(&block);
   block.run(backwards);
 }

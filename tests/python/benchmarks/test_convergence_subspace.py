@@ -1,0 +1,54 @@
+"""`python benchmarks convergence subspace` at 3 ranks, and the boundaries that it brings itself."""
+
+import importlib
+
+import pytest
+import torch
+from example_main import quick_convergence
+
+
+@pytest.mark.slow
+def test_convergence_quick(tmp_path):
+    content = quick_convergence("subspace", 2, tmp_path)
+    runs = {run["name"]: run for run in content["curves"]}
+    free, constrained, coded = (runs[name] for name in ("free", "constrained, 32", "constrained, 32 in 8 bits"))
+    assert 4 * 64 <= free["token_bytes"] < 4 * 64 * 1.01, "all numbers, and the frames"
+    assert 4 * 8 <= constrained["token_bytes"] < 4 * 8 * 1.02, "and the frames of short messages"
+    assert coded["token_bytes"] < constrained["token_bytes"] / 3
+    assert runs["1 bit of all"]["token_bytes"] == 64 / 8 + 4
+    assert constrained["down_rank"] < 8 < free["down_rank"], "the subspace has 8 dimensions"
+    assert constrained["loss"][-1] < constrained["loss"][0]
+
+
+def _round_trip(boundary, x, gradient):
+    """What arrives forward, and what arrives back, of a boundary's two sides."""
+    x = x.clone().requires_grad_()
+    ids = torch.zeros(x.shape[:2], dtype=torch.int64)
+    y = boundary.decoder(None, 0, None)(boundary.encoder(None, 0, None)(x, ids), ids)
+    y.backward(gradient)
+    return y.detach(), x.grad
+
+
+def test_boundaries_round_both_ways_a_token_by_itself():
+    rounded = importlib.import_module("convergence.subspace.rounded")
+    torch.manual_seed(0)
+    x, gradient = torch.randn(2, 3, 16), torch.randn(2, 3, 16)
+    whole = _round_trip(rounded.Whole(16), x, gradient)
+    assert torch.equal(whole[0], x) and torch.equal(whole[1], gradient)
+    for found, given in zip(_round_trip(rounded.TopK(16, 4), x, gradient), (x, gradient), strict=True):
+        kept = found != 0
+        assert kept.sum(-1).eq(4).all() and torch.equal(found[kept], given[kept])
+        smallest = torch.where(kept, given.abs(), torch.inf).amin(-1)
+        assert (torch.where(kept, 0.0, given.abs()).amax(-1) <= smallest).all()
+    for found, given in zip(_round_trip(rounded.OneBit(16), x, gradient), (x, gradient), strict=True):
+        torch.testing.assert_close(found, given.sign() * given.abs().mean(-1, keepdim=True))
+
+
+def test_ratios_are_of_the_same_seed():
+    gates = importlib.import_module("convergence.subspace.gates")
+    runs = {
+        "free": [{"validation": 1.0}, {"validation": 2.0}],
+        "constrained, 32": [{"validation": 1.1}, {"validation": 2.0}],
+    }
+    (gate,) = gates.gates(runs, quick=False)
+    assert gate.name == "validation, constrained, 32 / free" and gate.value == pytest.approx(1.05) and gate.passed
