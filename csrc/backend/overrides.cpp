@@ -39,7 +39,7 @@ WorkPtr LowcommBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& inp
 
 WorkPtr LowcommBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                         const c10d::ReduceScatterOptions& opts) {
-  return parts_.blocks.run(OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+  return parts_.blocks.run(OpType::COALESCED,
                            [&] { return issueReduceScatterCoalesced(parts_, outputs, inputs, opts); });
 }
 

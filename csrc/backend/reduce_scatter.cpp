@@ -136,7 +136,7 @@ WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors
   for (auto& output : outputs)
     own = own && takes(parts, output, opts.reduceOp);
   if (!own) {
-    return parts.inner.issue({c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, kOp, inputs, outputs,
+    return parts.inner.issue({c10d::OpType::COALESCED, kOp, inputs, outputs,
                               parts.inner.describe(kOp, inputs, {{"reduce op", reduceOpName(opts.reduceOp)}})},
                              [outputs, inputs, opts](c10d::Backend& inner) mutable {
                                return inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts);
@@ -147,8 +147,7 @@ WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors
     checkSlice(outputs[i], inputs[i], outputs[i].numel() * parts.group.size);
     slices.push_back({inputs[i]});
   }
-  return scatterMany(parts, c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, std::move(slices), opts.reduceOp,
-                     nullptr, {});
+  return scatterMany(parts, c10d::OpType::COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,

@@ -10,7 +10,7 @@ from report import Gate
 
 Runs = Mapping[str, Sequence[Mapping[str, Any]]]  # by name, a seed each
 EIGHT_BITS = "constrained, 32 in 8 bits"
-# A run's validation loss over another's: (run, other, comparison, bound).
+# A run's loss over another's: (run, other, comparison, bound).
 RATIOS = (
     ("constrained, 32", "free", "<", 1.08),
     ("constrained, 32", "top-k, 25 of 256", "<", 1.0),
@@ -22,33 +22,41 @@ RATIOS = (
 )
 # Few steps of a small decoder have not parted the losses yet.
 OF_QUICK = (("constrained, 32", "free", "<", 1.15), (EIGHT_BITS, "constrained, 32", "<=", 1.02))
+LAST = 5  # points of a curve whose mean is a run's training loss
+# How a run's loss is taken: while it trained, by its own messages; of its last weights.
+LOSSES = ("training", "validation")
 
 
 def gates(runs: Runs, *, quick: bool) -> list[Gate]:
-    """Those whose runs are there: means over paired seeds."""
+    """Those whose runs are there, by both losses: means over paired seeds."""
     print_ratios(runs)
-    return [
-        ratio_gate(runs, *bound) for bound in (OF_QUICK if quick else RATIOS) if {bound[0], bound[1]} <= runs.keys()
-    ]
+    bounds = [bound for bound in (OF_QUICK if quick else RATIOS) if {bound[0], bound[1]} <= runs.keys()]
+    return [ratio_gate(runs, how, *bound) for bound in bounds for how in LOSSES]
 
 
-def ratios(runs: Runs, name: str, other: str) -> list[float]:
+def loss(run: Mapping[str, Any], how: str) -> float:
+    """Nats a byte."""
+    return statistics.mean(run["loss"][-LAST:]) if how == LOSSES[0] else run["validation"]
+
+
+def ratios(runs: Runs, how: str, name: str, other: str) -> list[float]:
     """By seed."""
-    return [a["validation"] / b["validation"] for a, b in zip(runs[name], runs[other], strict=False)]
+    return [loss(a, how) / loss(b, how) for a, b in zip(runs[name], runs[other], strict=False)]
 
 
-def ratio_gate(runs: Runs, name: str, other: str, op: str, bound: float) -> Gate:
+def ratio_gate(runs: Runs, how: str, name: str, other: str, op: str, bound: float) -> Gate:
     """Prints the seeds' ratios."""
-    by_seed = ratios(runs, name, other)
-    print(f"# validation, {name} / {other}: {', '.join(f'{ratio:.4f}' for ratio in by_seed)}")
-    return Gate(f"validation, {name} / {other}", statistics.mean(by_seed), op, bound)
+    by_seed = ratios(runs, how, name, other)
+    print(f"# {how}, {name} / {other}: {', '.join(f'{ratio:.4f}' for ratio in by_seed)}")
+    return Gate(f"{how}, {name} / {other}", statistics.mean(by_seed), op, bound)
 
 
 def print_ratios(runs: Runs) -> None:
-    """Prints a line for each run: its loss over the free decoder's, means over paired seeds."""
+    """Prints a line for each run: its losses over the free decoder's, means over paired seeds."""
     if "free" not in runs:
         return
-    print(f"# {'validation / free':<31}{'':>10}")
+    print(f"# {'loss / free':<31}{'training':>10}{'validation':>12}")
     for name in runs:
         if name != "free":
-            print(f"#   {name:<29}{statistics.mean(ratios(runs, name, 'free')):>10.4f}")
+            training, validation = (statistics.mean(ratios(runs, how, name, "free")) for how in LOSSES)
+            print(f"#   {name:<29}{training:>10.4f}{validation:>12.4f}")

@@ -9,7 +9,7 @@ from example_main import quick_convergence
 
 @pytest.mark.slow
 def test_convergence_quick(tmp_path):
-    content = quick_convergence("subspace", 2, tmp_path)
+    content = quick_convergence("subspace", 4, tmp_path)
     runs = {run["name"]: run for run in content["curves"]}
     free, constrained, coded = (runs[name] for name in ("free", "constrained, 32", "constrained, 32 in 8 bits"))
     assert 4 * 64 <= free["token_bytes"] < 4 * 64 * 1.01, "all numbers, and the frames"
@@ -47,8 +47,10 @@ def test_boundaries_round_both_ways_a_token_by_itself():
 def test_ratios_are_of_the_same_seed():
     gates = importlib.import_module("convergence.subspace.gates")
     runs = {
-        "free": [{"validation": 1.0}, {"validation": 2.0}],
-        "constrained, 32": [{"validation": 1.1}, {"validation": 2.0}],
+        "free": [{"loss": [9.0] + [2.0] * 5, "validation": 1.0}, {"loss": [4.0] * 6, "validation": 2.0}],
+        "constrained, 32": [{"loss": [9.0] + [3.0] * 5, "validation": 1.1}, {"loss": [4.0] * 6, "validation": 2.0}],
     }
-    (gate,) = gates.gates(runs, quick=False)
-    assert gate.name == "validation, constrained, 32 / free" and gate.value == pytest.approx(1.05) and gate.passed
+    training, validation = gates.gates(runs, quick=False)
+    assert training.name == "training, constrained, 32 / free" and training.value == pytest.approx(1.25)
+    assert validation.name == "validation, constrained, 32 / free" and validation.value == pytest.approx(1.05)
+    assert validation.passed and not training.passed
