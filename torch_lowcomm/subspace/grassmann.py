@@ -279,8 +279,8 @@ class Grassmann:
         return {"steps": self._steps, "sum": None if total is None else total.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave."""
-        self._steps = state["steps"]
+        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten."""
+        self._steps, self._pending = state["steps"], None
         if self._sum is not None:
             self._sum.total = None if state["sum"] is None else state["sum"].clone()
 

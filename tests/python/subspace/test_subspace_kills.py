@@ -1,0 +1,173 @@
+"""A stage of a constrained decoder that is killed: in a step, and in each phase of a switch of the subspace."""
+
+import contextlib
+import os
+import signal
+
+import pytest
+import ranks
+import subspace_case as case
+import test_subspace_pipeline as pipelines
+import torch
+import torch.distributed as dist
+from diloco_model import differing
+from torch.distributed.pipelining import Schedule1F1B
+
+import torch_lowcomm as lc
+
+
+def _die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _step(schedule, x, y):
+    lc.pipeline.step(schedule, x, target=y, ids=x)
+
+
+def _killed_in_a_step(r, victim, gradients):
+    torch.set_num_threads(1)
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nobody waits for a time-out
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 4, torch.float32)
+    x, y = pipelines._batch()
+    _step(schedule, x, y)
+    before = [p.detach().clone() for p in stage.submod.parameters()]
+    if r.rank == victim:
+        block = stage.submod.get_submodule(f"blocks.{victim}")
+        if gradients:
+            block.register_full_backward_hook(_die)
+        else:
+            block.register_forward_pre_hook(_die)
+    with pytest.raises((dist.DistBackendError, RuntimeError)) as failure:
+        _step(schedule, x, y)
+        _step(schedule, x, y)  # a rank whose part is over hears of it in its next step
+    assert all(torch.equal(a, b) for a, b in zip(before, stage.submod.parameters(), strict=True))
+    return str(failure.value)
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["forward", "backward"])
+def test_a_stage_that_is_killed_in_a_step_is_named(gradients):
+    victim = 1
+    said = ranks.run_ranks(_killed_in_a_step, 4, victim, gradients, timeout=120, allow_exit={victim: -signal.SIGKILL})
+    for rank, text in enumerate(said):
+        if rank != victim:  # those further off have the cause of the stage that heard first
+            assert text.startswith(f"stage {rank}: ") and f"rank {victim} (global {victim})" in text, text
+            assert "boundary" in text, text
+
+
+EVERY = 2
+PHASES = {  # the phase, who is killed in it, and the versions that it may leave
+    "exchange": (2, {0}),
+    "confirm": (1, {0}),
+    "confirm, half said": (1, {0, 1}),
+    "commit": (1, {1}),
+}
+
+
+class _Run:
+    """A rank's stage of three with its optimizer and its part of the subspace's steps."""
+
+    def __init__(self, r, index):
+        model = lc.subspace.constrain(case.gpt(layers=3), case.RANK)
+        self.r, self.index = r, index
+        self.module = lc.subspace.cut(model, index, 3)
+        self.optimizer = lc.SubspaceAdamW(self.module, lr=1e-2)
+
+    def join(self, group):
+        """Takes part in a new group of all three."""
+        _begin(self.r, group, 3, self.index)
+        stage = lc.pipeline.Stage(self.module, self.index, 3, torch.device("cpu"))
+        self.schedule = Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+        self.subspace = lc.subspace.Grassmann([stage], self.optimizer, every=EVERY)
+        return self
+
+    def train(self, steps):
+        for step in steps:
+            x, y = pipelines._batch(step)
+            self.optimizer.zero_grad()
+            _step(self.schedule, x, y)
+            self.optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
+            self.optimizer.step()
+            self.subspace.step()
+
+    def parts(self):
+        return {"module": self.module, "optimizer": self.optimizer, "subspace": self.subspace}
+
+    def save(self, name):
+        state = {key: part.state_dict() for key, part in self.parts().items()}
+        torch.save(state, self.r.path(f"{name}{self.index}"))
+
+    def saved(self, name):
+        return torch.load(self.r.path(f"{name}{self.index}"))
+
+    def load(self, name):
+        for key, part in self.parts().items():
+            part.load_state_dict(self.saved(name)[key])
+
+
+def _begin(r, group, size, rank):
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = dist.FileStore(str(r.path(f"group {group}")), size)
+    dist.init_process_group("lowcomm", store=store, rank=rank, world_size=size)
+
+
+def _spoil(subspace, phase):
+    """This rank dies in a phase of its next switch."""
+    if phase == "exchange":  # it knows the next basis, and nobody else does
+        dist.broadcast = _die
+    elif phase == "confirm, half said":
+
+        def say(number):
+            numbers = torch.empty(3, dtype=torch.int64)
+            work = dist.all_gather_into_tensor(numbers, torch.tensor([number]), async_op=True)
+            while not any(numbers.tolist()[::2]):  # it has heard of one at least
+                pass
+            _die(work)
+
+        subspace._gather = say
+    else:
+        setattr(subspace, f"_{phase}", _die)
+
+
+def _killed_in_a_switch(r, phase, victim):
+    """All survivors have one version; with a checkpoint and a new rank in the victim's place all go on to the bit."""
+    torch.set_num_threads(1)
+    if r.rank == 3:
+        r.hear("survived")
+        run = _Run(r, victim).join("whole")
+    else:
+        run = _Run(r, r.rank).join("of reference")
+        run.train(range(EVERY + 1))
+        run.save("end")
+        run = _Run(r, r.rank).join("of the fault")
+        run.train(range(EVERY - 1))
+        run.save("before")
+        if r.rank == victim:
+            _spoil(run.subspace, phase)
+        with contextlib.suppress(dist.DistBackendError):
+            run.train(range(EVERY - 1, EVERY))
+            assert 1 in PHASES[phase][1], "a rank has changed that should not"
+        left = sorted({0, 1, 2} - {victim})
+        _begin(r, "survivors", 2, left.index(r.rank))
+        version = run.subspace.resume()
+        found = [None, None]
+        dist.all_gather_object(found, (version, run.subspace.version, run.module.subspace_basis.checksum))
+        assert found[0] == found[1] and version in PHASES[phase][1], found
+        assert max(run.optimizer.distances().values()) < 1e-12
+        r.say("survived")
+        run.join("whole")
+    run.load("before")
+    assert run.subspace.resume() == 0
+    run.train(range(EVERY - 1, EVERY + 1))
+    assert run.subspace.version == 1
+    for key, part in run.parts().items():
+        assert not differing(part.state_dict(), run.saved("end")[key]), key
+    dist.destroy_process_group()
+    return "went on"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stage_that_is_killed_in_a_switch(phase):
+    victim = PHASES[phase][0]
+    ended = ranks.run_ranks(_killed_in_a_switch, 4, phase, victim, timeout=180, allow_exit={victim: -signal.SIGKILL})
+    assert ended == ["went on" if rank != victim else None for rank in range(4)]
