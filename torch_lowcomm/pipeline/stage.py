@@ -52,7 +52,8 @@ class Stage(PipelineStage):
 
         Args:
             submodule: The module of this stage. Its attribute `message_codec`, where it has one, is the codec of activations and
-                gradients that are given none here; a method `message_context(*args, **kwargs)`, called with a micro-batch's
+                gradients that are given none here; with a true `message_finite` exact activations that are not finite are
+                refused, as codecs refuse them; a method `message_context(*args, **kwargs)`, called with a micro-batch's
                 inputs (of the first stage alone) and keywords, names numbers that the stage behind must come to as well.
             stage_index: Its place in the pipeline, from 0.
             num_stages: Stages of the pipeline.
@@ -99,6 +100,7 @@ class Stage(PipelineStage):
         self._posted: set[tuple[bool, int]] = set()
         self._sends: dict[tuple[bool, int], list[Message]] = {}
         self._context = Context(submodule)
+        self._finite: bool = getattr(unwrapped(submodule), "message_finite", False)
         self._failed = ""  # why the last step failed
         self.begun = False  # torch's stages have told each other their shapes
         self.in_micro_batch = (
@@ -263,6 +265,8 @@ class Stage(PipelineStage):
         side = self._boundary(number)
         assert side is not None  # torch gives no op where both stages are on this rank
         with self._failing(), named(f"stage {self.stage_index}", side.name_of(place)):
+            if self._finite and not codec and not place.gradients and not torch.isfinite(op.tensor).all():
+                raise ValueError("expected finite activations, got NaN or infinity")
             message = side.send(op.tensor, place, codec, samples)
         if message.spoilt:  # told now
             self._wait([message])

@@ -38,6 +38,7 @@ class StageModule(nn.Module):
     """
 
     message_context_names = ("ids", "basis", "boundary")
+    message_finite = True
     encode: nn.Module | None
     decode: nn.Module | None
 

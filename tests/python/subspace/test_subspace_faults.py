@@ -59,22 +59,71 @@ def test_ids_that_will_not_do(pair, spoil, expected):
     pair(_named, spoil, expected)
 
 
-def _codec_and_nan(r):
-    """A NaN in an activation is refused where coefficients are coded; both ranks hear of it."""
+def _nan(r, coefficients):
+    """A NaN in an activation is refused whatever coefficients travel as; both ranks hear of it, and go on without."""
     r.init("lowcomm")
-    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients="minmax8:bucket=64")
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32, coefficients=coefficients)
     x, y = pipelines._batch()
     _step(r, schedule, x, y)
+    weights = [p.detach().clone() for p in stage.submod.parameters()]
     _not_a_number(r, stage, x)
-    with pytest.raises((ValueError, RuntimeError), match="NaN|not finite|nan"):
+    with pytest.raises((ValueError, RuntimeError), match="(?i)forward boundary 0, micro-batch 0.*nan"):
+        _step(r, schedule, x, y)
+        _step(r, schedule, x, y)
+    with torch.no_grad():
+        for p, before in zip(stage.submod.parameters(), weights, strict=True):
+            p.copy_(before)
+    lc.pipeline.reset(schedule)
+    _step(r, schedule, x, y)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("coefficients", ["fp32", "bf16", "minmax8:bucket=64"])
+def test_a_nan_in_an_activation_is_refused(pair, coefficients):
+    pair(_nan, coefficients)
+
+
+class _Spoilt(torch.autograd.Function):
+    """A gradient of infinities, as a loss scale that is too large makes one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+def _spoilt_gradient(r):
+    """Exact gradients pass as torch's do, for a gradient scaler to see; clip_grad_norm tells all stages."""
+    r.init("lowcomm")
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
+    optimizer = lc.SubspaceAdamW(stage.submod)
+    if r.rank == 1:
+        stage.submod.get_submodule("norm").register_forward_pre_hook(lambda module, inputs: _Spoilt.apply(*inputs))
+    x, y = pipelines._batch()
+    _step(r, schedule, x, y)
+    if r.rank == 1:  # every gradient of stage 0 came through the boundary, and none of the last one's head is spoilt
+        assert stage.submod.get_submodule("head").weight.grad.isfinite().all()
+    else:
+        assert not any(p.grad.isfinite().all() for p in stage.submod.parameters())
+    before = [p.detach().clone() for p in stage.submod.parameters()]
+    with pytest.raises(ValueError, match="expected gradients with a finite norm, got (nan|inf) over all stages"):
+        optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD, error_if_nonfinite=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, stage.submod.parameters(), strict=True))
+    optimizer.clip_grad_norm(1.0, stages=dist.group.WORLD)
+    optimizer.step()  # as AdamW's would, into the weights
+    optimizer.zero_grad()
+    with pytest.raises((ValueError, RuntimeError), match="stage 0: forward boundary 0, micro-batch 0.*expected finite"):
         _step(r, schedule, x, y)
         _step(r, schedule, x, y)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def test_a_nan_is_refused(pair):
-    pair(_codec_and_nan)
+def test_a_gradient_that_is_not_finite(pair):
+    pair(_spoilt_gradient)
 
 
 def _ranks_differ(r):
