@@ -41,14 +41,14 @@ class Basis(nn.Module):
             raise ValueError(f"subspace: seed: expected 0 or more, got {seed}")
         self.width, self.rank, self.seed, self.version = width, rank, seed, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
-        self._rows: dict[torch.dtype, Tensor] = {}
-        self._checksum: int | None = None
+        self._forget()
 
     def rows(self, dtype: torch.dtype) -> Tensor:
         """Uᵀ for arithmetic on tensors of a type: float64 for float64, else float32; [rank, width]."""
         kind = torch.float64 if dtype == torch.float64 else torch.float32
+        self._forget_changed()
         rows = self._rows.get(kind)
-        if rows is None or rows.device != self.vectors.device:
+        if rows is None:
             with torch.inference_mode(False):  # they may be wanted for training later
                 rows = self._rows[kind] = self.vectors.to(kind)
         return rows
@@ -97,14 +97,26 @@ class Basis(nn.Module):
     @property
     def checksum(self) -> int:
         """32 bits that tell whether two stages have the same basis: a CRC of version and vectors."""
+        self._forget_changed()
         if self._checksum is None:
-            bits = self.vectors.cpu().contiguous().numpy().tobytes()
-            self._checksum = zlib.crc32(bits, self.version)
+            self._checksum = checksum_of(self.vectors, self.version)
         return self._checksum
 
     def _forget(self) -> None:
-        self._rows.clear()
-        self._checksum = None
+        """Drops what was made of the vectors, and takes down which ones they are."""
+        self._rows: dict[torch.dtype, Tensor] = {}
+        self._checksum: int | None = None
+        self._made_of = self._memory()
+
+    def _forget_changed(self) -> None:
+        """The same where somebody has written to the vectors, as a distributed checkpoint does that is loaded in place."""
+        if self._made_of != self._memory():
+            self._forget()
+
+    def _memory(self) -> tuple[torch.device, int, int]:
+        """Tells the vectors from others, and from themselves once they are written to."""
+        vectors = self.vectors
+        return vectors.device, vectors.data_ptr(), 0 if vectors.is_inference() else vectors._version
 
     def get_extra_state(self) -> Tensor:
         """The version, for the model's state."""
@@ -131,3 +143,8 @@ class Basis(nn.Module):
     def extra_repr(self) -> str:
         """The text in repr()."""
         return f"width={self.width}, rank={self.rank}, seed={self.seed}, version={self.version}"
+
+
+def checksum_of(vectors: Tensor, version: int) -> int:
+    """The checksum of a basis that has these vectors, float64 [rank, width], as a version."""
+    return zlib.crc32(vectors.cpu().contiguous().numpy().tobytes(), version)

@@ -12,6 +12,7 @@ from torch import nn
 
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace import basis_change
+from torch_lowcomm.subspace.basis import checksum_of
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
 from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
 
@@ -157,7 +158,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         Raises:
             TypeError: A gradient is sparse.
             ValueError: A gradient has another shape, or is of a parameter that was frozen before; gradients have changed since
-                `clip_grad_norm`; U has another version than the weights; or a weight is outside S. Nothing has changed.
+                `clip_grad_norm`; U is another than the weights are in; or a weight is outside S. Nothing has changed.
         """
         result = None
         if closure is not None:
@@ -274,6 +275,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         basis_change.change_basis([*weights, *frozen], [*self._core.state(), *({} for _ in frozen)], old, new)
         self._core.set_vectors([None if w is None else w.part(new) for w in weights])
         self._vectors, self._vectors_version = new, self._version() + 1
+        self._vectors_checksum = checksum_of(new, self._vectors_version)
         for group in self.param_groups:
-            group["basis_version"] = self._vectors_version
+            group["basis_version"], group["basis_checksum"] = self._vectors_version, self._vectors_checksum
         self._forget()

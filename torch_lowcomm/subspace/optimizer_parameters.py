@@ -29,8 +29,8 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         self._constrained: dict[int, ConstrainedWeight] = {}
         self._trained: list[torch.Tensor] = []
         self._basis: Basis | None = None
-        self._vectors: torch.Tensor | None = None  # U of the basis, of a version
-        self._vectors_version = 0
+        self._vectors: torch.Tensor | None = None  # U of the basis, of a version and checksum
+        self._vectors_version = self._vectors_checksum = 0
         self._forget()
         if module is not None:
             self._learn(module)
@@ -70,7 +70,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         except Exception:
             del self.param_groups[-1]
             raise
-        added["basis_version"] = self._version()
+        added["basis_version"], added["basis_checksum"] = self._version(), self._checksum()
         for p in trained:
             self._core.add(self._known[id(p)], local(p), group=number, **self._rule(p))
         self._trained += trained
@@ -84,14 +84,14 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         self._constrained |= {id(w.parameter): w for w in weights}
         if basis is not None and self._basis is None:
             self._basis = basis
-            self._take_vectors(basis.version)
+            self._take_vectors()
 
-    def _take_vectors(self, version: int) -> None:
-        """Takes the basis's U, which has this version."""
+    def _take_vectors(self) -> None:
+        """Takes the basis's U."""
         assert self._basis is not None
         self._vectors = self._basis.vectors.detach().double().clone()
         self._core.set_vectors([None if w is None else w.part(self._vectors) for w in self._weights()])
-        self._vectors_version = version
+        self._vectors_version, self._vectors_checksum = self._basis.version, self._basis.checksum
 
     def _rule(self, p: torch.Tensor) -> dict[str, Any]:
         weight = self._constrained.get(id(p))
@@ -137,23 +137,34 @@ class SubspaceOptimizer(torch.optim.Optimizer):
                 f"SubspaceAdamW: expected U of version {self._version()}, which weights and moments are in, got a basis of "
                 f"version {self._basis.version}: change_basis moves them to another U"
             )
-        if self._vectors_version != self._version():  # a checkpoint was loaded
-            self._take_vectors(self._basis.version)
+        if self._basis.checksum != self._checksum():
+            raise ValueError(
+                f"SubspaceAdamW: expected U of checksum {self._checksum():#010x}, which weights and moments are in, got a basis of "
+                f"checksum {self._basis.checksum:#010x}, of the same version: it was made from another seed or loaded from another "
+                f"run's checkpoint"
+            )
+        if self._vectors_checksum != self._checksum():  # a checkpoint was loaded
+            self._take_vectors()
 
     def _version(self) -> int:
         """Of the U that weights and moments are in."""
-        for group in self.param_groups:
-            if "basis_version" in group:
-                return int(group["basis_version"])
-        return self._vectors_version
+        return self._of_groups("basis_version", self._vectors_version)
+
+    def _checksum(self) -> int:
+        """Of the same U, a basis's."""
+        return self._of_groups("basis_checksum", self._vectors_checksum)
+
+    def _of_groups(self, key: str, own: int) -> int:
+        """A number that the groups have, and a loaded state brings; `own` before there is a group."""
+        return next((int(group[key]) for group in self.param_groups if key in group), own)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads what `state_dict` returned; the run then goes on with the same bits.
 
         The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
         "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
-        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version", the version of U
-        that the state belongs to; load the model's basis too.
+        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and "basis_checksum",
+        of the U that the state belongs to; load the model's basis too.
 
         Raises:
             ValueError: The state is of other parameters. Nothing has changed.

@@ -120,12 +120,13 @@ def one_basis(weights: Sequence[ConstrainedWeight]) -> Basis | None:
     """The basis of all these weights, or one of several that are equal; None of no weights.
 
     Raises:
-        ValueError: Two differ in width, rank, seed or version.
+        ValueError: Two differ in width, rank, seed, version or vectors.
     """
 
     def described(weight: ConstrainedWeight) -> str:
         basis = weight.basis
-        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, version {basis.version}"
+        number = f"version {basis.version}, checksum {basis.checksum:#010x}"
+        return f"width {basis.width}, rank {basis.rank}, seed {basis.seed}, {number}"
 
     for weight in weights:
         if described(weight) != described(weights[0]):

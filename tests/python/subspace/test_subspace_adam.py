@@ -280,6 +280,39 @@ def test_another_basis_is_taken_whole_or_not_at_all():
     assert not differing(_weights(model), _weights(again))
 
 
+def test_another_basis_of_the_same_version():
+    """A model that is loaded with another run's U, without its optimizer's state, is not trained; with it, it is."""
+    other = fresh()
+    with torch.no_grad():
+        for name, p in other.named_parameters():
+            if role := small.role_of(other, name):
+                p.copy_(small.projected(p, small.vectors(seed=1), role == "embedding"))
+    other.embedding.subspace_basis.vectors.copy_(small.vectors(seed=1))
+    theirs = lc.SubspaceAdamW(other, **SETTINGS)
+    train(other, theirs, range(2))
+    state = copy.deepcopy(theirs.state_dict())
+    model = fresh()
+    optimizer = lc.SubspaceAdamW(model, **SETTINGS)
+    model.load_state_dict(other.state_dict())
+    model.embedding.subspace_basis.vectors.copy_(
+        small.vectors(seed=1)
+    )  # in place, as a distributed checkpoint is loaded
+    backward(model, 2)
+    before = _weights(model)
+    for act in (optimizer.step, optimizer.distances, lambda: optimizer.clip_grad_norm(1.0)):
+        with pytest.raises(
+            ValueError, match="expected U of checksum 0x[0-9a-f]{8}, which .* got a basis of checksum 0x"
+        ):
+            act()
+    assert not differing(_weights(model), before)
+    optimizer.load_state_dict(state)
+    optimizer.zero_grad()
+    for net, of in ((model, optimizer), (other, theirs)):
+        train(net, of, range(2, 4), clip=0.1)
+    assert not differing(_weights(model), _weights(other))
+    assert max(optimizer.distances().values()) < 1e-13
+
+
 def test_a_weight_that_was_moved_out_of_the_subspace():
     model = fresh(torch.float32)
     with torch.no_grad():

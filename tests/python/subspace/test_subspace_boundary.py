@@ -165,6 +165,12 @@ def test_a_basis_stays_exact_in_a_converted_model_and_is_saved_with_it():
     other.load_state_dict(module.state_dict())
     assert torch.equal(other["basis"].vectors, turned)
     assert (other["basis"].version, other["basis"].checksum) == (1, basis.checksum)
+    # In place, as a distributed checkpoint is loaded into a state dict.
+    rows = other["basis"].rows(torch.float32), other["basis"].rows(torch.float64), other["basis"].checksum
+    other.state_dict()["basis.vectors"].copy_(before)
+    assert torch.equal(other["basis"].rows(torch.float32), before.float()) and not torch.equal(rows[0], before.float())
+    assert torch.equal(other["basis"].rows(torch.float64), before)
+    assert other["basis"].checksum != rows[2]
 
 
 @pytest.mark.parametrize(
