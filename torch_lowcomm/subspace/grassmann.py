@@ -160,6 +160,7 @@ class Grassmann:
                         "subspace: Grassmann: expected an exact boundary before the last of two stages or more"
                     )
                 self._sum = module.decode.gradients = GradientSum(None if stage is module else stage)
+                self._dtype = torch.float64 if module.coefficient_dtype == torch.float64 else torch.float32
 
     @property
     def version(self) -> int:
@@ -274,15 +275,35 @@ class Grassmann:
         return newest
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps so far, and this rank's sum of GᵀG; versions and bases are the model's."""
-        total = self._sum.total if self._sum is not None else None
-        return {"steps": self._steps, "sum": None if total is None else total.clone()}
+        """Steps so far, and in the stage that receives last the sum of GᵀG; versions and bases are the model's.
+
+        The state of that stage is one for all stages, of whichever cut: what the others do not need they leave. All stages may
+        also save theirs into one distributed checkpoint.
+        """
+        state: dict[str, Any] = {"steps": self._steps}
+        if self._sum is not None:
+            total = self._sum.total
+            state["sum"] = self._zeros() if total is None else total.clone()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten."""
+        """Takes what `state_dict` gave; a basis of a switch that failed is forgotten.
+
+        Raises:
+            ValueError: The rank receives last, and the state has no sum: it is another stage's.
+        """
+        if self._sum is not None and "sum" not in state:
+            raise ValueError(
+                "subspace: Grassmann: expected a state with the sum of gradients, of the stage that received last, got another's"
+            )
         self._steps, self._pending = state["steps"], None
         if self._sum is not None:
-            self._sum.total = None if state["sum"] is None else state["sum"].clone()
+            self._sum.total = state["sum"].clone() if state["sum"].any() else None
+
+    def _zeros(self) -> Tensor:
+        """The sum before the first gradient, of the type and on the device of later ones."""
+        vectors = self._bases[0].vectors
+        return vectors.new_zeros(self._bases[0].width, self._bases[0].width, dtype=self._dtype)
 
     def _gather(self, number: int) -> list[int]:
         """A number of every rank."""

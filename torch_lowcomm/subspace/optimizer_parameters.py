@@ -139,9 +139,8 @@ class SubspaceOptimizer(torch.optim.Optimizer):
             )
         if self._basis.checksum != self._checksum():
             raise ValueError(
-                f"SubspaceAdamW: expected U of checksum {self._checksum():#010x}, which weights and moments are in, got a basis of "
-                f"checksum {self._basis.checksum:#010x}, of the same version: it was made from another seed or loaded from another "
-                f"run's checkpoint"
+                f"SubspaceAdamW: expected U of checksum {self._checksum():#010x}, which weights and moments are in, got a basis "
+                f"of checksum {self._basis.checksum:#010x} and the same version: it is another seed's, or of another checkpoint"
             )
         if self._vectors_checksum != self._checksum():  # a checkpoint was loaded
             self._take_vectors()
@@ -163,15 +162,19 @@ class SubspaceOptimizer(torch.optim.Optimizer):
 
         The state of a parameter is {"step", "exp_avg", "exp_avg_sq"} as AdamW's; of W_p2 "exp_avg" [k, hidden units] and
         "exp_avg_sq" [hidden units]; of types narrower than float32 also "rounding". Those of a sharded parameter are DTensors, so
-        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and "basis_checksum",
-        of the U that the state belongs to; load the model's basis too.
+        that `torch.distributed.checkpoint` gives them to any number of ranks. A group also has "basis_version" and
+        "basis_checksum", of the U that the state belongs to; load the model's basis too.
 
         Raises:
             ValueError: The state is of other parameters. Nothing has changed.
         """
         before = super().state_dict()["param_groups"]
+        names = [group.get("param_names") for group in self.param_groups]
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         try:
+            for group, own in zip(self.param_groups, names, strict=True):
+                if own is not None:
+                    group["param_names"] = own  # the state may be of a decoder that was cut elsewhere
             numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
             given = dict(zip((id(p) for g in self.param_groups for p in g["params"]), numbers, strict=True))
             states = [state_dict["state"].get(given[id(p)], {}) for p in self._trained]

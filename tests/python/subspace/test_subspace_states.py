@@ -1,0 +1,143 @@
+"""A checkpoint of some stages that goes on at another number of stages: weights, moments, and steps of the subspace."""
+
+import copy
+
+import subspace_case as case
+import test_subspace_pipeline as pipelines
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from diloco_model import differing
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.pipelining import Schedule1F1B
+
+import torch_lowcomm as lc
+
+# Both cuts have their last boundary in one place, where the gradients are that the subspace turns by.
+TWO, FOUR = [3, 1], [1, 1, 1, 1]
+SAVED, END, EVERY = 10, 20, 15
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)  # by the decoder's names, which no two stages share
+
+
+class _Run:
+    """This rank's stage of a decoder, and all that a checkpoint has of it."""
+
+    def __init__(self, group, sizes, seed=0):
+        index, count = dist.get_rank(group), len(sizes)
+        model = lc.subspace.constrain(case.gpt(seed=seed), case.RANK, sigma=1.0)
+        self.module = lc.subspace.cut(model, index, count, blocks=sizes)
+        stage = lc.pipeline.Stage(self.module, index, count, torch.device("cpu"), group=group)
+        self.group, self.schedule = group, Schedule1F1B(stage, pipelines.MICRO, loss_fn=pipelines.loss)
+        self.optimizer = lc.SubspaceAdamW(self.module, lr=1e-2)
+        self.subspace = lc.subspace.Grassmann([stage], self.optimizer, every=EVERY, group=group) if count > 1 else None
+
+    def train(self, steps):
+        for step in steps:
+            x, y = pipelines._batch(step)
+            self.optimizer.zero_grad()
+            lc.pipeline.step(self.schedule, x, target=y, ids=x)
+            self.optimizer.clip_grad_norm(1.0, stages=self.group)
+            self.optimizer.step()
+            if self.subspace is not None:
+                self.subspace.step()
+
+    def state(self):
+        optimizer = get_optimizer_state_dict(self.module, self.optimizer, options=FLAT)
+        for name in optimizer:
+            if name.endswith(".param_names"):  # of the cut, not of the decoder
+                assert optimizer[name] == [name for name, _ in self.module.named_parameters()]
+                optimizer[name] = []
+        subspace = {} if self.subspace is None else self.subspace.state_dict()
+        return {"model": self.module.state_dict(), "optimizer": optimizer, "subspace": subspace}
+
+    def load(self, state):
+        self.module.load_state_dict(state["model"])
+        set_optimizer_state_dict(self.module, self.optimizer, state["optimizer"], options=FLAT)
+        if self.subspace is not None:
+            self.subspace.load_state_dict(state["subspace"])
+
+
+def _merged(states):
+    """What one process puts together of the states of all stages."""
+    return {
+        "model": lc.subspace.merge_states(state["model"] for state in states),
+        "optimizer": lc.subspace.merge_states(state["optimizer"] for state in states),
+        "subspace": states[-1]["subspace"],
+    }
+
+
+def _gathered(run):
+    states = [None] * dist.get_world_size(run.group)
+    dist.all_gather_object(states, run.state(), group=run.group)
+    return _merged(states)
+
+
+def _of_another_cut(r):
+    torch.set_num_threads(1)
+    r.init("lowcomm")
+    pair, everybody, alone = (dist.new_group(members) for members in ([0, 1], range(4), [3]))
+    folder, merged = r.path("dcp"), None
+    if r.rank < 2:
+        first = _Run(pair, TWO)
+        first.train(range(SAVED))
+        dcp.save(first.state(), checkpoint_id=folder, process_group=pair)
+        merged = copy.deepcopy(_gathered(first))
+        assert merged["subspace"]["sum"].any() and merged["subspace"]["steps"] == SAVED
+        first.train(range(SAVED, END))
+    told = [merged]
+    dist.broadcast_object_list(told, 0)
+    merged = told[0]
+
+    # Two stages become four, by either way with the same bits.
+    runs = {}
+    for how in ("merge", "dcp"):
+        run = runs[how] = _Run(everybody, FOUR, seed=1)
+        run.module.encode and run.module.encode.basis.rows(
+            torch.float64
+        )  # what was made of the old U is not used again
+        state = merged
+        if how == "dcp":
+            state = run.state()
+            dcp.load(state, checkpoint_id=folder, process_group=everybody)
+        run.load(state)
+        assert not differing(_gathered(run), merged)
+    again = copy.deepcopy(_gathered(run))
+    for how, run in runs.items():
+        run.train(range(SAVED, END))
+        assert run.subspace.version == 1, how
+    four = _gathered(runs["merge"])
+    assert not differing(_gathered(runs["dcp"]), four)
+    for name, value in four["model"].items():
+        assert name.endswith("_extra_state") or not torch.equal(value, merged["model"][name]), name
+
+    # Four become two again, which go on as if nothing had been; the boundaries of four round in other places than those of two.
+    if r.rank < 2:
+        second = _Run(pair, TWO, seed=2)
+        second.load(again)
+        second.train(range(SAVED, END))
+        two = _gathered(second)
+        assert not differing(two, _gathered(first))
+        for part in ("model", "optimizer"):
+            for name, value in two[part].items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    assert case.apart(four[part][name], value) < 1e-9, name
+
+    # And one, in the subspace as it is now.
+    run.train(range(END, END + 3))
+    later = _gathered(run)
+    if r.rank == 3:
+        whole = _Run(alone, [4], seed=3)
+        whole.load(four)
+        assert not differing({**_gathered(whole), "subspace": four["subspace"]}, four)
+        whole.train(range(END, END + 3))
+        for name, value in whole.module.named_parameters():
+            assert case.apart(value, later["model"][name]) < 1e-9, name
+    dist.destroy_process_group()
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_stages(quad):
+    quad(_of_another_cut, timeout=180)
