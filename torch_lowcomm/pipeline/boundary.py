@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -104,6 +106,36 @@ class Boundary:
         """Posts the receive of the other side's numbers."""
         return Receive(self._context_channel(chunk), numbers, [])
 
+    def send_object(self, value: Any) -> None:
+        """Sends a picklable object, and waits until it is through. A withdrawal ends it, as it ends messages of tensors."""
+        numbers = torch.tensor(list(pickle.dumps(value)), dtype=torch.int64)
+        self._objects.send(torch.tensor([len(numbers)]), []).wait()
+        self._objects.send(numbers, []).wait()
+
+    def recv_object(self) -> Any:
+        """Waits for an object that the other side sends."""
+        size = torch.empty(1, dtype=torch.int64)
+        self._objects.recv(size, []).wait()
+        numbers = torch.empty(int(size), dtype=torch.int64)
+        self._objects.recv(numbers, []).wait()
+        return pickle.loads(bytes(numbers.tolist()))
+
+    @functools.cached_property
+    def _objects(self) -> _C.Channel:
+        """The channel of what torch's stages tell each other before their first micro-batch."""
+        return _C.Channel(
+            self._backend,
+            self._peer,
+            ((2 * self.number + 1) * TENSORS + TENSORS - 1) * CHUNKS + CHUNKS - 1,
+            dtype=torch.int64,
+            codec="",
+            first="",
+            channels=1,
+            memory=None,
+            edge=f"shapes of {where(self.number)}",
+            part="",
+        )
+
     def _context_channel(self, chunk: int) -> _C.Channel:
         if chunk not in self._contexts:
             self._contexts[chunk] = _C.Channel(
@@ -187,6 +219,7 @@ class Boundary:
         """
         self._block.resume()
         self._contexts.clear()
+        self.__dict__.pop("_objects", None)
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:

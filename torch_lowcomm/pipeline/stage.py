@@ -32,6 +32,8 @@ class Stage(PipelineStage):
     Stages that share a rank pass tensors without a message, as torch's do.
     """
 
+    tells_shapes = hasattr(PipelineStage, "_recv_meta")  # of later torch, whose stages call it
+
     def __init__(
         self,
         submodule: torch.nn.Module,
@@ -187,6 +189,24 @@ class Stage(PipelineStage):
         for messages in sends.values():
             self._wait(messages)
         self._posted.clear()
+
+    def _send_meta(self, meta: Any, dst_stage: int) -> None:
+        """Tells another stage the shapes of what crosses their boundary; torch calls this in the first step.
+
+        By a channel, on which a stage that fails meanwhile is heard: torch's own messages would wait for it.
+        """
+        with self._failing():
+            self._boundary_to(dst_stage).send_object(meta)
+
+    def _recv_meta(self, src_stage: int) -> Any:
+        """Waits for what another stage tells."""
+        with self._failing():
+            return self._boundary_to(src_stage).recv_object()
+
+    def _boundary_to(self, other: int) -> Boundary:
+        side = self._boundary(min(self.stage_index, other))
+        assert side is not None
+        return side
 
     def clear_runtime_states(self) -> None:
         """Begins a step; torch's schedules call this.

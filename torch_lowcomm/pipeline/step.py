@@ -94,8 +94,8 @@ def reset(schedule: Any) -> None:
     A step fails on all ranks: on those whose part of it is over in the next one. Nothing of it is under way afterwards, and the
     caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the step has
     added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a stage is
-    sharded by FSDP2 make a new schedule too. A group that has ended, by a peer's death or a time-out, is not reset: make a new
-    one, and new stages with the same caches.
+    sharded by FSDP2, or the first step failed, make a new schedule too. A group that has ended, by a peer's death or a time-out,
+    is not reset: make a new one, and new stages with the same caches.
 
     Args:
         schedule: As step().
@@ -132,9 +132,8 @@ def _run(schedule: Any, run: Any, inputs: tuple[Any, ...], target: Any, kwargs: 
     except BaseException as error:
         for stage in stages:
             stage.fail(f"{failed}: {type(error).__name__}: {error}")
-        if not any(
-            stage.begun for stage in stages
-        ):  # others wait for torch's own messages, which know of no withdrawal
+        if not any(stage.begun or stage.tells_shapes for stage in stages):
+            # Others wait for torch's own messages, which know of no withdrawal.
             backend_of(stages[0].group).abort()
         raise
     finally:

@@ -1,5 +1,7 @@
 """Stages of a constrained decoder that fail: named on every rank, and nothing is trained on what is wrong."""
 
+import re
+
 import pytest
 import subspace_case as case
 import test_subspace_pipeline as pipelines
@@ -36,8 +38,43 @@ def _out_of_range(r, stage, x):
     return x + 1000 * (r.rank == 1)
 
 
+def _rolled(r, stage, x):
+    return x.roll(1, 0) if r.rank == 1 else None
+
+
 def _shifted(r, stage, x):
     return x[:, :-1] if r.rank == 1 else None
+
+
+def _in_the_first_step(r, wrong, expected):
+    """Of a step before which no message has been: both ranks hear the cause, at once."""
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
+    x, y = pipelines._batch()
+    if wrong == "everywhere":
+        x = x + 1000
+    with pytest.raises((ValueError, RuntimeError)) as failure:
+        _step(r, schedule, x, y, None if wrong == "everywhere" else wrong(r, stage, x))
+        _step(r, schedule, x, y)  # of a rank whose part of the first one was over
+    said = f"{failure.value} {failure.value.__cause__}"  # torch's error has the module's as its cause
+    assert re.search(expected, said), said
+    dist.barrier()  # the group lives; nobody leaves before the other has heard why
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        (_missing, "stage 1 of 2: expected ids=, the tokens of the micro-batch"),
+        (_out_of_range, r"stage 1 of 2: ids: expected 0\.\.\.127, got"),
+        ("everywhere", r"stage 0 of 2: ids: expected 0\.\.\.127, got"),
+        (_shifted, r"stage 1 of 2: expected coefficients \[2, 9, rank\] for the ids, got \[2, 10, 8\]"),
+        (_rolled, "micro-batch 0: ids: expected the same as at the stage before"),
+    ],
+    ids=["missing", "out of range", "out of range everywhere", "shorter", "of another batch"],
+)
+def test_ids_that_will_not_do_in_the_first_step(pair, wrong, expected):
+    pair(_in_the_first_step, wrong, expected)
 
 
 def _not_a_number(r, stage, x):
