@@ -70,7 +70,9 @@ def has_embedding(parts: Parts, root: nn.Module) -> bool:
 
 def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
     """What breaks exactness whatever the weights are, before `constrain` changes a decoder and after."""
-    found = _tied(parts, root) + _half(parts, root) + _biases(parts, root, basis) + head(parts, root)
+    found = (
+        _tied(parts, root) + _shared(parts, root) + _half(parts, root) + _biases(parts, root, basis) + head(parts, root)
+    )
     if has_embedding(parts, root):
         found += _between(parts, root)
     for number, block in parts.blocks_of(root):
@@ -93,6 +95,27 @@ def _tied(parts: Parts, root: nn.Module) -> list[Finding]:
         others = [other for other in names[ids.get(name)] if other != name]
         if others:
             found.append(Finding(name, f"tied to {', '.join(others)}, which the constraint does not hold for"))
+    return found
+
+
+def shared_names(parts: Parts, root: nn.Module) -> list[dict[str, str]]:
+    """Of each trained parameter that is in two parts or more of a decoder: {part: the parameter's name there}."""
+    names: dict[int, dict[str, str]] = defaultdict(dict)
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        place = parts.place_of(name)
+        if place is not None and parameter.requires_grad:
+            names[id(parameter)].setdefault(place, name)
+    return [places for places in names.values() if len(places) > 1]
+
+
+def _shared(parts: Parts, root: nn.Module) -> list[Finding]:
+    """Free weights that two blocks have, or a block and another part; stages would train them apart."""
+    constrained = {f"{name}.weight" for name, _, _ in parts.projections(root)} | {f"{parts.embedding}.weight"}
+    found = []
+    for places in shared_names(parts, root):
+        first, *others = places.values()
+        if first not in constrained and not constrained & set(others):  # those are tied, or the head will be untied
+            found.append(Finding(first, f"is shared with {', '.join(others)}: stages would train it apart"))
     return found
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace import probe
-from torch_lowcomm.subspace.check import between, constrained_parts, head
+from torch_lowcomm.subspace.check import between, constrained_parts, head, shared_names
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
 from torch_lowcomm.subspace.parts import Parts
@@ -49,7 +49,8 @@ def cut(
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
-            unknown, or a free decoder changes its embedding before the first block or the head's output.
+            unknown, two stages would train one parameter, or a free decoder changes its embedding before the first block or the
+            head's output.
     """
     if boundary is None:
         parts, _ = constrained_parts(model)
@@ -66,6 +67,7 @@ def cut(
     sizes = [total // count + (stage < total % count) for stage in range(count)] if blocks is None else list(blocks)
     if len(sizes) != count or min(sizes) < 1 or sum(sizes) != total:
         raise ValueError(f"blocks: expected {count} numbers above 0 that add up to {total}, got {sizes}")
+    _expect_own_parameters(model, parts, sizes)
     message_codec = None if coefficients in ("fp32", "bf16") else coefficients
     if message_codec is not None:
         _C.Codec(message_codec)
@@ -82,3 +84,24 @@ def cut(
         coefficients=coefficients,
         message_codec=message_codec,
     )
+
+
+def _expect_own_parameters(model: nn.Module, parts: Parts, sizes: Sequence[int]) -> None:
+    """Refuses stages that would share a trained parameter.
+
+    Raises:
+        ValueError: Two would; with the parameter's names on both.
+    """
+    stages = [stage for stage, size in enumerate(sizes) for _ in range(size)]
+    for places in shared_names(parts, model):
+        by_stage: dict[int, str] = {}
+        for place, name in places.items():
+            block = place.removeprefix(f"{parts.blocks}.")
+            ends = stages[-1] if place in (parts.norm, parts.head) else 0
+            by_stage.setdefault(stages[int(block)] if block != place else ends, name)
+        if len(by_stage) > 1:
+            (one, name), (other, again), *_ = sorted(by_stage.items())
+            raise ValueError(
+                f"cut: expected trained parameters that one stage has, got {name} of stage {one}, which is {again} of stage "
+                f"{other} too: copy it for one of them, or freeze it"
+            )

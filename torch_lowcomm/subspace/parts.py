@@ -42,8 +42,16 @@ class Parts:
     family: str = "plain"
 
     def blocks_of(self, root: nn.Module) -> list[tuple[int, nn.Module]]:
-        """The blocks of a decoder or of a stage, each with its number in the whole decoder."""
-        return [(int(number), block) for number, block in root.get_submodule(self.blocks).named_children()]
+        """The blocks of a decoder or of a stage, each with its number in the whole decoder; one module may come twice."""
+        blocks = root.get_submodule(self.blocks)._modules.items()
+        return [(int(number), block) for number, block in blocks if block is not None]
+
+    def place_of(self, name: str) -> str | None:
+        """The block ("blocks.3"), embedding, table of positions, norm or head that a parameter of this name is in."""
+        if name.startswith(f"{self.blocks}."):
+            return f"{self.blocks}.{name[len(self.blocks) + 1 :].partition('.')[0]}"
+        others = (self.embedding, self.positions, self.norm, self.head)
+        return next((path for path in others if path is not None and f"{name}.".startswith(f"{path}.")), None)
 
     def projections(self, root: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
         """(name, role, module) of the attention outputs and feed-forward downs, block by block."""

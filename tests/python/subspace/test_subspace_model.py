@@ -294,6 +294,46 @@ def test_shared_projections():
         lc.subspace.constrain(model, case.RANK)
 
 
+def _share_a_block(model):
+    model.blocks[2] = model.blocks[0]
+
+
+def _share_a_norm(model):
+    model.blocks[3].mlp_norm = model.blocks[1].attention_norm
+
+
+def _share_with_the_head(model):
+    model.blocks[1].up.weight = model.head.weight
+
+
+SHARED = {
+    "a block": (_share_a_block, "blocks.0.up.weight", "blocks.2.up.weight"),
+    "a norm": (_share_a_norm, "blocks.1.attention_norm.weight", "blocks.3.mlp_norm.weight"),
+    "the head": (_share_with_the_head, "blocks.1.up.weight", "head.weight"),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_parameters_of_two_blocks(what):
+    """Refused with both names: by constrain, by check of a model that shares later, and by a cut between the two."""
+    share, one, other = SHARED[what]
+    model = case.gpt()
+    share(model)
+    with pytest.raises(ValueError, match=f"{one}: is shared with {other}: stages would train it apart") as refused:
+        lc.subspace.constrain(model, case.RANK)
+    assert ("blocks.0.down.weight: tied to blocks.2.down.weight" in str(refused.value)) == (what == "a block")
+    model = case.constrained()
+    assert lc.subspace.check(model) == []
+    share(model)
+    assert f"{one}: is shared with {other}" in "\n".join(map(str, lc.subspace.check(model)))
+    first, second = (name.split(".")[1] if name.startswith("blocks") else 3 for name in (one, other))
+    with pytest.raises(ValueError, match=rf"got blocks\S+ of stage {first}, which is \S+ of stage {second} too"):
+        lc.subspace.cut(model, 0, 4)
+    lc.subspace.cut(model, 0, 1)
+    if what == "a block":  # both on one stage
+        lc.subspace.cut(model, 0, 2, blocks=[3, 1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(dtype, caplog):
     name = str(dtype).removeprefix("torch.")
