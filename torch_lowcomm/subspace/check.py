@@ -10,6 +10,7 @@ from torch import nn
 from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.embedding import Embedding
+from torch_lowcomm.subspace.order import out_of_order
 from torch_lowcomm.subspace.parts import EMBEDDING, Parts
 from torch_lowcomm.subspace.probe import Finding
 
@@ -22,7 +23,8 @@ def check(model: nn.Module) -> list[Finding]:
 
     Looked at are: weights that are tied, or have left the subspace; biases of the two projections; dropout, norms and gains
     behind them (each block runs once on four made-up positions, and is left as it was); tables of positions that are trained;
-    what stands between the embedding and the first block; a residual stream in half precision. Blocks whose parameters are
+    what stands between the embedding and the first block; whether a whole decoder is its embedding, blocks, norm and head, one
+    after the other (it runs once on eight made-up tokens); a residual stream in half precision. Blocks whose parameters are
     sharded or on the meta device do not run: check a model before.
 
     Args:
@@ -74,7 +76,7 @@ def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
         _tied(parts, root) + _shared(parts, root) + _half(parts, root) + _biases(parts, root, basis) + head(parts, root)
     )
     if has_embedding(parts, root):
-        found += _between(parts, root)
+        found += _between(parts, root) or out_of_order(parts, root)
     for number, block in parts.blocks_of(root):
         found += probe.leaving(parts, root, basis, number, block)
     return found

@@ -152,10 +152,9 @@ def entry(parts: Parts, root: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | 
     None where the model cannot be called with tokens alone.
     """
     embedding = root.get_submodule(parts.embedding)
-    weight: torch.Tensor = embedding.weight
-    if weight.is_meta or type(weight.data) is not torch.Tensor:
+    ids = tokens(parts, root)
+    if ids is None:
         return None
-    ids = torch.arange(2 * _TIME, device=weight.device).view(2, _TIME) % weight.shape[0]
     seen: list[torch.Tensor] = []
 
     def after_embedding(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
@@ -165,17 +164,13 @@ def entry(parts: Parts, root: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | 
         seen.append(args[0] if args else kwargs["hidden_states"])
         raise _Reached
 
-    training = {module: module.training for module in root.modules()}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng([weight.device] if weight.device.type == "cuda" else []))
-        stack.enter_context(torch.no_grad())
+    with as_it_was(root, ids.device), contextlib.ExitStack() as stack:
         first = parts.blocks_of(root)[0][1]
         stack.callback(embedding.register_forward_hook(after_embedding).remove)
         stack.callback(first.register_forward_pre_hook(before_block, with_kwargs=True).remove)
-        stack.callback(lambda: [setattr(module, "training", mode) for module, mode in training.items()])
         root.train()
         try:
-            root(*_arguments(root, ids))
+            root(*arguments(root, ids))
         except _Reached:
             return (seen[0], seen[-1]) if len(seen) == 2 else None
         except Exception:
@@ -183,7 +178,27 @@ def entry(parts: Parts, root: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | 
     return None
 
 
-def _arguments(root: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
+def tokens(parts: Parts, root: nn.Module) -> torch.Tensor | None:
+    """Two rows of made-up tokens, [2, time]; None where the embedding's weight is not here, or only a shard of it."""
+    weight: torch.Tensor = root.get_submodule(parts.embedding).weight
+    if weight.is_meta or type(weight.data) is not torch.Tensor:
+        return None
+    return torch.arange(2 * _TIME, device=weight.device).view(2, _TIME) % weight.shape[0]
+
+
+@contextlib.contextmanager
+def as_it_was(root: nn.Module, device: torch.device) -> Iterator[None]:
+    """Puts each module's mode and the generators' states back afterwards; there are no gradients meanwhile."""
+    training = {module: module.training for module in root.modules()}
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+            yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def arguments(root: nn.Module, ids: torch.Tensor) -> list[torch.Tensor]:
     """Tokens for every argument that a model's forward needs."""
     if is_transformers(root):
         return [ids]
