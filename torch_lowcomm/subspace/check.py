@@ -76,6 +76,7 @@ def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
         _tied(parts, root) + _shared(parts, root) + _half(parts, root) + _biases(parts, root, basis) + head(parts, root)
     )
     if has_embedding(parts, root):
+        found += _options(parts, root)
         found += _between(parts, root) or out_of_order(parts, root)
     for number, block in parts.blocks_of(root):
         found += probe.leaving(parts, root, basis, number, block)
@@ -98,6 +99,21 @@ def _tied(parts: Parts, root: nn.Module) -> list[Finding]:
         if others:
             found.append(Finding(name, f"tied to {', '.join(others)}, which the constraint does not hold for"))
     return found
+
+
+def _options(parts: Parts, root: nn.Module) -> list[Finding]:
+    """Options of an `nn.Embedding` that the constrained one has not."""
+    module = root.get_submodule(parts.embedding)
+    reasons = {
+        "max_norm": "rows are scaled where they are used, which takes the fixed part too",
+        "scale_grad_by_freq": "gradients are divided by the counts of a micro-batch's tokens, which depend on the micro-batches",
+        "sparse": "gradients are sparse, which no optimizer of the subspace takes",
+    }
+    return [
+        Finding(f"{parts.embedding}.{name}", f"is {value}: {reason}")
+        for name, reason in reasons.items()
+        if (value := getattr(module, name, None)) not in (None, False)
+    ]
 
 
 def shared_names(parts: Parts, root: nn.Module) -> list[dict[str, str]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -137,18 +138,45 @@ def constrain(
     sigma = float(f"{float(table.detach().float().square().mean().sqrt()):.2g}") if sigma is None else sigma
     anchor = Anchor(vocabulary, width, seed=seed, sigma=sigma, fixed=fixed).to(table.device)
     untied = decoder.get_submodule(parts.head).weight is table
-    lost = _replace_embedding(decoder, parts, basis, anchor) | _project(decoder, parts, basis)
-    if hasattr(getattr(decoder, "config", None), "tie_word_embeddings"):
-        decoder.config.tie_word_embeddings = False  # or the package ties them again when it saves
-    decoder.add_module("subspace_basis", basis)
-    decoder.add_module("subspace_anchor", anchor)
-    report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
-    decoder.subspace_parts, decoder.subspace_report = parts, report
-    _refuse(check(decoder), allow_half=allow_half)
+    with _undone(decoder, parts):
+        lost = _replace_embedding(decoder, parts, basis, anchor) | _project(decoder, parts, basis)
+        if hasattr(getattr(decoder, "config", None), "tie_word_embeddings"):
+            decoder.config.tie_word_embeddings = False  # or the package ties them again when it saves
+        decoder.add_module("subspace_basis", basis)
+        decoder.add_module("subspace_anchor", anchor)
+        report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
+        decoder.subspace_parts, decoder.subspace_report = parts, report
+        _refuse(check(decoder), allow_half=allow_half)
     logger.info("constrain: %s", report)
     for name, share in lost.items():
         logger.log(logging.WARNING if trained else logging.DEBUG, "constrain: %s loses %.3g of its norm", name, share)
     return decoder
+
+
+@contextlib.contextmanager
+def _undone(decoder: nn.Module, parts: Parts) -> Iterator[None]:
+    """Makes a decoder as it was where the block raises."""
+    path, _, name = parts.embedding.rpartition(".")
+    embedding, config = decoder.get_submodule(parts.embedding), getattr(decoder, "config", None)
+    tied = getattr(config, "tie_word_embeddings", None)
+    projections = [module for _, _, module in parts.projections(decoder)]
+    kept = [(p, p.data) for m in projections for p in (m.weight, m.bias) if p is not None]
+    try:
+        yield
+    except BaseException:
+        setattr(decoder.get_submodule(path), name, embedding)
+        for p, data in kept:
+            p.data = data
+        for module, names in [
+            *((m, ("subspace_role", "subspace_basis")) for m in projections),
+            (decoder, ("subspace_parts", "subspace_report", "subspace_basis", "subspace_anchor")),
+        ]:
+            for attribute in names:
+                if hasattr(module, attribute):
+                    delattr(module, attribute)
+        if tied is not None:
+            config.tie_word_embeddings = tied
+        raise
 
 
 def _checkpoint(decoder: nn.Module) -> str:
@@ -171,8 +199,9 @@ def _refuse(findings: Sequence[Finding], *, allow_half: bool) -> None:
 def _replace_embedding(decoder: nn.Module, parts: Parts, basis: Basis, anchor: Anchor) -> dict[str, float]:
     """Puts an `Embedding` in the place of the decoder's, with the old one's weight projected for T_S."""
     path, _, name = parts.embedding.rpartition(".")
-    old = decoder.get_submodule(parts.embedding).weight
-    new = Embedding(old.shape[0], basis, anchor)
+    replaced = decoder.get_submodule(parts.embedding)
+    old = replaced.weight
+    new = Embedding(old.shape[0], basis, anchor, padding_idx=getattr(replaced, "padding_idx", None))
     share = probe.distance(basis, old)
     new.weight = nn.Parameter(_projected(basis, old, weight=False), requires_grad=old.requires_grad)
     setattr(decoder.get_submodule(path), name, new)

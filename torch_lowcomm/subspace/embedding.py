@@ -19,6 +19,7 @@ class Embedding(nn.Module):
 
     Attributes:
         weight: T_S, [vocabulary, width].
+        padding_idx: The token whose row of T_S is not trained, as `nn.Embedding` has it; it has its fixed part all the same.
         anchor: Makes T_fixed's rows.
     """
 
@@ -26,15 +27,17 @@ class Embedding(nn.Module):
     subspace_basis: Basis
     anchor: Anchor
 
-    def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor) -> None:
+    def __init__(self, vocabulary: int, basis: Basis, anchor: Anchor, *, padding_idx: int | None = None) -> None:
         """Makes an embedding whose T_S is drawn from N(0, sigma²), sigma the anchor's, and projected.
 
         Args:
             vocabulary: Tokens, numbered from 0.
             basis: Of the subspace.
             anchor: Of the same vocabulary and width.
+            padding_idx: See the attribute.
         """
         super().__init__()
+        self.padding_idx = padding_idx
         self.num_embeddings, self.embedding_dim = vocabulary, basis.width
         # Both are the model's own, which has them in its state once, under one name in every stage.
         object.__setattr__(self, "subspace_basis", basis)
@@ -45,7 +48,7 @@ class Embedding(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids [batch, time] to [batch, time, width]."""
         ids = ids.long()
-        return functional.embedding(ids, self.weight) + self.anchor(ids, self.weight.dtype)
+        return functional.embedding(ids, self.weight, self.padding_idx) + self.anchor(ids, self.weight.dtype)
 
     def extra_repr(self) -> str:
         """Vocabulary and width."""

@@ -81,6 +81,8 @@ def _of_blocks(parts: Parts, root: nn.Module, calls: _Calls) -> list[Finding]:
         if before is not None and (share := _apart(given, before)):
             reason = f"is given something else than the output of the block before it, by a share {share:.3g}"
             return [Finding(path, reason)]
+        if not output.isfinite().all():
+            return [Finding(path, "returns NaN or infinity for made-up tokens")]
         if share := _apart(run_blocks(parts, root, given.clone(), only=[number]), output):
             reason = f"returns something else where a stage calls it, by a share {share:.3g}: it is given more than its input"
             return [Finding(path, reason)]
@@ -97,7 +99,8 @@ def _behind(parts: Parts, here: dict[str, nn.Module], calls: _Calls, result: Any
             return [Finding(path, f"is given something else than the output of {after}, by a share {share:.3g}")]
         x = here[path](x)
     logits = result if isinstance(result, torch.Tensor) else getattr(result, "logits", None)
-    if isinstance(logits, torch.Tensor) and logits.shape == x.shape and (share := _apart(logits, x)):
+    comparable = isinstance(logits, torch.Tensor) and logits.shape == x.shape and bool(x.isfinite().all())
+    if comparable and (share := _apart(logits, x)):
         return [Finding(parts.head, f"the decoder returns something else than its output, by a share {share:.3g}")]
     return []
 

@@ -46,7 +46,7 @@ class _EmbeddingOfCoordinates(_Coordinates):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         vectors = self._vectors()
-        trained = functional.embedding(ids, self.coordinates) @ vectors
+        trained = functional.embedding(ids, self.coordinates, getattr(self, "padding_idx", None)) @ vectors
         anchor = getattr(self, "anchor", None)
         return trained if anchor is None else trained + anchor(ids, trained.dtype)
 
