@@ -60,6 +60,7 @@ class Edge:
         evaluate: str | None = None,
         cache: Cache | None = None,
         group: dist.ProcessGroup | None = None,
+        purpose: str = "",
     ) -> None:
         """Makes an end; both ends are given the same options.
 
@@ -72,6 +73,7 @@ class Edge:
             evaluate: The codec under no_grad. None: exact.
             cache: What is remembered of each sample; send() and recv() then need their numbers.
             group: A group of backend lowcomm; None: the default group.
+            purpose: Begins the edge's name in errors.
 
         Raises:
             TypeError, ValueError: As `backend_of`; a codec is unknown, a cache has no forward codec, or there is no such peer or
@@ -84,7 +86,7 @@ class Edge:
         for codec in (forward, backward, first, evaluate):
             if codec is not None:
                 _C.Codec(codec)
-        self._name = f"edge {channel} to rank {peer}"
+        self._name = f"{purpose}edge {channel} to rank {peer}"
         self._forward, self._backward, self._evaluate = forward or "", backward or "", evaluate or ""
         self._cache = cache
         number = FIRST_EDGE + channel
@@ -219,6 +221,11 @@ class Edge:
         """Tells the other end that this one goes no further: both refuse messages from now on, with the first cause."""
         self._side.withdraw(why)
         self._begin()
+
+    @property
+    def failed(self) -> str:
+        """Why an end has failed; "" where messages are taken."""
+        return self._side.withdrawn
 
     def reset(self) -> None:
         """Begins anew after an error; both ends call it. Nothing is under way then, and both caches are equal.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,18 @@ from torch_lowcomm.subspace.families import new_cache
 from torch_lowcomm.subspace.stage import StageModule
 
 _COEFFICIENTS, _TOKENS = 253, 254  # the channels of edges between stages, far from those that a user counts from 0
+
+
+# The calls of each group, which all of its ranks make alike: a failure that a rank finds was in this call, or in one before.
+_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+_CALL = re.compile(r"generate, call (\d+): ")
+
+
+def _next_call(group: dist.ProcessGroup | None) -> int:
+    group = group or dist.group.WORLD
+    assert group is not None
+    _calls[group] = _calls.get(group, 0) + 1
+    return _calls[group]
 
 
 @torch.no_grad()
@@ -47,16 +61,18 @@ def generate(
 
     Raises:
         TypeError: A block does not take a cache.
-        ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stages have other prompts.
-        torch.distributed.DistBackendError: Another stage has failed or is gone, or the network. The group then generates no more:
-            make a new one.
+        ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stage before has other ones.
+        torch.distributed.DistBackendError: Another stage has failed, by a mistake in its arguments too, or is gone, or the
+            network. Where the group lives the next call begins anew.
     """
-    _expect(stage, ids, max_new_tokens, temperature, group)
-    cache = new_cache(stage.subspace_parts, stage)
-    links = _Links(stage, ids, group)
+    _expect_place(stage, group)
+    links = _Links(stage, ids, f"{max_new_tokens} {temperature} {seed}", group)
     draws = torch.Generator(device=ids.device).manual_seed(seed)
     done, now = 0, ids
     with _evaluating(stage), links.failing():
+        links.begin()
+        _expect(stage, ids, max_new_tokens, temperature)
+        cache = new_cache(stage.subspace_parts, stage)
         links.post(ids.shape[1])
         for left in range(max_new_tokens, 0, -1):
             x = now if stage.is_first else links.coefficients()
@@ -75,12 +91,19 @@ def generate(
     return ids
 
 
-def _expect(
-    stage: StageModule, ids: torch.Tensor, new: int, temperature: float, group: dist.ProcessGroup | None
-) -> None:
-    """Refuses a caller's mistakes before anything is sent."""
+def _expect_place(stage: StageModule, group: dist.ProcessGroup | None) -> None:
+    """Refuses what is no stage, or not this rank's."""
     if not isinstance(stage, StageModule):
         raise TypeError(f"stage: expected what lc.subspace.cut returns, got {type(stage).__name__}")
+    if stage.count > 1 and (dist.get_rank(group), dist.get_world_size(group)) != (stage.index, stage.count):
+        raise ValueError(
+            f"group: expected {stage.count} ranks, of which this is {stage.index}, the stage's number, got rank "
+            f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
+        )
+
+
+def _expect(stage: StageModule, ids: torch.Tensor, new: int, temperature: float) -> None:
+    """Refuses a caller's mistakes before anything is sent."""
     stage.expect_ids(ids)
     if ids.numel() == 0:
         raise ValueError(f"{stage.name}: ids: expected one token or more a prompt, got {list(ids.shape)}")
@@ -88,10 +111,11 @@ def _expect(
         raise ValueError(f"max_new_tokens: expected 1 or more, got {new}")
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature: expected 0 or more, got {temperature}")
-    if stage.count > 1 and (dist.get_rank(group), dist.get_world_size(group)) != (stage.index, stage.count):
+    places = stage.places
+    if places is not None and ids.shape[1] + new - 1 > places:
         raise ValueError(
-            f"group: expected {stage.count} ranks, of which this is {stage.index}, the stage's number, got rank "
-            f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
+            f"{stage.name}: max_new_tokens: expected at most {places - ids.shape[1] + 1} behind prompts of {ids.shape[1]} tokens "
+            f"with a table of {places} positions, got {new}"
         )
 
 
@@ -105,12 +129,15 @@ def _choose(logits: torch.Tensor, temperature: float, draws: torch.Generator) ->
 class _Links:
     """A stage's edges to the stages next to it, and between the last stage and each other one."""
 
-    def __init__(self, stage: StageModule, ids: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-        self._stage, self._ids, self._prompts = stage, ids, zlib.crc32(ids.long().cpu().contiguous().numpy().tobytes())
+    def __init__(self, stage: StageModule, ids: torch.Tensor, options: str, group: dist.ProcessGroup | None) -> None:
+        self._stage, self._ids = stage, ids
+        self._prompts = zlib.crc32(options.encode(), zlib.crc32(ids.long().cpu().contiguous().numpy().tobytes()))
         last, codec = stage.count - 1, stage.message_codec
+        self._call = 0 if stage.count == 1 else _next_call(group)
+        self._purpose = f"generate, call {self._call}: "  # every failure of this call has it
 
         def edge(peer: int, channel: int, codec: str | None = None) -> Edge:
-            return Edge(peer, channel, group=group, evaluate=codec)
+            return Edge(peer, channel, group=group, evaluate=codec, purpose=self._purpose)
 
         self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
         self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
@@ -129,14 +156,14 @@ class _Links:
         """Those that the stage before has sent.
 
         Raises:
-            ValueError: It has other prompts.
+            ValueError: It has other prompts or options.
         """
         assert self._before is not None
         received, prompts = self._before.recv()
         if int(prompts) != self._prompts:
             raise ValueError(
-                f"{self._stage.name}: ids: expected the prompts of the stage before (crc {int(prompts):#010x}), got others (crc "
-                f"{self._prompts:#010x})"
+                f"{self._stage.name}: ids: expected the prompts of the stage before, its max_new_tokens, temperature and seed "
+                f"(crc {int(prompts):#010x}), got others (crc {self._prompts:#010x})"
             )
         return received
 
@@ -154,6 +181,19 @@ class _Links:
         for end in self._ends:
             end.send(tokens.int())
 
+    def begin(self) -> None:
+        """Begins anew where an earlier call has failed, which all ranks have heard or will hear.
+
+        Raises:
+            RuntimeError: Another rank has already failed in this call.
+        """
+        for edge in self._all():
+            if why := edge.failed:
+                call = _CALL.search(why)  # the first one; causes of causes follow
+                if call is not None and int(call[1]) == self._call:
+                    raise RuntimeError(f"{self._stage.name}: {why}")
+                edge.reset()
+
     def finish(self) -> None:
         """Waits until all that was sent is through."""
         for edge in self._all():
@@ -166,7 +206,7 @@ class _Links:
             yield
         except BaseException as error:
             for edge in self._all():
-                edge.fail(f"{self._stage.name}: generate: {type(error).__name__}: {error}")
+                edge.fail(f"{self._purpose}{self._stage.name}: {type(error).__name__}: {error}")
             raise
 
     def _all(self) -> list[Edge]:

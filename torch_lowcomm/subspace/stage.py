@@ -190,6 +190,14 @@ class StageModule(nn.Module):
         }
 
     @property
+    def places(self) -> int | None:
+        """Rows of the table of positions, where there is one and the stage knows of it."""
+        table = self.subspace_parts.table(self) if self.is_first else None
+        if table is None and "subspace_anchor" in self._modules:
+            table = self.subspace_anchor.positions
+        return None if table is None else len(table)
+
+    @property
     def coefficient_dtype(self) -> torch.dtype:
         """The type of the coefficients that come in and go out."""
         if self.coefficients == "bf16":

@@ -7,6 +7,8 @@ import torch.distributed as dist
 from model import GPT, Config
 
 import torch_lowcomm as lc
+from torch_lowcomm.pipeline.boundary import FIRST_EDGE
+from torch_lowcomm.pipeline.edge import Edge
 from torch_lowcomm.subspace.families import new_cache
 
 NEW = 20
@@ -174,7 +176,7 @@ def _other_prompts(r):
     expected = (
         "stage 1 of 2: ids: expected the prompts of the stage before"
         if r.rank
-        else "stage 1 of 2: generate: ValueError"
+        else "generate, call 1: stage 1 of 2: ValueError"
     )
     with pytest.raises(ValueError if r.rank else RuntimeError, match=expected):
         lc.subspace.generate(stage, case.ids(seed=r.rank), max_new_tokens=4)
@@ -184,6 +186,126 @@ def _other_prompts(r):
 
 def test_other_prompts_on_a_stage(pair):
     pair(_other_prompts)
+
+
+class _Frozen(GPT):
+    """A decoder with a frozen table of positions."""
+
+    def __init__(self, rows=40):
+        super().__init__(Config(width=case.WIDTH, layers=case.LAYERS, heads=4, context=48))
+        self.register_buffer("positions", torch.randn(rows, case.WIDTH, dtype=torch.float64))
+        self.double()
+
+    def forward(self, tokens):
+        x = self.embed(tokens) + self.positions[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def _by_positions(model, ids, new):
+    for _ in range(new):
+        ids = torch.cat((ids, model(ids)[:, -1].argmax(-1, keepdim=True)), dim=1)
+    return ids
+
+
+def _fails_and_goes_on(r):
+    """A mistake of one rank, or a stage that fails in the middle, is heard by all; the next call generates."""
+    r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing is heard by a time-out
+    torch.manual_seed(0)
+    model, ids = lc.subspace.constrain(_Frozen(), case.RANK), case.ids()
+    stage = lc.subspace.cut(model, r.rank, r.size)
+    with torch.no_grad():
+        want = _by_positions(model, ids, NEW)
+    assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want)
+
+    def fail(*_):
+        if calls.append(0) or len(calls) == 4:
+            raise KeyError("no such position")
+
+    mistakes = [
+        ("ids of one rank", {"ids": ids + 200 * (r.rank == 1)}, 1, r"stage 1 of \d: ids: expected 0...127"),
+        (
+            "a rank's number of tokens",
+            {"max_new_tokens": 5 + (r.rank == 0)},
+            None,
+            "expected the prompts of the stage before",
+        ),
+        (
+            "a temperature",
+            {"temperature": -1.0 * (r.rank == r.size - 1)},
+            r.size - 1,
+            "temperature: expected 0 or more",
+        ),
+        ("a block", {}, 0, "no such position"),
+        (
+            "too many tokens",
+            {"max_new_tokens": 32},
+            None,
+            "max_new_tokens: expected at most 31 behind prompts of 10 tokens .* 40 positions, got 32",
+        ),
+    ]
+    for what, options, culprit, said in mistakes:
+        calls = []
+        block = stage.get_submodule(f"blocks.{stage.block_numbers[0]}")
+        hook = block.register_forward_pre_hook(fail) if what == "a block" and r.rank == culprit else None
+        with pytest.raises((ValueError, RuntimeError, KeyError), match=said):
+            lc.subspace.generate(stage, **{"ids": ids, "max_new_tokens": NEW, **options})
+        if hook is not None:
+            hook.remove()
+        assert torch.equal(lc.subspace.generate(stage, ids, max_new_tokens=NEW), want), what
+    # As many as there are places.
+    longest = lc.subspace.generate(stage, ids, max_new_tokens=31)
+    with torch.no_grad():
+        assert torch.equal(longest, _by_positions(model, ids, 31))
+    dist.destroy_process_group()
+
+
+def test_two_stages_generate_after_a_failure(pair):
+    pair(_fails_and_goes_on)
+
+
+def test_four_stages_generate_after_a_failure(quad):
+    quad(_fails_and_goes_on)
+
+
+def _posted_ahead(r):
+    """A message's receive is posted before what causes it is sent: each costs one way, and a token a round trip a boundary."""
+    r.init("lowcomm")
+    model, ids = _model("gpt"), case.ids()
+    stage, made = lc.subspace.cut(model, r.rank, r.size), []
+
+    def noted(what, call):
+        def wrapper(self, *args, **kwargs):
+            made.append((what, self._side.number - FIRST_EDGE))
+            return call(self, *args, **kwargs)
+
+        return wrapper
+
+    calls = {what: getattr(Edge, what) for what in ("post", "send", "recv")}
+    for what, call in calls.items():
+        setattr(Edge, what, noted(what, call))
+    try:
+        lc.subspace.generate(stage, ids, max_new_tokens=NEW)
+    finally:
+        for what, call in calls.items():
+            setattr(Edge, what, call)
+    # Of what a rank waits for it has posted the next message before it sends what the others need to make that one.
+    waits, causes = ((254, 253), (253, 254))[stage.is_last]
+    posted = received = sent = 0
+    for what, edge in made:
+        posted += (what, edge) == ("post", waits)
+        received += (what, edge) == ("recv", waits)
+        if (what, edge) == ("send", causes):
+            sent += 1
+            assert posted >= min(sent + stage.is_last, NEW), "the answer's receive was not posted"
+            assert posted <= sent + 1, "one token ahead"
+    assert posted == received == NEW and sent == NEW * (r.size - 1 if stage.is_last else 1)
+    dist.destroy_process_group()
+
+
+def test_receives_are_posted_a_token_ahead(pair):
+    pair(_posted_ahead)
 
 
 class _NoCache(torch.nn.Module):
