@@ -101,6 +101,29 @@ def test_a_step_of_the_subspace_keeps_exactness(quad):
     quad(_train, "1F1B", 4, torch.float64, 25, 1e-9, 1e-12, timeout=240)
 
 
+@pytest.mark.parametrize("blocks", [1, 2], ids=["1 block a stage", "2 blocks a stage"])
+def test_w_p2_stays_in_the_subspace(blocks):
+    """800 steps in float32 through a boundary: W_p2 drifts by rounding, though nothing ever projects it."""
+    model = lc.subspace.constrain(case.gpt(torch.float32, layers=2 * blocks), case.RANK)
+    stages = nn.ModuleList(case.cuts(model, 2))
+    optimizer = lc.SubspaceAdamW(stages, lr=1e-2)
+    start = [block.down.weight.detach().clone() for block in model.blocks]
+    losses = []
+    for step in range(800):
+        x, y = (part[:2, :6] for part in _batch(step))
+        loss = pipelines.loss(case.chain(stages, x), y)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.clip_grad_norm(CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert sum(losses[-20:]) < 0.6 * sum(losses[:20])  # it learns
+    found = optimizer.distances()
+    drifts = {name: off for name, off in found.items() if name.endswith("down.weight")}
+    assert len(drifts) == 2 * blocks and max(found.values()) < 1e-5, found
+    assert all(case.apart(block.down.weight, before) > 0.3 for block, before in zip(model.blocks, start, strict=True))
+
+
 def test_a_step_of_the_subspace_follows_the_gradients():
     """Gradients of one direction outside S: the basis turns towards it, and stays orthonormal."""
     basis = lc.subspace.Basis(16, 3, seed=1)
