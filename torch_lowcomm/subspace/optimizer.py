@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from torch_lowcomm._adam_groups import rules_of
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of
@@ -181,10 +182,7 @@ class SubspaceAdamW(SubspaceOptimizer):
             expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
         gradients, scale = self._project(), self._scale()
         parameters = [local(p) for p in self._trained]
-        rules = [
-            (float(g["lr"]), *map(float, g["betas"]), float(g["eps"]), float(g["weight_decay"]))
-            for g in self.param_groups
-        ]
+        rules = rules_of(self.param_groups)
         self._sum(self._core.form(parameters, gradients, rules, scale))
         self._core.apply(parameters, rules)
         self._steps += 1

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from torch_lowcomm import _C
+from torch_lowcomm._adam_groups import expect_in_range, expect_usable
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
 
@@ -53,7 +54,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         super().add_param_group(group)
         added, number = self.param_groups[-1], len(self.param_groups) - 1
         try:
-            _check(added)
+            expect_in_range("SubspaceAdamW", added)
             for p in added["params"]:
                 if id(p) not in self._known:
                     raise ValueError(
@@ -117,15 +118,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         return [w for key, w in self._constrained.items() if key not in trained]
 
     def _expect_usable(self) -> None:
-        known = {id(p) for p in self._trained}
-        for group in self.param_groups:
-            _check(group)
-            for p in group["params"]:
-                if p.grad is not None and id(p) not in known:
-                    raise ValueError(
-                        f"SubspaceAdamW: step: {self._known[id(p)]}: expected gradients of the {len(known)} parameters that "
-                        f"required them when they were added, got one of another"
-                    )
+        expect_usable("SubspaceAdamW", self.param_groups, self._trained, lambda p: self._known[id(p)])
         self._expect_version()
 
     def _expect_version(self) -> None:
@@ -213,12 +206,3 @@ def _as_parameter(parameter: torch.Tensor, state: torch.Tensor, rows: bool) -> t
     elif state.shape == parameter.to_local().shape:  # shards may be uneven
         return DTensor.from_local(state, mesh, placements, shape=parameter.shape, stride=parameter.stride())
     return DTensor.from_local(state, mesh, placements)
-
-
-def _check(group: dict[str, Any]) -> None:
-    """Raises ValueError for a hyper-parameter out of its range; schedulers may have set it."""
-    for name in ("lr", "eps", "weight_decay"):
-        if not 0 <= float(group[name]) < float("inf"):
-            raise ValueError(f"SubspaceAdamW: {name}: expected a finite number of 0 or more, got {group[name]}")
-    if len(group["betas"]) != 2 or not all(0 <= float(beta) < 1 for beta in group["betas"]):
-        raise ValueError(f"SubspaceAdamW: betas: expected two numbers in [0, 1), got {group['betas']}")
