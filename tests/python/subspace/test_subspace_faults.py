@@ -49,7 +49,7 @@ def _shifted(r, stage, x):
 def _in_the_first_step(r, wrong, expected):
     """Of a step before which no message has been: both ranks hear the cause, at once."""
     r.init("lowcomm", timeout_s=300)  # longer than the test's: nothing here is heard by a time-out
-    schedule, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float32)
+    schedule, (stage,) = pipelines.pipeline(r, "1F1B", r.size, torch.float32)
     x, y = pipelines._batch()
     if wrong == "everywhere":
         x = x + 1000
@@ -75,6 +75,10 @@ def _in_the_first_step(r, wrong, expected):
 )
 def test_ids_that_will_not_do_in_the_first_step(pair, wrong, expected):
     pair(_in_the_first_step, wrong, expected)
+
+
+def test_ids_that_are_missing_in_the_first_step_of_four_stages(quad):
+    quad(_in_the_first_step, _missing, "stage 1 of 4: expected ids=, the tokens of the micro-batch")
 
 
 def _not_a_number(r, stage, x):
