@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from format_reader import Refused, codec_of, crc32c, decode, encoded_bytes, parse, read_frame
+from format_reader import Refusal, codec_of, crc32c, decode, encoded_bytes, parse, read_frame
 from format_reader.by_library import written
 from format_reader.document import fenced, gauss_levels, page, sign_words, table_after
 from format_reader.filling import layout_hash, plan, read_layout
@@ -162,18 +162,18 @@ SPOILT = {
 @pytest.mark.parametrize("what", SPOILT)
 def test_a_reader_of_frames_refuses(what):
     read_frame(write_frame(GOOD, b"payload"))
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         read_frame(write_frame(replace(GOOD, **SPOILT[what]), b"payload"))
 
 
 def test_a_reader_of_frames_refuses_other_sizes_and_any_bit_flipped():
     frame = the_frame()
     for size in (0, 63, 64, 191):
-        with pytest.raises(Refused):
+        with pytest.raises(Refusal):
             read_frame(frame[:size])
     assert read_frame(frame + b"\1") == read_frame(frame)
     for bit in range(0, 8 * len(frame), 5):
         spoilt = bytearray(frame)
         spoilt[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Refused):
+        with pytest.raises(Refusal):
             read_frame(bytes(spoilt))

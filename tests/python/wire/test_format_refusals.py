@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from format_reader import Refused, parse
+from format_reader import Refusal, parse
 from format_reader.by_library import library, reader, same, sample, written
 from format_reader.grid import buckets
 
@@ -21,7 +21,7 @@ def spoilt(text, n, **changes):
 
 def refused(text, payload, n):
     """The reader refuses, and so does the library."""
-    with pytest.raises(Refused):
+    with pytest.raises(Refusal):
         reader(text, payload, n)
     with pytest.raises(ValueError):
         library(text, payload, n)
@@ -143,7 +143,7 @@ def test_any_bit_flipped_is_refused_or_read_alike():
                 changed[bit // 8] ^= 1 << bit % 8
                 try:
                     reader(text, bytes(changed), n)
-                except Refused:
+                except Refusal:
                     refused(text, bytes(changed), n)
                     outcomes[False] += 1
                 else:
