@@ -73,15 +73,15 @@ def loss(y: Tensor, _: Tensor) -> Tensor:
     return y.square().mean()
 
 
-def alone(stage: Compute, x: Tensor, *, last: bool) -> tuple[float, float]:
+def alone(stage: nn.Module, x: Tensor, *, last: bool, **inputs: Any) -> tuple[float, float]:
     """Seconds of a forward and of a backward of a stage by itself, of the last one with its loss."""
     start = time.perf_counter()
-    y = stage(x.requires_grad_())
+    y = stage(x.requires_grad_(x.is_floating_point()), **inputs)
     result = loss(y, y) if last else y
     forward_s = time.perf_counter() - start
     gradient = None if last else torch.ones_like(y)
     start = time.perf_counter()
     torch.autograd.backward(result, gradient)
     backward_s = time.perf_counter() - start
-    stage.weight.grad = None
+    stage.zero_grad()
     return forward_s, backward_s

@@ -11,7 +11,7 @@ from linklab.job import run_on_hosts
 from linklab.link import goodput_bits, parse_bits, parse_delay
 
 from pipelines import bound
-from pipelines.cases import MICRO_BATCHES, Case, Setting
+from pipelines.cases import MICRO_BATCHES, Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +100,19 @@ def measure(setting: Setting, *, repetitions: int, busy: bool) -> Measured:
     )
 
 
-def rows_of(setting: Setting, ranks: list[dict[str, Any]], link: bound.Direction) -> list[Row]:
-    """Makes a row a case of what both ranks returned."""
+def rows_of(setting: Any, ranks: list[dict[str, Any]], link: bound.Direction, *, shared: bool = False) -> list[Row]:
+    """Makes a row a case of what all ranks returned.
+
+    Args:
+        setting: Has the cases, and the link's name.
+        ranks: By stage: `rows`, a case each, and the times of a micro-batch by itself, in the rows where cases differ in them.
+        link: As bound.step_s().
+        shared: As bound.step_s().
+    """
     rows = []
     for i, case in enumerate(setting.cases):
-        first, last = (rank["rows"][i] for rank in ranks)
+        stages = [{**rank, **rank["rows"][i]} for rank in ranks]
+        first, last = stages[0], stages[-1]
         rows.append(
             Row(
                 name=case.name,
@@ -117,18 +125,20 @@ def rows_of(setting: Setting, ranks: list[dict[str, Any]], link: bound.Direction
                 sent=first["interface_bytes"],
                 activation=first["message_bytes"],
                 gradient=last["message_bytes"],
-                bound_s=bound_of(case, ranks, link, first["message_bytes"], last["message_bytes"]),
+                bound_s=bound_of(case, stages, link, shared=shared),
             )
         )
     return rows
 
 
-def bound_of(
-    case: Case, ranks: list[dict[str, Any]], link: bound.Direction, activation: float, gradient: float
-) -> float:
-    """The least seconds of a case's step."""
+def bound_of(case: Any, stages: list[dict[str, Any]], link: bound.Direction, *, shared: bool = False) -> float:
+    """The least seconds of a case's step; the first stage's messages are activations, and the last one's gradients."""
+    boundaries = len(stages) - 1
     times = bound.Times(
-        [rank["forward_s"] for rank in ranks], [rank["backward_s"] for rank in ranks], [activation], [gradient]
+        [stage["forward_s"] for stage in stages],
+        [stage["backward_s"] for stage in stages],
+        [stages[0]["message_bytes"]] * boundaries,
+        [stages[-1]["message_bytes"]] * boundaries,
     )
-    orders = [bound.order(case.schedule, stage, 2, MICRO_BATCHES, case.ahead) for stage in range(2)]
-    return bound.step_s(orders, times, link)
+    orders = [bound.order(case.schedule, i, len(stages), MICRO_BATCHES, case.ahead) for i in range(len(stages))]
+    return bound.step_s(orders, times, link, shared=shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import os
 import statistics
@@ -46,11 +47,50 @@ def sent_in_messages(group: dist.ProcessGroup) -> int:
     return sum(figures["wire_bytes"] or 0 for op, figures in ops if op.split()[0] == "send")
 
 
-class Way:
+def schedule_of(stage: Any, case: Any) -> Any:
+    """The schedule of a case, one of cases.py's or another that has its attributes."""
+    kinds = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
+    kind, ahead = kinds[case.schedule], {}
+    if case.ahead:
+        kind, ahead = lc.pipeline.Schedule1F1B, {"ahead": case.ahead}
+    return kind(stage, MICRO_BATCHES, loss_fn=loss, **ahead)
+
+
+class Timed(abc.ABC):
+    """Steps of a schedule, what they took, and what one of them sent."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.seconds: list[float] = []
+        self.sent, self.interface = 0, 0
+
+    @abc.abstractmethod
+    def step(self) -> None:
+        """One step of the schedule."""
+
+    def time(self) -> None:
+        """One step, from the end of another one: the last stage has begun when the first one does, as in a training."""
+        sent, interface, start = sent_in_messages(self.group), interface_sent(), time.perf_counter()
+        self.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.interface = interface_sent() - interface
+        self.sent = sent_in_messages(self.group) - sent
+
+    def result(self) -> dict[str, Any]:
+        """As JSON. `message_bytes`: of one message, as its link carries it before TCP's headers."""
+        return {
+            "seconds": self.seconds,
+            "message_bytes": self.sent / MICRO_BATCHES,
+            "interface_bytes": self.interface,
+        }
+
+
+class Way(Timed):
     """One case: its stage, schedule and cache, and what its steps took."""
 
     def __init__(self, case: Case, made: dict[str, dist.ProcessGroup], job: dict[str, Any], folder: Path) -> None:
-        self.case, self.group = case, made[case.group]
+        super().__init__(made[case.group])
+        self.case = case
         rank, self.shape = dist.get_rank(), job["shape"]
         busy, device = job["busy"], torch.device("cpu")
         self.module = Compute(self.shape[2], job["forward_s"], job["backward_s"], busy=busy)
@@ -61,15 +101,11 @@ class Way:
             stage = lc.pipeline.Stage(self.module, rank, 2, device, group=self.group, cache=cache, **codecs)
         else:
             stage = pipelining.PipelineStage(self.module, rank, 2, device, group=self.group)
-        kinds = {"GPipe": pipelining.ScheduleGPipe, "1F1B": pipelining.Schedule1F1B}
-        kind, ahead = kinds[case.schedule], {}
-        if case.ahead:
-            kind, ahead = lc.pipeline.Schedule1F1B, {"ahead": case.ahead}
-        self.schedule = kind(stage, MICRO_BATCHES, loss_fn=loss, **ahead)
+        self.schedule = schedule_of(stage, case)
         self.generator = torch.Generator().manual_seed(0)
         batch = MICRO_BATCHES * self.shape[0]
         self.x = torch.randn(batch, *self.shape[1:], generator=torch.Generator().manual_seed(1))
-        self.visit, self.seconds, self.sent, self.interface = 0, [], 0, 0
+        self.visit = 0
 
     def step(self) -> None:
         """One step of the schedule."""
@@ -97,19 +133,15 @@ class Way:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def time(self) -> None:
-        """One step, from the end of another one: the last stage has begun when the first one does, as in a training."""
+        """As Timed."""
         self.drop_pages()
-        sent, interface, start = sent_in_messages(self.group), interface_sent(), time.perf_counter()
-        self.step()
-        self.seconds.append(time.perf_counter() - start)
-        self.interface = interface_sent() - interface
-        self.sent = sent_in_messages(self.group) - sent
+        super().time()
 
     def result(self) -> dict[str, Any]:
-        """As JSON. `message_bytes`: of one message, as its link carries it before TCP's headers."""
+        """As Timed; gloo's messages are the activations alone."""
         whole = self.shape[0] * self.shape[1] * self.shape[2] * 4
-        message = self.sent / MICRO_BATCHES or whole
-        return {"seconds": self.seconds, "message_bytes": message, "interface_bytes": self.interface}
+        result = super().result()
+        return result | {"message_bytes": result["message_bytes"] or whole}
 
 
 def main() -> None:

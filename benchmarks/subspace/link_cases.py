@@ -1,0 +1,91 @@
+"""What is timed on slow links: the messages of subspace pipelines, and the sizes of their decoders."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way of a step's messages.
+
+    Attributes:
+        name: In a row.
+        kind: "whole": all numbers of a free decoder; "constrained", "projection": the coefficients of `rank` dimensions.
+        rank: Of the subspace.
+        coefficients: As `lc.subspace.cut`.
+        schedule: As pipelines.bound.order().
+        ahead: As pipelines.bound.order().
+        generates: Whether it generates too.
+    """
+
+    name: str
+    kind: str
+    rank: int = 0
+    coefficients: str = "fp32"
+    schedule: str = "GPipe"
+    ahead: int = 0
+    generates: bool = False
+    ours: bool = True
+
+    @property
+    def order(self) -> str:
+        """The schedule as a row shows it."""
+        return f"{self.schedule} +{self.ahead}" if self.ahead else self.schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One pipeline with what is timed of it, on a link that is known later.
+
+    Attributes:
+        stages: Of a block each, one a host.
+        shape: Of a micro-batch: sequences, tokens.
+        cases: Of the messages.
+        token_s: Seconds a token of a block's forward and backward, which waits; None: a GPT's block computes.
+        width: Of the residual stream.
+        repetitions: Turns of every case.
+        generate: Prompts, tokens of each, and tokens that are generated behind them; None: no generation.
+        rate: Of the link: "200mbit"; "unshaped".
+        delay: Each way; "" for none.
+    """
+
+    stages: int
+    shape: tuple[int, int]
+    cases: tuple[Case, ...]
+    token_s: tuple[float, float] | None
+    width: int = 1024
+    repetitions: int = 5
+    generate: tuple[int, int, int] | None = None
+    rate: str = "unshaped"
+    delay: str = ""
+
+    @property
+    def name(self) -> str:
+        """In a row: stages and blocks."""
+        return f"{self.stages} stages, blocks {'compute' if self.token_s is None else 'wait'}"
+
+    @property
+    def link(self) -> str:
+        """In a row."""
+        return f"{self.rate} {self.delay or '0ms'}"
+
+    @property
+    def congestion(self) -> str | None:
+        """As pipelines.cases.Setting."""
+        return None if self.delay else "reno"
+
+    @property
+    def burst(self) -> int | None:
+        """Of the shapers: a part of a message that is few frames."""
+        return None if self.rate == "unshaped" else 4 << 10
+
+    def job(self) -> dict[str, object]:
+        """The job of link_rank.py."""
+        context = max(self.shape[1], sum(self.generate[1:]) + 1 if self.generate else 0)
+        names = ("shape", "token_s", "width", "repetitions", "generate")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "cases": [dataclasses.asdict(case) for case in self.cases],
+            "context": context,
+        }

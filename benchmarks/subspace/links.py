@@ -1,0 +1,162 @@
+"""Subspace pipelines on a link so slow that uncompressed messages take 15 times as long as computing, and generation on it.
+
+    python benchmarks subspace_links [--quick] [--only WORD…] [--repetitions N] [--json FILE]        # as root
+
+benchmarks/results/subspace_links.md has the definitions. A setting is measured on the unlimited link first. The rate of the slow
+one is chosen such that a step's uncompressed activations and gradients at one boundary would take TIMES a step's compute on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import report
+from linklab import LabError, LabUnavailable
+from linklab.link import SEGMENT_FRAME, SEGMENT_PAYLOAD
+
+from subspace.link_cases import Case, Setting
+from subspace.link_measure import Measured, measure
+
+TIMES = 15
+UNCOMPRESSED, TENTH = "uncompressed", "k = 10"
+RATIOS = ("k = 64", "k = 128")  # d / k = 16 and 8
+CASES = (
+    Case(UNCOMPRESSED, "whole"),
+    Case(TENTH, "constrained", 10, generates=True),
+    Case(RATIOS[0], "constrained", 64),
+    Case(RATIOS[1], "constrained", 128),
+    Case(f"{RATIOS[1]} in 8 bits", "constrained", 128, "minmax8:bucket=128"),
+)
+TOKEN_S = (0.015 / 256, 0.030 / 256)  # of a block that waits
+GENERATED = (32, 512, 64)
+FAST, SLOW, BOUND, GENERATES = 1.15, 10, 1.15, 0.85
+
+
+def settings(*, quick: bool) -> list[Setting]:
+    """Two and four stages that wait, and two that compute, on a core each."""
+    waits = Setting(2, (1, 256), CASES, TOKEN_S, generate=GENERATED)
+    if quick:
+        return [dataclasses.replace(waits, cases=CASES[:3], repetitions=1, generate=(4, 32, 4))]
+    computes = Setting(2, (1, 64), CASES, None, repetitions=3, generate=GENERATED)
+    return [waits, dataclasses.replace(waits, stages=4, generate=None), computes]
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two stages that wait, some cases, once")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="of settings: those whose names hold one")
+    parser.add_argument("--repetitions", type=int, help="turns of every case (5; 3 where blocks compute)")
+    parser.add_argument("--json", type=Path, help="versions, machine, settings, gates")
+    args = parser.parse_args()
+    if args.repetitions is not None and args.repetitions < 1:
+        parser.error(f"--repetitions: expected 1 or more, got {args.repetitions}")
+    return args
+
+
+def slow_rate(unlimited: Measured) -> str:
+    """The rate of the slow link, headers included, in kbit/s."""
+    bytes_per_s = unlimited.uncompressed_bytes / (TIMES * unlimited.compute_s)
+    return f"{bytes_per_s * 8 * SEGMENT_FRAME / SEGMENT_PAYLOAD / 1e3:.0f}kbit"
+
+
+def speeds(setting: Setting, measured: Measured) -> tuple[float, float]:
+    """Tokens a second of prompts, and of what is generated behind them."""
+    assert setting.generate is not None and measured.prompts_s is not None and measured.token_s is not None
+    prompts, length, _ = setting.generate
+    return prompts * length / measured.prompts_s, prompts / measured.token_s
+
+
+def show(setting: Setting, unlimited: Measured, slow: Measured) -> dict[str, Any]:
+    """Prints a setting; returns it as the JSON has it."""
+    times = ", ".join(f"{1e3 * s:.1f}" for s in (*unlimited.forward_s, *unlimited.backward_s))
+    communication_s = TIMES * unlimited.compute_s
+    print(
+        f"# {setting.name}, micro-batches of {setting.shape[0]}x{setting.shape[1]} tokens: forwards and backwards by themselves "
+        f"take {times} ms\n# a step's compute {1e3 * unlimited.compute_s:.1f} ms, its uncompressed messages "
+        f"{unlimited.uncompressed_bytes / 1e6:.2f} MB, {communication_s:.2f} s at {slow.link.split()[0]}: "
+        f"{TIMES} times the compute"
+    )
+    print(
+        f"# {'messages':<20}{'bytes a token':>14}{'unlimited ms':>14}{'slow ms':>10}{'least':>9}{'most':>9}{'bound':>9}"
+        f"{'x bound':>9}{'x unlimited':>13}"
+    )
+    rows = []
+    for here, there in zip(unlimited.rows, slow.rows, strict=True):
+        token_bytes = there.activation / (setting.shape[0] * setting.shape[1])
+        row = {
+            "messages": here.name,
+            "token_bytes": token_bytes,
+            "unlimited_s": here.seconds,
+            "slow_s": there.seconds,
+            "times": there.seconds / here.seconds,
+        }
+        rows.append(row)
+        ms = "".join(f"{1e3 * s:>9.1f}" for s in (there.least_s, there.most_s, there.bound_s))
+        print(
+            f"  {here.name:<20}{token_bytes:>14.1f}{1e3 * here.seconds:>14.1f}{1e3 * there.seconds:>10.1f}{ms}"
+            f"{there.ratio:>9.3f}{row['times']:>13.3f}",
+            flush=True,
+        )
+    content = {"name": setting.name, "unlimited": unlimited.to_json(), "slow": slow.to_json(), "rows": rows}
+    if setting.generate:
+        shares = []
+        print(f"# {'tokens a second, ' + TENTH:<24}{'unlimited':>12}{'slow':>12}{'share':>9}")
+        for what, here_s, there_s in zip(
+            ("prompts", "generated"), speeds(setting, unlimited), speeds(setting, slow), strict=True
+        ):
+            shares.append({"what": what, "unlimited": here_s, "slow": there_s, "share": there_s / here_s})
+            print(f"  {what:<24}{here_s:>12.1f}{there_s:>12.1f}{there_s / here_s:>9.3f}", flush=True)
+        content["generation"] = shares
+    return content
+
+
+def gates(content: dict[str, Any], slow: Measured) -> list[report.Gate]:
+    """Of one setting's rows."""
+    name, times = content["name"], {row["messages"]: row["times"] for row in content["rows"]}
+    found = [
+        report.Gate(f"{name}, {TENTH} of 1024: slow step / unlimited", times[TENTH], "<=", FAST),
+        report.Gate(f"{name}, {UNCOMPRESSED}: slow step / unlimited", times[UNCOMPRESSED], ">=", SLOW),
+    ]
+    rows = {row.name: row for row in slow.rows}
+    found += [
+        report.Gate(f"{name}, {case} of 1024: slow step / bound", rows[case].ratio, "<=", BOUND)
+        for case in RATIOS
+        if case in rows
+    ]
+    found += [
+        report.Gate(f"{name}: tokens a second, {of['what']}, slow / unlimited", of["share"], ">=", GENERATES)
+        for of in content.get("generation", ())
+    ]
+    found.append(report.Gate(f"{name}: a TCP stream's rate / the link's", slow.goodput_share or 0, ">=", 0.97))
+    return found
+
+
+def run(chosen: Sequence[Setting]) -> tuple[list[dict[str, Any]], list[report.Gate]]:
+    """Measures settings, each on both links."""
+    contents, held = [], []
+    for setting in chosen:
+        unlimited = measure(setting)
+        slow = measure(dataclasses.replace(setting, rate=slow_rate(unlimited)))
+        contents.append(show(setting, unlimited, slow))
+        held += gates(contents[-1], slow)
+    return contents, held
+
+
+def main() -> int:
+    """Runs every setting, and reports."""
+    args = parse()
+    chosen = [s for s in settings(quick=args.quick) if not args.only or any(word in s.name for word in args.only)]
+    if args.repetitions:
+        chosen = [dataclasses.replace(setting, repetitions=args.repetitions) for setting in chosen]
+    options = {"width": 1024, "times": TIMES, "quick": args.quick}
+    print(report.heading("subspace_links", **options))
+    try:
+        contents, held = run(chosen)
+    except (LabError, LabUnavailable) as error:
+        raise SystemExit(f"subspace_links: {error}") from None
+    return report.finish(held, args.json, {**options, "settings": contents})
