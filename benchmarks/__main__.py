@@ -19,6 +19,7 @@ PROGRAMS = {
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),
     "subspace_boundary": ("subspace.boundary", "what a subspace boundary costs next to its products and to a block"),
     "subspace_links": ("subspace.links", "subspace pipelines on a link 15 times too slow, and generation; as root"),
+    "nanogpt_wan": ("subspace.nanogpt_wan", "steps to a loss times seconds a step by method, rate and delay; as root"),
     "seed_replay_base": ("seed_replay.base", "what quantized weights cost seed_replay in loss, seconds and memory"),
     "seed_replay_cost": ("seed_replay.cost", "what a step of seed_replay costs beyond its forward passes"),
     "codec_errors": ("codec.errors", "each codec's error at how many bits, on tensors from a training"),

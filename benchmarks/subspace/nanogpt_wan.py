@@ -1,0 +1,196 @@
+"""Steps to a loss times seconds a step, for pipelines shaped like Protocol NanoGPT, by method, rate and delay.
+
+    python benchmarks nanogpt_wan [--quick] [--only scores|links] [--curves FILE] [--json FILE]      # links: as root
+
+Steps come from the curves of `convergence subspace`, seconds from stages that are measured here and from the schedule's
+simulation, which real links of the lab are compared with. benchmarks/results/nanogpt_wan.md has the definitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import report
+from linklab import LabError, LabUnavailable
+from result_pages import RESULTS
+
+from subspace import link_measure, stage_seconds, target_steps, wan
+from subspace.link_cases import Case, Setting
+
+PARTS = ("scores", "links")
+SHOWN = (0.4, 0.6, 0.8)  # of the free run's steps, in the table of steps
+WITHIN = 0.10
+HERE, RECORD = "this machine", "the record's machines"
+# A quarter of the records' rate, and micro-batches that take as long on it as on theirs: the lab's processors carry no more.
+LINK = Setting(
+    2,
+    (1, 256),
+    (
+        Case("bf16 of all", "whole", coefficients="bf16", schedule="1F1B"),
+        Case("gauss4 of all", "whole", coefficients="gauss4", schedule="1F1B"),
+        Case("k = 160 in bf16", "constrained", 160, "bf16", schedule="1F1B"),
+        Case("k = 128 in 8 bits", "constrained", 128, "minmax8:bucket=128", schedule="1F1B"),
+    ),
+    (0.015 / 256, 0.030 / 256),
+    rate="50mbit",
+    delay="50ms",
+    repetitions=3,
+)
+
+
+def parse() -> argparse.Namespace:
+    """Reads and checks the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small stages, and two of them on links, once")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
+    parser.add_argument("--json", type=Path, help="versions, machine, scores, rows, gates")
+    args = parser.parse_args()
+    if args.only != "links" and not args.curves.exists():
+        parser.error(f"--curves: expected the JSON of `benchmarks convergence subspace --json`, found no {args.curves}")
+    return args
+
+
+def show_steps(curves: target_steps.Curves) -> tuple[float, dict[str, float | None], dict[str, Any]]:
+    """A line a method; the share of the free run's steps that is the target, the methods' steps to it, and the JSON."""
+    names = [method.run for method in wan.METHODS]
+    share, steps = target_steps.chosen(curves, names)
+    by_share = {shown: target_steps.of_runs(curves, shown, names) for shown in SHOWN}
+    heads = "".join(f"{f'at {shown:.0%}':>10}" for shown in SHOWN)
+    print(f"# steps to the loss that the free run has at a share of its steps; scores have the one at {share:.0%}")
+    print(f"# {'method':<30}{'run, d = 256':<28}{'bytes each way':>15}{heads}{f'at {share:.0%}':>10}")
+    rows = []
+    for method in (method for method in wan.METHODS if method.run in steps):
+        cells = [*(by_share[shown][method.run] for shown in SHOWN), steps[method.run]]
+        rows.append({"method": method.name, "token_bytes": method.token_bytes(), "steps": cells})
+        texts = "".join(f"{number(cell, '.1f'):>10}" for cell in cells)
+        print(f"  {method.name:<30}{method.run:<28}{method.token_bytes():>15.1f}{texts}")
+    return share, steps, {"share": share, "shares": SHOWN, "steps": rows}
+
+
+def number(value: float | None, form: str) -> str:
+    """A figure, or "never" where the target is not reached."""
+    return "never" if value is None else format(value, form)
+
+
+def show_stages(speed: str, stages: wan.Seconds) -> None:
+    """A line a kind of stage."""
+    for kind, of_kind in stages.items():
+        rows = zip(("in the middle", "last"), of_kind.forward, of_kind.backward, strict=True)
+        for where, forward, backward in rows:
+            print(f"  {speed:<22}{kind:<14}{where:<16}{forward * 1e6:>14.3f}{backward * 1e6:>14.3f}")
+
+
+def show_scores(steps: dict[str, float | None], speeds: dict[str, wan.Seconds]) -> dict[str, Any]:
+    """The methods on the records' link, the records, and which method wins on others; the JSON."""
+    content: dict[str, Any] = {"scores": [], "records": [], "winners": []}
+    print(
+        f"# {wan.RATE / 1e6:.0f} Mbit/s, {wan.DELAY * 1e3:.0f} ms, {wan.STAGES} stages, 1F1B, {wan.MICRO_BATCHES} micro-batches, "
+        f"{wan.TOKENS} tokens a step"
+    )
+    print(f"# {'stages of':<22}{'method':<30}{'steps':>10}{'s a step':>10}{'hours':>10}{'x bf16':>9}")
+    for speed, seconds in speeds.items():
+        found = wan.scores(steps, seconds, rate=wan.RATE, delay=wan.DELAY)
+        base = found[0].total_s
+        for score in found:
+            hours = None if score.total_s is None else score.total_s / 3600
+            times = None if score.total_s is None or base is None else score.total_s / base
+            content["scores"].append({"stages": speed, **dataclasses.asdict(score), "hours": hours, "times": times})
+            print(
+                f"  {speed:<22}{score.name:<30}{number(score.steps, '.1f'):>10}{score.seconds:>10.2f}"
+                f"{number(hours, '.3f'):>10}{number(times, '.3f'):>9}"
+            )
+    seconds = speeds[RECORD]
+    print(
+        f"# {'published, bytes a token':<30}{'both ways':>14}{'steps':>8}{'s a step':>10}{'simulated':>11}{'hours':>9}"
+    )
+    for record in wan.RECORDS:
+        simulated = wan.step_s(record.token_bytes / 2, seconds[record.kind])
+        hours = record.steps * record.seconds / 3600
+        content["records"].append({**dataclasses.asdict(record), "simulated_s": simulated, "hours": hours})
+        print(
+            f"  {record.name:<30}{record.token_bytes:>14}{record.steps:>8}{record.seconds:>10.1f}{simulated:>11.2f}{hours:>9.2f}"
+        )
+    print("# least steps x seconds, over bf16's; records: the same of theirs, k = 160 over bf16, by their own steps")
+    print(f"# {'stages of':<22}{'Mbit/s':>7}{'ms':>5}  {'winner':<30}{'x bf16':>9}{'records':>10}")
+    for speed, seconds in speeds.items():
+        for rate in wan.RATES:
+            for delay in wan.DELAYS:
+                found = wan.scores(steps, seconds, rate=rate, delay=delay)
+                best, base = wan.winner(found), found[0].total_s
+                times = None if base is None or best.total_s is None else best.total_s / base
+                records = wan.records_ratio(seconds, rate=rate, delay=delay)
+                row = {"stages": speed, "rate": rate, "delay_s": delay, "winner": best.name, "times": times}
+                content["winners"].append(row | {"records": records})
+                link = f"{rate / 1e6:>7.0f}{delay * 1e3:>5.0f}"
+                print(f"  {speed:<22}{link}  {best.name:<30}{number(times, '.3f'):>9}{records:>10.3f}")
+    return content
+
+
+def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any]:
+    """Steps, stages and scores."""
+    _, steps, content = show_steps(curves)
+    sizes = {"width": wan.WIDTH, "vocabulary": stage_seconds.VOCABULARY, "context": stage_seconds.CONTEXT}
+    if quick:
+        sizes = {"width": 128, "vocabulary": 512, "context": 64}
+    here = stage_seconds.measure(**sizes, repetitions=1 if quick else 5)
+    factor = wan.factor_of_record(here)
+    speeds = {HERE: here, RECORD: {kind: stages.faster(factor) for kind, stages in here.items()}}
+    print(
+        f"# stages of one block, {', '.join(f'{name} {size}' for name, size in sizes.items())}; the record's machines are "
+        f"{factor:.1f} times as fast"
+    )
+    print(f"# {'stages of':<22}{'kind':<14}{'stage':<16}{'forward us':>14}{'backward us':>14}   a token")
+    for speed, stages in speeds.items():
+        show_stages(speed, stages)
+    stages_json = {
+        speed: {kind: dataclasses.asdict(of) for kind, of in by_kind.items()} for speed, by_kind in speeds.items()
+    }
+    return {**content, "sizes": sizes, "factor": factor, "stages": stages_json, **show_scores(steps, speeds)}
+
+
+def measure_links(*, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gate]]:
+    """Steps of 2, 3 and 4 stages on real links, next to the same simulation."""
+    settings = [dataclasses.replace(LINK, stages=stages) for stages in (2, 3, 4)]
+    if quick:
+        settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1)]
+    print(f"# real links of {LINK.link}, micro-batches of {LINK.shape[1]} tokens, stages that wait 15 and 30 ms; 1F1B")
+    print(
+        f"# {'stages':<8}{'messages':<22}{'ms a step':>11}{'least':>9}{'most':>9}{'simulated':>11}{'step / simulated':>18}"
+    )
+    found, held = [], []
+    for setting in settings:
+        measured = link_measure.measure(setting)
+        found.append(measured.to_json())
+        for row in measured.rows:
+            ms = "{:>11.1f}{:>9.1f}{:>9.1f}{:>11.1f}".format(
+                *(1e3 * s for s in (row.seconds, row.least_s, row.most_s, row.bound_s))
+            )
+            print(f"  {setting.stages:<8}{row.name:<22}{ms}{row.ratio:>18.3f}", flush=True)
+        off = max(abs(row.ratio - 1) for row in measured.rows)
+        held.append(
+            report.Gate(f"{setting.stages} stages on real links: largest |step / simulated - 1|", off, "<=", WITHIN)
+        )
+        held.append(report.Gate(f"{setting.stages} stages: frames that the lab lost", measured.frames_lost, "==", 0))
+    return found, held
+
+
+def main() -> int:
+    """Runs both parts, and reports."""
+    args = parse()
+    options = {"quick": args.quick, "curves": args.curves.name}
+    print(report.heading("nanogpt_wan", **options))
+    content: dict[str, Any] = dict(options)
+    held: list[report.Gate] = []
+    try:
+        if args.only != "links":
+            content |= measure_scores(json.loads(args.curves.read_text())["curves"], quick=args.quick)
+        if args.only != "scores":
+            content["links"], held = measure_links(quick=args.quick)
+    except (LabError, LabUnavailable, ValueError) as error:
+        raise SystemExit(f"nanogpt_wan: {error}") from None
+    return report.finish(held, args.json, content)

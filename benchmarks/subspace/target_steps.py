@@ -1,0 +1,70 @@
+"""Steps to a target loss, read from the curves of `convergence subspace`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Curves = Sequence[Mapping[str, Any]]  # name, seed, step and loss by point; a run and seed each
+
+FREE = "free"
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # of the free run's steps, whose loss there is a target
+
+
+def falling(loss: Sequence[float]) -> list[float]:
+    """The curve nearest to another, in least squares, that never rises: neighbours that rise become their mean.
+
+    Batches are harder or easier than others, for all runs of a seed at the same step; the first point at a target would be one
+    of an easy batch.
+    """
+    blocks: list[tuple[float, int]] = []  # value, points
+    for value in loss:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (a, points_a), (b, points_b) = blocks[-2:]
+            blocks[-2:] = [((a * points_a + b * points_b) / (points_a + points_b), points_a + points_b)]
+    return [value for value, points in blocks for _ in range(points)]
+
+
+def steps_to(steps: Sequence[int], loss: Sequence[float], target: float) -> float | None:
+    """The step at which a curve is at a target for the first time, between two points by a straight line; None: never."""
+    for i, (step, value) in enumerate(zip(steps, loss, strict=True)):
+        if value <= target:
+            if i == 0 or value == target:
+                return float(step)
+            return steps[i - 1] + (step - steps[i - 1]) * (loss[i - 1] - target) / (loss[i - 1] - value)
+    return None
+
+
+def of_runs(curves: Curves, share: float, names: Iterable[str]) -> dict[str, float | None]:
+    """Mean steps of runs to the loss that the free run of the same seed has at a share of its steps.
+
+    Args:
+        curves: As the JSON has them.
+        share: 0 to 1.
+        names: Of runs. One without curves is left out.
+
+    Returns:
+        By name; None where a seed does not reach its target.
+    """
+    free = {curve["seed"]: curve for curve in curves if curve["name"] == FREE}
+    found: dict[str, float | None] = {}
+    for name in names:
+        steps = []
+        for curve in (curve for curve in curves if curve["name"] == name and curve["seed"] in free):
+            base = free[curve["seed"]]
+            at = max(0, round(share * len(base["step"])) - 1)
+            steps.append(steps_to(curve["step"], falling(curve["loss"]), falling(base["loss"])[at]))
+        if steps:
+            found[name] = None if None in steps else statistics.mean(step for step in steps if step is not None)
+    return found
+
+
+def chosen(curves: Curves, names: Sequence[str]) -> tuple[float, dict[str, float | None]]:
+    """The largest of SHARES at which more than half of the runs reach the target, or the last one; and their steps."""
+    for share in SHARES:
+        steps = of_runs(curves, share, names)
+        if 2 * sum(found is not None for found in steps.values()) > len(steps):
+            break
+    return share, steps
