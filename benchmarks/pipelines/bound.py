@@ -70,22 +70,21 @@ class Times:
     gradient_bytes: Sequence[float]
 
 
-def step_s(orders: Sequence[Order], times: Times, link: Direction, *, shared: bool = False, steps: int = 4) -> float:
+def step_s(orders: Sequence[Order], times: Times, link: Direction, *, steps: int = 4) -> float:
     """The seconds of a step among others: of several in a row at the first stage, without the first one.
 
     Args:
         orders: By stage.
         times: Of each stage and boundary; boundaries are one fewer than stages.
         link: Each direction of each boundary is such a one.
-        shared: Whether each stage has one such way out in place of two, for its activations and gradients.
         steps: In a row, 2 or more.
 
     Raises:
         ValueError: The orders wait for each other for ever.
     """
     count = len(orders)
-    down = [dataclasses.replace(link) for _ in range(count)]  # by the stage that sends
-    up = down if shared else [dataclasses.replace(link) for _ in range(count)]
+    down = [dataclasses.replace(link) for _ in range(count - 1)]
+    up = [dataclasses.replace(link) for _ in range(count - 1)]
     program = [[(kind, step, i) for step in range(steps) for kind, i in one] for one in orders]
     clock, at = [0.0] * count, [0] * count
     arrived: dict[tuple[int, str, int, int], float] = {}
@@ -103,7 +102,7 @@ def step_s(orders: Sequence[Order], times: Times, link: Direction, *, shared: bo
                 if kind == "F" and s < count - 1:
                     arrived[s + 1, "F", step, i] = down[s].arrival(clock[s], times.activation_bytes[s])
                 if kind == "B" and s > 0:
-                    arrived[s - 1, "B", step, i] = up[s].arrival(clock[s], times.gradient_bytes[s - 1])
+                    arrived[s - 1, "B", step, i] = up[s - 1].arrival(clock[s], times.gradient_bytes[s - 1])
                 at[s] += 1
                 if s == 0 and at[s] % len(orders[0]) == 0:
                     ends.append(clock[s])

@@ -10,7 +10,7 @@ from linklab import Lab, validate
 from linklab.job import run_on_hosts
 from linklab.link import goodput_bits, parse_bits, parse_delay
 
-from pipelines import bound
+from pipelines import bound, shared_bound
 from pipelines.cases import MICRO_BATCHES, Setting
 
 
@@ -107,7 +107,7 @@ def rows_of(setting: Any, ranks: list[dict[str, Any]], link: bound.Direction, *,
         setting: Has the cases, and the link's name.
         ranks: By stage: `rows`, a case each, and the times of a micro-batch by itself, in the rows where cases differ in them.
         link: As bound.step_s().
-        shared: As bound.step_s().
+        shared: Whether a stage sends both ways by one link, as shared_bound.step_s().
     """
     rows = []
     for i, case in enumerate(setting.cases):
@@ -141,4 +141,4 @@ def bound_of(case: Any, stages: list[dict[str, Any]], link: bound.Direction, *, 
         [stages[-1]["message_bytes"]] * boundaries,
     )
     orders = [bound.order(case.schedule, i, len(stages), MICRO_BATCHES, case.ahead) for i in range(len(stages))]
-    return bound.step_s(orders, times, link, shared=shared)
+    return (shared_bound if shared else bound).step_s(orders, times, link)

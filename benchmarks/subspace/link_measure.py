@@ -15,6 +15,8 @@ from pipelines.measure import Row, rows_of
 
 from subspace.link_cases import Setting
 
+UNLIMITED = 1e15  # bytes a second
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -67,7 +69,7 @@ def direction(setting: Setting) -> bound.Direction:
     """A host's way out as the simulation has it: TCP's share of the rate, the delay, and the shaper's burst."""
     bits = parse_bits(setting.rate)
     if bits is None:
-        return bound.Direction(float("inf"), 0.0)
+        return bound.Direction(UNLIMITED, 0.0)
     return bound.Direction(
         goodput_bits(bits) / 8, parse_delay(setting.delay) if setting.delay else 0.0, setting.burst or 0
     )

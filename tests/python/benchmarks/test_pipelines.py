@@ -1,5 +1,6 @@
 """The pipelines' benchmark: its bound on cases worked out by hand, and its quick form on a lab."""
 
+import collections
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 
 import pytest
 from links import BENCHMARKS, ENV, expect_labs
-from pipelines import bound, cases, measure
+from pipelines import bound, cases, measure, shared_bound
 
 
 def step(schedule, times, link, *, stages=2, micro_batches=2, ahead=0):
@@ -62,9 +63,37 @@ def test_the_bound_of_three_stages():
     assert step("1F1B", times(stages=3), bound.Direction(1, 0), stages=3) == pytest.approx(12)
 
 
-def test_orders_that_never_end():
+@pytest.mark.parametrize("simulation", [bound, shared_bound], ids=["bound", "shared_bound"])
+def test_orders_that_never_end(simulation):
     with pytest.raises(ValueError, match="expected ones that end"):
-        bound.step_s([[("B", 0)], [("F", 0)]], times(), bound.Direction(1, 0))
+        simulation.step_s([[("B", 0)], [("F", 0)]], times(), bound.Direction(1, 0))
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize(
+    "link", [bound.Direction(1, 0), bound.Direction(2, 3), bound.Direction(0.7, 0.2, 0.5)], ids=str
+)
+def test_two_stages_have_a_link_each(schedule, link):
+    """Each of two stages sends one way only."""
+    orders = [bound.order(schedule, stage, 2, 6) for stage in range(2)]
+    one = bound.Times([0.3, 0.5], [0.4, 1.1], [0.8], [1.7])
+    assert shared_bound.step_s(orders, one, link) == pytest.approx(bound.step_s(orders, one, link))
+
+
+def test_streams_share_a_link():
+    host = shared_bound.Host(bound.Direction(1, 0), (collections.deque(), collections.deque()))
+    first, second = (1, "F", 0, 0), (0, "B", 0, 0)
+    host.send(first, 4, 0, now=0)
+    assert host.next_s() == 4
+    assert host.go_on(2, now=2) == []
+    host.send(second, 4, 1, now=2)  # each has half of the link from here on: 2 of the first one are left
+    assert host.next_s() == pytest.approx(4)
+    assert host.go_on(4, now=6) == [first]
+    assert host.next_s() == pytest.approx(2)
+    assert host.go_on(2, now=8) == [second]
+    orders = [bound.order("1F1B", stage, 3, 4) for stage in range(3)]
+    three, link = times(forward=0.0, backward=0.0, size=1.0, stages=3), bound.Direction(1, 0)
+    assert shared_bound.step_s(orders, three, link) > bound.step_s(orders, three, link)
 
 
 def test_a_link_is_what_its_lab_makes():

@@ -10,7 +10,6 @@ from links import BENCHMARKS, ENV, ROOT, expect_labs
 
 sys.path.insert(0, str(ROOT / "examples"))
 
-from pipelines import bound
 from subspace import held, target_steps, wan
 
 import torch_lowcomm as lc
@@ -92,18 +91,6 @@ def test_scores_and_their_winner():
     assert wan.winner(slow).name == wan.BF16, "where stages compute all the time bytes cost nothing"
     with pytest.raises(ValueError, match="got none"):
         wan.winner(wan.scores({"2 bits of all": None}, seconds, rate=20e6, delay=0.0))
-
-
-def test_a_stage_whose_messages_share_a_way_out():
-    # Three stages, 1 s a message, compute that takes no time. The second one sends both ways.
-    times = bound.Times([0.0] * 3, [0.0] * 3, [1.0] * 2, [1.0] * 2)
-    orders = [bound.order("GPipe", stage, 3, 2) for stage in range(3)]
-    apart, shared = (bound.step_s(orders, times, bound.Direction(1, 0), shared=shared) for shared in (False, True))
-    # Activations are at the last stage at 2 and 3; its gradients go at once, and are at the second at 4 and 5, at the first at 6.
-    assert (apart, shared) == (6, 6), "GPipe's ways are in turn"
-    orders = [bound.order("1F1B", stage, 3, 4) for stage in range(3)]
-    apart, shared = (bound.step_s(orders, times, bound.Direction(1, 0), shared=shared) for shared in (False, True))
-    assert shared > apart
 
 
 def test_held_bytes_see_what_grows():
