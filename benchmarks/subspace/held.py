@@ -14,7 +14,7 @@ import torch_lowcomm as lc
 
 WIDTH, RANK, STAGES = 64, 8, 3
 CONTEXTS = (32, 128, 512, 2048)
-VOCABULARIES = (64, 1024, 16384, 262144)
+VOCABULARIES = (64, 1024, 16384, 65536)
 
 
 def decoder(context: int, vocabulary: int) -> nn.Module:

@@ -48,6 +48,7 @@ class Setting:
         generate: Prompts, tokens of each, and tokens that are generated behind them; None: no generation.
         rate: Of the link: "200mbit"; "unshaped".
         delay: Each way; "" for none.
+        tcp: How TCP finds a rate; "": as pipelines.cases.Setting.
     """
 
     stages: int
@@ -59,6 +60,7 @@ class Setting:
     generate: tuple[int, int, int] | None = None
     rate: str = "unshaped"
     delay: str = ""
+    tcp: str = ""
 
     @property
     def name(self) -> str:
@@ -72,8 +74,8 @@ class Setting:
 
     @property
     def congestion(self) -> str | None:
-        """As pipelines.cases.Setting."""
-        return None if self.delay else "reno"
+        """As linklab.Lab."""
+        return self.tcp or (None if self.delay else "reno")
 
     @property
     def burst(self) -> int | None:

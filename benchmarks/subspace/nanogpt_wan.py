@@ -1,6 +1,6 @@
 """Steps to a loss times seconds a step, for pipelines shaped like Protocol NanoGPT, by method, rate and delay.
 
-    python benchmarks nanogpt_wan [--quick] [--only scores|links] [--curves FILE] [--json FILE]      # links: as root
+    python benchmarks nanogpt_wan [--quick] [--only scores|links] [--curves FILE] [--tcp NAME] [--json FILE]      # links: as root
 
 Steps come from the curves of `convergence subspace`, seconds from stages that are measured here and from the schedule's
 simulation, which real links of the lab are compared with. benchmarks/results/nanogpt_wan.md has the definitions.
@@ -16,6 +16,7 @@ from typing import Any
 
 import report
 from linklab import LabError, LabUnavailable
+from pipelines.cli import tcp
 from result_pages import RESULTS
 
 from subspace import link_measure, stage_seconds, target_steps, wan
@@ -48,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small stages, and two of them on links, once")
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--curves", type=Path, default=RESULTS / "subspace.json", help="of `convergence subspace`")
+    parser.add_argument("--tcp", default="", help="of real links: reno, cubic, bbr (default: the machine's own)")
     parser.add_argument("--json", type=Path, help="versions, machine, scores, rows, gates")
     args = parser.parse_args()
     if args.only != "links" and not args.curves.exists():
@@ -153,11 +155,11 @@ def measure_scores(curves: target_steps.Curves, *, quick: bool) -> dict[str, Any
     return {**content, "sizes": sizes, "factor": factor, "stages": stages_json, **show_scores(steps, speeds)}
 
 
-def measure_links(*, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gate]]:
+def measure_links(*, tcp: str, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gate]]:
     """Steps of 2, 3 and 4 stages on real links, next to the same simulation."""
-    settings = [dataclasses.replace(LINK, stages=stages) for stages in (2, 3, 4)]
+    settings = [dataclasses.replace(LINK, stages=stages, tcp=tcp) for stages in (2, 3, 4)]
     if quick:
-        settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1)]
+        settings = [dataclasses.replace(LINK, cases=LINK.cases[2:3], repetitions=1, tcp=tcp)]
     print(f"# real links of {LINK.link}, micro-batches of {LINK.shape[1]} tokens, stages that wait 15 and 30 ms; 1F1B")
     print(
         f"# {'stages':<8}{'messages':<22}{'ms a step':>11}{'least':>9}{'most':>9}{'simulated':>11}{'step / simulated':>18}"
@@ -182,7 +184,7 @@ def measure_links(*, quick: bool) -> tuple[list[dict[str, Any]], list[report.Gat
 def main() -> int:
     """Runs both parts, and reports."""
     args = parse()
-    options = {"quick": args.quick, "curves": args.curves.name}
+    options = {"quick": args.quick, "curves": args.curves.name, "tcp": args.tcp or tcp()}
     print(report.heading("nanogpt_wan", **options))
     content: dict[str, Any] = dict(options)
     held: list[report.Gate] = []
@@ -190,7 +192,7 @@ def main() -> int:
         if args.only != "links":
             content |= measure_scores(json.loads(args.curves.read_text())["curves"], quick=args.quick)
         if args.only != "scores":
-            content["links"], held = measure_links(quick=args.quick)
+            content["links"], held = measure_links(tcp=args.tcp, quick=args.quick)
     except (LabError, LabUnavailable, ValueError) as error:
         raise SystemExit(f"nanogpt_wan: {error}") from None
     return report.finish(held, args.json, content)
