@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import torch
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.cache import Cache, Slot
 from torch_lowcomm.pipeline.comparison import compare
+from torch_lowcomm.pipeline.shapes import of_numbers, to_numbers
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -106,22 +106,22 @@ class Boundary:
         """Posts the receive of the other side's numbers."""
         return Receive(self._context_channel(chunk), numbers, [])
 
-    def send_object(self, value: Any) -> None:
-        """Sends a picklable object, and waits until it is through. A withdrawal ends it, as it ends messages of tensors."""
-        numbers = torch.tensor(list(pickle.dumps(value)), dtype=torch.int64)
-        self._objects.send(torch.tensor([len(numbers)]), []).wait()
-        self._objects.send(numbers, []).wait()
+    def send_shapes(self, shapes: Any) -> None:
+        """Sends what torch's stages tell each other, and waits until it is through. A withdrawal ends it, as it ends messages."""
+        numbers = to_numbers(shapes)
+        self._shapes.send(torch.tensor([len(numbers)]), []).wait()
+        self._shapes.send(numbers, []).wait()
 
-    def recv_object(self) -> Any:
-        """Waits for an object that the other side sends."""
+    def recv_shapes(self) -> Any:
+        """Waits for what the other side tells."""
         size = torch.empty(1, dtype=torch.int64)
-        self._objects.recv(size, []).wait()
+        self._shapes.recv(size, []).wait()
         numbers = torch.empty(int(size), dtype=torch.int64)
-        self._objects.recv(numbers, []).wait()
-        return pickle.loads(bytes(numbers.tolist()))
+        self._shapes.recv(numbers, []).wait()
+        return of_numbers(numbers)
 
     @functools.cached_property
-    def _objects(self) -> _C.Channel:
+    def _shapes(self) -> _C.Channel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
         return _C.Channel(
             self._backend,
@@ -219,7 +219,7 @@ class Boundary:
         """
         self._block.resume()
         self._contexts.clear()
-        self.__dict__.pop("_objects", None)
+        self.__dict__.pop("_shapes", None)
         self._channels.clear()  # they take the samples of messages that were dropped for under way
 
     def compare(self, said: Mapping[str, str], *, sends: bool) -> None:

@@ -196,12 +196,12 @@ class Stage(PipelineStage):
         By a channel, on which a stage that fails meanwhile is heard: torch's own messages would wait for it.
         """
         with self._failing():
-            self._boundary_to(dst_stage).send_object(meta)
+            self._boundary_to(dst_stage).send_shapes(meta)
 
     def _recv_meta(self, src_stage: int) -> Any:
         """Waits for what another stage tells."""
         with self._failing():
-            return self._boundary_to(src_stage).recv_object()
+            return self._boundary_to(src_stage).recv_shapes()
 
     def _boundary_to(self, other: int) -> Boundary:
         side = self._boundary(min(self.stage_index, other))

@@ -75,12 +75,14 @@ def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
     formula = getattr(boundary_of(c), "token_bytes", None)  # of codes that do not travel as such
     if formula is not None:
         sent = [step * step_tokens * 2 * formula * (c.stages - 1) for step in steps]
+    token_bytes = sent[-1] / (steps[-1] * step_tokens * 2 * (c.stages - 1))
     return {
         "configuration": c,
         "seed": c.seed,
         "step": steps,
         "bytes": sent,
-        "token_bytes": sent[-1] / (steps[-1] * step_tokens * 2 * (c.stages - 1)),
+        "token_bytes": token_bytes,
+        "fewer_bytes": 4 * c.width / token_bytes,
         "down_rank": statistics.mean(value for rank in ranks for value in rank["stable_rank"]["down"]),
         "stream_rank": statistics.mean(rank["stable_rank"]["activations"] for rank in ranks[:-1]),
         **{name: last[name] for name in ("loss", "validation", "seconds")},
@@ -92,7 +94,7 @@ def row(name: str, run: dict[str, Any]) -> str:
     c = run["configuration"]
     return (
         f"  {name:<29}{c.seed:>4}{run['loss'][-1]:>10.4f}{run['validation']:>10.4f}{run['token_bytes']:>15.1f}"
-        f"{4 * c.width / run['token_bytes']:>13.1f}{run['down_rank']:>8.1f}{run['stream_rank']:>10.1f}{run['seconds'][-1]:>9.1f}"
+        f"{run['fewer_bytes']:>13.1f}{run['down_rank']:>8.1f}{run['stream_rank']:>10.1f}{run['seconds'][-1]:>9.1f}"
     )
 
 

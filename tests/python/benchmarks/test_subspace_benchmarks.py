@@ -16,7 +16,8 @@ import torch_lowcomm as lc
 
 
 def curve(name, *loss, seed=0):
-    return {"name": name, "seed": seed, "step": [20 * (i + 1) for i in range(len(loss))], "loss": list(loss)}
+    steps = [20 * (i + 1) for i in range(len(loss))]
+    return {"name": name, "seed": seed, "step": steps, "loss": list(loss), "validation": loss[-1]}
 
 
 def test_a_curve_that_falls_keeps_the_mean_of_neighbours_that_rise():
@@ -39,6 +40,8 @@ def test_steps_are_means_of_paired_seeds_and_never_where_one_seed_is():
     found = target_steps.of_runs(curves, 0.6, ("free", "slow", "bad", "missing"))
     assert found == {"free": 60, "slow": (100 + 60) / 2, "bad": None}
     assert target_steps.of_runs(curves, 0.8, ("slow",)) == {"slow": None}
+    leaking = curve("leaking", 4, 3, 2, 1, 0.5) | {"validation": 2.0}
+    assert target_steps.of_runs([*curves, leaking], 0.6, ("leaking",)) == {"leaking": None}, "its loss is not its own"
     # The free run alone is at its loss of 80 % of the steps, two of three are at that of 60 %.
     share, steps = target_steps.chosen(curves, ("free", "slow", "bad"))
     assert (share, steps) == (0.6, found)
