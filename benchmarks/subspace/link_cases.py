@@ -1,4 +1,4 @@
-"""What is timed on slow links: the messages of subspace pipelines, and the sizes of their decoders."""
+"""The cases that are timed on slow links: the messages of subspace pipelines, and the sizes of their decoders."""
 
 from __future__ import annotations
 

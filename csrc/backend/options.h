@@ -43,7 +43,7 @@ std::optional<std::string> untaken(const CodecSpec& codec, std::span<const int64
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-// What a group runs with once everything is filled in; the same on all its ranks, except for what is said to be each
+// The settings of a group once everything is filled in; the same on all its ranks, except for what is said to be each
 // rank's own affair.
 struct Settings {
   Policy policy;

@@ -13,7 +13,8 @@ import torch
 from torch_lowcomm import _C
 from torch_lowcomm.pipeline.cache import Cache, Slot
 from torch_lowcomm.pipeline.comparison import compare
-from torch_lowcomm.pipeline.shapes import of_numbers, to_numbers
+from torch_lowcomm.pipeline.numbers import channel_of_numbers
+from torch_lowcomm.pipeline.shapes import of_numbers, room_for, to_numbers
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -113,40 +114,31 @@ class Boundary:
         self._shapes.send(numbers, []).wait()
 
     def recv_shapes(self) -> Any:
-        """Waits for what the other side tells."""
+        """Waits for what the other side tells.
+
+        Raises:
+            ValueError: It is no description of tensors, or a larger one than there can be.
+            torch.distributed.DistBackendError: The other side has failed or is gone, or the network.
+        """
         size = torch.empty(1, dtype=torch.int64)
         self._shapes.recv(size, []).wait()
-        numbers = torch.empty(int(size), dtype=torch.int64)
+        numbers = room_for(int(size))
         self._shapes.recv(numbers, []).wait()
         return of_numbers(numbers)
 
     @functools.cached_property
     def _shapes(self) -> _C.Channel:
         """The channel of what torch's stages tell each other before their first micro-batch."""
-        return _C.Channel(
-            self._backend,
-            self._peer,
-            ((2 * self.number + 1) * TENSORS + TENSORS - 1) * CHUNKS + CHUNKS - 1,
-            dtype=torch.int64,
-            codec="",
-            first="",
-            channels=1,
-            memory=None,
-            edge=f"shapes of {where(self.number)}",
-            part="",
-        )
+        number = ((2 * self.number + 1) * TENSORS + TENSORS - 1) * CHUNKS + CHUNKS - 1
+        return channel_of_numbers(self._backend, self._peer, number, edge=f"shapes of {where(self.number)}")
 
     def _context_channel(self, chunk: int) -> _C.Channel:
         if chunk not in self._contexts:
-            self._contexts[chunk] = _C.Channel(
+            number = (2 * self.number * TENSORS + TENSORS - 1) * CHUNKS + chunk
+            self._contexts[chunk] = channel_of_numbers(
                 self._backend,
                 self._peer,
-                (2 * self.number * TENSORS + TENSORS - 1) * CHUNKS + chunk,
-                dtype=torch.int64,
-                codec="",
-                first="",
-                channels=1,
-                memory=None,
+                number,
                 edge=f"context of {where(self.number)}",
                 part=f"micro-batch {chunk}",
             )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from torch_lowcomm import _C
+from torch_lowcomm.pipeline.numbers import channel_of_numbers
 
 _FIRST_CHANNEL = 1 << 20  # of the channels of comparisons, one a boundary
 
@@ -31,18 +32,7 @@ def compare(
         ValueError: The two sides say different things; on both, with both values.
         torch.distributed.DistBackendError: The peer or the network failed.
     """
-    channel = _C.Channel(
-        backend,
-        peer,
-        _FIRST_CHANNEL + number,
-        dtype=torch.int64,
-        codec="",
-        first="",
-        channels=1,
-        memory=None,
-        edge=f"caches of {where}",
-        part="",
-    )
+    channel = channel_of_numbers(backend, peer, _FIRST_CHANNEL + number, edge=f"caches of {where}")
     text = torch.tensor(list("\n".join(f"{name}={value}" for name, value in said.items()).encode()), dtype=torch.int64)
     letters, theirs = _exchange(channel, torch.tensor([len(text), len(rows)]), (2,)).tolist()
     other = bytes(_exchange(channel, text, (letters,)).tolist()).decode()

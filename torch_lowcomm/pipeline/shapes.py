@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+MOST = 1 << 20  # bytes; a description of a tensor takes some 1,500
 _MODULES = {
     "torch.distributed.pipelining._utils": ("_TensorMeta", "_DTensorMeta", "_StageForwardMeta", "_StageBackwardMeta"),
     "torch.distributed.tensor.placement_types": ("Shard", "Replicate", "Partial", "_StridedShard"),
@@ -22,14 +23,28 @@ def to_numbers(shapes: Any) -> torch.Tensor:
     return torch.tensor(list(file.getvalue()), dtype=torch.int64)
 
 
+def room_for(size: int) -> torch.Tensor:
+    """int64 [size] for numbers that a peer has announced.
+
+    Raises:
+        ValueError: There are more than shapes can have.
+    """
+    if not 0 < size <= MOST:
+        raise ValueError(f"shapes: expected 1...{MOST} bytes, got {size}")
+    return torch.empty(size, dtype=torch.int64)
+
+
 def of_numbers(numbers: torch.Tensor) -> Any:
     """The object again. Nothing else can be made of what a peer sends: torch reads its own descriptions of tensors alone.
 
     Raises:
-        Exception: The numbers are of another object; torch names it (`UnpicklingError`).
+        ValueError: The numbers are of another object, or of none.
     """
     with torch.serialization.safe_globals(_classes()):
-        return torch.load(io.BytesIO(bytes(numbers.tolist())), weights_only=True)
+        try:
+            return torch.load(io.BytesIO(bytes(numbers.tolist())), weights_only=True)
+        except Exception as error:
+            raise ValueError(f"shapes: expected a description of tensors, got another object: {error}") from None
 
 
 def _classes() -> list[Any]:

@@ -38,7 +38,7 @@ class _Calls:
 
 
 def out_of_order(parts: Parts, root: nn.Module) -> list[Finding]:
-    """What keeps a whole decoder's forward from being embedding, blocks, norm and head, each once and on the one's output before.
+    """Finds whether a decoder calls embedding, blocks, norm and head once each, in this order, on the output of the one before.
 
     The decoder runs once on two rows of made-up tokens, in evaluation mode, and is left as it was.
 

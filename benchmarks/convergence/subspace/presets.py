@@ -17,7 +17,7 @@ CLAIMS = {
     "top-k, 25 of 256": Configuration("top-k", rank=25),
     "1 bit of all": Configuration("one-bit"),
 }
-# What else a boundary of as many bytes can be.
+# Other boundaries of as many bytes.
 VARIANTS = {
     "4 bits of all": Configuration("whole", coefficients=f"minmax4:{TOKEN}"),
     "2 bits of all": Configuration("whole", coefficients=f"minmax2:{TOKEN}"),

@@ -143,7 +143,7 @@ class Run:
 
 
 def boundary_of(c: Configuration) -> Any:
-    """What a stage's free decoder ends with; None: the decoder is constrained."""
+    """The boundary of a free decoder's stages; None: the decoder is constrained."""
     if c.kind == "constrained":
         return None
     if c.kind == "projection":

@@ -67,7 +67,7 @@ def train(configurations: Sequence[Configuration], seed: int) -> list[dict[str, 
 
 
 def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the ranks of one run measured, in the order of their stages."""
+    """The figures of one run, of those that its ranks measured, in the order of their stages."""
     last = ranks[-1]
     step_tokens = c.batch * subspace_rank.CONTEXT
     steps = [(point + 1) * POINT for point in range(len(last["loss"]))]

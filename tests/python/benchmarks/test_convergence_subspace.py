@@ -21,7 +21,7 @@ def test_convergence_quick(tmp_path):
 
 
 def _round_trip(boundary, x, gradient):
-    """What arrives forward, and what arrives back, of a boundary's two sides."""
+    """The tensors that arrive forward and back at a boundary's two sides."""
     x = x.clone().requires_grad_()
     ids = torch.zeros(x.shape[:2], dtype=torch.int64)
     y = boundary.decoder(None, 0, None)(boundary.encoder(None, 0, None)(x, ids), ids)

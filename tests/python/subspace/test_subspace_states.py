@@ -62,7 +62,7 @@ class _Run:
 
 
 def _merged(states):
-    """What one process puts together of the states of all stages."""
+    """The state that one process puts together of all stages' states."""
     return {
         "model": lc.subspace.merge_states(state["model"] for state in states),
         "optimizer": lc.subspace.merge_states(state["optimizer"] for state in states),

@@ -1,0 +1,22 @@
+"""Channels of numbers that the two sides of a boundary tell each other next to its tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_lowcomm import _C
+
+
+def channel_of_numbers(backend: _C.LowcommBackend, peer: int, number: int, *, edge: str, part: str = "") -> _C.Channel:
+    """A channel whose messages are exact int64, and are not remembered.
+
+    Args:
+        backend: Of the group.
+        peer: The other side's rank.
+        number: The channel's.
+        edge: Names it in errors and statistics.
+        part: Goes on with the name.
+    """
+    return _C.Channel(
+        backend, peer, number, dtype=torch.int64, codec="", first="", channels=1, memory=None, edge=edge, part=part
+    )
