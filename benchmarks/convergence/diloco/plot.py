@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from convergence.panels import panels
+
 _LINES = (
     "all_reduce",
     "DiLoCo",
@@ -28,34 +30,25 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
         path: Of the PNG.
         title: Above all of it.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
-    figure, (lines, ends, adaptation) = pyplot.subplots(1, 3, figsize=(17, 5), dpi=120, layout="constrained")
-    for name in (name for name in _LINES if name in first):
-        loss, sent = first[name]["loss"], first[name]["bytes"]
-        recent = [loss[max(0, i + 1 - _RECENT) : i + 1] for i in range(len(loss))]
-        points = [(b / 1e6, sum(r) / len(r)) for b, r in zip(sent, recent, strict=True) if b]
-        lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
-    lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
-    lines.legend(fontsize=8)
-    for name, curve in first.items():
-        at = curve["bytes"][-1] / 1e6, curve["validation"]
-        ends.plot(*at, "o", markersize=4, color="tab:red" if name == "DiLoCoX" else "tab:blue")
-        ends.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
-    ends.set_ylabel("validation loss of the outer parameters")
-    for axes in (lines, ends):
-        axes.set_xscale("log")
-        axes.set_xlabel("sent by a rank (MB)")
-        axes.grid(alpha=0.3, which="both")
-    draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    pyplot.close(figure)
+    with panels(path, 3, size=(17, 5), title=title) as (lines, ends, adaptation):
+        for name in (name for name in _LINES if name in first):
+            loss, sent = first[name]["loss"], first[name]["bytes"]
+            recent = [loss[max(0, i + 1 - _RECENT) : i + 1] for i in range(len(loss))]
+            points = [(b / 1e6, sum(r) / len(r)) for b, r in zip(sent, recent, strict=True) if b]
+            lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
+        lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
+        lines.legend(fontsize=8)
+        for name, curve in first.items():
+            at = curve["bytes"][-1] / 1e6, curve["validation"]
+            ends.plot(*at, "o", markersize=4, color="tab:red" if name == "DiLoCoX" else "tab:blue")
+            ends.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
+        ends.set_ylabel("validation loss of the outer parameters")
+        for axes in (lines, ends):
+            axes.set_xscale("log")
+            axes.set_xlabel("sent by a rank (MB)")
+            axes.grid(alpha=0.3, which="both")
+        draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
 
 
 def draw_adaptation(axes: Any, outer: Sequence[Mapping[str, float]]) -> None:
