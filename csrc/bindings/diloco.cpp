@@ -13,13 +13,15 @@ namespace py = pybind11;
 namespace lowcomm {
 namespace {
 
-using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+// (name, the rank's own tensor, the whole parameter's shape, where the tensor begins in it); two empty lists where the
+// tensor is the whole.
+using Held = std::tuple<std::string, at::Tensor, std::vector<int64_t>, std::vector<int64_t>>;
 using Backend = c10::intrusive_ptr<LowcommBackend>;
 
-std::vector<OuterParameter> parametersOf(const NamedParameters& named) {
+std::vector<OuterParameter> parametersOf(const std::vector<Held>& held) {
   std::vector<OuterParameter> parameters;
-  for (const auto& [name, tensor] : named)
-    parameters.push_back({name, tensor});
+  for (const auto& [name, tensor, whole, offset] : held)
+    parameters.push_back({name, tensor, whole, offset});
   return parameters;
 }
 
@@ -60,6 +62,13 @@ std::shared_ptr<OpQueue> queueOf(const std::optional<Backend>& backend) {
   return backend ? std::make_shared<BackendQueue>(*backend) : nullptr;
 }
 
+std::vector<std::shared_ptr<OpQueue>> queuesOf(const std::vector<Backend>& backends) {
+  std::vector<std::shared_ptr<OpQueue>> queues;
+  for (const Backend& backend : backends)
+    queues.push_back(std::make_shared<BackendQueue>(backend));
+  return queues;
+}
+
 py::dict reportOf(const OuterReport& report) {
   py::dict entry;
   entry["outer_steps"] = report.outer_steps;
@@ -68,6 +77,8 @@ py::dict reportOf(const OuterReport& report) {
   entry["rank"] = report.rank;
   entry["effective_rank"] = report.effective_rank;
   entry["sent_bytes"] = report.sent_bytes;
+  entry["lanes"] = report.lanes;
+  entry["lane_elements"] = report.lane_elements;
   entry["waited_s"] = report.waited_s;
   entry["local_s"] = report.local_s;
   return entry;
@@ -78,17 +89,18 @@ py::dict reportOf(const OuterReport& report) {
 void bindDiLoCoX(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
-      .def(py::init([](const NamedParameters& parameters, const std::optional<Backend>& group,
-                       const std::optional<Backend>& cluster, const NamedParameters& buffers, const py::dict& options) {
+      .def(py::init([](const std::vector<Held>& parameters, const std::vector<Backend>& lanes,
+                       const std::optional<Backend>& site, const std::vector<int>& parts,
+                       const std::vector<int>& part_lanes, const std::vector<Held>& buffers, const py::dict& options) {
              return translated([&] {
                DiLoCoXOptions parsed = optionsOf(options);
                py::gil_scoped_release released;
-               return std::make_unique<DiLoCoX>(parametersOf(parameters), queueOf(group), std::move(parsed),
-                                                queueOf(cluster), parametersOf(buffers));
+               return std::make_unique<DiLoCoX>(parametersOf(parameters), queuesOf(lanes), std::move(parsed),
+                                                OuterSite{queueOf(site), parts, part_lanes}, parametersOf(buffers));
              });
            }),
-           py::arg("parameters"), py::arg("group"), py::kw_only(), py::arg("cluster"), py::arg("buffers"),
-           py::arg("options"))
+           py::arg("parameters"), py::arg("lanes"), py::kw_only(), py::arg("site"), py::arg("parts"),
+           py::arg("part_lanes"), py::arg("buffers"), py::arg("options"))
       .def(
           "step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
       .def(
@@ -97,14 +109,14 @@ void bindDiLoCoX(py::module_& m) {
           "quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
       .def(
           "regroup",
-          [](DiLoCoX& d, const Backend& group) {
-            translated([&] { d.regroup(std::make_shared<BackendQueue>(group)); });
-          },
-          py::arg("group"), release())
+          [](DiLoCoX& d, const std::vector<Backend>& lanes) { translated([&] { d.regroup(queuesOf(lanes)); }); },
+          py::arg("lanes"), release())
       .def(
-          "restore", [](DiLoCoX& d) { d.restore(); }, release())
-      // (parameter, its outer value in fp32 on the host): the loop's own memory, for reading.
-      .def("swap_pairs",
+          "restore", [](DiLoCoX& d) { translated([&] { d.restore(); }); }, release())
+      .def(
+          "show_outer", [](DiLoCoX& d) { translated([&] { d.showOuter(); }); }, release())
+      // (piece that this rank carries, its outer value in fp32 on the host): the loop's own memory, for reading.
+      .def("carried",
            [](DiLoCoX& d) {
              std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
              d.each([&](const OuterParameter& p, const at::Tensor& outer) { pairs.emplace_back(p.tensor, outer); });
@@ -112,6 +124,7 @@ void bindDiLoCoX(py::module_& m) {
            })
       .def_property_readonly("report", [](const DiLoCoX& d) { return reportOf(d.report()); })
       .def_property_readonly("agreed", &DiLoCoX::agreed)
+      .def_property_readonly("lanes", &DiLoCoX::lanes)
       .def_property_readonly("steps", &DiLoCoX::steps)
       .def(
           "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
@@ -121,6 +134,16 @@ void bindDiLoCoX(py::module_& m) {
       .def(
           "load", [](DiLoCoX& d, const TensorMap& state) { translated([&] { d.load(state); }); }, py::arg("state"),
           release());
+  m.def(
+      "refuse_diloco",
+      [](const std::string& error, const std::vector<Backend>& lanes, const std::optional<Backend>& site,
+         const std::vector<int>& parts, const std::vector<int>& part_lanes) {
+        translated([&] {
+          py::gil_scoped_release released;
+          DiLoCoX::refuse(error, queuesOf(lanes), OuterSite{queueOf(site), parts, part_lanes});
+        });
+      },
+      py::arg("error"), py::kw_only(), py::arg("lanes"), py::arg("site"), py::arg("parts"), py::arg("part_lanes"));
 }
 
 }  // namespace lowcomm

@@ -30,11 +30,12 @@ std::string textOf(const DiLoCoXOptions& o) {
                   " check_every=", o.check_every, " seed=", o.seed);
 }
 
-std::string shapesOf(const std::vector<OuterParameter>& parameters) {
-  std::string text;
-  for (const OuterParameter& parameter : parameters)
-    text += c10::str(parameter.name, " ", parameter.tensor.sizes(), "\n");
-  return c10::str(parameters.size(), ", hash ", fnv1a(text));
+void expectAveraged(const std::vector<OuterParameter>& parameters) {
+  for (const OuterParameter& parameter : parameters) {
+    if (parameter.tensor.is_floating_point() && parameter.tensor.layout() == at::kStrided) continue;
+    throw TypeError("DiLoCoX: " + parameter.name + ": expected a dense floating-point tensor, got " +
+                    std::string(parameter.tensor.toString()));
+  }
 }
 
 DiLoCoXOptions averaging(const DiLoCoXOptions& options) {
@@ -51,90 +52,124 @@ DiLoCoXOptions averaging(const DiLoCoXOptions& options) {
 
 DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
                  std::shared_ptr<OpQueue> cluster, std::vector<OuterParameter> buffers)
+    : DiLoCoX(std::move(parameters), group ? std::vector{group} : std::vector<std::shared_ptr<OpQueue>>(),
+              std::move(options), OuterSite{std::move(cluster), {}, {}}, std::move(buffers)) {}
+
+DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> lanes,
+                 DiLoCoXOptions options, OuterSite site, std::vector<OuterParameter> buffers)
     : options_(std::move(options)),
-      group_(std::move(group)),
-      cluster_(std::move(cluster)),
+      site_(std::move(site)),
+      groups_(std::move(lanes)),
       buffer_options_(averaging(options_)),
       adaptation_(options_),
+      formed_(!groups_.empty()),
       sync_every_(options_.sync_every),
       rank_(static_cast<double>(options_.rank)) {
   report_.sync_every = sync_every_;
   report_.rank = rank_;
   std::string error;
   std::exception_ptr mistake;
-  try {
+  const auto attempt = [&](const auto& f) {
+    try {
+      f();
+    } catch (const ValueError& caught) {
+      error = caught.what();
+      mistake = std::current_exception();
+    } catch (const TypeError& caught) {
+      error = caught.what();
+      mistake = std::current_exception();
+    }
+  };
+  attempt([&] {
     options_.check();
     if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
-    if (options_.fragments > static_cast<int64_t>(parameters.size())) {
-      throw ValueError(c10::str("DiLoCoX: fragments: expected at most the number of parameters, ", parameters.size(),
-                                ", got ", options_.fragments));
-    }
-    shapes_ = shapesOf(parameters) + "; buffers " + shapesOf(buffers);
-    // In order, of about the same number of elements each: what is near in the model travels together.
-    int64_t elements = 0, taken = 0;
-    for (const OuterParameter& parameter : parameters)
-      elements += parameter.tensor.numel();
-    uint32_t number = 0;
-    size_t at = 0;
-    for (int64_t f = 0; f < options_.fragments; ++f) {
-      std::vector<OuterParameter> part;
-      const size_t left_over = static_cast<size_t>(options_.fragments - f - 1);
-      do {
-        taken += parameters[at].tensor.numel();
-        part.push_back(parameters[at++]);
-      } while (at + left_over < parameters.size() &&
-               (left_over == 0 || taken * options_.fragments < elements * (f + 1)));
-      const auto count = static_cast<uint32_t>(part.size());
-      fragments_.push_back(
-          {Fragment(options_, std::move(part), number), false, sync_every_ * (f + 1) / options_.fragments});
-      number += count;
-    }
-    of_parameters_ = fragments_.size();
-    if (!buffers.empty())
-      fragments_.push_back({Fragment(buffer_options_, std::move(buffers), number), true, fragments_[0].send_at});
-  } catch (const ValueError& caught) {
-    error = caught.what();
-    mistake = std::current_exception();
-  } catch (const TypeError& caught) {
-    error = caught.what();
-    mistake = std::current_exception();
+    expectAveraged(parameters);
+    expectAveraged(buffers);
+  });
+  if (mistake) {
+    refuse(error, groups_, site_);
+    std::rethrow_exception(mistake);
   }
-  // A rank with a mistake tells the others before it throws: they are in the same call.
-  if (group_) agree(error, /*values=*/true);
-  if (mistake) std::rethrow_exception(mistake);
+  const bool has_buffers = !buffers.empty();
+  attempt([&] {
+    model_ = std::make_unique<SiteModel>(std::move(parameters), site_, options_.fragments, options_.rank,
+                                         /*same_values=*/true);
+    buffers_ = std::make_unique<SiteModel>(std::move(buffers), site_, 1, 0, /*same_values=*/false);
+    for (int64_t f = 0; f < options_.fragments; ++f)
+      model_->collect(f);  // θ̄ begins from there
+    buffers_->collect(0);
+    if (!groups_.empty() && groups_.size() != model_->lanes().size()) {
+      throw ValueError(c10::str("DiLoCoX: expected a group for each of the ", model_->lanes().size(),
+                                " lanes of this rank, got ", groups_.size()));
+    }
+    for (int64_t f = 0; f < options_.fragments; ++f)
+      fragments_.push_back(scheduled(*model_, options_, f, /*buffers=*/false));
+    of_parameters_ = fragments_.size();
+    if (has_buffers) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
+    report_.lane_elements = model_->laneElements();
+    report_.lanes = model_->lanes();
+    checks_.resize(model_->lanes().size());
+  });
+  if (mistake) {
+    tellLanes(error, groups_);
+    std::rethrow_exception(mistake);
+  }
+  agree(/*values=*/true);
+}
+
+void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes,
+                     const OuterSite& site) {
+  if (site.ranks) SiteModel({}, site, 0, 0, false, error);
+  tellLanes(error, lanes);
 }
 
 DiLoCoX::~DiLoCoX() = default;
 
-std::string DiLoCoX::agreed() const {
-  return textOf(options_) + " parameters=" + shapes_;
+DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
+                                             bool buffers) const {
+  FragmentSchedule s{model, number, {}, buffers, sync_every_ * (number + 1) / options_.fragments};
+  for (size_t lane = 0; lane < model.lanes().size(); ++lane)
+    s.lanes.emplace_back(options, model.pieces(lane, number));
+  return s;
 }
 
-uint32_t DiLoCoX::checksum() const {
+std::string DiLoCoX::agreed() const {
+  return textOf(options_) + " parameters=" + model_->text() + "; buffers " + buffers_->text();
+}
+
+uint32_t DiLoCoX::checksum(size_t lane) const {
   uint32_t sum = 0;
   for (const FragmentSchedule& s : fragments_)
-    sum = sum * 31 + s.fragment.checksum();
+    sum = sum * 31 + s.lanes[lane].checksum();
   return sum;
 }
 
-// Where this rank has an `error`, it returns when all others have been told.
-void DiLoCoX::agree(const std::string& error, bool values) {
+// Returns when all others have been told.
+void DiLoCoX::tellLanes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes) {
   KeyValues description;
-  if (!error.empty()) {
-    description.fields = {{"error", error.substr(0, 1000)}};
-  } else {
-    description.fields = {{"options", textOf(options_)}, {"parameters", shapes_}};
-    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum()));
+  description.fields = {{"error", error.substr(0, 1000)}};
+  for (const std::shared_ptr<OpQueue>& lane : lanes) {
+    try {
+      Ticket(*lane, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+    } catch (const PeerRefusal&) {
+      // It names this rank's own error.
+    }
   }
-  try {
-    Ticket(*group_, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
-  } catch (const PeerRefusal&) {
-    if (error.empty()) throw;
+}
+
+void DiLoCoX::agree(bool values) {
+  for (size_t lane = 0; lane < groups_.size(); ++lane) {
+    KeyValues description;
+    description.fields = {{"options", textOf(options_)},
+                          {"parameters", model_->text() + "; buffers " + buffers_->text()},
+                          {"lane", std::to_string(model_->lanes()[lane])}};
+    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum(lane)));
+    Ticket(*groups_[lane], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
   }
 }
 
 bool DiLoCoX::step() {
-  if (!group_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
+  if (!formed_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
   ++steps_;
   const auto start = Clock::now();
   const double waited_before = waited_s_;
@@ -142,10 +177,12 @@ bool DiLoCoX::step() {
   try {
     for (FragmentSchedule& s : fragments_) {
       if (s.apply_at == steps_) {
+        s.model.collect(s.number);
         arrive(s, Move::by_mode);
         any = true;
       }
       if (s.send_at == steps_) {
+        s.model.collect(s.number);
         outerStep(s);
         any = true;
       }
@@ -161,16 +198,24 @@ bool DiLoCoX::step() {
 
 void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
-  if (s.fragment.phase() != Fragment::Phase::idle) {  // the message before, all the interval long under way
+  const auto send = [&](bool marks) {
+    for (size_t lane = 0; lane < s.lanes.size(); ++lane)
+      s.lanes[lane].send(*groups_[lane], number, marks);
+    s.under_way = true;
+  };
+  if (s.under_way) {  // the message before, all the interval long
     landed(s);
-    s.fragment.applyAndSend(*group_, number);
+    for (size_t lane = 0; lane < s.lanes.size(); ++lane)
+      s.lanes[lane].applyAndSend(*groups_[lane], number);
+    s.model.spread(s.number);
     if (!s.buffers) startCheck();
   } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
-    s.fragment.send(*group_, number, /*marks=*/false);
+    send(/*marks=*/false);
     arrive(s, Move::whole);
   } else {
-    s.fragment.send(*group_, number, /*marks=*/true);
-    agreeWithout(s);
+    send(/*marks=*/true);
+    if (options_.mode == OuterMode::eager) s.model.spread(s.number);  // an own outer step has moved them
+    conclude(s, {}, nullptr);
     const int64_t delay = options_.delayOf(sync_every_);
     if (delay < sync_every_) s.apply_at = steps_ + delay;
   }
@@ -180,54 +225,43 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
     return;
   }
   ++report_.outer_steps;
-  report_.participating = group_->size();
   report_.sync_every = sync_every_;
   report_.rank = rank_;
+  if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 
 void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
   landed(s);
-  s.fragment.apply(move);
+  for (Fragment& lane : s.lanes)
+    lane.apply(move);
+  s.under_way = false;
   s.apply_at = -1;
+  s.model.spread(s.number);
   if (!s.buffers) startCheck();
 }
 
-// Waits for the average, and adapts to it.
+// Waits for the averages of all lanes, and adapts to them.
 void DiLoCoX::landed(FragmentSchedule& s) {
-  if (s.buffers) {
-    s.fragment.wait();
-    return;
-  }
-  const bool adapts = options_.adapt_rank || options_.adapt_sync_every;
-  const std::vector<double> before = adaptation_.effectiveRanks();
-  const double rank_before = rank_;
-  bool told = false;
-  try {
-    s.fragment.wait();
-    if (adapts) {
-      // Vectors alone have none, and say nothing of the matrices'.
-      if (s.fragment.effectiveRank() > 0) adaptation_.add(s.fragment.effectiveRank());
-      try {
-        rank_ = adaptation_.rank();
-        told = true;
-        adapt();
-      } catch (...) {
-        // The others have this average and apply it: so must a rank whose own rule fails.
-        if (agreesInCluster()) throw;
-        late_ = std::current_exception();
-        rank_ = rank_before;
-      }
+  EffectiveRanks effective;
+  std::exception_ptr error;
+  double waited = 0;
+  uint64_t sent = 0;
+  for (Fragment& lane : s.lanes) {
+    try {
+      lane.wait();
+    } catch (...) {
+      if (!error) error = std::current_exception();
     }
-  } catch (...) {
-    adaptation_.set(before);
-    rank_ = rank_before;
-    if (!told) tellCluster(std::current_exception());
-    throw;
+    effective.sum += lane.effectiveRanks().sum;
+    effective.matrices += lane.effectiveRanks().matrices;
+    waited += lane.waited();
+    sent += lane.moved().wire_bytes;
   }
-  report_.waited_s = s.fragment.waited();
-  waited_s_ += report_.waited_s;
-  report_.sent_bytes = s.fragment.moved().wire_bytes;
-  report_.effective_rank = s.fragment.effectiveRank();
+  conclude(s, effective, error);
+  waited_s_ += waited;
+  if (s.buffers) return;
+  report_.waited_s = waited;
+  report_.sent_bytes = sent;
 }
 
 // After an outer step was applied, every so often: the ranks' θ̄ are compared, on the control lane and behind no other
@@ -235,33 +269,42 @@ void DiLoCoX::landed(FragmentSchedule& s) {
 void DiLoCoX::startCheck() {
   ++applied_;
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
-  if (check_.pending()) check_.wait();
-  KeyValues description;
-  description.fields = {{"outer step", std::to_string(applied_)},
-                        {"outer parameters' checksum", std::to_string(checksum())}};
-  check_ = Ticket(*group_, "DiLoCoX check", 1, [description](OpContext& op) { lowcomm::agree(op, description); });
+  for (size_t lane = 0; lane < groups_.size(); ++lane) {
+    if (checks_[lane].pending()) checks_[lane].wait();
+    KeyValues description;
+    description.fields = {{"outer step", std::to_string(applied_)},
+                          {"outer parameters' checksum", std::to_string(checksum(lane))}};
+    checks_[lane] =
+        Ticket(*groups_[lane], "DiLoCoX check", 1, [description](OpContext& op) { lowcomm::agree(op, description); });
+  }
 }
 
 // Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again.
 void DiLoCoX::giveUp() {
   for (FragmentSchedule& s : fragments_) {
-    s.fragment.drop();
+    for (Fragment& lane : s.lanes)
+      lane.drop();
+    s.under_way = false;
     s.apply_at = -1;
     if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
   }
-  check_ = Ticket();
+  for (Ticket& check : checks_)
+    check = Ticket();
 }
 
 void DiLoCoX::applyAll(Move move) {
   try {
     for (FragmentSchedule& s : fragments_) {
-      if (s.fragment.phase() != Fragment::Phase::idle) {
+      if (s.under_way) {
+        s.model.collect(s.number);
         arrive(s, move);
       } else if (options_.mode != OuterMode::sync) {
-        agreeWithout(s);
+        conclude(s, {}, nullptr);
       }
     }
-    if (check_.pending()) check_.wait();
+    for (Ticket& check : checks_) {
+      if (check.pending()) check.wait();
+    }
   } catch (...) {
     giveUp();
     throw;
@@ -270,31 +313,44 @@ void DiLoCoX::applyAll(Move move) {
 
 void DiLoCoX::quiesce() {
   applyAll(Move::keeping);
-  leaveGroup();
+  leaveGroups();
 }
 
 // A rank that closed its connections now would take from the others what they have not read yet.
-void DiLoCoX::leaveGroup() {
+void DiLoCoX::leaveGroups() {
   KeyValues description;
   description.fields = {{"outer step", std::to_string(applied_)}};
-  Ticket(*group_, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+  for (const std::shared_ptr<OpQueue>& group : groups_)
+    Ticket(*group, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
 }
 
 void DiLoCoX::finish() {
   applyAll(Move::whole);
-  leaveGroup();
+  leaveGroups();
   restore();
 }
 
 void DiLoCoX::restore() {
   const c10::NoGradGuard no_grad;
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& lane : s.lanes)
+      lane.restore();
+    s.model.spread(s.number);
+  }
+}
+
+void DiLoCoX::showOuter() {
+  const c10::NoGradGuard no_grad;
+  each([](const OuterParameter& piece, const at::Tensor& outer) { piece.tensor.detach().copy_(outer); });
   for (FragmentSchedule& s : fragments_)
-    s.fragment.restore();
+    s.model.spread(s.number);
 }
 
 void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
-  for (FragmentSchedule& s : fragments_)
-    s.fragment.each(call);
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& lane : s.lanes)
+      lane.each(call);
+  }
 }
 
 }  // namespace lowcomm

@@ -11,19 +11,22 @@
 #include "engine/op_queue.h"
 #include "optim/diloco_options.h"
 #include "optim/fragment.h"
+#include "optim/site_model.h"
 
 namespace lowcomm {
 
 // A report on the last outer step.
 struct OuterReport {
-  int64_t outer_steps = 0;    // sent so far, of all fragments
-  int participating = 0;      // ranks that were averaged
-  int64_t sync_every = 0;     // H_t
-  double rank = 0;            // r_t; 0 without factors
-  double effective_rank = 0;  // r'_t
-  uint64_t sent_bytes = 0;    // by this rank, for the average that came last; frame headers included
-  double waited_s = 0;        // for that average to come: what of its way was not hidden
-  double local_s = 0;         // of the last step() that took or applied anything, what it did not wait
+  int64_t outer_steps = 0;             // sent so far, of all fragments
+  int participating = 0;               // ranks that were averaged
+  int64_t sync_every = 0;              // H_t
+  double rank = 0;                     // r_t; 0 without factors
+  double effective_rank = 0;           // r'_t
+  uint64_t sent_bytes = 0;             // by this rank, for the average that came last; frame headers included
+  std::vector<int64_t> lane_elements;  // that each lane of this rank's part of the model averages
+  std::vector<int> lanes;              // those that this rank carries
+  double waited_s = 0;                 // for that average to come: what of its way was not hidden
+  double local_s = 0;                  // of the last step() that took or applied anything, what it did not wait
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -34,30 +37,40 @@ struct OuterReport {
 //   δ_t = θ_start − θ_end;  start averaging C(δ_t + e);  θ̄_t = OuterOpt(θ̄_{t−1}, Δ_{t−1});  go on from where `mode`
 //   says
 //
-// The ranks of a group hold the same parameters (or the same shards of them, or the same pipeline stage), not
-// necessarily with the same values, and end every outer step with the same bits in θ̄ and momentum.
+// A site is one rank, or several that hold one model together: replicas, shards, stages (OuterSite). What its ranks
+// average with other sites is divided among them (SiteModel): each carries a lane, and keeps outer state for it alone.
+// The ranks of a lane, one a site, end every outer step with the same bits in θ̄ and momentum.
 //
-// An error of the group, or an average that is not finite, leaves θ̄, momentum, residuals and factors as they were after
-// the last outer step that was applied, drops what is under way, and is thrown by the step() that meets it; the
-// parameters stay as they are. One thread at a time.
+// An error of a lane, or an average that is not finite, leaves θ̄, momentum, residuals and factors as they were after
+// the last outer step that was applied, drops what is under way, and is thrown by the step() that meets it, on all
+// ranks of the site; the parameters stay as they are. One thread at a time.
 class DiLoCoX {
  public:
-  // Collective over `group`: compares options, names, shapes and values of the parameters. `cluster`, unless null: the
-  // ranks that hold the other shards or stages of this rank's model, among which sync_every is agreed where it adapts.
-  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment. Where `group` is null
-  // nobody is asked, and regroup() comes before the first step().
+  // Collective over the site and over `lanes`: compares options, names, shapes and values of the parameters. `lanes`:
+  // the groups in which the lanes that this rank carries are averaged, in the order of SiteModel::lanes(); where there
+  // are none nobody else is asked, and regroup() comes before the first step(). `buffers` are averaged as they are,
+  // exactly, at every outer step of the first fragment; of replicas in a site the first one's count.
   //
   // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefusal naming what
   // differs on another rank, PeerError.
+  DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> lanes, DiLoCoXOptions options,
+          OuterSite site = {}, std::vector<OuterParameter> buffers = {});
+
+  // A rank that averages all that it holds over `group` (null: regroup() comes first). `cluster`: the other shards or
+  // stages of its model.
   DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue> group, DiLoCoXOptions options,
           std::shared_ptr<OpQueue> cluster = nullptr, std::vector<OuterParameter> buffers = {});
   ~DiLoCoX();
+
+  // In place of the constructor, on a rank that cannot make one for a reason of its own: tells the others, which throw.
+  static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes,
+                     const OuterSite& site);
   DiLoCoX(const DiLoCoX&) = delete;
   DiLoCoX& operator=(const DiLoCoX&) = delete;
 
   // To be called after every inner step. Returns whether any pseudo-gradient was sent or outer step applied. Throws
-  // PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). Where
-  // sync_every adapts in a cluster, an error of one stage's average is every stage's, of the same type.
+  // PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). An error
+  // of one rank's average is thrown on every rank of its site, of the same type.
   bool step();
 
   // Applies what is under way, moves the parameters to θ̄, and waits until every rank has: the end of training.
@@ -69,21 +82,29 @@ class DiLoCoX {
   // ranks.
   void quiesce();
 
-  // Goes on in another group: ranks were lost, or have come. Drops what is under way; of ranks that differ in how many
-  // outer steps they have applied, those behind take θ̄, momentum, factors and counters from the most advanced one and
-  // move their parameters to θ̄; what the others have trained since their last outer step counts in the next.
-  // Residuals stay each rank's own. Collective over the new group, whose ranks need not be those of the old one.
-  // Throws as the constructor, except for parameters' values, which may differ.
-  void regroup(std::shared_ptr<OpQueue> group);
+  // Goes on in other groups, one for each lane that this rank carries: sites were lost, or have come. Drops what is
+  // under way. Of sites that differ in how many outer steps they have applied, those behind take θ̄, momentum, factors
+  // and counters from the most advanced ones, each tensor from one of them in turn, and move their parameters to θ̄;
+  // what the others have trained since their last outer step counts in the next. Residuals stay each rank's own.
+  // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
+  // constructor, except for parameters' values, which may differ.
+  void regroup(std::vector<std::shared_ptr<OpQueue>> lanes);
 
-  // Parameters and buffers become θ̄; what was trained since the last outer step is given up.
+  // Parameters and buffers become θ̄; what was trained since the last outer step is given up. Collective over the site.
   void restore();
 
-  // Calls with every parameter and buffer and its θ̄, fp32 in host memory.
+  // Parameters and buffers show θ̄, and nothing else changes: the caller puts back what was there. Collective over the
+  // site.
+  void showOuter();
+
+  // Calls with every piece and buffer that this rank carries and its θ̄, fp32 in host memory.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
-  // Options, and names and shapes of the parameters: equal on all ranks of a group.
+  // Options, and names and shapes of the whole parameters: equal at all sites.
   std::string agreed() const;
+
+  // The lanes that this rank carries.
+  const std::vector<int>& lanes() const { return model_->lanes(); }
 
   const OuterReport& report() const { return report_; }
   const DiLoCoXOptions& options() const { return options_; }
@@ -91,8 +112,8 @@ class DiLoCoX {
 
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
-  // (and its inner optimizer and parameters) goes on with the same bits. With a cluster all ranks of all stages have
-  // their state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays.
+  // (and its inner optimizer and parameters) goes on with the same bits. In a site all ranks of all sites have their
+  // state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays.
   TensorMap state();
 
   // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
@@ -104,40 +125,54 @@ class DiLoCoX {
 
  private:
   struct FragmentSchedule {
-    Fragment fragment;
+    SiteModel& model;
+    int64_t number;                  // in the model
+    std::vector<Fragment> lanes;     // by lane that this rank carries
     bool buffers;                    // averaged exactly, next to the first fragment
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
+    bool under_way = false;
   };
-  void agree(const std::string& error, bool values);
+  FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
+  static void tellLanes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes);
+  void agree(bool values);
   void applyAll(Move move);
-  void leaveGroup();
-  void takeFrom(int root, bool behind, bool tensors);
+  void leaveGroups();
   void outerStep(FragmentSchedule& scheduled);
   void arrive(FragmentSchedule& scheduled, Move move);
   void landed(FragmentSchedule& scheduled);
+  void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
+  EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
   void adapt();
-  bool agreesInCluster() const;
-  double rankInCluster();
-  void tellCluster(const std::exception_ptr& error);
+  bool agreesInSite() const;
+  double rankInSite();
+  void tellSite(const std::exception_ptr& error);
   void agreeOnState(std::string error);
-  void agreeWithout(const FragmentSchedule& scheduled);
   void startCheck();
   void giveUp();
+  struct Ahead;
+  Ahead mostAdvanced(size_t lane) const;
+  bool agreeOnSchedule(bool behind);
+  void takeCounters(OpQueue& lane, const Ahead& ahead);
+  void takeTensors(size_t lane, const Ahead& ahead);
+  std::vector<double> schedule() const;
+  void setSchedule(const std::vector<double>& schedule);
   TensorMap counters() const;
-  uint32_t checksum() const;
+  uint32_t checksum(size_t lane) const;
 
   const DiLoCoXOptions options_;
-  std::shared_ptr<OpQueue> group_, cluster_;
-  DiLoCoXOptions buffer_options_;  // of buffers: an exact mean
+  const OuterSite site_;
+  std::vector<std::shared_ptr<OpQueue>> groups_;  // by lane that this rank carries; empty before regroup()
+  DiLoCoXOptions buffer_options_;                 // of buffers: an exact mean
+  std::unique_ptr<SiteModel> model_, buffers_;
   std::deque<FragmentSchedule> fragments_;
   size_t of_parameters_ = 0;  // fragments; one of buffers may follow
-  std::string shapes_;
   Adaptation adaptation_;
+  bool formed_ = false;  // there are groups, or other ranks of the site have them
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   double rank_, waited_s_ = 0;
-  Ticket check_;
-  std::exception_ptr late_;  // of a rule of the user's: thrown when the outer step is whole
+  std::vector<Ticket> checks_;  // by lane
+  std::exception_ptr late_;     // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;
 };
 

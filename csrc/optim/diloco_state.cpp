@@ -8,7 +8,7 @@ namespace lowcomm {
 
 TensorMap DiLoCoX::counters() const {
   const auto number = [](int64_t value) { return at::scalar_tensor(value, at::kLong); };
-  TensorMap state{{"ranks", number(group_ ? group_->size() : 0)},
+  TensorMap state{{"ranks", number(groups_.empty() ? 0 : groups_[0]->size())},
                   {"mode", number(static_cast<int64_t>(options_.mode))},
                   {"fragments", number(options_.fragments)},
                   {"delay", number(options_.delay)},
@@ -21,16 +21,23 @@ TensorMap DiLoCoX::counters() const {
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const FragmentSchedule& s = fragments_[f];
     const std::string name = "fragment" + std::to_string(f);
-    state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.fragment.phase())}, at::kLong);
-    state[name + ".effective_rank"] = at::scalar_tensor(s.fragment.effectiveRank(), at::kDouble);
+    state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.under_way)}, at::kLong);
+    EffectiveRanks effective;
+    for (const Fragment& lane : s.lanes) {
+      effective.sum += lane.effectiveRanks().sum;
+      effective.matrices += lane.effectiveRanks().matrices;
+    }
+    state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
   }
   return state;
 }
 
 TensorMap DiLoCoX::state() {
   try {
-    for (FragmentSchedule& s : fragments_)
-      s.fragment.wait();
+    for (FragmentSchedule& s : fragments_) {
+      for (Fragment& lane : s.lanes)
+        lane.wait();
+    }
   } catch (const std::exception& caught) {
     giveUp();
     agreeOnState(caught.what());
@@ -38,8 +45,10 @@ TensorMap DiLoCoX::state() {
   }
   agreeOnState("");
   TensorMap state = counters();
-  for (const FragmentSchedule& s : fragments_)
-    state.merge(s.fragment.state());
+  for (const FragmentSchedule& s : fragments_) {
+    for (const Fragment& lane : s.lanes)
+      state.merge(lane.state());
+  }
   return state;
 }
 
@@ -64,21 +73,30 @@ void DiLoCoX::load(const TensorMap& state) {
     if (number(key) != expected)
       throw ValueError(c10::str("DiLoCoX: load: ", key, ": expected ", expected, ", got ", number(key)));
   }
-  if (group_ && number("ranks") != group_->size()) {
-    throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", group_->size(), " ranks, got one of ",
-                              number("ranks")));
+  if (!groups_.empty() && number("ranks") != groups_[0]->size()) {
+    throw ValueError(c10::str("DiLoCoX: load: expected the state of a group of ", groups_[0]->size(),
+                              " ranks, got one of ", number("ranks")));
   }
-  for (const FragmentSchedule& s : fragments_)
-    s.fragment.check(state);
-  for (FragmentSchedule& s : fragments_)
-    s.fragment.drop();
+  for (const FragmentSchedule& s : fragments_) {
+    for (const Fragment& lane : s.lanes)
+      lane.check(state);
+  }
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& lane : s.lanes)
+      lane.drop();
+  }
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const std::string name = "fragment" + std::to_string(f);
     const at::Tensor kept = state.at(name).contiguous();
     const int64_t* at = kept.const_data_ptr<int64_t>();
     FragmentSchedule& s = fragments_[f];
-    s.fragment.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed,
-                    state.at(name + ".effective_rank").item<double>());
+    const at::Tensor sums = state.at(name + ".effective_ranks");
+    EffectiveRanks effective{sums[0].item<double>(), sums[1].item<double>()};
+    for (Fragment& lane : s.lanes) {
+      lane.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed, effective);
+      effective = {};  // of all lanes: with the first
+    }
+    s.under_way = at[3] != 0;
     s.send_at = at[0];
     s.apply_at = at[1];
     s.sent = at[2];
@@ -93,8 +111,10 @@ void DiLoCoX::load(const TensorMap& state) {
                                                            : static_cast<double>(options_.rank);
   report_.outer_steps = number("outer_steps");
   if (options_.adapt_rank) {
-    for (size_t f = 0; f < of_parameters_; ++f)
-      fragments_[f].fragment.setRank(std::llround(rank_));
+    for (size_t f = 0; f < of_parameters_; ++f) {
+      for (Fragment& lane : fragments_[f].lanes)
+        lane.setRank(std::llround(rank_));
+    }
   }
 }
 

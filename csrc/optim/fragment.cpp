@@ -59,7 +59,7 @@ struct Fragment::OuterMessage {
   }
 };
 
-Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters, uint32_t number)
+Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters)
     : options_(options), next_rank_(options.rank) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors;
@@ -76,7 +76,6 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     OuterParameter& parameter = parameters[i];
     const at::Tensor& tensor = parameter.tensor;
     ParameterState kept;
-    kept.number = number++;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
     kept.outer = hosts.wide(i).clone();
     kept.message = at::zeros_like(kept.outer);
@@ -90,7 +89,7 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     if (options.codec.id != CodecId::none) {
       kept.first_rank = factored(tensor, options.rank) ? options.rank : 0;
       kept.compression = std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback,
-                                                       options.eight_bits, options.seed + kept.number);
+                                                       options.eight_bits, options.seed + parameter.number);
     }
     kept.parameter = std::move(parameter);
     kept_.push_back(std::move(kept));
@@ -186,8 +185,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
       tensor.energies = flight->energies[i].data();
     }
     tensor.seed = compression.seed() + step;
-    tensor.slot = kept.number * 2 * static_cast<uint64_t>(queue.size());
-    tensor.first_owner = kept.number;
+    tensor.slot = kept.parameter.number * 2 * static_cast<uint64_t>(queue.size());
+    tensor.first_owner = kept.parameter.number;
     flight->coded.tensors.push_back(tensor);
   }
   flight_ = flight;
@@ -225,14 +224,12 @@ void Fragment::wait() {
     throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
-  double sum = 0;
-  size_t matrices = 0;
+  effective_ = {};
   for (const auto& energies : flight_->energies) {
     if (energies.empty()) continue;
-    sum += static_cast<double>(lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy));
-    ++matrices;
+    effective_.sum += static_cast<double>(lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy));
+    ++effective_.matrices;
   }
-  effective_rank_ = matrices == 0 ? 0 : sum / static_cast<double>(matrices);
   phase_ = Phase::landed;
 }
 

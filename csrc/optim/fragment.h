@@ -11,19 +11,20 @@
 
 #include "engine/op_queue.h"
 #include "optim/diloco_options.h"
+#include "optim/outer_parameter.h"
 #include "tensor/compression.h"
 
 namespace lowcomm {
 
-// A tensor that an outer loop averages, under the name that its state has in a checkpoint. Of any device and floating
-// dtype: what is not contiguous fp32 in host memory is copied there and back for an outer step, a CUDA fragment's
-// parameters by one pinned buffer of their own types.
-struct OuterParameter {
-  std::string name;
-  at::Tensor tensor;
-};
-
 using TensorMap = std::map<std::string, at::Tensor>;
+
+// The effective ranks of matrices, added up, so that those of several ranks can be averaged.
+struct EffectiveRanks {
+  double sum = 0;
+  double matrices = 0;
+
+  double mean() const { return matrices == 0 ? 0 : sum / matrices; }
+};
 
 // Some of the parameters and all that an outer loop keeps of them: θ̄ and momentum, equal on all ranks; residuals,
 // low-rank factors and the message under way. In host memory, 4 bytes an element each: θ̄; the message; with momentum
@@ -35,9 +36,8 @@ class Fragment {
   // idle: nothing under way; flying: a message is; landed: it has come and is not applied.
   enum class Phase { idle, flying, landed };
 
-  // Takes θ̄ from the parameters. `options` outlives this. `number`: of the first tensor among the loop's, by which
-  // draws and the summing are shared out.
-  Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters, uint32_t number);
+  // Takes θ̄ from the parameters, which are whole tensors here. `options` outlives this.
+  Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters);
 
   Phase phase() const { return phase_; }
   int64_t elements() const;
@@ -59,8 +59,8 @@ class Fragment {
   // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
   void drop();
 
-  // Of the average that landed last: the mean over its matrices of the effective rank; 0 without one.
-  double effectiveRank() const { return effective_rank_; }
+  // Of the average that landed last: the effective ranks of its matrices.
+  const EffectiveRanks& effectiveRanks() const { return effective_; }
 
   // r of the matrices from the next message on, at most each one's first. landed or idle.
   void setRank(int64_t rank) { next_rank_ = rank; }
@@ -90,7 +90,7 @@ class Fragment {
   void check(const TensorMap& state) const;
 
   // Takes a state that check() has accepted; idle.
-  void load(const TensorMap& state, Phase phase, double effective_rank);
+  void load(const TensorMap& state, Phase phase, const EffectiveRanks& effective);
 
  private:
   struct ParameterState {
@@ -98,7 +98,6 @@ class Fragment {
     at::Tensor outer, momentum, message, mark, rounding, own_message, own_momentum;
     std::shared_ptr<Compression> compression;  // null: exact
     int64_t first_rank = 0;
-    uint32_t number = 0;
   };
   struct OuterMessage;
   template <class F>
@@ -120,7 +119,8 @@ class Fragment {
   std::vector<at::Tensor> factors_;  // between shared() and share(); by tensor
   int ranks_ = 1;
   int64_t next_rank_;
-  double effective_rank_ = 0, waited_s_ = 0;
+  EffectiveRanks effective_;
+  double waited_s_ = 0;
   bool finite_ = true;
   OpCounters moved_;
 };

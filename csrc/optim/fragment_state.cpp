@@ -96,7 +96,7 @@ void Fragment::check(const TensorMap& state) const {
   }
 }
 
-void Fragment::load(const TensorMap& state, Phase phase, double effective_rank) {
+void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& effective) {
   const c10::NoGradGuard no_grad;
   const auto find = [&](const std::string& key, bool wanted) {
     return wanted ? std::optional(state.at(key)) : std::nullopt;
@@ -114,7 +114,7 @@ void Fragment::load(const TensorMap& state, Phase phase, double effective_rank) 
   }
   flight_.reset();
   phase_ = phase;
-  effective_rank_ = effective_rank;
+  effective_ = effective;
 }
 
 }  // namespace lowcomm

@@ -50,13 +50,11 @@ HostParameters::HostParameters(std::vector<at::Tensor> parameters) : parameters_
 }
 
 at::Tensor HostParameters::wide(size_t i) const {
-  const at::Tensor& host = pinned_[i].defined() ? pinned_[i] : parameters_[i];
-  return host.to(at::kCPU, at::kFloat).contiguous();
+  return host(i).to(at::kCPU, at::kFloat).contiguous();
 }
 
 void HostParameters::round(size_t i, const at::Tensor& wide) {
-  const at::Tensor& host = pinned_[i].defined() ? pinned_[i] : parameters_[i];
-  if (!wide.is_alias_of(host)) host.copy_(wide);
+  if (!wide.is_alias_of(host(i))) host(i).copy_(wide);
 }
 
 void HostParameters::store() const {

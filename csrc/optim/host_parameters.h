@@ -15,6 +15,9 @@ class HostParameters {
   // Waits until the device has copied; of other tensors nothing is copied yet.
   explicit HostParameters(std::vector<at::Tensor> parameters);
 
+  // The parameter's copy in host memory, of its own type; the parameter itself where it is there.
+  const at::Tensor& host(size_t i) const { return pinned_[i].defined() ? pinned_[i] : parameters_[i]; }
+
   // fp32 and contiguous: the parameter's own memory where it is that on the host.
   at::Tensor wide(size_t i) const;
 

@@ -29,6 +29,7 @@ class Elastic:
     def __init__(self, members: Membership, fragments: int) -> None:
         self._members, self._ahead = members, 4 * fragments
         self._steps = 0  # steps of this group in which a fragment sent or arrived
+        self._alive = 0
         self.due = False
 
     def form(self, outer: _C.DiLoCoX) -> None:
@@ -47,10 +48,11 @@ class Elastic:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
-            formed = self._members.form()
+            formed = self._members.form(outer.lanes)
             self._steps, self.due = 0, False
             try:
-                outer.regroup(formed.backend)
+                outer.regroup(list(formed.backends))
+                self._look()
                 return
             except DistBackendError as error:  # another machine was lost meanwhile
                 if left == 0:
@@ -70,7 +72,12 @@ class Elastic:
             self._members.set_leave_at(formed.number, self._steps + self._ahead)
         leave_at = self._members.leave_at(formed.number)
         self.due = leave_at is not None and self._steps >= leave_at
+        self._look()
+
+    def _look(self) -> None:
+        if self._members.site is not None:  # its ranks have looked together
+            self._alive = len(self._members.alive())
 
     def alive(self) -> int:
-        """Number of machines with a sign of life."""
-        return len(self._members.alive())
+        """Number of machines with a sign of life; with sites, of sites as of the last outer step."""
+        return len(self._members.alive()) if self._members.site is None else self._alive

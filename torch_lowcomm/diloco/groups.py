@@ -1,18 +1,24 @@
-"""Chooses the group that an outer loop averages over, and makes a separate group with its ranks."""
+"""Makes the groups of an outer loop: those that average over sites, and that of the ranks of this site."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
+from collections.abc import Iterable, Sequence
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm import _C
+from torch_lowcomm._all_gather_json import all_gather_json
+from torch_lowcomm.diloco.parameters import sharing_ranks
 from torch_lowcomm.groups import backend_of
 from torch_lowcomm.membership import Membership
 
 _made = itertools.count()
+_REPLICAS = ("replicas", "replicate", "dp_replicate")  # names of a mesh's dimension along ranks that hold the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,64 +26,140 @@ class LoopGroups:
     """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
 
     Attributes:
-        backend: Backend of the group to average over; None with a Membership, which forms groups later.
-        cluster: Backend of the group of the other shards or stages of this rank's model, or None.
-        shared: Key of the tensors that are equal on all ranks of the group.
+        lanes: Backends of the groups to average over, by lane that this rank carries; none with a Membership, which forms
+            groups later.
+        site: Backend of the group of this site's ranks; None where this rank is a site by itself.
+        site_ranks: Global ranks of the site.
+        parts: By rank of the site: the part of the model that it holds, 0, 1, ...
+        part_lanes: By part: number of its lanes; empty for as many as ranks hold it.
+        shared: Key of the tensors that are equal on all ranks of a lane.
         own: Key of the tensors of this rank.
         made: The groups themselves, which end with their last reference.
     """
 
-    backend: _C.LowcommBackend | None
-    cluster: _C.LowcommBackend | None
+    lanes: list[_C.LowcommBackend]
+    site: _C.LowcommBackend | None
+    site_ranks: list[int]
+    parts: list[int]
+    part_lanes: list[int]
     shared: str
     own: str
     made: tuple[dist.ProcessGroup, ...]
 
     @staticmethod
-    def make(over: dist.ProcessGroup | Membership | None, parts: dist.ProcessGroup | None) -> LoopGroups:
-        """Makes a loop's groups of what `chosen` returned. Collective over both.
+    def make(over: dist.ProcessGroup | Membership | None, site: Sequence[int], relatives: Iterable[int]) -> LoopGroups:
+        """Makes a loop's groups. Collective over the group and over the site.
+
+        Args:
+            over: The group to average over, or a Membership.
+            site: Global ranks of this site, ascending.
+            relatives: Those of them that hold this rank's part of the model, as replicas or shards.
 
         Raises:
             ValueError: A group is not of backend lowcomm.
         """
-        shared, own, backend, made = "outer", "", None, []
-        if isinstance(over, Membership):
-            own = over.machine_id
-        else:
+        made: list[dist.ProcessGroup] = []
+        lanes: list[_C.LowcommBackend] = []
+        if not isinstance(over, Membership):
             group, backend = own_backend(over)
-            # Other shards and stages may have tensors of the same names: the first rank of the group tells them apart.
-            shared, own = f"outer{dist.get_process_group_ranks(group)[0]}", f"rank{dist.get_rank()}"
             made.append(group)
-        cluster = None
-        if parts is not None:
-            group, cluster = own_backend(parts)
+            lanes.append(backend)
+        own_site, parts = None, [0]
+        if len(site) > 1:
+            group = _new_group(list(site), None)
             made.append(group)
-        return LoopGroups(backend, cluster, shared, own, tuple(made))
+            own_site = backend_of(group)
+            parts = _parts(all_gather_json(sorted(relatives), group), site)
+        if not isinstance(over, Membership):
+            # Parts may have tensors of the same names: the first rank of the group tells them apart.
+            shared, own = f"outer{dist.get_process_group_ranks(made[0])[0]}", f"rank{dist.get_rank()}"
+            return LoopGroups(lanes, own_site, list(site), parts, [], shared, own, tuple(made))
+        part_lanes = _lanes_of_first(over, parts) if own_site is not None else []
+        shared, own = "outer", over.machine_id
+        if own_site is not None:
+            place = list(site).index(dist.get_rank())
+            shared, own = f"outer{place}", f"{over.machine_id}.{place}"
+        return LoopGroups(lanes, own_site, list(site), parts, part_lanes, shared, own, tuple(made))
 
 
 def chosen(
     group: dist.ProcessGroup | Membership | None, cluster: dist.ProcessGroup | None, mesh: DeviceMesh | None
-) -> tuple[dist.ProcessGroup | Membership | None, dist.ProcessGroup | None]:
+) -> tuple[dist.ProcessGroup | Membership | None, list[int] | None, set[int]]:
     """Chooses the groups from the arguments of an outer loop.
 
     Returns:
-        (the group to average over, the group of the other shards or stages of this rank's model, or None).
+        (the group to average over; the global ranks of this site, or None where the arguments do not say; those ranks that
+        the mesh names as replicas of this one).
 
     Raises:
-        TypeError: `mesh` is not a DeviceMesh.
-        ValueError: Both a mesh and a group were given, or the mesh has more than two dimensions.
+        TypeError: An argument has the wrong type.
+        ValueError: Both a mesh and a group were given, the group is not of backend lowcomm, or this rank is not in the mesh.
     """
     if mesh is None:
-        return group, cluster
+        if not isinstance(group, Membership):
+            backend_of(group)  # raises where it is not of lowcomm
+        if cluster is not None and not isinstance(cluster, dist.ProcessGroup):
+            raise TypeError(f"DiLoCoX: cluster: expected a process group, got {type(cluster).__name__}")
+        site = cluster if not isinstance(group, Membership) or cluster is not None else group.site
+        return group, None if site is None else dist.get_process_group_ranks(site), set()
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"DiLoCoX: mesh: expected a DeviceMesh, got {type(mesh).__name__}")
     if group is not None or cluster is not None:
         raise ValueError("DiLoCoX: expected a mesh, or group= and cluster=, got both")
-    if mesh.ndim > 2:
+    if mesh.ndim == 1:
+        return mesh.get_group(0), None, set()
+    place = mesh.get_coordinate()
+    if place is None:
+        raise ValueError("DiLoCoX: mesh: expected one with this rank in it, got one without")
+    names = mesh.mesh_dim_names or ()
+    replicas = {
+        rank
+        for number, name in enumerate(names)
+        if number > 0 and name in _REPLICAS
+        for rank in dist.get_process_group_ranks(mesh.get_group(number))
+    }
+    return mesh.get_group(0), sorted(int(rank) for rank in mesh.mesh[place[0]].flatten()), replicas
+
+
+def site_of(
+    over: dist.ProcessGroup | Membership | None,
+    site: list[int] | None,
+    *,
+    replicas: Iterable[int],
+    tensors: Iterable[torch.Tensor],
+) -> tuple[list[int], set[int]]:
+    """Finds the ranks of this rank's site, and those that hold this rank's part of the model.
+
+    Args:
+        over: The group to average over.
+        site: The ranks that the caller gave, or None: then replicas and the ranks of DTensors are the site. Ranks that are
+            averaged with are none.
+        replicas: Global ranks that hold what this rank holds.
+        tensors: Parameters; a DTensor names the ranks that hold it.
+
+    Returns:
+        (global ranks of the site, ascending; the ranks among them that hold this rank's part).
+
+    Raises:
+        ValueError: A rank that holds this rank's part is not in the site that the caller gave.
+    """
+    if not dist.is_initialized():
+        return [0], {0}
+    me = dist.get_rank()
+    relatives = {me, *replicas, *sharing_ranks(tensors)}
+    if site is None:
+        averaged = set()
+        if not isinstance(over, Membership):
+            averaged = set(dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)) - {me}
+        if relatives & averaged:
+            return [me], {me}
+        return sorted(relatives), relatives
+    if not relatives <= set(site):
         raise ValueError(
-            f"DiLoCoX: mesh: expected one or two dimensions, replicas and the parts of a model, got {mesh.ndim}"
+            f"DiLoCoX: cluster: expected all ranks of the site, those that hold this rank's part of the model among them, "
+            f"{sorted(relatives)}, got {sorted(site)}"
         )
-    return mesh.get_group(0), mesh.get_group(1) if mesh.ndim == 2 else None
+    return sorted(site), relatives
 
 
 def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.LowcommBackend]:
@@ -92,13 +174,41 @@ def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.
         ValueError: The group is not of backend lowcomm.
     """
     options = backend_of(group).options
+    made = _new_group(dist.get_process_group_ranks(group if group is not None else dist.group.WORLD), options._timeout)
+    return made, backend_of(made)
+
+
+def _new_group(ranks: list[int], timeout: object) -> dist.ProcessGroup:
     made = dist.new_group(
-        dist.get_process_group_ranks(group if group is not None else dist.group.WORLD),
-        timeout=options._timeout,
+        ranks,
+        timeout=timeout,
         backend="lowcomm",
         pg_options=_C.Options(""),  # no policy: the loop encodes its messages itself
         use_local_synchronization=True,
         group_desc=f"lowcomm_outer_{next(_made)}",
     )
     assert isinstance(made, dist.ProcessGroup)
-    return made, backend_of(made)
+    return made
+
+
+def _parts(relatives: list[list[int]], site: Sequence[int]) -> list[int]:
+    """Returns the part of each rank of the site: ranks that are relatives, or relatives of these, hold one part."""
+    parts = list(range(len(site)))
+    places = {rank: place for place, rank in enumerate(site)}
+    for place, others in enumerate(relatives):
+        for other in others:
+            old, new = parts[places[other]], parts[place]
+            parts = [min(old, new) if part in (old, new) else part for part in parts]
+    numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
+    return [numbers[part] for part in parts]
+
+
+def _lanes_of_first(members: Membership, parts: list[int]) -> list[int]:
+    """Returns the number of lanes of each part: the first site that came has as many as ranks."""
+    mine = [parts.count(part) for part in range(1 + max(parts))]
+    first: list[int] = json.loads(members.first("lanes", json.dumps(mine)))
+    if len(first) != len(mine):
+        raise ValueError(
+            f"DiLoCoX: expected a model in {len(first)} parts, as the other sites of this store have, got {len(mine)}"
+        )
+    return first

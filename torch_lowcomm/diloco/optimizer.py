@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_lowcomm import _C
 from torch_lowcomm.diloco.checkpoint import packed, saved, unpacked
 from torch_lowcomm.diloco.elastic import Elastic
-from torch_lowcomm.diloco.groups import LoopGroups, chosen
+from torch_lowcomm.diloco.groups import LoopGroups, chosen, site_of
 from torch_lowcomm.diloco.inner_optimizer import OptimizerAround, parameters_of
 from torch_lowcomm.diloco.options import DiLoCoXOptions, with_options
-from torch_lowcomm.diloco.parameters import local, named_buffers, named_parameters
+from torch_lowcomm.diloco.parameters import held, local, named_buffers, named_parameters
 from torch_lowcomm.membership import Membership
 
 
@@ -40,25 +40,34 @@ class DiLoCoX(OptimizerAround):
     with the same bits on all ranks. The model's own parameters differ between outer steps, and with a delay always:
     evaluate and save under `outer_parameters()`.
 
-    Use a DiLoCoX in place of the optimizer: schedulers, clipping, gradient scalers and `state_dict` work on it. Parameters
-    may be plain, under DDP, shards of FSDP2 or HSDP (each rank averages its shards with the ranks that hold the same
-    shards), or the stage of a pipeline. All ranks of the group start with equal parameters.
+    Use a DiLoCoX in place of the optimizer: schedulers, clipping, gradient scalers and `state_dict` work on it.
+
+    A site is one rank, or several ranks that hold one model together: replicas under DDP, shards of FSDP2 or HSDP, stages of a
+    pipeline. They share the outer step: each averages about an equal part of the parameters with one rank of every other
+    site, keeps outer parameters, momentum and residuals of that part alone, and the ranks exchange the results inside the
+    site, exactly. So a site sends one message, with the bits and the bytes of a site of one rank, whatever number of
+    replicas it has. The ranks of a site are those of `cluster` or `mesh`, or else those that DDP (the model) or DTensors
+    (the parameters) name. All ranks of all sites start with equal parameters.
 
     The next `step()` raises an error that occurred meanwhile. Outer parameters, momentum, residuals and factors are then as
     after the last outer step, and messages under way are dropped. Training can go on, or start from `restore()`.
 
-    Collective over the group, and over `cluster`.
+    Collective over the group and over the site, and so are all methods that wait, `outer_parameters` and `restore` among them.
 
     Args:
         optimizer: The inner optimizer, of any kind.
         sync_every: H, inner steps from one outer step to the next.
         model: Names the tensors in checkpoints; None for numbers in the optimizer's order.
-        group: The group to average over, of backend lowcomm; None for the default group. Its ranks hold the same
-            parameters, or the same shards or stage. The loop makes a separate group of these ranks. Or a `Membership` of
-            machines that come and go, with one process each (`regroup`); a machine that comes takes the others' model.
-        cluster: The ranks that hold the other shards or stages of this rank's model; `adapt_sync_every` needs it.
-        mesh: In place of group and cluster: a DeviceMesh whose first dimension is the group and whose second dimension, if
-            any, is the cluster.
+        group: The group to average over, of backend lowcomm; None for the default group. It has the ranks at one place of every
+            site, and sites have their ranks in the same order. The loop makes a separate group of these ranks. Or a
+            `Membership` of sites that come and go (`regroup`); a site that comes takes the others' model, whatever number of
+            ranks shards it there.
+        cluster: A process group of all ranks of this rank's site, of any backend. Needed for a pipeline whose stages adapt their
+            interval together (`adapt_sync_every`); a Membership with `site=` has it.
+        mesh: In place of group and cluster: a DeviceMesh whose first dimension goes along sites. All other dimensions are the
+            site; the dimension named "replicas", "replicate" or "dp_replicate" goes along ranks that hold the same.
+        replicas: A process group of the ranks of the site that hold what this rank holds, where neither DDP nor a DTensor nor the
+            mesh says so.
         resume: With a Membership: what `state_dict` returned on this machine, in a group of any size. It is loaded before
             the machines meet; the state of the most advanced machine counts.
         **options: Fields of `DiLoCoXOptions` (`torch_lowcomm.diloco`), which has their defaults and meanings: mode, outer_lr,
@@ -80,19 +89,31 @@ class DiLoCoX(OptimizerAround):
         group: dist.ProcessGroup | Membership | None = None,
         cluster: dist.ProcessGroup | None = None,
         mesh: DeviceMesh | None = None,
+        replicas: dist.ProcessGroup | None = None,
         resume: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        over, parts = chosen(group, cluster, mesh)
-        self._groups = LoopGroups.make(over, parts)
+        over, given_site, same = chosen(group, cluster, mesh)
+        if replicas is not None:
+            same |= set(dist.get_process_group_ranks(replicas))
+        if isinstance(model, DistributedDataParallel):
+            same |= set(dist.get_process_group_ranks(model.process_group))
+            model = model.module
+        tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
+        site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
+        self._groups = LoopGroups.make(over, site, relatives)
+        groups = {
+            "lanes": self._groups.lanes,
+            "site": self._groups.site,
+            "parts": self._groups.parts,
+            "part_lanes": self._groups.part_lanes,
+        }
         try:
             given = DiLoCoXOptions(sync_every, **options)
             if not isinstance(optimizer, torch.optim.Optimizer):
                 raise TypeError(f"DiLoCoX: expected an optimizer, got {type(optimizer).__name__}")
             if isinstance(optimizer, DiLoCoX):
                 raise TypeError("DiLoCoX: expected an inner optimizer, got a DiLoCoX: one outer loop a model")
-            if isinstance(model, DistributedDataParallel):
-                model = model.module
             if resume is not None and not isinstance(over, Membership):
                 raise ValueError(
                     "DiLoCoX: resume: expected group= to be a Membership, got a process group: load_state_dict"
@@ -100,21 +121,20 @@ class DiLoCoX(OptimizerAround):
             if given.average_buffers and model is None:
                 raise ValueError("DiLoCoX: average_buffers: expected model= too, got none")
             for_core = given.for_core()
-            if given.adapt_sync_every and parts is None and any(map(_is_part, parameters_of(optimizer))):
+            if given.adapt_sync_every and len(site) == 1 and any(map(_is_part, tensors)):
                 raise ValueError(
                     "DiLoCoX: adapt_sync_every: expected cluster= (or a mesh of two dimensions) for shards, whose "
                     "averages differ, got none"
                 )
-            parameters = named_parameters(optimizer, model)
-            buffers = named_buffers(model) if given.average_buffers and model is not None else []
+            parameters = held(named_parameters(optimizer, model), site)
+            buffers = held(named_buffers(model) if given.average_buffers and model is not None else [], site)
         except Exception as mistake:
-            if self._groups.backend is not None:  # the other ranks wait in the same call, and raise this error too
-                self._groups.backend.agree_on_texts("DiLoCoX", [], error=f"{type(mistake).__name__}: {mistake}")
+            # The other ranks wait in the same call, and raise this error too.
+            _C.refuse_diloco(f"{type(mistake).__name__}: {mistake}", **groups)
             raise
         super().__init__(optimizer)
-        self._outer = _C.DiLoCoX(
-            parameters, self._groups.backend, cluster=self._groups.cluster, buffers=buffers, options=for_core
-        )
+        self._outer = _C.DiLoCoX(parameters, buffers=buffers, options=for_core, **groups)
+        self._buffers = [buffer for _, buffer, _, _ in buffers]
         self._parameters = self._identities()
         self._swapped = False
         self._elastic = Elastic(over, given.fragments) if isinstance(over, Membership) else None
@@ -216,19 +236,17 @@ class DiLoCoX(OptimizerAround):
         """
         if self._swapped:
             raise ValueError("DiLoCoX: outer_parameters: expected to be outside of it, got one inside another")
-        pairs = self._outer.swap_pairs()
-        kept = [parameter.clone() for parameter, _ in pairs]
-        with torch.no_grad():
-            for parameter, outer in pairs:
-                parameter.copy_(outer)
+        own = [*map(local, parameters_of(self.inner)), *self._buffers]
+        kept = [tensor.clone() for tensor in own]
+        self._outer.show_outer()
         self._swapped = True
         try:
             yield
         finally:
             self._swapped = False
             with torch.no_grad():
-                for (parameter, _), own in zip(pairs, kept, strict=True):
-                    parameter.copy_(own)
+                for tensor, before in zip(own, kept, strict=True):
+                    tensor.copy_(before)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -237,7 +255,8 @@ class DiLoCoX(OptimizerAround):
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
         0 without factors), "effective_rank" (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
-        for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
+        for the step, with frame headers), "lanes" (numbers of the parts of the model that this rank averages for its site),
+        "lane_elements" (elements of each such part; their sum is the model, or the stage), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
         computing on the training thread)}
         """
         report = self._outer.report

@@ -6,9 +6,10 @@ import atexit
 import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import DistBackendError, PrefixStore, Store
+from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
 
 from torch_lowcomm import _C
 from torch_lowcomm._create import make_gloo, make_nccl
@@ -16,6 +17,7 @@ from torch_lowcomm.membership.agreement import expect_equal
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 from torch_lowcomm.membership.rounds import Rounds
+from torch_lowcomm.membership.site import Site
 
 logger = logging.getLogger("torch_lowcomm")
 
@@ -24,19 +26,20 @@ _ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a
 
 @dataclasses.dataclass(frozen=True)
 class MachineGroup:
-    """A group of machines.
+    """A group of machines or sites.
 
     Attributes:
         number: Number of the group, counted at the store; each group has separate keys.
-        machines: Ids of the machines, by rank.
-        rank: Rank of this machine.
-        backend: The group's lowcomm backend. It is not a c10d process group: only optimizers of this package use it.
+        machines: Ids of the machines or sites, by rank.
+        rank: Rank of this machine or site.
+        backends: The group's lowcomm backends, one for each lane that this process asked for. They are no c10d process
+            groups: only optimizers of this package use them.
     """
 
     number: int
     machines: tuple[str, ...]
     rank: int
-    backend: _C.LowcommBackend
+    backends: tuple[_C.LowcommBackend, ...]
 
 
 class Membership:
@@ -46,13 +49,19 @@ class Membership:
         members = lc.Membership(store, "office-a", least=2)
         opt = lc.DiLoCoX(inner, sync_every=100, group=members)
 
+    A machine may be a site of several ranks, under one launcher, which come and go together: every rank makes a Membership
+    with `site=`. The first rank of the site talks to the store, and the others hear from it. The death of a rank is its
+    site's: the methods raise DistBackendError on the site's other ranks, whose launcher starts them again.
+
     The machines' own process groups are not touched. A group that lost a machine is given up, and another group is formed with
     new connections and a new epoch in every frame. A machine that was stopped and wakes up finds its old group gone, and
     enters the next one. If the store is lost, every machine raises ConnectionError.
 
     Args:
         store: A client of the store that all machines share, under a prefix of this run.
-        machine_id: Id of this machine, different from all others; the machine may come back under it.
+        machine_id: Id of this machine or site, different from all others; the machine may come back under it.
+        site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
+            Making the Membership is collective over it, and so are all methods except `leave`.
         least: The least number of machines in a group.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
         patience_s: Seconds to wait for machines that are alive and do not come. After a loss they notice it with their next
@@ -62,7 +71,7 @@ class Membership:
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: A number is wrong, or a living machine already has this id.
+        ValueError: A number is wrong, a living machine already has this id, or ranks of the site give different ids.
         ConnectionError: The store is lost.
     """
 
@@ -71,6 +80,7 @@ class Membership:
         store: Store,
         machine_id: str,
         *,
+        site: ProcessGroup | None = None,
         least: int = 1,
         lost_after_s: float = 10.0,
         patience_s: float = 120.0,
@@ -90,16 +100,26 @@ class Membership:
             raise ValueError(
                 f"membership: patience_s: expected less than the timeout, {timeout.total_seconds():.0f} s, got {patience_s!r}"
             )
+        self.site = site
+        self._site = Site(site, 2 * timeout)
+        ids = self._site.all_gather(machine_id)
+        if len(set(ids)) > 1:
+            raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")
         self._groups = PrefixStore("lowcomm/groups", store)
-        self._store = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
         self._id, self._least, self._patience_s, self._timeout = machine_id, least, patience_s, timeout
         self._options = options or _C.Options()
-        beats = PatientStore(PrefixStore("lowcomm", store.clone()), timeout.total_seconds())
-        self._beat = Heartbeat(beats, machine_id, lost_after_s=lost_after_s)
-        self._rounds = Rounds(self._store, machine_id, self._beat.alive)
+        self._beat: Heartbeat | None = None
         self._formed: MachineGroup | None = None
+        self._site.told(lambda: self._lead(store, lost_after_s))
         # A thread that returns from the store or a peer after the interpreter is gone would abort the process.
         atexit.register(self._end)
+
+    def _lead(self, store: Store, lost_after_s: float) -> None:
+        """Begins what the first rank of a site does for the others: it asks the store, and shows signs of life."""
+        self._store = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
+        beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
+        self._beat = Heartbeat(beats, self._id, lost_after_s=lost_after_s)
+        self._rounds = Rounds(self._store, self._id, self._beat.alive)
 
     @property
     def machine_id(self) -> str:
@@ -117,42 +137,53 @@ class Membership:
         Raises:
             ConnectionError: The store is lost.
         """
-        return self._beat.alive()
+        return set(self._site.told(lambda: sorted(self._leader().alive())))
 
     def agree(self, what: str, text: str) -> None:
         """Compares a description of what all machines must run equally; the first machine's description counts.
 
         Args:
             what: Name of what is compared.
-            text: This machine's description.
+            text: This machine's description; of a site's ranks each may have another.
 
         Raises:
             ValueError: The first machine's description differs.
             ConnectionError: The store is lost.
         """
-        expect_equal(what, self._store.set_first(f"agreed/{what}", text), text)
+        whole = "\n".join(dict.fromkeys(self._site.all_gather(text)))
+        self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole), whole))
 
-    def waiting(self) -> bool:
-        """Whether a machine waits for the next group. This is the view of this rank; others may not have it yet.
+    def first(self, what: str, text: str) -> str:
+        """Returns the text that the first machine of this store gave for `what`.
 
         Raises:
             ConnectionError: The store is lost.
         """
-        if self._formed is None:
-            return False
-        return self._rounds.waiting(self._formed.number)
+        return self._site.told(lambda: self._store.set_first(f"first/{what}", text))
+
+    def waiting(self) -> bool:
+        """Whether a machine waits for the next group. This is the view of this machine; others may not have it yet.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        formed = self._formed
+        return formed is not None and self._site.told(lambda: self._rounds.waiting(formed.number))
 
     def set_leave_at(self, number: int, step: int) -> None:
         """Tells all machines of group `number` after which of their common steps they leave it, to let others in."""
-        self._store.set(f"{number}/leave_at", str(step))
+        self._site.told(lambda: self._store.set(f"{number}/leave_at", str(step)))
 
     def leave_at(self, number: int) -> int | None:
         """Returns the step that `set_leave_at` told for group `number`, or None."""
-        step = self._store.find(f"{number}/leave_at")
+        step = self._site.told(lambda: self._store.find(f"{number}/leave_at"))
         return None if step is None else int(step)
 
-    def form(self) -> MachineGroup:
+    def form(self, lanes: Sequence[int] = (0,)) -> MachineGroup:
         """Gives the last group up and forms another of the machines that are alive.
+
+        Args:
+            lanes: Numbers of the lanes that this process has backends for. Each lane connects one process of every machine.
 
         Returns:
             The new group, connected.
@@ -160,22 +191,30 @@ class Membership:
         Raises:
             TimeoutError: There were not enough machines in time.
             ConnectionError: The store is lost.
+            DistBackendError: A rank of this site was lost.
         """
-        if self._formed is not None:
-            self._formed.backend.abort()
-        for left in reversed(range(_ATTEMPTS)):
-            deadline = time.monotonic() + self._timeout.total_seconds()
-            number, machines = self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
-            try:
-                self._formed = self._connected(number, machines)
-            except DistBackendError as error:  # somebody left between entering and connecting
-                if left == 0:
-                    raise TimeoutError(f"membership: expected group {number} to connect, got: {error}") from error
-                logger.warning("membership: group %d did not connect, forming another: %s", number, error)
-                continue
-            logger.info("membership: group %d: %s", number, ", ".join(machines))
-            return self._formed
+        self._abort()
+        try:
+            for left in reversed(range(_ATTEMPTS)):
+                number, machines = self._site.told(self._enter)
+                try:
+                    formed = self._connected(number, machines, lanes)
+                except DistBackendError as error:  # somebody left between entering and connecting
+                    if left == 0:
+                        raise TimeoutError(f"membership: expected group {number} to connect, got: {error}") from error
+                    logger.warning("membership: group %d did not connect, forming another: %s", number, error)
+                    continue
+                self._formed = formed
+                logger.info("membership: group %d: %s", number, ", ".join(machines))
+                return formed
+        except DistBackendError:
+            self._end()  # a rank of this site is gone, and the site with it: the others need not wait
+            raise
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _enter(self) -> tuple[int, list[str]]:
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        return self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
 
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.
@@ -183,27 +222,51 @@ class Membership:
         It may be called any number of times.
         """
         atexit.unregister(self._end)
-        self._beat.stop()
-        if self._formed is not None:
-            self._formed.backend.shutdown()
+        if self._beat is not None:
+            self._beat.stop()
+        for backend in self._formed.backends if self._formed is not None else ():
+            backend.shutdown()
 
     def _end(self) -> None:
         """Ends the group at the end of a process that has not called leave()."""
-        self._beat.stop()
-        if self._formed is not None:
-            self._formed.backend.abort()
+        if self._beat is not None:
+            self._beat.stop()
+        self._abort()
 
-    def _connected(self, number: int, machines: list[str]) -> MachineGroup:
-        rank = machines.index(self._id)
-        backend = _C.create_backend(
-            PrefixStore(str(number), self._groups),
-            rank,
-            len(machines),
-            self._options,
-            self._timeout,
-            f"lowcomm-members-{number}",
-            list(range(len(machines))),
-            make_gloo,
-            make_nccl,
-        )
-        return MachineGroup(number, tuple(machines), rank, backend)
+    def _abort(self) -> None:
+        for backend in self._formed.backends if self._formed is not None else ():
+            backend.abort()
+
+    def _leader(self) -> Heartbeat:
+        assert self._beat is not None
+        return self._beat
+
+    def _connected(self, number: int, machines: Sequence[str], lanes: Sequence[int]) -> MachineGroup:
+        """Connects this process's lanes; if a rank of the site cannot, none has."""
+        rank = list(machines).index(self._id)
+        backends: list[_C.LowcommBackend] = []
+        failed = None
+        try:
+            for lane in lanes:
+                backends.append(
+                    _C.create_backend(
+                        PrefixStore(f"{number}/{lane}", self._groups),
+                        rank,
+                        len(machines),
+                        self._options,
+                        self._timeout,
+                        f"lowcomm-members-{number}-{lane}",
+                        list(range(len(machines))),
+                        make_gloo,
+                        make_nccl,
+                    )
+                )
+        except DistBackendError as error:
+            failed = error
+        try:
+            self._site.agree(failed)
+        except DistBackendError:
+            for backend in backends:
+                backend.abort()
+            raise
+        return MachineGroup(number, tuple(machines), rank, tuple(backends))

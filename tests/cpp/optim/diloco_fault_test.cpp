@@ -213,13 +213,13 @@ TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
         trainee.parameters[0].tensor.add_(1);
         trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, nullptr, o);
         EXPECT_TRUE(holds(thrownBy<ValueError>([&] { trainee.loop->step(); }), {"expected a group", "regroup"}));
-        trainee.loop->regroup(again);
+        trainee.loop->regroup({again});
       } else {
         trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
         const std::string error = thrownBy<PeerError>([&] { trainee.train(0, 60); });
         EXPECT_TRUE(holds(error, {"outer_step"}));
         const auto kept = trainee.outer();
-        trainee.loop->regroup(again);
+        trainee.loop->regroup({again});
       }
       trainee.train(100, 131);
       trainee.loop->finish();
@@ -258,13 +258,13 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
   });
   Trainee* both[] = {&newcomer, &veteran};  // the newcomer has the lower rank
   onRanks(broken, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-    EXPECT_THROW(both[rank]->loop->regroup(queue), PeerError) << rank;
+    EXPECT_THROW(both[rank]->loop->regroup({queue}), PeerError) << rank;
   });
   killer.wait();
   const auto kept = veteran.outer();
   for (size_t i = 0; i < kept.size(); ++i)
     EXPECT_TRUE(at::equal(kept[i], before[i]));
-  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { both[rank]->loop->regroup(queue); });
+  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { both[rank]->loop->regroup({queue}); });
   for (const Trainee* trainee : both) {
     const auto outer = trainee->outer();
     for (size_t i = 0; i < outer.size(); ++i)
@@ -272,9 +272,9 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
   }
 }
 
-// Two stages, two replicas. One stage's outer step fails by itself, after the stages have agreed on the interval: its
-// next one must still have a word for the other stage.
-TEST(DiLoCoXFaults, AStageThatFailedKeepsTheOthersGoing) {
+// Two stages at two sites. One stage's outer step fails by itself, for its buffers: both stages drop theirs, and the next
+// one is whole again.
+TEST(DiLoCoXFaults, AStageThatFailedIsToldToTheOthers) {
   const auto patient = [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(5); };
   Ranks stages[] = {Ranks(2, patient), Ranks(2, patient)}, clusters[] = {Ranks(2, patient), Ranks(2, patient)};
   DiLoCoXOptions o = coded(options(4, OuterMode::proceed), "sym4:bucket=64", 3);
@@ -307,7 +307,7 @@ TEST(DiLoCoXFaults, AStageThatFailedKeepsTheOthersGoing) {
     }
   }
   for (int i = 0; i < 4; ++i)
-    EXPECT_EQ(all[i].get() > 0, i / 2 == 1) << "stage " << i / 2 << " replica " << i % 2;
+    EXPECT_GT(all[i].get(), 0) << "stage " << i / 2 << " replica " << i % 2;
 }
 
 TEST(DiLoCoXFaults, RefusesAnotherState) {

@@ -216,7 +216,7 @@ def _resumed(r, port):
     back = TrainingResult(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
     if r.rank == 0:
         assert back.opt.steps == steps
-        assert all(torch.equal(a, b) for (_, a), b in zip(back.opt._outer.swap_pairs(), outer, strict=True))
+        assert all(torch.equal(a, b) for (_, a), b in zip(back.opt._outer.carried(), outer, strict=True))
         assert again.formed.machines == ("machine0",)
         back.model.load_state_dict(model)
         r.say("resumed")

@@ -73,5 +73,7 @@ def test_replicas_of_a_pipeline(quad, name, optimizer_of):
         assert ops[op][:2] == (steps - WARM if optimizer_of is _quantized else steps // EVERY, 0)
         assert ops["send"][2] > 0 and ops[op][2] > 0
         warm = {"quantized_adam_warmup"} if optimizer_of is _quantized else set()
-        assert {name for name, (calls, *_) in ops.items() if calls} == {"send", "recv", op, *warm}
+        # The ranks of a site also tell one another how an outer step came out, in a few bytes.
+        called = {name for name, (calls, *_) in ops.items() if calls and not name.startswith("DiLoCoX")}
+        assert called == {"send", "recv", op, *warm}
         assert not warm or ops["quantized_adam_warmup"][:2] == (WARM - 1, WARM - 1)

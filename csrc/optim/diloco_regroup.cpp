@@ -1,0 +1,181 @@
+// An outer loop goes on in other groups: which sites are ahead, and what the others take from them.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "collective/collectives.h"
+#include "optim/diloco.h"
+#include "optim/gather_values.h"
+#include "wire/layout.h"
+
+namespace lowcomm {
+
+// The ranks of a lane after they have met: those with the most outer steps, which have the same θ̄, and the others.
+struct DiLoCoX::Ahead {
+  std::vector<int> ahead, behind;
+
+  bool isBehind(int rank) const { return std::find(behind.begin(), behind.end(), rank) != behind.end(); }
+};
+
+void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> lanes) {
+  if (lanes.size() != model_->lanes().size()) {
+    throw ValueError(c10::str("DiLoCoX: regroup: expected a group for each of the ", model_->lanes().size(),
+                              " lanes of this rank, got ", lanes.size()));
+  }
+  giveUp();
+  groups_ = std::move(lanes);
+  // What this rank's site has trained goes to the lanes first: spread() below is of all ranks or of none.
+  for (FragmentSchedule& s : fragments_)
+    s.model.collect(s.number);
+  // A rank that is lost in the middle of taking over has no state: applied_ says so until its whole site has it.
+  bool behind = false;
+  std::exception_ptr error;
+  int64_t applied = applied_;
+  try {
+    agree(/*values=*/false);
+    std::vector<Ahead> ahead;
+    for (size_t lane = 0; lane < groups_.size(); ++lane) {
+      ahead.push_back(mostAdvanced(lane));
+      behind = behind || ahead[lane].isBehind(groups_[lane]->rank());
+    }
+    for (size_t lane = 0; lane < groups_.size(); ++lane) {
+      takeCounters(*groups_[lane], ahead[lane]);
+      applied = applied_;
+      if (behind) applied_ = -1;
+      if (!ahead[lane].behind.empty()) takeTensors(lane, ahead[lane]);
+    }
+  } catch (...) {
+    error = std::current_exception();
+    if (behind) applied_ = -1;
+  }
+  agreeOnAverage({}, error);
+  applied_ = applied;
+  behind = agreeOnSchedule(behind);
+  if (behind) {
+    for (FragmentSchedule& s : fragments_)
+      s.model.spread(s.number);
+  }
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
+    fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
+  }
+  formed_ = true;
+  if (!groups_.empty()) report_.participating = groups_[0]->size();
+}
+
+// A rank that carries no lane takes its site's schedule. Returns whether any rank of the site was behind.
+bool DiLoCoX::agreeOnSchedule(bool behind) {
+  if (!site_.ranks) return behind;
+  std::vector<double> mine = schedule();
+  mine.push_back(groups_.empty() ? 0 : 1);
+  mine.push_back(behind ? 1 : 0);
+  for (const std::vector<double>& one : gatherNumbers(mine, *site_.ranks, "DiLoCoX: compare the schedule in a site")) {
+    behind = behind || one.back() == 1;
+    if (groups_.empty() && one[one.size() - 2] == 1) setSchedule(one);
+  }
+  return behind;
+}
+
+DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t lane) const {
+  OpQueue& group = *groups_[lane];
+  const std::vector<double> applied =
+      gatherNumber(static_cast<double>(applied_), group, "DiLoCoX: compare outer steps");
+  const std::vector<double> sums =
+      gatherNumber(static_cast<double>(checksum(lane)), group, "DiLoCoX: compare outer parameters");
+  const auto first = std::max_element(applied.begin(), applied.end()) - applied.begin();
+  if (applied[first] < 0) {
+    throw ValueError(
+        "DiLoCoX: regroup: expected a rank with a whole outer state, got only such as were lost while they took it "
+        "over: load a checkpoint");
+  }
+  Ahead found;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const bool equal = applied[rank] == applied[first] && sums[rank] == sums[first];
+    (equal ? found.ahead : found.behind).push_back(rank);
+  }
+  return found;
+}
+
+std::vector<double> DiLoCoX::schedule() const {
+  std::vector<double> numbers = {static_cast<double>(steps_), static_cast<double>(applied_),
+                                 static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps)};
+  for (const FragmentSchedule& s : fragments_)
+    numbers.push_back(static_cast<double>(s.sent));
+  return numbers;
+}
+
+void DiLoCoX::setSchedule(const std::vector<double>& numbers) {
+  steps_ = static_cast<int64_t>(numbers[0]);
+  applied_ = static_cast<int64_t>(numbers[1]);
+  sync_every_ = static_cast<int64_t>(numbers[2]);
+  rank_ = numbers[3];
+  report_.outer_steps = static_cast<int64_t>(numbers[4]);
+  for (size_t f = 0; f < fragments_.size(); ++f)
+    fragments_[f].sent = static_cast<int64_t>(numbers[5 + f]);
+}
+
+// All ranks of the lane take the first advanced one's, which the others that are ahead have already.
+void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
+  const int root = ahead.ahead[0];
+  setSchedule(gatherNumbers(schedule(), group, "DiLoCoX: compare the schedule")[root]);
+  std::vector<double> effective = adaptation_.effectiveRanks();
+  const std::vector<double> known =
+      gatherNumber(static_cast<double>(effective.size()), group, "DiLoCoX: compare effective ranks");
+  effective.resize(static_cast<size_t>(known[root]));
+  if (!effective.empty()) {
+    std::vector<BroadcastMessage> messages = {{effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};
+    Ticket(group, "DiLoCoX: take over effective ranks", 1, [&](OpContext& op) {
+      broadcast(op, messages, root);
+    }).wait();
+  }
+  adaptation_.set(std::move(effective));
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& lane : s.lanes)
+      lane.setRank(std::llround(rank_));
+  }
+}
+
+// Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind.
+void DiLoCoX::takeTensors(size_t lane, const Ahead& ahead) {
+  OpQueue& group = *groups_[lane];
+  const int rank = group.rank(), size = group.size();
+  const bool behind = ahead.isBehind(rank);
+  for (FragmentSchedule& s : fragments_) {
+    std::vector<at::Tensor> tensors = s.lanes[lane].shared();
+    std::vector<at::Tensor> buffers(size);  // by the rank that they come from
+    std::vector<int64_t> elements(size, 0);
+    const auto source = [&](size_t i) { return ahead.ahead[i % ahead.ahead.size()]; };
+    for (size_t i = 0; i < tensors.size(); ++i)
+      elements[source(i)] += tensors[i].numel();
+    const auto copy = [&](int from, bool out) {
+      int64_t at = 0;
+      for (size_t i = 0; i < tensors.size(); ++i) {
+        if (source(i) != from) continue;
+        const at::Tensor place = buffers[from].narrow(0, at, tensors[i].numel());
+        at += tensors[i].numel();
+        out ? place.copy_(tensors[i].view({-1})) : tensors[i].view({-1}).copy_(place);
+      }
+    };
+    AllToAllMessage message;
+    for (int other = 0; other < size; ++other) {
+      const bool sends = !behind && ahead.isBehind(other), receives = behind && elements[other] > 0;
+      if (receives) buffers[other] = at::empty({elements[other]}, at::kFloat);
+      if (sends && !buffers[rank].defined()) {
+        buffers[rank] = at::empty({elements[rank]}, at::kFloat);
+        copy(rank, /*out=*/true);
+      }
+      message.sent.push_back(Layout::single(sends ? elements[rank] : 0, CodecSpec{}));
+      message.got.push_back(Layout::single(receives ? elements[other] : 0, CodecSpec{}));
+      message.inputs.push_back(sends ? buffers[rank].const_data_ptr() : nullptr);
+      message.outputs.push_back(receives ? buffers[other].mutable_data_ptr() : nullptr);
+    }
+    Ticket(group, "DiLoCoX: take over the outer state", 1, [&](OpContext& op) { allToAll(op, message); }).wait();
+    for (int other = 0; behind && other < size; ++other) {
+      if (elements[other] > 0) copy(other, /*out=*/false);
+    }
+    s.lanes[lane].share(behind);
+  }
+}
+
+}  // namespace lowcomm

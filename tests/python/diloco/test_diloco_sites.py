@@ -1,0 +1,240 @@
+"""lc.DiLoCoX over sites of several ranks: one message a site, a share of the state a rank, the bits of sites of one rank."""
+
+import diloco_model
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_lowcomm as lc
+
+EVERY, STEPS, WIDTH = 3, 8, 96
+# The first matrix is cut into pieces of rows; with a rank it is not.
+SETTINGS = {
+    "exact": {"codec": None},
+    "continue": {"codec": "sym4:bucket=64"},
+    "sync": {"codec": "gauss2", "mode": "sync"},
+    "random": {"codec": "qsgd4:bucket=64", "mode": "eager"},
+    "streaming": {"mode": "restart", "fragments": 3, "fragment_sync_delay": 1, "fragment_update_alpha": 0.5},
+    "adaptive": {
+        "codec": "sym8:bucket=64",
+        "rank": 6,
+        "adapt_rank": True,
+        "adapt_sync_every": True,
+        "mode": "sync",
+        "window": 1,
+        "energy": 0.7,
+        "min_sync_every": 2,
+    },
+}
+
+
+def _model(dtype=torch.float32):
+    torch.manual_seed(7)
+    layers = (nn.Linear(WIDTH, 1000), nn.LayerNorm(1000), nn.Tanh(), nn.Linear(1000, 30), nn.Linear(30, 7))
+    return nn.Sequential(*layers).to(dtype)
+
+
+def _site(r, how):
+    """(number of the site, the model, arguments of DiLoCoX): all ranks of a site train on the same data."""
+    model = _model()
+    if how == "one":
+        return r.rank, model, {}
+    if how == "ddp":
+        mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "ranks"))
+        model = DistributedDataParallel(model, process_group=mesh.get_group("ranks"))
+        return mesh.get_coordinate()[0], model, {"group": mesh.get_group("sites")}
+    if how == "fsdp2":
+        mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "shards"))
+        shards, arguments = mesh["shards"], {"group": mesh.get_group("sites")}
+    elif how == "hsdp":
+        mesh = init_device_mesh("cpu", (2, 2, r.size // 4), mesh_dim_names=("sites", "replicate", "shards"))
+        shards, arguments = mesh["replicate", "shards"], {"mesh": mesh}
+    elif how == "by hand":  # replicas that no wrapper names
+        mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "ranks"))
+        return mesh.get_coordinate()[0], model, {"group": mesh.get_group("sites"), "replicas": mesh.get_group("ranks")}
+    for layer in model:
+        fully_shard(layer, mesh=shards)
+    fully_shard(model, mesh=shards)
+    return mesh.get_coordinate()[0], model, arguments
+
+
+def _whole(model):
+    named = {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
+    return {n: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for n, p in named.items()}
+
+
+def _state_elements(optimizer):
+    """Elements of outer parameters and momentum that this rank keeps."""
+    group = optimizer.state_dict()["param_groups"][0]
+    shared = next(value for key, value in group.items() if key.startswith("outer"))
+    return sum(t.numel() for name, t in shared.items() if name.endswith((".outer", ".momentum")))
+
+
+def _trains(r, how, options):
+    r.init()
+    site, model, arguments = _site(r, how)
+    optimizer = lc.DiLoCoX(torch.optim.AdamW(model.parameters(), lr=3e-3), EVERY, model=model, **arguments, **options)
+    draws = torch.Generator().manual_seed(site)
+    sent = 0
+    for _ in range(STEPS):
+        x = torch.randn(16, WIDTH, generator=draws)
+        (model(x) - x[:, :7].sin()).square().mean().backward()
+        before = optimizer.report["outer_steps"]
+        optimizer.step()
+        if optimizer.report["outer_steps"] > before:
+            sent = optimizer.report["sent_bytes"]
+        optimizer.zero_grad()
+    own = _whole(model)
+    with optimizer.outer_parameters():
+        outer = _whole(model)
+    assert not diloco_model.differing(_whole(model), own), "the ranks' own parameters are back"
+    report, kept = optimizer.report, _state_elements(optimizer)
+    optimizer.finish()
+    return {"own": own, "outer": outer, "ended": _whole(model)}, sent, report, kept
+
+
+def _run(how, options, size):
+    return ranks.run_ranks(_trains, size, how, options, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def of_one_rank(pair):
+    return {name: pair(_trains, "one", options, timeout=120) for name, options in SETTINGS.items()}
+
+
+def _expect_shared(several, alone, ranks_a_site):
+    """The bits and the bytes of sites of one rank, and a share of the state on every rank."""
+    total = sum(p.numel() for p in _model().parameters())
+    for site in range(2):
+        members = several[site * ranks_a_site : (site + 1) * ranks_a_site]
+        bits, sent, _, kept = alone[site]
+        for found, _, report, _ in members:
+            assert not diloco_model.differing(found, bits)
+            assert report["participating"] == 2
+            assert sum(report["lane_elements"]) == total and len(report["lane_elements"]) == ranks_a_site
+        assert [report["lanes"] for _, _, report, _ in members] == [[lane] for lane in range(ranks_a_site)]
+        assert abs(sum(part for _, part, _, _ in members) - sent) <= 0.01 * sent + 200 * (ranks_a_site - 1)
+        assert sum(part for *_, part in members) == kept
+        assert max(part for *_, part in members) <= 1.35 * kept / ranks_a_site
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("how", ["ddp", "fsdp2", "by hand"])
+def test_two_ranks_a_site_have_the_bits_of_one(quad, of_one_rank, how, name):
+    several = quad(_trains, how, SETTINGS[name], timeout=120)
+    if name == "adaptive":  # factored matrices are not cut: one is most of this model
+        for found, _, report, _ in several:
+            assert not diloco_model.differing(found["outer"], of_one_rank[name][0][0]["outer"])
+            assert report["rank"] == of_one_rank[name][0][2]["rank"] < 6
+        return
+    _expect_shared(several, of_one_rank[name], 2)
+
+
+def test_hsdp_of_two_replicas_of_two_shards_has_the_bits_of_one(of_one_rank):
+    _expect_shared(_run("hsdp", SETTINGS["continue"], 8), of_one_rank["continue"], 4)
+
+
+def _stage(r, ranks_a_stage):
+    """Two sites of two stages: each trains its layers towards a target of its own."""
+    r.init()
+    mesh = init_device_mesh("cpu", (2, 2, ranks_a_stage), mesh_dim_names=("sites", "stages", "replicas"))
+    site, stage, _ = mesh.get_coordinate()
+    torch.manual_seed(stage)
+    model = nn.Sequential(nn.Linear(WIDTH, 300), nn.Tanh(), nn.Linear(300, 50))  # of the same names on both stages
+    if ranks_a_stage > 1:
+        model = DistributedDataParallel(model, process_group=mesh.get_group("replicas"))
+    optimizer = lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), EVERY, mesh=mesh, codec="sym4:bucket=64")
+    draws = torch.Generator().manual_seed(10 * site + stage)
+    for _ in range(STEPS):
+        x = torch.randn(16, WIDTH, generator=draws)
+        (model(x) - x[:, :50]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sent = optimizer.report["sent_bytes"]
+    optimizer.finish()
+    return (site, stage), _whole(model), sent
+
+
+def test_replicas_of_a_pipelines_stages_have_the_bits_of_one(quad):
+    alone = {place: (bits, sent) for place, bits, sent in quad(_stage, 1)}
+    sums = dict.fromkeys(alone, 0)
+    for place, bits, sent in ranks.run_ranks(_stage, 8, 2, timeout=180):
+        assert not diloco_model.differing(bits, alone[place][0])
+        sums[place] += sent
+    for place, total in sums.items():
+        assert abs(total - alone[place][1]) <= 0.01 * alone[place][1] + 200
+
+
+def _is_spoilt(r):
+    """A NaN in the gradient of one replica only, after its gradients were averaged: every rank of both sites drops the step."""
+    r.init()
+    site, model, arguments = _site(r, "by hand")
+    optimizer = lc.DiLoCoX(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        EVERY,
+        model=model,
+        mode="sync",
+        **arguments,
+        codec="sym4:bucket=64",
+    )
+    raised = ""
+    draws = torch.Generator().manual_seed(site)
+    for step in range(2 * EVERY):
+        x = torch.randn(16, WIDTH, generator=draws)
+        (model(x) - x[:, :7].sin()).square().mean().backward()
+        if r.rank == 1 and step == EVERY - 1:
+            for parameter in model.parameters():
+                parameter.grad.fill_(float("nan"))
+        try:
+            optimizer.step()
+        except ValueError as error:
+            raised = str(error)
+            optimizer.restore()
+        optimizer.zero_grad()
+    outer_steps = optimizer.report["outer_steps"]
+    optimizer.finish()
+    return raised, outer_steps, _whole(model)
+
+
+def test_what_one_rank_of_a_site_spoils_every_rank_drops(quad):
+    found = quad(_is_spoilt)
+    for raised, _, bits in found:
+        assert "dropped" in raised and ("finite" in raised), raised
+        assert all(p.isfinite().all() for p in bits.values())
+        assert not diloco_model.differing(bits, found[0][2])
+
+
+def _differs(r, what):
+    r.init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "ranks"))
+    torch.manual_seed(r.rank if what == "values" else 0)
+    model = nn.Linear(8, 9 if what == "shapes" and r.rank == 3 else 8)
+    arguments = {"group": mesh.get_group("sites"), "replicas": mesh.get_group("ranks")}
+    if what == "cluster":
+        arguments["cluster"] = mesh.get_group("sites")
+    with pytest.raises((ValueError, dist.DistBackendError)) as caught:
+        lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), EVERY, model=model, **arguments)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("values", "weight: expected replicas in a site to hold equal values, got checksum"),
+        (
+            "shapes",
+            "weight: expected Float of shape [8, 8], as on rank 0 of the site, got Float of shape [9, 8] on rank 1",
+        ),
+        ("cluster", "cluster: expected all ranks of the site"),
+    ],
+)
+def test_replicas_that_differ_are_told(quad, what, said):
+    found = quad(_differs, what)
+    mine = [text for rank, text in enumerate(found) if what != "shapes" or rank >= 2]
+    assert all(said in text for text in mine), found
