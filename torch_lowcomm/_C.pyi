@@ -144,11 +144,11 @@ class DiLoCoX:
     def __init__(
         self,
         parameters: Sequence[tuple[str, torch.Tensor, Sequence[int], Sequence[int]]],
-        lanes: Sequence[LowcommBackend],
+        stripes: Sequence[LowcommBackend],
         *,
         site: LowcommBackend | None,
         parts: Sequence[int],
-        part_lanes: Sequence[int],
+        part_stripes: Sequence[int],
         buffers: Sequence[tuple[str, torch.Tensor, Sequence[int], Sequence[int]]],
         options: dict[str, Any],
     ) -> None: ...
@@ -157,12 +157,12 @@ class DiLoCoX:
     @property
     def agreed(self) -> str: ...
     def quiesce(self) -> None: ...
-    def regroup(self, lanes: Sequence[LowcommBackend]) -> None: ...
+    def regroup(self, stripes: Sequence[LowcommBackend]) -> None: ...
     def restore(self) -> None: ...
     def show_outer(self) -> None: ...
     def carried(self) -> list[tuple[torch.Tensor, torch.Tensor]]: ...
     @property
-    def lanes(self) -> list[int]: ...
+    def stripes(self) -> list[int]: ...
     @property
     def report(self) -> dict[str, Any]: ...
     @property
@@ -174,10 +174,10 @@ class DiLoCoX:
 def refuse_diloco(
     error: str,
     *,
-    lanes: Sequence[LowcommBackend],
+    stripes: Sequence[LowcommBackend],
     site: LowcommBackend | None,
     parts: Sequence[int],
-    part_lanes: Sequence[int],
+    part_stripes: Sequence[int],
 ) -> None: ...
 
 class QuantizedAdam:

@@ -77,8 +77,8 @@ py::dict reportOf(const OuterReport& report) {
   entry["rank"] = report.rank;
   entry["effective_rank"] = report.effective_rank;
   entry["sent_bytes"] = report.sent_bytes;
-  entry["lanes"] = report.lanes;
-  entry["lane_elements"] = report.lane_elements;
+  entry["stripes"] = report.stripes;
+  entry["stripe_elements"] = report.stripe_elements;
   entry["waited_s"] = report.waited_s;
   entry["local_s"] = report.local_s;
   return entry;
@@ -89,18 +89,19 @@ py::dict reportOf(const OuterReport& report) {
 void bindDiLoCoX(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<DiLoCoX>(m, "DiLoCoX")
-      .def(py::init([](const std::vector<Held>& parameters, const std::vector<Backend>& lanes,
-                       const std::optional<Backend>& site, const std::vector<int>& parts,
-                       const std::vector<int>& part_lanes, const std::vector<Held>& buffers, const py::dict& options) {
-             return translated([&] {
-               DiLoCoXOptions parsed = optionsOf(options);
-               py::gil_scoped_release released;
-               return std::make_unique<DiLoCoX>(parametersOf(parameters), queuesOf(lanes), std::move(parsed),
-                                                OuterSite{queueOf(site), parts, part_lanes}, parametersOf(buffers));
-             });
-           }),
-           py::arg("parameters"), py::arg("lanes"), py::kw_only(), py::arg("site"), py::arg("parts"),
-           py::arg("part_lanes"), py::arg("buffers"), py::arg("options"))
+      .def(
+          py::init([](const std::vector<Held>& parameters, const std::vector<Backend>& stripes,
+                      const std::optional<Backend>& site, const std::vector<int>& parts,
+                      const std::vector<int>& part_stripes, const std::vector<Held>& buffers, const py::dict& options) {
+            return translated([&] {
+              DiLoCoXOptions parsed = optionsOf(options);
+              py::gil_scoped_release released;
+              return std::make_unique<DiLoCoX>(parametersOf(parameters), queuesOf(stripes), std::move(parsed),
+                                               OuterSite{queueOf(site), parts, part_stripes}, parametersOf(buffers));
+            });
+          }),
+          py::arg("parameters"), py::arg("stripes"), py::kw_only(), py::arg("site"), py::arg("parts"),
+          py::arg("part_stripes"), py::arg("buffers"), py::arg("options"))
       .def(
           "step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
       .def(
@@ -109,8 +110,8 @@ void bindDiLoCoX(py::module_& m) {
           "quiesce", [](DiLoCoX& d) { translated([&] { d.quiesce(); }); }, release())
       .def(
           "regroup",
-          [](DiLoCoX& d, const std::vector<Backend>& lanes) { translated([&] { d.regroup(queuesOf(lanes)); }); },
-          py::arg("lanes"), release())
+          [](DiLoCoX& d, const std::vector<Backend>& stripes) { translated([&] { d.regroup(queuesOf(stripes)); }); },
+          py::arg("stripes"), release())
       .def(
           "restore", [](DiLoCoX& d) { translated([&] { d.restore(); }); }, release())
       .def(
@@ -124,7 +125,7 @@ void bindDiLoCoX(py::module_& m) {
            })
       .def_property_readonly("report", [](const DiLoCoX& d) { return reportOf(d.report()); })
       .def_property_readonly("agreed", &DiLoCoX::agreed)
-      .def_property_readonly("lanes", &DiLoCoX::lanes)
+      .def_property_readonly("stripes", &DiLoCoX::stripes)
       .def_property_readonly("steps", &DiLoCoX::steps)
       .def(
           "state", [](DiLoCoX& d) { return translated([&] { return d.state(); }); }, release())
@@ -136,14 +137,14 @@ void bindDiLoCoX(py::module_& m) {
           release());
   m.def(
       "refuse_diloco",
-      [](const std::string& error, const std::vector<Backend>& lanes, const std::optional<Backend>& site,
-         const std::vector<int>& parts, const std::vector<int>& part_lanes) {
+      [](const std::string& error, const std::vector<Backend>& stripes, const std::optional<Backend>& site,
+         const std::vector<int>& parts, const std::vector<int>& part_stripes) {
         translated([&] {
           py::gil_scoped_release released;
-          DiLoCoX::refuse(error, queuesOf(lanes), OuterSite{queueOf(site), parts, part_lanes});
+          DiLoCoX::refuse(error, queuesOf(stripes), OuterSite{queueOf(site), parts, part_stripes});
         });
       },
-      py::arg("error"), py::kw_only(), py::arg("lanes"), py::arg("site"), py::arg("parts"), py::arg("part_lanes"));
+      py::arg("error"), py::kw_only(), py::arg("stripes"), py::arg("site"), py::arg("parts"), py::arg("part_stripes"));
 }
 
 }  // namespace lowcomm

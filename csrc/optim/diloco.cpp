@@ -55,11 +55,11 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::shared_ptr<OpQueue
     : DiLoCoX(std::move(parameters), group ? std::vector{group} : std::vector<std::shared_ptr<OpQueue>>(),
               std::move(options), OuterSite{std::move(cluster), {}, {}}, std::move(buffers)) {}
 
-DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> lanes,
+DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> stripes,
                  DiLoCoXOptions options, OuterSite site, std::vector<OuterParameter> buffers)
     : options_(std::move(options)),
       site_(std::move(site)),
-      groups_(std::move(lanes)),
+      groups_(std::move(stripes)),
       buffer_options_(averaging(options_)),
       adaptation_(options_),
       formed_(!groups_.empty()),
@@ -98,29 +98,29 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     for (int64_t f = 0; f < options_.fragments; ++f)
       model_->collect(f);  // θ̄ begins from there
     buffers_->collect(0);
-    if (!groups_.empty() && groups_.size() != model_->lanes().size()) {
-      throw ValueError(c10::str("DiLoCoX: expected a group for each of the ", model_->lanes().size(),
-                                " lanes of this rank, got ", groups_.size()));
+    if (!groups_.empty() && groups_.size() != model_->stripes().size()) {
+      throw ValueError(c10::str("DiLoCoX: expected a group for each of the ", model_->stripes().size(),
+                                " stripes of this rank, got ", groups_.size()));
     }
     for (int64_t f = 0; f < options_.fragments; ++f)
       fragments_.push_back(scheduled(*model_, options_, f, /*buffers=*/false));
     of_parameters_ = fragments_.size();
     if (has_buffers) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
-    report_.lane_elements = model_->laneElements();
-    report_.lanes = model_->lanes();
-    checks_.resize(model_->lanes().size());
+    report_.stripe_elements = model_->stripeElements();
+    report_.stripes = model_->stripes();
+    checks_.resize(model_->stripes().size());
   });
   if (mistake) {
-    tellLanes(error, groups_);
+    tellStripes(error, groups_);
     std::rethrow_exception(mistake);
   }
   agree(/*values=*/true);
 }
 
-void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes,
+void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site) {
   if (site.ranks) SiteModel({}, site, 0, 0, false, error);
-  tellLanes(error, lanes);
+  tellStripes(error, stripes);
 }
 
 DiLoCoX::~DiLoCoX() = default;
@@ -128,8 +128,8 @@ DiLoCoX::~DiLoCoX() = default;
 DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
                                              bool buffers) const {
   FragmentSchedule s{model, number, {}, buffers, sync_every_ * (number + 1) / options_.fragments};
-  for (size_t lane = 0; lane < model.lanes().size(); ++lane)
-    s.lanes.emplace_back(options, model.pieces(lane, number));
+  for (size_t stripe = 0; stripe < model.stripes().size(); ++stripe)
+    s.stripes.emplace_back(options, model.pieces(stripe, number));
   return s;
 }
 
@@ -137,20 +137,20 @@ std::string DiLoCoX::agreed() const {
   return textOf(options_) + " parameters=" + model_->text() + "; buffers " + buffers_->text();
 }
 
-uint32_t DiLoCoX::checksum(size_t lane) const {
+uint32_t DiLoCoX::checksum(size_t stripe) const {
   uint32_t sum = 0;
   for (const FragmentSchedule& s : fragments_)
-    sum = sum * 31 + s.lanes[lane].checksum();
+    sum = sum * 31 + s.stripes[stripe].checksum();
   return sum;
 }
 
 // Returns when all others have been told.
-void DiLoCoX::tellLanes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes) {
+void DiLoCoX::tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes) {
   KeyValues description;
   description.fields = {{"error", error.substr(0, 1000)}};
-  for (const std::shared_ptr<OpQueue>& lane : lanes) {
+  for (const std::shared_ptr<OpQueue>& stripe : stripes) {
     try {
-      Ticket(*lane, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+      Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
     } catch (const PeerRefusal&) {
       // It names this rank's own error.
     }
@@ -158,13 +158,13 @@ void DiLoCoX::tellLanes(const std::string& error, const std::vector<std::shared_
 }
 
 void DiLoCoX::agree(bool values) {
-  for (size_t lane = 0; lane < groups_.size(); ++lane) {
+  for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
     KeyValues description;
     description.fields = {{"options", textOf(options_)},
                           {"parameters", model_->text() + "; buffers " + buffers_->text()},
-                          {"lane", std::to_string(model_->lanes()[lane])}};
-    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum(lane)));
-    Ticket(*groups_[lane], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+                          {"stripe", std::to_string(model_->stripes()[stripe])}};
+    if (values) description.fields.emplace_back("parameters' values", std::to_string(checksum(stripe)));
+    Ticket(*groups_[stripe], "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
   }
 }
 
@@ -187,6 +187,7 @@ bool DiLoCoX::step() {
         any = true;
       }
     }
+    if (any) agreeOnErrors();
   } catch (...) {
     giveUp();
     throw;
@@ -199,14 +200,14 @@ bool DiLoCoX::step() {
 void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
   const auto send = [&](bool marks) {
-    for (size_t lane = 0; lane < s.lanes.size(); ++lane)
-      s.lanes[lane].send(*groups_[lane], number, marks);
+    for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
+      keepError([&] { s.stripes[stripe].send(*groups_[stripe], number, marks); });
     s.under_way = true;
   };
   if (s.under_way) {  // the message before, all the interval long
     landed(s);
-    for (size_t lane = 0; lane < s.lanes.size(); ++lane)
-      s.lanes[lane].applyAndSend(*groups_[lane], number);
+    for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
+      keepError([&] { s.stripes[stripe].applyAndSend(*groups_[stripe], number); });
     s.model.spread(s.number);
     if (!s.buffers) startCheck();
   } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
@@ -232,30 +233,30 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
 
 void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
   landed(s);
-  for (Fragment& lane : s.lanes)
-    lane.apply(move);
+  for (Fragment& stripe : s.stripes)
+    stripe.apply(move);
   s.under_way = false;
   s.apply_at = -1;
   s.model.spread(s.number);
   if (!s.buffers) startCheck();
 }
 
-// Waits for the averages of all lanes, and adapts to them.
+// Waits for the averages of all stripes, and adapts to them.
 void DiLoCoX::landed(FragmentSchedule& s) {
   EffectiveRanks effective;
-  std::exception_ptr error;
+  std::exception_ptr error = std::exchange(kept_error_, nullptr);
   double waited = 0;
   uint64_t sent = 0;
-  for (Fragment& lane : s.lanes) {
+  for (Fragment& stripe : s.stripes) {
     try {
-      lane.wait();
+      stripe.wait();
     } catch (...) {
       if (!error) error = std::current_exception();
     }
-    effective.sum += lane.effectiveRanks().sum;
-    effective.matrices += lane.effectiveRanks().matrices;
-    waited += lane.waited();
-    sent += lane.moved().wire_bytes;
+    effective.sum += stripe.effectiveRanks().sum;
+    effective.matrices += stripe.effectiveRanks().matrices;
+    waited += stripe.waited();
+    sent += stripe.moved().wire_bytes;
   }
   conclude(s, effective, error);
   waited_s_ += waited;
@@ -269,27 +270,30 @@ void DiLoCoX::landed(FragmentSchedule& s) {
 void DiLoCoX::startCheck() {
   ++applied_;
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
-  for (size_t lane = 0; lane < groups_.size(); ++lane) {
-    if (checks_[lane].pending()) checks_[lane].wait();
-    KeyValues description;
-    description.fields = {{"outer step", std::to_string(applied_)},
-                          {"outer parameters' checksum", std::to_string(checksum(lane))}};
-    checks_[lane] =
-        Ticket(*groups_[lane], "DiLoCoX check", 1, [description](OpContext& op) { lowcomm::agree(op, description); });
+  for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+    keepError([&] {
+      if (checks_[stripe].pending()) checks_[stripe].wait();
+      KeyValues description;
+      description.fields = {{"outer step", std::to_string(applied_)},
+                            {"outer parameters' checksum", std::to_string(checksum(stripe))}};
+      checks_[stripe] = Ticket(*groups_[stripe], "DiLoCoX check", 1,
+                               [description](OpContext& op) { lowcomm::agree(op, description); });
+    });
   }
 }
 
 // Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again.
 void DiLoCoX::giveUp() {
   for (FragmentSchedule& s : fragments_) {
-    for (Fragment& lane : s.lanes)
-      lane.drop();
+    for (Fragment& stripe : s.stripes)
+      stripe.drop();
     s.under_way = false;
     s.apply_at = -1;
     if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
   }
   for (Ticket& check : checks_)
     check = Ticket();
+  kept_error_ = nullptr;
 }
 
 void DiLoCoX::applyAll(Move move) {
@@ -303,8 +307,11 @@ void DiLoCoX::applyAll(Move move) {
       }
     }
     for (Ticket& check : checks_) {
-      if (check.pending()) check.wait();
+      keepError([&] {
+        if (check.pending()) check.wait();
+      });
     }
+    agreeOnErrors();
   } catch (...) {
     giveUp();
     throw;
@@ -320,8 +327,12 @@ void DiLoCoX::quiesce() {
 void DiLoCoX::leaveGroups() {
   KeyValues description;
   description.fields = {{"outer step", std::to_string(applied_)}};
-  for (const std::shared_ptr<OpQueue>& group : groups_)
-    Ticket(*group, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+  for (const std::shared_ptr<OpQueue>& group : groups_) {
+    keepError([&] {
+      Ticket(*group, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+    });
+  }
+  agreeOnErrors();
 }
 
 void DiLoCoX::finish() {
@@ -333,8 +344,8 @@ void DiLoCoX::finish() {
 void DiLoCoX::restore() {
   const c10::NoGradGuard no_grad;
   for (FragmentSchedule& s : fragments_) {
-    for (Fragment& lane : s.lanes)
-      lane.restore();
+    for (Fragment& stripe : s.stripes)
+      stripe.restore();
     s.model.spread(s.number);
   }
 }
@@ -348,8 +359,8 @@ void DiLoCoX::showOuter() {
 
 void DiLoCoX::each(const std::function<void(const OuterParameter&, const at::Tensor&)>& call) {
   for (FragmentSchedule& s : fragments_) {
-    for (Fragment& lane : s.lanes)
-      lane.each(call);
+    for (Fragment& stripe : s.stripes)
+      stripe.each(call);
   }
 }
 

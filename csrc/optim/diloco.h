@@ -17,16 +17,16 @@ namespace lowcomm {
 
 // A report on the last outer step.
 struct OuterReport {
-  int64_t outer_steps = 0;             // sent so far, of all fragments
-  int participating = 0;               // ranks that were averaged
-  int64_t sync_every = 0;              // H_t
-  double rank = 0;                     // r_t; 0 without factors
-  double effective_rank = 0;           // r'_t
-  uint64_t sent_bytes = 0;             // by this rank, for the average that came last; frame headers included
-  std::vector<int64_t> lane_elements;  // that each lane of this rank's part of the model averages
-  std::vector<int> lanes;              // those that this rank carries
-  double waited_s = 0;                 // for that average to come: what of its way was not hidden
-  double local_s = 0;                  // of the last step() that took or applied anything, what it did not wait
+  int64_t outer_steps = 0;               // sent so far, of all fragments
+  int participating = 0;                 // ranks that were averaged
+  int64_t sync_every = 0;                // H_t
+  double rank = 0;                       // r_t; 0 without factors
+  double effective_rank = 0;             // r'_t
+  uint64_t sent_bytes = 0;               // by this rank, for the average that came last; frame headers included
+  std::vector<int64_t> stripe_elements;  // that each stripe of this rank's part of the model averages
+  std::vector<int> stripes;              // those that this rank carries
+  double waited_s = 0;                   // for that average to come: what of its way was not hidden
+  double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -38,22 +38,23 @@ struct OuterReport {
 //   says
 //
 // A site is one rank, or several that hold one model together: replicas, shards, stages (OuterSite). What its ranks
-// average with other sites is divided among them (SiteModel): each carries a lane, and keeps outer state for it alone.
-// The ranks of a lane, one a site, end every outer step with the same bits in θ̄ and momentum.
+// average with other sites is divided among them (SiteModel): each carries a stripe, and keeps outer state for it
+// alone. The ranks of a stripe, one a site, end every outer step with the same bits in θ̄ and momentum.
 //
-// An error of a lane, or an average that is not finite, leaves θ̄, momentum, residuals and factors as they were after
+// An error of a stripe, or an average that is not finite, leaves θ̄, momentum, residuals and factors as they were after
 // the last outer step that was applied, drops what is under way, and is thrown by the step() that meets it, on all
 // ranks of the site; the parameters stay as they are. One thread at a time.
 class DiLoCoX {
  public:
-  // Collective over the site and over `lanes`: compares options, names, shapes and values of the parameters. `lanes`:
-  // the groups in which the lanes that this rank carries are averaged, in the order of SiteModel::lanes(); where there
-  // are none nobody else is asked, and regroup() comes before the first step(). `buffers` are averaged as they are,
-  // exactly, at every outer step of the first fragment; of replicas in a site the first one's count.
+  // Collective over the site and over `stripes`: compares options, names, shapes and values of the parameters.
+  // `stripes`: the groups in which the stripes that this rank carries are averaged, in the order of
+  // SiteModel::stripes(); where there are none nobody else is asked, and regroup() comes before the first step().
+  // `buffers` are averaged as they are, exactly, at every outer step of the first fragment; of replicas in a site the
+  // first one's count.
   //
   // Throws ValueError for options and parameters that will not do, TypeError for their dtypes, PeerRefusal naming what
   // differs on another rank, PeerError.
-  DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> lanes, DiLoCoXOptions options,
+  DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared_ptr<OpQueue>> stripes, DiLoCoXOptions options,
           OuterSite site = {}, std::vector<OuterParameter> buffers = {});
 
   // A rank that averages all that it holds over `group` (null: regroup() comes first). `cluster`: the other shards or
@@ -63,7 +64,7 @@ class DiLoCoX {
   ~DiLoCoX();
 
   // In place of the constructor, on a rank that cannot make one for a reason of its own: tells the others, which throw.
-  static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes,
+  static void refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site);
   DiLoCoX(const DiLoCoX&) = delete;
   DiLoCoX& operator=(const DiLoCoX&) = delete;
@@ -82,13 +83,13 @@ class DiLoCoX {
   // ranks.
   void quiesce();
 
-  // Goes on in other groups, one for each lane that this rank carries: sites were lost, or have come. Drops what is
+  // Goes on in other groups, one for each stripe that this rank carries: sites were lost, or have come. Drops what is
   // under way. Of sites that differ in how many outer steps they have applied, those behind take θ̄, momentum, factors
   // and counters from the most advanced ones, each tensor from one of them in turn, and move their parameters to θ̄;
   // what the others have trained since their last outer step counts in the next. Residuals stay each rank's own.
   // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
   // constructor, except for parameters' values, which may differ.
-  void regroup(std::vector<std::shared_ptr<OpQueue>> lanes);
+  void regroup(std::vector<std::shared_ptr<OpQueue>> stripes);
 
   // Parameters and buffers become θ̄; what was trained since the last outer step is given up. Collective over the site.
   void restore();
@@ -103,8 +104,8 @@ class DiLoCoX {
   // Options, and names and shapes of the whole parameters: equal at all sites.
   std::string agreed() const;
 
-  // The lanes that this rank carries.
-  const std::vector<int>& lanes() const { return model_->lanes(); }
+  // The stripes that this rank carries.
+  const std::vector<int>& stripes() const { return model_->stripes(); }
 
   const OuterReport& report() const { return report_; }
   const DiLoCoXOptions& options() const { return options_; }
@@ -127,14 +128,14 @@ class DiLoCoX {
   struct FragmentSchedule {
     SiteModel& model;
     int64_t number;                  // in the model
-    std::vector<Fragment> lanes;     // by lane that this rank carries
+    std::vector<Fragment> stripes;   // by stripe that this rank carries
     bool buffers;                    // averaged exactly, next to the first fragment
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
     bool under_way = false;
   };
   FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
-  static void tellLanes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& lanes);
+  static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
   void applyAll(Move move);
   void leaveGroups();
@@ -143,6 +144,8 @@ class DiLoCoX {
   void landed(FragmentSchedule& scheduled);
   void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
   EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
+  void keepError(const std::function<void()>& f);
+  void agreeOnErrors();
   void adapt();
   bool agreesInSite() const;
   double rankInSite();
@@ -151,18 +154,18 @@ class DiLoCoX {
   void startCheck();
   void giveUp();
   struct Ahead;
-  Ahead mostAdvanced(size_t lane) const;
+  Ahead mostAdvanced(size_t stripe) const;
   bool agreeOnSchedule(bool behind);
-  void takeCounters(OpQueue& lane, const Ahead& ahead);
-  void takeTensors(size_t lane, const Ahead& ahead);
+  void takeCounters(OpQueue& stripe, const Ahead& ahead);
+  void takeTensors(size_t stripe, const Ahead& ahead);
   std::vector<double> schedule() const;
   void setSchedule(const std::vector<double>& schedule);
   TensorMap counters() const;
-  uint32_t checksum(size_t lane) const;
+  uint32_t checksum(size_t stripe) const;
 
   const DiLoCoXOptions options_;
   const OuterSite site_;
-  std::vector<std::shared_ptr<OpQueue>> groups_;  // by lane that this rank carries; empty before regroup()
+  std::vector<std::shared_ptr<OpQueue>> groups_;  // by stripe that this rank carries; empty before regroup()
   DiLoCoXOptions buffer_options_;                 // of buffers: an exact mean
   std::unique_ptr<SiteModel> model_, buffers_;
   std::deque<FragmentSchedule> fragments_;
@@ -171,8 +174,9 @@ class DiLoCoX {
   bool formed_ = false;  // there are groups, or other ranks of the site have them
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   double rank_, waited_s_ = 0;
-  std::vector<Ticket> checks_;  // by lane
-  std::exception_ptr late_;     // of a rule of the user's: thrown when the outer step is whole
+  std::vector<Ticket> checks_;     // by stripe
+  std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet
+  std::exception_ptr late_;        // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;
 };
 

@@ -99,10 +99,25 @@ EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::ex
   return all;
 }
 
+// An error that this rank meets between two agreements is kept for the next one, so that all ranks of the site throw it
+// at the same place; without a site it is thrown at once.
+void DiLoCoX::keepError(const std::function<void()>& f) {
+  if (!site_.ranks) return f();
+  try {
+    f();
+  } catch (...) {
+    if (!kept_error_) kept_error_ = std::current_exception();
+  }
+}
+
+void DiLoCoX::agreeOnErrors() {
+  if (site_.ranks) agreeOnAverage({}, std::exchange(kept_error_, nullptr));
+}
+
 // An outer step's averages have come, or (`mine` empty, no error) it had none here: then the others of the site may
 // have some, as after an error of this rank alone, and wait for its word. So every outer step has one.
 void DiLoCoX::conclude(const FragmentSchedule& s, const EffectiveRanks& mine, const std::exception_ptr& error) {
-  const EffectiveRanks all = agreeOnAverage(mine, error);
+  const EffectiveRanks all = agreeOnAverage(mine, error ? error : std::exchange(kept_error_, nullptr));
   if (s.buffers || !(options_.adapt_rank || options_.adapt_sync_every)) return;
   const std::vector<double> before = adaptation_.effectiveRanks();
   const double rank_before = rank_;
@@ -153,8 +168,8 @@ void DiLoCoX::adapt() {
   sync_every_ = adaptation_.syncEvery(agreed);
   if (!options_.adapt_rank) return;
   for (size_t f = 0; f < of_parameters_; ++f) {
-    for (Fragment& lane : fragments_[f].lanes)
-      lane.setRank(std::llround(rank_));
+    for (Fragment& stripe : fragments_[f].stripes)
+      stripe.setRank(std::llround(rank_));
   }
 }
 

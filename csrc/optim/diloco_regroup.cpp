@@ -11,21 +11,21 @@
 
 namespace lowcomm {
 
-// The ranks of a lane after they have met: those with the most outer steps, which have the same θ̄, and the others.
+// The ranks of a stripe after they have met: those with the most outer steps, which have the same θ̄, and the others.
 struct DiLoCoX::Ahead {
   std::vector<int> ahead, behind;
 
   bool isBehind(int rank) const { return std::find(behind.begin(), behind.end(), rank) != behind.end(); }
 };
 
-void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> lanes) {
-  if (lanes.size() != model_->lanes().size()) {
-    throw ValueError(c10::str("DiLoCoX: regroup: expected a group for each of the ", model_->lanes().size(),
-                              " lanes of this rank, got ", lanes.size()));
+void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
+  if (stripes.size() != model_->stripes().size()) {
+    throw ValueError(c10::str("DiLoCoX: regroup: expected a group for each of the ", model_->stripes().size(),
+                              " stripes of this rank, got ", stripes.size()));
   }
   giveUp();
-  groups_ = std::move(lanes);
-  // What this rank's site has trained goes to the lanes first: spread() below is of all ranks or of none.
+  groups_ = std::move(stripes);
+  // What this rank's site has trained goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
   // A rank that is lost in the middle of taking over has no state: applied_ says so until its whole site has it.
@@ -35,15 +35,15 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> lanes) {
   try {
     agree(/*values=*/false);
     std::vector<Ahead> ahead;
-    for (size_t lane = 0; lane < groups_.size(); ++lane) {
-      ahead.push_back(mostAdvanced(lane));
-      behind = behind || ahead[lane].isBehind(groups_[lane]->rank());
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+      ahead.push_back(mostAdvanced(stripe));
+      behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
     }
-    for (size_t lane = 0; lane < groups_.size(); ++lane) {
-      takeCounters(*groups_[lane], ahead[lane]);
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+      takeCounters(*groups_[stripe], ahead[stripe]);
       applied = applied_;
       if (behind) applied_ = -1;
-      if (!ahead[lane].behind.empty()) takeTensors(lane, ahead[lane]);
+      if (!ahead[stripe].behind.empty()) takeTensors(stripe, ahead[stripe]);
     }
   } catch (...) {
     error = std::current_exception();
@@ -64,7 +64,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> lanes) {
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 
-// A rank that carries no lane takes its site's schedule. Returns whether any rank of the site was behind.
+// A rank that carries no stripe takes its site's schedule. Returns whether any rank of the site was behind.
 bool DiLoCoX::agreeOnSchedule(bool behind) {
   if (!site_.ranks) return behind;
   std::vector<double> mine = schedule();
@@ -77,12 +77,12 @@ bool DiLoCoX::agreeOnSchedule(bool behind) {
   return behind;
 }
 
-DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t lane) const {
-  OpQueue& group = *groups_[lane];
+DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
+  OpQueue& group = *groups_[stripe];
   const std::vector<double> applied =
       gatherNumber(static_cast<double>(applied_), group, "DiLoCoX: compare outer steps");
   const std::vector<double> sums =
-      gatherNumber(static_cast<double>(checksum(lane)), group, "DiLoCoX: compare outer parameters");
+      gatherNumber(static_cast<double>(checksum(stripe)), group, "DiLoCoX: compare outer parameters");
   const auto first = std::max_element(applied.begin(), applied.end()) - applied.begin();
   if (applied[first] < 0) {
     throw ValueError(
@@ -115,7 +115,7 @@ void DiLoCoX::setSchedule(const std::vector<double>& numbers) {
     fragments_[f].sent = static_cast<int64_t>(numbers[5 + f]);
 }
 
-// All ranks of the lane take the first advanced one's, which the others that are ahead have already.
+// All ranks of the stripe take the first advanced one's, which the others that are ahead have already.
 void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
   const int root = ahead.ahead[0];
   setSchedule(gatherNumbers(schedule(), group, "DiLoCoX: compare the schedule")[root]);
@@ -131,18 +131,18 @@ void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
   }
   adaptation_.set(std::move(effective));
   for (FragmentSchedule& s : fragments_) {
-    for (Fragment& lane : s.lanes)
-      lane.setRank(std::llround(rank_));
+    for (Fragment& stripe : s.stripes)
+      stripe.setRank(std::llround(rank_));
   }
 }
 
 // Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind.
-void DiLoCoX::takeTensors(size_t lane, const Ahead& ahead) {
-  OpQueue& group = *groups_[lane];
+void DiLoCoX::takeTensors(size_t stripe, const Ahead& ahead) {
+  OpQueue& group = *groups_[stripe];
   const int rank = group.rank(), size = group.size();
   const bool behind = ahead.isBehind(rank);
   for (FragmentSchedule& s : fragments_) {
-    std::vector<at::Tensor> tensors = s.lanes[lane].shared();
+    std::vector<at::Tensor> tensors = s.stripes[stripe].shared();
     std::vector<at::Tensor> buffers(size);  // by the rank that they come from
     std::vector<int64_t> elements(size, 0);
     const auto source = [&](size_t i) { return ahead.ahead[i % ahead.ahead.size()]; };
@@ -174,7 +174,7 @@ void DiLoCoX::takeTensors(size_t lane, const Ahead& ahead) {
     for (int other = 0; behind && other < size; ++other) {
       if (elements[other] > 0) copy(other, /*out=*/false);
     }
-    s.lanes[lane].share(behind);
+    s.stripes[stripe].share(behind);
   }
 }
 

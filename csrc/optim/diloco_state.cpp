@@ -23,9 +23,9 @@ TensorMap DiLoCoX::counters() const {
     const std::string name = "fragment" + std::to_string(f);
     state[name] = at::tensor({s.send_at, s.apply_at, s.sent, static_cast<int64_t>(s.under_way)}, at::kLong);
     EffectiveRanks effective;
-    for (const Fragment& lane : s.lanes) {
-      effective.sum += lane.effectiveRanks().sum;
-      effective.matrices += lane.effectiveRanks().matrices;
+    for (const Fragment& stripe : s.stripes) {
+      effective.sum += stripe.effectiveRanks().sum;
+      effective.matrices += stripe.effectiveRanks().matrices;
     }
     state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
   }
@@ -35,8 +35,8 @@ TensorMap DiLoCoX::counters() const {
 TensorMap DiLoCoX::state() {
   try {
     for (FragmentSchedule& s : fragments_) {
-      for (Fragment& lane : s.lanes)
-        lane.wait();
+      for (Fragment& stripe : s.stripes)
+        stripe.wait();
     }
   } catch (const std::exception& caught) {
     giveUp();
@@ -46,8 +46,8 @@ TensorMap DiLoCoX::state() {
   agreeOnState("");
   TensorMap state = counters();
   for (const FragmentSchedule& s : fragments_) {
-    for (const Fragment& lane : s.lanes)
-      state.merge(lane.state());
+    for (const Fragment& stripe : s.stripes)
+      state.merge(stripe.state());
   }
   return state;
 }
@@ -78,12 +78,12 @@ void DiLoCoX::load(const TensorMap& state) {
                               " ranks, got one of ", number("ranks")));
   }
   for (const FragmentSchedule& s : fragments_) {
-    for (const Fragment& lane : s.lanes)
-      lane.check(state);
+    for (const Fragment& stripe : s.stripes)
+      stripe.check(state);
   }
   for (FragmentSchedule& s : fragments_) {
-    for (Fragment& lane : s.lanes)
-      lane.drop();
+    for (Fragment& stripe : s.stripes)
+      stripe.drop();
   }
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const std::string name = "fragment" + std::to_string(f);
@@ -92,9 +92,9 @@ void DiLoCoX::load(const TensorMap& state) {
     FragmentSchedule& s = fragments_[f];
     const at::Tensor sums = state.at(name + ".effective_ranks");
     EffectiveRanks effective{sums[0].item<double>(), sums[1].item<double>()};
-    for (Fragment& lane : s.lanes) {
-      lane.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed, effective);
-      effective = {};  // of all lanes: with the first
+    for (Fragment& stripe : s.stripes) {
+      stripe.load(state, at[3] == 0 ? Fragment::Phase::idle : Fragment::Phase::landed, effective);
+      effective = {};  // of all stripes: with the first
     }
     s.under_way = at[3] != 0;
     s.send_at = at[0];
@@ -112,8 +112,8 @@ void DiLoCoX::load(const TensorMap& state) {
   report_.outer_steps = number("outer_steps");
   if (options_.adapt_rank) {
     for (size_t f = 0; f < of_parameters_; ++f) {
-      for (Fragment& lane : fragments_[f].lanes)
-        lane.setRank(std::llround(rank_));
+      for (Fragment& stripe : fragments_[f].stripes)
+        stripe.setRank(std::llround(rank_));
     }
   }
 }

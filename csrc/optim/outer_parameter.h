@@ -30,7 +30,7 @@ struct OuterParameter {
 struct OuterSite {
   std::shared_ptr<OpQueue> ranks;  // null: this rank alone
   std::vector<int> parts;          // by rank: its part, 0, 1, …; empty: every rank has a part of its own
-  std::vector<int> lanes;          // by part: its lanes (SiteModel); empty: as many as ranks hold it
+  std::vector<int> stripes;        // by part: its stripes (SiteModel); empty: as many as ranks hold it
 };
 
 }  // namespace lowcomm

@@ -1,4 +1,4 @@
-// What the ranks of a site hold, and the pieces and lanes that follow from it.
+// What the ranks of a site hold, and the pieces and stripes that follow from it.
 #include "optim/site_model.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "base/hashes.h"
@@ -18,7 +19,7 @@
 namespace lowcomm {
 namespace {
 
-// A parameter of more elements is cut: into pieces small enough for lanes to be about equally long, and large enough
+// A parameter of more elements is cut: into pieces small enough for stripes to be about equally long, and large enough
 // for the scales and frame headers of a piece to cost nothing.
 constexpr int64_t kLeastPiece = 1 << 14, kPieces = 64;
 
@@ -130,19 +131,22 @@ SiteModel::SiteModel(std::vector<OuterParameter> parameters, const OuterSite& si
     held_.push_back(parsed(texts[rank]));
   }
   const int parts = 1 + *std::max_element(parts_.begin(), parts_.end());
+  int next = 0;  // stripe
   for (int part = 0; part < parts; ++part) {
     std::vector<int> holders;
     for (int rank = 0; rank < ranks; ++rank) {
       if (parts_[rank] == part) holders.push_back(rank);
     }
-    const int lanes = site.lanes.empty() ? static_cast<int>(holders.size()) : site.lanes.at(part);
+    const int stripes = site.stripes.empty() ? static_cast<int>(holders.size()) : site.stripes.at(part);
+    const int first = std::exchange(next, next + stripes);
     cut(part, holders, fragments, matrix_rank);
-    deal(part, holders, lanes, fragments);
+    deal(part, holders, first, stripes, fragments);
     if (part != parts_[rank_]) continue;
-    part_lanes_ = lanes;
+    first_stripe_ = first;
+    part_stripes_ = stripes;
     const auto place = static_cast<int>(std::find(holders.begin(), holders.end(), rank_) - holders.begin());
-    for (int lane = place; lane < lanes; lane += static_cast<int>(holders.size()))
-      lanes_.push_back(lane);
+    for (int stripe = place; stripe < stripes; stripe += static_cast<int>(holders.size()))
+      stripes_.push_back(first + stripe);
   }
   chooseSources();
   place();
@@ -241,9 +245,9 @@ void SiteModel::addSegments(const Piece& piece, const Whole& whole) {
   }
 }
 
-// Every piece to the lane with the fewest elements so far, the largest first, fragment by fragment.
-void SiteModel::deal(int part, const std::vector<int>& holders, int lanes, int64_t fragments) {
-  std::vector<int64_t> loads(lanes, 0);
+// Every piece to the stripe with the fewest elements so far, the largest first, fragment by fragment.
+void SiteModel::deal(int part, const std::vector<int>& holders, int first, int stripes, int64_t fragments) {
+  std::vector<int64_t> loads(stripes, 0);
   for (int64_t f = 0; f < fragments; ++f) {
     std::vector<Piece*> dealt;
     for (Piece& piece : pieces_) {
@@ -254,8 +258,9 @@ void SiteModel::deal(int part, const std::vector<int>& holders, int lanes, int64
     for (Piece* piece : dealt) {
       const auto least = std::min_element(loads.begin(), loads.end());
       *least += piece->elements;
-      piece->lane = static_cast<int>(least - loads.begin());
-      piece->carrier = holders[static_cast<size_t>(piece->lane) % holders.size()];
+      const auto stripe = least - loads.begin();
+      piece->stripe = first + static_cast<int>(stripe);
+      piece->carrier = holders[static_cast<size_t>(stripe) % holders.size()];
     }
   }
 }
@@ -289,22 +294,22 @@ void SiteModel::place() {
   }
 }
 
-std::vector<OuterParameter> SiteModel::pieces(size_t lane, int64_t fragment) const {
+std::vector<OuterParameter> SiteModel::pieces(size_t stripe, int64_t fragment) const {
   std::vector<OuterParameter> found;
   uint32_t number = 0;
   for (const Piece& piece : pieces_) {
     if (piece.part != parts_[rank_]) continue;
-    if (piece.lane == lanes_[lane] && piece.fragment == fragment)
+    if (piece.stripe == stripes_[stripe] && piece.fragment == fragment)
       found.push_back({piece.name, piece.tensor, {}, {}, number});
     ++number;
   }
   return found;
 }
 
-std::vector<int64_t> SiteModel::laneElements() const {
-  std::vector<int64_t> elements(part_lanes_, 0);
+std::vector<int64_t> SiteModel::stripeElements() const {
+  std::vector<int64_t> elements(part_stripes_, 0);
   for (const Piece& piece : pieces_) {
-    if (piece.part == parts_[rank_]) elements[piece.lane] += piece.elements;
+    if (piece.part == parts_[rank_]) elements[piece.stripe - first_stripe_] += piece.elements;
   }
   return elements;
 }
@@ -317,7 +322,7 @@ std::string SiteModel::text() const {
     text += c10::str(piece.name, " ", at::IntArrayRef(piece.shape), "\n");
     ++count;
   }
-  return c10::str(count, ", hash ", fnv1a(text), ", lanes ", part_lanes_);
+  return c10::str(count, ", hash ", fnv1a(text), ", stripes ", part_stripes_);
 }
 
 }  // namespace lowcomm

@@ -15,13 +15,14 @@ namespace lowcomm {
 // between the ranks that hold them and the ranks that average them.
 //
 // A piece is a parameter of the model, whole, or some rows of it where it is large. The pieces of a part are dealt out
-// to lanes, in about equal numbers of elements. A lane is what one rank of every site averages over a group of its own:
-// lane l of K lanes is carried by rank l mod (ranks of the part). So a site sends each piece once, whatever number of
-// ranks holds it. Pieces and lanes follow from the names and shapes of the whole parameters and from K alone: sites
-// that shard a model differently have the same ones, and an average has the same bits however a site holds the model.
+// to stripes, in about equal numbers of elements. A stripe is what one rank of every site averages over a group of its
+// own: stripe l of K stripes is carried by rank l mod (ranks of the part). So a site sends each piece once, whatever
+// number of ranks holds it. Pieces and stripes follow from the names and shapes of the whole parameters and from K
+// alone: sites that shard a model differently have the same ones, and an average has the same bits however a site holds
+// the model.
 //
 // For an outer step collect() brings a piece's elements from the ranks that hold them to the rank that carries its
-// lane, and spread() brings the new ones to every rank that holds any. Both are exact. A piece that its carrier holds
+// stripe, and spread() brings the new ones to every rank that holds any. Both are exact. A piece that its carrier holds
 // in one place is a view of that place and is not copied. All ranks of the site call both, in the same order.
 class SiteModel {
  public:
@@ -35,16 +36,16 @@ class SiteModel {
   SiteModel(std::vector<OuterParameter> parameters, const OuterSite& site, int64_t fragments, int64_t matrix_rank,
             bool same_values, const std::string& error = {});
 
-  // The lanes that this rank carries, ascending; of one part.
-  const std::vector<int>& lanes() const { return lanes_; }
+  // The stripes that this rank carries, ascending, of its part; numbers go through all parts of the site.
+  const std::vector<int>& stripes() const { return stripes_; }
 
-  // The pieces of a fragment in a lane of lanes(), with numbers: views, or memory for collect() to fill.
-  std::vector<OuterParameter> pieces(size_t lane, int64_t fragment) const;
+  // The pieces of a fragment in a stripe of stripes(), with numbers: views, or memory for collect() to fill.
+  std::vector<OuterParameter> pieces(size_t stripe, int64_t fragment) const;
 
-  // Elements of all fragments that each lane of this rank's part averages.
-  std::vector<int64_t> laneElements() const;
+  // Elements of all fragments that each stripe of this rank's part averages.
+  std::vector<int64_t> stripeElements() const;
 
-  // This rank's part: names and shapes of the whole parameters, and its number of lanes. Equal at sites that hold the
+  // This rank's part: names and shapes of the whole parameters, and its number of stripes. Equal at sites that hold the
   // same model in other ways.
   std::string text() const;
 
@@ -81,9 +82,9 @@ class SiteModel {
     at::ScalarType dtype = at::kFloat;
     std::vector<int64_t> shape = {};
     int64_t elements = 0, fragment = 0;
-    int lane = 0, carrier = 0;  // carrier: rank of the site
-    at::Tensor tensor = {};     // on the carrier
-    int parameter = -1;         // on the carrier: the parameter that the tensor is a view of; -1: memory of its own
+    int stripe = 0, carrier = 0;  // carrier: rank of the site
+    at::Tensor tensor = {};       // on the carrier
+    int parameter = -1;           // on the carrier: the parameter that the tensor is a view of; -1: memory of its own
   };
   struct Segment {  // the rows [begin, end) of a whole parameter that a piece and a holding share
     size_t piece;
@@ -98,7 +99,7 @@ class SiteModel {
   std::vector<Whole> wholes(const std::vector<int>& holders) const;
   void cut(int part, const std::vector<int>& holders, int64_t fragments, int64_t matrix_rank);
   void addSegments(const Piece& piece, const Whole& whole);
-  void deal(int part, const std::vector<int>& holders, int lanes, int64_t fragments);
+  void deal(int part, const std::vector<int>& holders, int first, int stripes, int64_t fragments);
   void chooseSources();
   void place();
   void exchange(int64_t fragment, bool collects);
@@ -112,8 +113,8 @@ class SiteModel {
   std::vector<int> parts_;
   std::vector<Piece> pieces_;
   std::vector<Segment> segments_;
-  std::vector<int> lanes_;
-  int part_lanes_ = 1;
+  std::vector<int> stripes_;
+  int first_stripe_ = 0, part_stripes_ = 1;  // of this rank's part
   bool moves_ = false;
 };
 

@@ -48,7 +48,7 @@ class Elastic:
                 logger.warning("DiLoCoX: lost a machine while letting others in: %s", error)
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
-            formed = self._members.form(outer.lanes)
+            formed = self._members.form(outer.stripes)
             self._steps, self.due = 0, False
             try:
                 outer.regroup(list(formed.backends))

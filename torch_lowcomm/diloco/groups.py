@@ -26,22 +26,22 @@ class LoopGroups:
     """The groups of one outer loop, made for it alone, and the names of its state in checkpoints.
 
     Attributes:
-        lanes: Backends of the groups to average over, by lane that this rank carries; none with a Membership, which forms
+        stripes: Backends of the groups to average over, by stripe that this rank carries; none with a Membership, which forms
             groups later.
         site: Backend of the group of this site's ranks; None where this rank is a site by itself.
         site_ranks: Global ranks of the site.
         parts: By rank of the site: the part of the model that it holds, 0, 1, ...
-        part_lanes: By part: number of its lanes; empty for as many as ranks hold it.
-        shared: Key of the tensors that are equal on all ranks of a lane.
+        part_stripes: By part: number of its stripes; empty for as many as ranks hold it.
+        shared: Key of the tensors that are equal on all ranks of a stripe.
         own: Key of the tensors of this rank.
         made: The groups themselves, which end with their last reference.
     """
 
-    lanes: list[_C.LowcommBackend]
+    stripes: list[_C.LowcommBackend]
     site: _C.LowcommBackend | None
     site_ranks: list[int]
     parts: list[int]
-    part_lanes: list[int]
+    part_stripes: list[int]
     shared: str
     own: str
     made: tuple[dist.ProcessGroup, ...]
@@ -59,11 +59,11 @@ class LoopGroups:
             ValueError: A group is not of backend lowcomm.
         """
         made: list[dist.ProcessGroup] = []
-        lanes: list[_C.LowcommBackend] = []
+        stripes: list[_C.LowcommBackend] = []
         if not isinstance(over, Membership):
             group, backend = own_backend(over)
             made.append(group)
-            lanes.append(backend)
+            stripes.append(backend)
         own_site, parts = None, [0]
         if len(site) > 1:
             group = _new_group(list(site), None)
@@ -73,13 +73,13 @@ class LoopGroups:
         if not isinstance(over, Membership):
             # Parts may have tensors of the same names: the first rank of the group tells them apart.
             shared, own = f"outer{dist.get_process_group_ranks(made[0])[0]}", f"rank{dist.get_rank()}"
-            return LoopGroups(lanes, own_site, list(site), parts, [], shared, own, tuple(made))
-        part_lanes = _lanes_of_first(over, parts) if own_site is not None else []
+            return LoopGroups(stripes, own_site, list(site), parts, [], shared, own, tuple(made))
+        part_stripes = _stripes_of_first(over, parts) if own_site is not None else []
         shared, own = "outer", over.machine_id
         if own_site is not None:
             place = list(site).index(dist.get_rank())
             shared, own = f"outer{place}", f"{over.machine_id}.{place}"
-        return LoopGroups(lanes, own_site, list(site), parts, part_lanes, shared, own, tuple(made))
+        return LoopGroups(stripes, own_site, list(site), parts, part_stripes, shared, own, tuple(made))
 
 
 def chosen(
@@ -203,10 +203,10 @@ def _parts(relatives: list[list[int]], site: Sequence[int]) -> list[int]:
     return [numbers[part] for part in parts]
 
 
-def _lanes_of_first(members: Membership, parts: list[int]) -> list[int]:
-    """Returns the number of lanes of each part: the first site that came has as many as ranks."""
+def _stripes_of_first(members: Membership, parts: list[int]) -> list[int]:
+    """Returns the number of stripes of each part: the first site that came has as many as ranks."""
     mine = [parts.count(part) for part in range(1 + max(parts))]
-    first: list[int] = json.loads(members.first("lanes", json.dumps(mine)))
+    first: list[int] = json.loads(members.first("stripes", json.dumps(mine)))
     if len(first) != len(mine):
         raise ValueError(
             f"DiLoCoX: expected a model in {len(first)} parts, as the other sites of this store have, got {len(mine)}"

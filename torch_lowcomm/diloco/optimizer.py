@@ -103,10 +103,10 @@ class DiLoCoX(OptimizerAround):
         site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
         self._groups = LoopGroups.make(over, site, relatives)
         groups = {
-            "lanes": self._groups.lanes,
+            "stripes": self._groups.stripes,
             "site": self._groups.site,
             "parts": self._groups.parts,
-            "part_lanes": self._groups.part_lanes,
+            "part_stripes": self._groups.part_stripes,
         }
         try:
             given = DiLoCoXOptions(sync_every, **options)
@@ -255,9 +255,9 @@ class DiLoCoX(OptimizerAround):
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
         0 without factors), "effective_rank" (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
-        for the step, with frame headers), "lanes" (numbers of the parts of the model that this rank averages for its site),
-        "lane_elements" (elements of each such part; their sum is the model, or the stage), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
-        computing on the training thread)}
+        for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
+        computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
+        model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages)}
         """
         report = self._outer.report
         report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()

@@ -32,7 +32,7 @@ class MachineGroup:
         number: Number of the group, counted at the store; each group has separate keys.
         machines: Ids of the machines or sites, by rank.
         rank: Rank of this machine or site.
-        backends: The group's lowcomm backends, one for each lane that this process asked for. They are no c10d process
+        backends: The group's lowcomm backends, one for each stripe that this process asked for. They are no c10d process
             groups: only optimizers of this package use them.
     """
 
@@ -179,11 +179,11 @@ class Membership:
         step = self._site.told(lambda: self._store.find(f"{number}/leave_at"))
         return None if step is None else int(step)
 
-    def form(self, lanes: Sequence[int] = (0,)) -> MachineGroup:
+    def form(self, stripes: Sequence[int] = (0,)) -> MachineGroup:
         """Gives the last group up and forms another of the machines that are alive.
 
         Args:
-            lanes: Numbers of the lanes that this process has backends for. Each lane connects one process of every machine.
+            stripes: Numbers of the stripes that this process has backends for. Each stripe connects one process of every machine.
 
         Returns:
             The new group, connected.
@@ -198,7 +198,7 @@ class Membership:
             for left in reversed(range(_ATTEMPTS)):
                 number, machines = self._site.told(self._enter)
                 try:
-                    formed = self._connected(number, machines, lanes)
+                    formed = self._connected(number, machines, stripes)
                 except DistBackendError as error:  # somebody left between entering and connecting
                     if left == 0:
                         raise TimeoutError(f"membership: expected group {number} to connect, got: {error}") from error
@@ -241,21 +241,21 @@ class Membership:
         assert self._beat is not None
         return self._beat
 
-    def _connected(self, number: int, machines: Sequence[str], lanes: Sequence[int]) -> MachineGroup:
-        """Connects this process's lanes; if a rank of the site cannot, none has."""
+    def _connected(self, number: int, machines: Sequence[str], stripes: Sequence[int]) -> MachineGroup:
+        """Connects this process's stripes; if a rank of the site cannot, none has."""
         rank = list(machines).index(self._id)
         backends: list[_C.LowcommBackend] = []
         failed = None
         try:
-            for lane in lanes:
+            for stripe in stripes:
                 backends.append(
                     _C.create_backend(
-                        PrefixStore(f"{number}/{lane}", self._groups),
+                        PrefixStore(f"{number}/{stripe}", self._groups),
                         rank,
                         len(machines),
                         self._options,
                         self._timeout,
-                        f"lowcomm-members-{number}-{lane}",
+                        f"lowcomm-members-{number}-{stripe}",
                         list(range(len(machines))),
                         make_gloo,
                         make_nccl,

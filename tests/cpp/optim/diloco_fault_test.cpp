@@ -272,8 +272,8 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
   }
 }
 
-// Two stages at two sites. One stage's outer step fails by itself, for its buffers: both stages drop theirs, and the next
-// one is whole again.
+// Two stages at two sites. One stage's outer step fails by itself, for its buffers: both stages drop theirs, and the
+// next one is whole again.
 TEST(DiLoCoXFaults, AStageThatFailedIsToldToTheOthers) {
   const auto patient = [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(5); };
   Ranks stages[] = {Ranks(2, patient), Ranks(2, patient)}, clusters[] = {Ranks(2, patient), Ranks(2, patient)};

@@ -117,8 +117,8 @@ def _expect_shared(several, alone, ranks_a_site):
         for found, _, report, _ in members:
             assert not diloco_model.differing(found, bits)
             assert report["participating"] == 2
-            assert sum(report["lane_elements"]) == total and len(report["lane_elements"]) == ranks_a_site
-        assert [report["lanes"] for _, _, report, _ in members] == [[lane] for lane in range(ranks_a_site)]
+            assert sum(report["stripe_elements"]) == total and len(report["stripe_elements"]) == ranks_a_site
+        assert [report["stripes"] for _, _, report, _ in members] == [[stripe] for stripe in range(ranks_a_site)]
         assert abs(sum(part for _, part, _, _ in members) - sent) <= 0.01 * sent + 200 * (ranks_a_site - 1)
         assert sum(part for *_, part in members) == kept
         assert max(part for *_, part in members) <= 1.35 * kept / ranks_a_site
