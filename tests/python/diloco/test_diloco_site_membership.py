@@ -28,9 +28,10 @@ class SiteRank:
     """
 
     def __init__(self, r, port, site, how, seed=0, **options):
-        import torch_lowcomm as lc
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+
+        import torch_lowcomm as lc
 
         self.name, size, self.place = site
         members = {"least": 1, "lost_after_s": 2.0, "timeout_s": 12.0} | {
