@@ -35,6 +35,7 @@ DiLoCoXOptions optionsOf(const py::dict& given) {
   reader.take("codec", o.codec);
   reader.take("projection_codec", o.projection);
   reader.take("sync_every", o.sync_every);
+  reader.take("sync_seconds", o.sync_seconds);
   reader.take("fragments", o.fragments);
   reader.take("fragment_sync_delay", o.delay);
   reader.take("fragment_update_alpha", o.alpha);
@@ -103,7 +104,8 @@ void bindDiLoCoX(py::module_& m) {
           py::arg("parameters"), py::arg("stripes"), py::kw_only(), py::arg("site"), py::arg("parts"),
           py::arg("part_stripes"), py::arg("buffers"), py::arg("options"))
       .def(
-          "step", [](DiLoCoX& d) { return translated([&] { return d.step(); }); }, release())
+          "step", [](DiLoCoX& d, double samples) { return translated([&] { return d.step(samples); }); },
+          py::arg("samples"), release())
       .def(
           "finish", [](DiLoCoX& d) { translated([&] { d.finish(); }); }, release())
       .def(

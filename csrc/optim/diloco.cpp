@@ -1,6 +1,7 @@
 #include "optim/diloco.h"
 
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include <c10/core/GradMode.h>
@@ -14,18 +15,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+Clock::duration seconds(double s) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
+}
+
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // The options that must be equal on all ranks, as text.
 std::string textOf(const DiLoCoXOptions& o) {
-  return c10::str("sync_every=", o.sync_every, " mode=", outerModeName(o.mode), " fragments=", o.fragments,
-                  " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha, " sync_warmup=", o.sync_warmup,
-                  " outer_lr=", o.lr, " outer_momentum=", o.momentum, " codec=", o.codec.str(),
-                  " projection_codec=", o.projection.str(), " error_feedback=", o.error_feedback,
-                  " eight_bits=", o.eight_bits, " rank=", o.rank, " adapt_rank=", o.adapt_rank,
-                  " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
+  return c10::str("sync_every=", o.sync_every, " sync_seconds=", o.sync_seconds, " mode=", outerModeName(o.mode),
+                  " fragments=", o.fragments, " fragment_sync_delay=", o.delay, " fragment_update_alpha=", o.alpha,
+                  " sync_warmup=", o.sync_warmup, " outer_lr=", o.lr, " outer_momentum=", o.momentum,
+                  " codec=", o.codec.str(), " projection_codec=", o.projection.str(),
+                  " error_feedback=", o.error_feedback, " eight_bits=", o.eight_bits, " rank=", o.rank,
+                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
                   " min_sync_every=", o.min_sync_every, " window=", o.window, " energy=", o.energy,
                   " check_every=", o.check_every, " seed=", o.seed);
 }
@@ -128,6 +133,8 @@ DiLoCoX::~DiLoCoX() = default;
 DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
                                              bool buffers) const {
   FragmentSchedule s{model, number, {}, buffers, sync_every_ * (number + 1) / options_.fragments};
+  s.due = Clock::now() +
+          seconds(options_.sync_seconds * static_cast<double>(number + 1) / static_cast<double>(options_.fragments));
   for (size_t stripe = 0; stripe < model.stripes().size(); ++stripe)
     s.stripes.emplace_back(options, model.pieces(stripe, number));
   return s;
@@ -168,20 +175,25 @@ void DiLoCoX::agree(bool values) {
   }
 }
 
-bool DiLoCoX::step() {
+bool DiLoCoX::step(double samples) {
   if (!formed_) throw ValueError("DiLoCoX: step: expected a group, got none: regroup() first");
+  if (!(samples > 0) || std::isinf(samples))
+    throw ValueError("DiLoCoX: step: samples: expected a number above 0, got " + std::to_string(samples));
   ++steps_;
   const auto start = Clock::now();
   const double waited_before = waited_s_;
   bool any = false;
   try {
-    for (FragmentSchedule& s : fragments_) {
+    const std::vector<bool> due = this->due();
+    for (size_t f = 0; f < fragments_.size(); ++f) {
+      FragmentSchedule& s = fragments_[f];
+      s.samples += samples;
       if (s.apply_at == steps_) {
         s.model.collect(s.number);
         arrive(s, Move::by_mode);
         any = true;
       }
-      if (s.send_at == steps_) {
+      if (due[f]) {
         s.model.collect(s.number);
         outerStep(s);
         any = true;
@@ -199,15 +211,16 @@ bool DiLoCoX::step() {
 
 void DiLoCoX::outerStep(FragmentSchedule& s) {
   const auto number = static_cast<uint32_t>(++s.sent);
+  const double weight = weightOf(s);
   const auto send = [&](bool marks) {
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
-      keepError([&] { s.stripes[stripe].send(*groups_[stripe], number, marks); });
+      keepError([&] { s.stripes[stripe].send(*groups_[stripe], number, marks, weight); });
     s.under_way = true;
   };
   if (s.under_way) {  // the message before, all the interval long
     landed(s);
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
-      keepError([&] { s.stripes[stripe].applyAndSend(*groups_[stripe], number); });
+      keepError([&] { s.stripes[stripe].applyAndSend(*groups_[stripe], number, weight); });
     s.model.spread(s.number);
     if (!s.buffers) startCheck();
   } else if (options_.mode == OuterMode::sync || s.sent <= options_.sync_warmup) {
@@ -220,7 +233,7 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
     const int64_t delay = options_.delayOf(sync_every_);
     if (delay < sync_every_) s.apply_at = steps_ + delay;
   }
-  s.send_at = steps_ + sync_every_;
+  startInterval(s, 1);
   if (s.buffers) {
     s.send_at = fragments_.front().send_at;
     return;
@@ -289,7 +302,7 @@ void DiLoCoX::giveUp() {
       stripe.drop();
     s.under_way = false;
     s.apply_at = -1;
-    if (s.send_at <= steps_) s.send_at = steps_ + sync_every_;
+    if (s.send_at <= steps_) startInterval(s, 1);
   }
   for (Ticket& check : checks_)
     check = Ticket();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -69,10 +70,11 @@ class DiLoCoX {
   DiLoCoX(const DiLoCoX&) = delete;
   DiLoCoX& operator=(const DiLoCoX&) = delete;
 
-  // To be called after every inner step. Returns whether any pseudo-gradient was sent or outer step applied. Throws
-  // PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). An error
-  // of one rank's average is thrown on every rank of its site, of the same type.
-  bool step();
+  // To be called after every inner step, of `samples` samples of the site: by them its part of an average counts where
+  // sync_seconds is given, else they mean nothing. Returns whether any pseudo-gradient was sent or outer step applied.
+  // Throws PeerError and PeerRefusal (another rank or the network), ValueError (an average that is not finite). An
+  // error of one rank's average is thrown on every rank of its site, of the same type.
+  bool step(double samples = 1);
 
   // Applies what is under way, moves the parameters to θ̄, and waits until every rank has: the end of training.
   // Collective.
@@ -133,10 +135,15 @@ class DiLoCoX {
     int64_t send_at, apply_at = -1;  // inner steps
     int64_t sent = 0;
     bool under_way = false;
+    std::chrono::steady_clock::time_point due = {};  // with sync_seconds
+    double samples = 0;                              // since its last pseudo-gradient
   };
   FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
+  std::vector<bool> due();
+  void startInterval(FragmentSchedule& scheduled, double share);
+  double weightOf(FragmentSchedule& scheduled) const;
   void applyAll(Move move);
   void leaveGroups();
   void outerStep(FragmentSchedule& scheduled);
@@ -173,6 +180,8 @@ class DiLoCoX {
   Adaptation adaptation_;
   bool formed_ = false;  // there are groups, or other ranks of the site have them
   int64_t steps_ = 0, sync_every_, applied_ = 0;
+  int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
+  std::chrono::steady_clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
   std::vector<Ticket> checks_;     // by stripe
   std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet

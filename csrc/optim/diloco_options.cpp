@@ -40,6 +40,12 @@ OuterMode outerMode(const std::string& name) {
 
 void DiLoCoXOptions::check() const {
   expectAtLeast("sync_every", 1, sync_every);
+  if (!(sync_seconds >= 0) || std::isinf(sync_seconds)) refuse("sync_seconds", "a number above 0", sync_seconds);
+  if (sync_seconds > 0 && adapt_sync_every)
+    refuse("sync_seconds", "none with an adaptive sync_every, which counts steps", sync_seconds);
+  // Sites apply at steps of their own: what they send in between would come in other orders.
+  if (sync_seconds > 0 && fragments > 1 && delay > 0)
+    refuse("fragment_sync_delay", "none with sync_seconds and several fragments", delay);
   if (fragments < 1 || fragments > sync_every)
     refuse("fragments", "1..." + std::to_string(sync_every) + ", sync_every", fragments);
   if (delay < 0 || delay > sync_every)

@@ -29,6 +29,9 @@ OuterMode outerMode(const std::string& name);
 // How an outer loop runs. Every rank of the group has the same.
 struct DiLoCoXOptions {
   int64_t sync_every = 0;  // H_1: inner steps from one outer step of a fragment to its next
+  // Above 0: an interval ends after so many seconds by the clock of a site's first rank, and at the latest after
+  // sync_every inner steps; contributions count by their samples.
+  double sync_seconds = 0;
   OuterMode mode = OuterMode::proceed;
   int64_t fragments = 1;  // parts of the parameters, each with outer steps of its own, spread evenly over sync_every
   int64_t delay = 0;      // τ: inner steps from sending to applying; 0: sync_every, but none with mode sync

@@ -27,6 +27,7 @@ TensorMap DiLoCoX::counters() const {
       effective.sum += stripe.effectiveRanks().sum;
       effective.matrices += stripe.effectiveRanks().matrices;
     }
+    state["own." + name + ".samples"] = at::scalar_tensor(s.samples, at::kDouble);
     state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
   }
   return state;
@@ -97,6 +98,8 @@ void DiLoCoX::load(const TensorMap& state) {
       effective = {};  // of all stripes: with the first
     }
     s.under_way = at[3] != 0;
+    startInterval(s, 1);
+    s.samples = state.at("own." + name + ".samples").item<double>();
     s.send_at = at[0];
     s.apply_at = at[1];
     s.sent = at[2];

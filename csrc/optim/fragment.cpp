@@ -11,9 +11,11 @@
 #include "base/float_env.h"
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
+#include "collective/collectives.h"
 #include "collective/summer.h"
 #include "kernels/low_rank/low_rank.h"
 #include "optim/host_parameters.h"
+#include "wire/layout.h"
 
 namespace lowcomm {
 namespace {
@@ -47,9 +49,33 @@ struct Fragment::OuterMessage {
   std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
   LowRankMessage coded;
   std::vector<AllReduceMessage> exact;
+  double weight = 0;
   bool finite = false;  // coded; written on the worker, read after the ticket's wait
 
+  // Weights are compared here, behind training: a site that is late would hold the others up otherwise.
+  void weigh(OpContext& op) const {
+    std::vector<double> all(op.size());
+    GatherMessage message{.layouts = {Layout::single(sizeof(double), CodecSpec{})}, .input = &weight};
+    message.type_name = "float64";
+    message.type_elements = "1";
+    for (double& one : all)
+      message.outputs.push_back(&one);
+    allGather(op, {message});
+    ++op.sequence;
+    double sum = 0;
+    for (const double one : all)
+      sum += one;
+    const auto share = static_cast<float>(weight * op.size() / sum);
+    const FloatEnv env;
+    for (const at::Tensor& tensor : messages) {
+      float* x = tensor.mutable_data_ptr<float>();
+      for (int64_t i = 0; i < tensor.numel(); ++i)
+        x[i] *= share;
+    }
+  }
+
   void run(OpContext& op) {
+    if (weight > 0) weigh(op);
     op.counters.exact = !exact.empty();
     if (!exact.empty()) {
       allReduce(op, exact, kAverage);
@@ -134,7 +160,7 @@ void Fragment::pass(F&& f) {
   hosts.store();
 }
 
-void Fragment::send(OpQueue& queue, uint32_t step, bool marks) {
+void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
   ranks_ = queue.size();
   finite_ = true;
@@ -145,13 +171,14 @@ void Fragment::send(OpQueue& queue, uint32_t step, bool marks) {
     if (rule.mode == OuterMode::eager) stepOwn(s, rule, s.message, s.outer, /*arrived=*/false);
     std::memcpy(s.mark, s.parameter, s.n * sizeof(float));
   });
-  this->queue(queue, step);
+  this->queue(queue, step, weight);
 }
 
-void Fragment::queue(OpQueue& queue, uint32_t step) {
+void Fragment::queue(OpQueue& queue, uint32_t step, double weight) {
   const bool exact = options_.codec.id == CodecId::none;
   const CodecSpec codec = poisoning(options_.codec);
   auto flight = std::make_shared<OuterMessage>();
+  flight->weight = weight;
   flight->energies.resize(kept_.size());
   flight->coded = {DType::float32,
                    codec,
@@ -192,7 +219,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step) {
   flight_ = flight;
   phase_ = Phase::flying;
   if (kept_.empty()) return;
-  ticket_ = Ticket(queue, kOp, /*sequences=*/2, [flight](OpContext& op) { flight->run(op); });
+  ticket_ = Ticket(queue, kOp, /*sequences=*/weight > 0 ? 3 : 2, [flight](OpContext& op) { flight->run(op); });
 }
 
 void Fragment::wait() {
@@ -248,7 +275,7 @@ void Fragment::apply(Move move) {
   phase_ = Phase::idle;
 }
 
-void Fragment::applyAndSend(OpQueue& queue, uint32_t step) {
+void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   ranks_ = queue.size();
   finite_ = true;
@@ -257,7 +284,7 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step) {
   for (const ParameterState& kept : kept_) {
     if (kept.compression && kept.compression->done()) kept.compression->commit();
   }
-  this->queue(queue, step);
+  this->queue(queue, step, weight);
 }
 
 void Fragment::drop() {

@@ -43,8 +43,9 @@ class Fragment {
   int64_t elements() const;
 
   // idle -> flying: forms the pseudo-gradient δ = θ̄ − θ, and queues the average of C(δ + residual). `marks`: whether
-  // inner steps follow before it is applied.
-  void send(OpQueue& queue, uint32_t step, bool marks);
+  // inner steps follow before it is applied. `weight`: this rank's part of the average is its weight over that of all
+  // ranks; 0 on all: equal parts.
+  void send(OpQueue& queue, uint32_t step, bool marks, double weight = 0);
 
   // flying -> landed: waits. Throws what the op threw, ValueError where the average is not finite; then it is idle, and
   // nothing else has changed.
@@ -54,7 +55,7 @@ class Fragment {
   void apply(Move move);
 
   // landed -> flying: apply and send in one pass over memory, for a delay of the whole interval.
-  void applyAndSend(OpQueue& queue, uint32_t step);
+  void applyAndSend(OpQueue& queue, uint32_t step, double weight = 0);
 
   // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
   void drop();
@@ -104,7 +105,7 @@ class Fragment {
   void pass(F&& f);
   template <class K, class F>
   static void eachTensor(K& kept, F&& f);
-  void queue(OpQueue& queue, uint32_t step);
+  void queue(OpQueue& queue, uint32_t step, double weight);
 
   // -> idle: the message is none any more, and with mode eager the rank's own outer steps, which were taken for it and
   // may hold what made it fail, start from θ̄ and its momentum again.

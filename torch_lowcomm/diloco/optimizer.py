@@ -143,7 +143,7 @@ class DiLoCoX(OptimizerAround):
                 self._load(resume)
             self._elastic.form(self._outer)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.
 
         A step with a learning rate of 0 in every group does not count: torch makes such a step to give an optimizer its state
@@ -151,6 +151,8 @@ class DiLoCoX(OptimizerAround):
 
         Args:
             closure: For inner optimizers that take one.
+            samples: Samples that this rank's site has trained on in this step, for `sync_seconds`; all ranks of the site give
+                the same. 1: sites count by their steps.
 
         Returns:
             The result of the inner optimizer's step; None if a gradient scaler skips the step.
@@ -168,7 +170,11 @@ class DiLoCoX(OptimizerAround):
                 f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
                 "parameters come or go, or the model is moved or cast"
             )
-        if any(group.get("lr", 1.0) != 0 for group in self.param_groups) and self._outer.step() and self._elastic:
+        if (
+            any(group.get("lr", 1.0) != 0 for group in self.param_groups)
+            and self._outer.step(samples)
+            and self._elastic
+        ):
             self._elastic.stepped()
         return result
 

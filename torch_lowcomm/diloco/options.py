@@ -19,7 +19,11 @@ class DiLoCoXOptions:
     """How an outer loop runs. `DiLoCoX` takes these fields as keyword arguments; all ranks give the same.
 
     Attributes:
-        sync_every: H, inner steps from one outer step to the next.
+        sync_every: H, inner steps from one outer step to the next; with `sync_seconds` the most.
+        sync_seconds: In place of a count of steps: an interval ends after so many seconds, by the clock of each site's first
+            rank. Sites of different speed then make different numbers of inner steps, and a site's part of an average is its
+            samples (`step(samples=)`) over those of all sites. Train until `report["outer_steps"]`, which is the same at all
+            sites, has come to a number.
         mode: "sync" waits for the average, as DiLoCo does. In the other modes the average takes a whole interval, and
             training goes on meanwhile from another point: "continue" from the outer parameters plus what this rank has
             trained since, "restart" from the outer parameters, "eager" from an outer step with this rank's part alone.
@@ -53,6 +57,7 @@ class DiLoCoXOptions:
     """
 
     sync_every: int
+    sync_seconds: float | None = None
     mode: str = "continue"
     outer_lr: float = 0.7
     outer_momentum: float | None = None
@@ -102,6 +107,10 @@ class DiLoCoXOptions:
         }
 
     def _check_types(self) -> None:
+        if self.sync_every is None and self.sync_seconds is not None:
+            raise ValueError(
+                "DiLoCoX: sync_seconds: expected sync_every too, the most inner steps of an interval, got none"
+            )
         for field in dataclasses.fields(self):
             value, (kind, *others) = getattr(self, field.name), str(field.type).split(" | ")
             if kind not in _KINDS or (value is None and others):
@@ -116,6 +125,8 @@ class DiLoCoXOptions:
                 raise TypeError(f"DiLoCoX: {name}: expected a codec's text, got {getattr(self, name)!r}")
 
     def _check_values(self) -> None:
+        if self.sync_seconds is not None and not 0 < self.sync_seconds < float("inf"):
+            raise ValueError(f"DiLoCoX: sync_seconds: expected a number above 0, or None, got {self.sync_seconds!r}")
         if self.rank is not None and self.rank < 1:
             raise ValueError(f"DiLoCoX: rank: expected 1 or more, or None for no factors, got {self.rank!r}")
         if self.fragment_sync_delay is not None and self.fragment_sync_delay < 1:

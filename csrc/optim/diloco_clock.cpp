@@ -1,0 +1,61 @@
+// When a fragment's pseudo-gradient is due: after a number of inner steps, or of seconds.
+#include <algorithm>
+#include <chrono>
+
+#include "optim/diloco.h"
+#include "optim/gather_values.h"
+
+namespace lowcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double secondsUntil(Clock::time_point due) {
+  return std::chrono::duration<double>(due - Clock::now()).count();
+}
+
+}  // namespace
+
+// Of every fragment, whether it is due after this inner step. By the clock, sites end an interval after as many steps
+// as they have made; the ranks of a site must end it after the same one. So they take the word of the first among them,
+// at inner steps that they know of: every time when half of what is left has passed, and then at every step.
+std::vector<bool> DiLoCoX::due() {
+  std::vector<bool> due;
+  for (const FragmentSchedule& s : fragments_)
+    due.push_back(s.send_at <= steps_);  // the limit of steps, too
+  if (options_.sync_seconds > 0 && (!site_.ranks || steps_ >= look_at_)) {
+    std::vector<double> left;
+    for (const FragmentSchedule& s : fragments_)
+      left.push_back(secondsUntil(s.due));
+    const double made = std::max<double>(1, static_cast<double>(steps_ - looked_at_));
+    left.push_back(-secondsUntil(looked_) / made);  // seconds a step
+    if (site_.ranks) left = gatherNumbers(left, *site_.ranks, "DiLoCoX: compare clocks in a site")[0];
+    const double a_step = std::max(left.back(), 1e-9);
+    left.pop_back();
+    for (size_t f = 0; f < due.size(); ++f)
+      due[f] = due[f] || left[f] <= 0;
+    const double nearest = std::max(0.0, *std::min_element(left.begin(), left.end()));
+    looked_at_ = steps_;
+    looked_ = Clock::now();
+    look_at_ = steps_ + std::clamp<int64_t>(static_cast<int64_t>(nearest / a_step / 2), 1, options_.sync_every);
+  }
+  // Buffers go with the first fragment.
+  if (fragments_.size() > of_parameters_) due.back() = due.front();
+  return due;
+}
+
+// `share`: of a whole interval.
+void DiLoCoX::startInterval(FragmentSchedule& s, double share) {
+  s.send_at = steps_ + std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(sync_every_) * share));
+  s.due = Clock::now() +
+          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.sync_seconds * share));
+}
+
+// A fragment's part of the average, 0 for equal parts; counts again from here.
+double DiLoCoX::weightOf(FragmentSchedule& s) const {
+  const double samples = s.samples;
+  s.samples = 0;
+  return options_.sync_seconds > 0 ? samples : 0;
+}
+
+}  // namespace lowcomm

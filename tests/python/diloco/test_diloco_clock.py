@@ -1,0 +1,117 @@
+"""lc.DiLoCoX(sync_seconds=): intervals by the clock, for sites of different speed, whose parts count by their samples."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import torch_lowcomm as lc
+
+LIMIT, SECONDS, INTERVALS = 10_000, 0.4, 4
+
+
+def _trained(r, mode, options):
+    """Site 1 is slower by half. Returns (outer steps, inner steps, [(outer parameters, weighted mean of the sites')])."""
+    r.init()
+    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "replicas"))
+    site, _ = mesh.get_coordinate()
+    torch.manual_seed(0)
+    model = nn.Linear(40, 30)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    opt = lc.DiLoCoX(inner, LIMIT, sync_seconds=SECONDS, mode=mode, mesh=mesh, model=model, **options)
+    steps, since, notes = 0, 0, []
+    while opt.report["outer_steps"] < INTERVALS:
+        begun = opt.report["outer_steps"]
+        model.weight.grad = torch.full_like(model.weight, 1.0 + site)
+        model.bias.grad = torch.full_like(model.bias, -1.0)
+        time.sleep(0.01 * (1 + site))
+        mine = model.weight.detach() - 0.01 * model.weight.grad  # where this inner step leads
+        opt.step(samples=3 - site)
+        steps, since = steps + 1, since + 3 - site
+        if opt.report["outer_steps"] > begun:
+            if mode == "sync":
+                all_of = [None] * r.size
+                dist.all_gather_object(all_of, (since, mine))
+                places = all_of[:: r.size // 2]
+                total = sum(weight for weight, _ in places)
+                mean = sum(weight * theta for weight, theta in places) / total
+                notes.append((model.weight.detach().clone(), mean))
+            since = 0
+    outer_steps = opt.report["outer_steps"]
+    opt.finish()
+    return outer_steps, steps, notes, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("ranks_a_site", [1, 2])
+def test_an_average_is_weighted_by_samples(pair, quad, ranks_a_site):
+    options = {"codec": None, "outer_lr": 1.0, "outer_momentum": 0.0}
+    found = (pair if ranks_a_site == 1 else quad)(_trained, "sync", options)
+    for outer_steps, _, notes, ended in found:
+        assert outer_steps == INTERVALS and len(notes) == INTERVALS
+        for averaged, mean in notes:
+            assert torch.allclose(averaged, mean, atol=1e-6)
+        assert all(torch.equal(a, b) for a, b in zip(ended, found[0][3], strict=True))
+    fast, slow = found[0][1], found[ranks_a_site][1]
+    assert fast > slow, "a slow site makes fewer inner steps in the same time"
+    assert {steps for _, steps, *_ in found[:ranks_a_site]} == {fast}, "the ranks of a site end it at the same step"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"codec": "sym4:bucket=64"},
+        {"codec": "gauss2", "fragments": 2},
+        {"codec": "sym4:bucket=64", "rank": 4, "adapt_rank": True},
+    ],
+    ids=str,
+)
+def test_delayed_averages_agree(quad, options):
+    found = quad(_trained, "continue", options)
+    for outer_steps, _, _, ended in found:
+        assert outer_steps == found[0][0] >= INTERVALS
+        assert all(torch.equal(a, b) for a, b in zip(ended, found[0][3], strict=True))
+
+
+def _limited(r):
+    r.init()
+    model = nn.Linear(4, 4)
+    opt = lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 3, sync_seconds=1000.0, mode="sync")
+    for _ in range(7):
+        opt.step()
+    report = opt.report
+    opt.finish()
+    return report["outer_steps"]
+
+
+def test_a_limit_of_steps_ends_an_interval_too(pair):
+    assert pair(_limited) == [2, 2]
+
+
+def _refused(r):
+    r.init()
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    coded = {"codec": "sym4:bucket=64", "rank": 1}
+    for sync_every, options, said in [
+        (None, {"sync_seconds": 1.0}, "sync_seconds: expected sync_every too, the most inner steps of an interval"),
+        (5, {"sync_seconds": 0.0}, "sync_seconds: expected a number above 0, or None, got 0.0"),
+        (5, {"sync_seconds": float("inf")}, "sync_seconds: expected a number above 0, or None, got inf"),
+        (5, {"sync_seconds": 1.0, "adapt_sync_every": True, **coded}, "sync_seconds: expected none with an adaptive"),
+        (5, {"sync_seconds": 1.0, "fragments": 2, "fragment_sync_delay": 2, "mode": "restart"},
+         "fragment_sync_delay: expected none with sync_seconds and several fragments"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            lc.DiLoCoX(inner, sync_every, **options)
+    opt = lc.DiLoCoX(inner, 5, sync_seconds=1.0)
+    with pytest.raises(ValueError, match="samples: expected a number above 0, got 0"):
+        opt.step(samples=0)
+    opt.finish()
+    with pytest.raises((ValueError, dist.DistBackendError), match="sync_seconds=[12] .*sync_seconds=[12] "):
+        lc.DiLoCoX(inner, 5, sync_seconds=1.0 + r.rank)
+
+
+def test_what_a_clock_cannot_be_is_refused(pair):
+    pair(_refused)
