@@ -10,7 +10,7 @@ from torch import nn
 from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.basis import Basis
 from torch_lowcomm.subspace.embedding import Embedding
-from torch_lowcomm.subspace.order import out_of_order
+from torch_lowcomm.subspace.order import left_out, out_of_order
 from torch_lowcomm.subspace.parts import EMBEDDING, Parts
 from torch_lowcomm.subspace.probe import Finding
 
@@ -77,7 +77,7 @@ def structure(parts: Parts, root: nn.Module, basis: Basis) -> list[Finding]:
     )
     if has_embedding(parts, root):
         found += _options(parts, root)
-        found += _between(parts, root) or out_of_order(parts, root)
+        found += _between(parts, root) or out_of_order(parts, root) or left_out(parts, root)
     for number, block in parts.blocks_of(root):
         found += probe.leaving(parts, root, basis, number, block)
     return found

@@ -12,6 +12,7 @@ from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.check import between, constrained_parts, head, shared_names
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
+from torch_lowcomm.subspace.order import left_out, out_of_order
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.stage import StageModule
 
@@ -49,14 +50,15 @@ def cut(
     Raises:
         TypeError: The model is not constrained, and the boundary is the exact one.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
-            unknown, two stages would train one parameter, or a free decoder changes its embedding before the first block or the
-            head's output.
+            unknown, two stages would train one parameter, or a free decoder computes something else than its parts do, one after
+            the other.
     """
     if boundary is None:
         parts, _ = constrained_parts(model)
     else:
         parts = parts or getattr(model, "subspace_parts", None) or parts_of(model)
         found = head(parts, model) + between(parts, model, probe.entry(parts, model))
+        found = found or out_of_order(parts, model) or left_out(parts, model)
         if found:
             raise ValueError(f"cut: stages would compute something else than the decoder: {found[0]}")
     total = len(parts.blocks_of(model))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.families import run_blocks
 from torch_lowcomm.subspace.parts import Parts
 from torch_lowcomm.subspace.probe import Finding
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -43,10 +47,11 @@ def out_of_order(parts: Parts, root: nn.Module) -> list[Finding]:
     The decoder runs once on two rows of made-up tokens, in evaluation mode, and is left as it was.
 
     Returns:
-        Nothing for a stage, and for a decoder that cannot be called with tokens alone or whose weights are not all here.
+        Nothing for a stage, and for a decoder that cannot be called with tokens alone, which is logged, or whose weights are not
+        all here.
     """
     here = dict(root.named_modules(remove_duplicate=False))
-    if parts.norm not in here or parts.head not in here or parts.embedding not in here:
+    if not _whole(parts, here):
         return []
     ids = probe.tokens(parts, root)
     if ids is None:
@@ -60,11 +65,40 @@ def out_of_order(parts: Parts, root: nn.Module) -> list[Finding]:
             calls.watch(hooks, path, here[path])
         try:
             result = root(*probe.arguments(root, ids))
-        except Exception:
+        except Exception as error:
+            if hasattr(root, "subspace_parts"):  # constrain checks a decoder before it changes it, too
+                logger.warning(
+                    "check: %s could not be called with tokens alone, [2, %d]: what it computes besides its parts is not known "
+                    "(%s: %s)",
+                    *(type(root).__name__, ids.shape[1], type(error).__name__, error),
+                )
             return []
     with probe.as_it_was(root, ids.device):
         root.eval()
         return _of_blocks(parts, root, calls) or _behind(parts, here, calls, result)
+
+
+def left_out(parts: Parts, root: nn.Module) -> list[Finding]:
+    """Trained parameters of a whole decoder that are in none of its parts, which no stage would have."""
+    if not _whole(parts, dict(root.named_modules(remove_duplicate=False))):
+        return []
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            names[id(parameter)].append(name)
+    return [
+        Finding(
+            those[0],
+            "is in no block, embedding, norm or head: no one stage would train it; freeze it where it is not used",
+        )
+        for those in names.values()
+        if not any(parts.place_of(name) for name in those)
+    ]
+
+
+def _whole(parts: Parts, here: dict[str, nn.Module]) -> bool:
+    """Whether a module of these parts is a decoder, and not a stage."""
+    return parts.norm in here and parts.head in here and parts.embedding in here
 
 
 def _of_blocks(parts: Parts, root: nn.Module, calls: _Calls) -> list[Finding]:

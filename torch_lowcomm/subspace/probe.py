@@ -51,10 +51,12 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def leaving(parts: Parts, root: nn.Module, basis: Basis, number: int, block: nn.Module) -> list[Finding]:
-    """What in a block takes a residual stream out of the subspace, were its two projections in it.
+    """What in a block adds to a residual stream that is outside the subspace, were its two projections in it.
 
-    The block runs as in training, on a stream in the subspace, with projections drawn in it and with gains drawn at random: a
-    gain that is 1 today is another number after a step. All is as it was afterwards.
+    The block runs as in training, on a stream that is drawn from all dimensions, as anchors are: what it returns less what it is
+    given has to be in the subspace, so that a block that scales its stream is found too. Projections are drawn in the subspace,
+    and so is every trained parameter that is a gain or constant: one that is 1 or 0 today is another number after a step. All is
+    as it was afterwards.
     """
     name = f"{parts.blocks}.{number}"
     projections = {m: path for path, _, m in parts.projections(root) if path.startswith(f"{name}.")}
@@ -65,22 +67,34 @@ def leaving(parts: Parts, root: nn.Module, basis: Basis, number: int, block: nn.
     with _drawn(basis, block, list(projections)), torch.no_grad():
         behind: list[Finding] = []
         with _watch(basis, name, block, projections, behind, limit):
-            kind = torch.promote_types(weight.dtype, torch.float32)
-            c = torch.randn(1, _TIME, basis.rank, device=weight.device, dtype=kind)
-            x = basis.expand(c * (basis.width / basis.rank) ** 0.5)
-            y = run_blocks(parts, root, x.to(weight.dtype), only=[number])
+            x = torch.randn(1, _TIME, basis.width, device=weight.device, dtype=weight.dtype)
+            y = run_blocks(parts, root, x.clone(), only=[number])
     if behind:
         return behind
-    left = distance(basis, y)
+    x, y = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (x, y))
+    left = float(_outside(basis, y - x).norm() / y.norm())
     if left <= limit:
         return []
-    reason = f"a share {left:.3g} of its output is outside the subspace: a gain, bias or dropout that is no module of its own"
-    return [Finding(name, reason)]
+    return [Finding(name, _reason(left, _outside(basis, x), _outside(basis, y), limit))]
+
+
+def _outside(basis: Basis, x: torch.Tensor) -> torch.Tensor:
+    return x - basis.project(x)
+
+
+def _reason(left: float, x: torch.Tensor, y: torch.Tensor, limit: float) -> str:
+    """Why a share `left` of what a block adds is outside: x and y are the parts outside of what it is given and returns."""
+    factors = (y * x).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True)
+    if float((y - factors * x).norm()) > limit * float(y.norm()):
+        return f"a share {left:.3g} of its output is outside the subspace: a gain, bias or dropout that is no module of its own"
+    low, high = (float(bound) for bound in factors.aminmax())
+    by = f"{low:.4g}" if high - low <= limit * abs(high) else f"{low:.4g} to {high:.4g}"
+    return f"it multiplies the residual stream by {by} (a scale, or a norm behind the sum), and with it a token's fixed part"
 
 
 @contextlib.contextmanager
 def _drawn(basis: Basis, block: nn.Module, projections: list[nn.Module]) -> Iterator[None]:
-    """Draws gains and projections, sets training mode, and puts everything back."""
+    """Draws gains, constants and projections, sets training mode, and puts everything back."""
     training = {module: module.training for module in block.modules()}
     kept: dict[nn.Parameter, torch.Tensor] = {}
     device = projections[0].weight.device
@@ -89,11 +103,11 @@ def _drawn(basis: Basis, block: nn.Module, projections: list[nn.Module]) -> Iter
         try:
             block.train()
             for p in block.parameters():
-                if p.dim() <= 1 and p.requires_grad:
+                if p.requires_grad and p.numel() and (p.dim() <= 1 or bool((p == p.flatten()[0]).all())):
                     kept[p] = p.data
                     p.data = torch.rand_like(p) + 0.5
             for module in projections:
-                kept[module.weight] = module.weight.data
+                kept.setdefault(module.weight, module.weight.data)
                 drawn = torch.randn_like(module.weight) / module.weight.shape[1] ** 0.5
                 module.weight.data = basis.project_weight(drawn.to(torch.promote_types(drawn.dtype, torch.float32))).to(
                     drawn

@@ -1,5 +1,6 @@
 """lc.subspace.check of what a decoder computes: its embedding, blocks, norm and head, one after the other, or something else."""
 
+import logging
 import re
 
 import pytest
@@ -145,3 +146,35 @@ def test_a_decoder_that_is(what):
     with torch.no_grad():
         assert case.apart(case.chain(case.cuts(model, 3), ids), model(ids)) < 1e-12
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def _with_rows(rows):
+    """A decoder that adds trained rows to its embedding, where there are as many as tokens."""
+    model = _Decoder(lambda m, x: _right(m, x + m.rows))
+    model.rows = nn.Parameter(rows)
+    return model
+
+
+def _cut(model, rank):
+    return lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(rank))
+
+
+@pytest.mark.parametrize("make", [lc.subspace.constrain, _cut], ids=["constrain", "cut"])
+def test_a_trained_parameter_that_no_stage_has(make):
+    """No probe sees what a decoder of one context does to its embedding; that a parameter is in no part is seen all the same."""
+    model = _with_rows(torch.zeros(case.TIME, case.WIDTH, dtype=torch.float64))
+    with pytest.raises(ValueError, match="rows: is in no block, embedding, norm or head"):
+        make(model, case.RANK)
+    model.rows.requires_grad_(False)
+    make(model, case.RANK)
+
+
+def test_a_decoder_that_cannot_be_called_is_told(caplog):
+    model = _with_rows(torch.zeros(case.TIME, case.WIDTH, dtype=torch.float64))
+    model.rows.requires_grad_(False)
+    with caplog.at_level(logging.WARNING, logger="torch_lowcomm.subspace"):
+        lc.subspace.constrain(model, case.RANK)
+    (told,) = caplog.messages
+    assert told.startswith(
+        "check: _Decoder could not be called with tokens alone, [2, 4]: what it computes besides its parts"
+    )
