@@ -79,7 +79,8 @@ class Projection:
         return _Table(embedding.weight.detach().to(_arithmetic(embedding.weight)), trained=self.anchor == "own")
 
     def __repr__(self) -> str:
-        return f"Projection(rank={self.rank}, learned={self.learned}, anchor={self.anchor!r})"
+        sigma = f", sigma={self.sigma}" if self.anchor == "signs" else ""
+        return f"Projection(rank={self.rank}, seed={self.seed}, learned={self.learned}, anchor={self.anchor!r}{sigma})"
 
 
 class Bottleneck:
@@ -133,7 +134,7 @@ class Bottleneck:
         return _BottleneckSide(path, network.to(embedding.weight.device, kind), encodes=encodes)
 
     def __repr__(self) -> str:
-        return f"Bottleneck(rank={self.rank}, hidden={self.hidden})"
+        return f"Bottleneck(rank={self.rank}, seed={self.seed}, hidden={self.hidden})"
 
 
 class _Orthonormal(nn.Module):

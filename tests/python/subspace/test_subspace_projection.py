@@ -135,7 +135,32 @@ def test_states(boundary):
 def test_says_that_it_is_not_exact(caplog):
     with caplog.at_level(logging.INFO, logger="torch_lowcomm.subspace"):
         _stages(case.gpt(), lc.subspace.Projection(4))
-    assert "cut: not exact: Projection(rank=4, learned=False, anchor='embedding'), coefficients fp32" in caplog.text
+    assert (
+        "cut: not exact: Projection(rank=4, seed=0, learned=False, anchor='embedding'), coefficients fp32"
+        in caplog.text
+    )
+
+
+OTHERS = {
+    "seed": [lc.subspace.Projection(4, anchor="none", seed=s) for s in (0, 1)],
+    "rank": [lc.subspace.Projection(r, anchor="none") for r in (4, 5)],
+    "learned": [lc.subspace.Projection(4, learned=x) for x in (False, True)],
+    "anchor": [lc.subspace.Projection(4, anchor=a) for a in ("own", "none")],
+    "sigma": [lc.subspace.Projection(4, anchor="signs", sigma=s) for s in (0.1, 0.2)],
+    "seed of a bottleneck": [lc.subspace.Bottleneck(4, seed=s) for s in (0, 1)],
+    "hidden": [lc.subspace.Bottleneck(4, hidden=h) for h in (8, 16)],
+    "kind": [lc.subspace.Projection(4), lc.subspace.Bottleneck(4)],
+}
+
+
+@pytest.mark.parametrize("option", OTHERS)
+def test_stages_with_another_option_differ(option):
+    """Both the checksum of each micro-batch, and the text that is compared before the first step."""
+    one, other = (lc.subspace.cut(case.gpt(), 0, 2, boundary=boundary) for boundary in OTHERS[option])
+    assert one.message_context(case.ids())["boundary"] != other.message_context(case.ids())["boundary"]
+    assert one.message_options["boundary"] != other.message_options["boundary"]
+    same = lc.subspace.cut(case.gpt(), 1, 2, boundary=OTHERS[option][0])
+    assert same.message_options == one.message_options
 
 
 def test_on_a_constrained_decoder():
