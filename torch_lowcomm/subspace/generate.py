@@ -60,18 +60,20 @@ def generate(
         [batch, time + max_new_tokens], on every rank.
 
     Raises:
-        TypeError: A block does not take a cache.
-        ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stage before has other ones.
+        TypeError: A block does not take a cache, or an argument has another type.
+        ValueError: Arguments are out of their ranges, the rank is not the stage's, or the stage before has other ones, another
+            basis or another kind of boundary.
         torch.distributed.DistBackendError: Another stage has failed, by a mistake in its arguments too, or is gone, or the
             network. Where the group lives the next call begins anew.
     """
     _expect_place(stage, group)
-    links = _Links(stage, ids, f"{max_new_tokens} {temperature} {seed}", group)
-    draws = torch.Generator(device=ids.device).manual_seed(seed)
-    done, now = 0, ids
+    links = _Links(stage, group)
     with _evaluating(stage), links.failing():
         links.begin()
-        _expect(stage, ids, max_new_tokens, temperature)
+        _expect(stage, ids, max_new_tokens, temperature, seed)
+        links.of(ids, f"{max_new_tokens} {temperature} {seed}")
+        draws = torch.Generator(device=ids.device).manual_seed(seed)
+        done, now = 0, ids
         cache = new_cache(stage.subspace_parts, stage)
         links.post(ids.shape[1])
         for left in range(max_new_tokens, 0, -1):
@@ -102,8 +104,13 @@ def _expect_place(stage: StageModule, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def _expect(stage: StageModule, ids: torch.Tensor, new: int, temperature: float) -> None:
+def _expect(stage: StageModule, ids: torch.Tensor, new: int, temperature: float, seed: int) -> None:
     """Refuses a caller's mistakes before anything is sent."""
+    if not isinstance(ids, torch.Tensor):
+        raise TypeError(f"{stage.name}: ids: expected a tensor, got {type(ids).__name__}")
+    for name, number in (("max_new_tokens", new), ("seed", seed)):
+        if not isinstance(number, int):
+            raise TypeError(f"{stage.name}: {name}: expected an integer, got {number!r}")
     stage.expect_ids(ids)
     if ids.numel() == 0:
         raise ValueError(f"{stage.name}: ids: expected one token or more a prompt, got {list(ids.shape)}")
@@ -129,9 +136,11 @@ def _choose(logits: torch.Tensor, temperature: float, draws: torch.Generator) ->
 class _Links:
     """A stage's edges to the stages next to it, and between the last stage and each other one."""
 
-    def __init__(self, stage: StageModule, ids: torch.Tensor, options: str, group: dist.ProcessGroup | None) -> None:
-        self._stage, self._ids = stage, ids
-        self._prompts = zlib.crc32(options.encode(), zlib.crc32(ids.long().cpu().contiguous().numpy().tobytes()))
+    _ids: torch.Tensor
+    _said: int  # what stages compare: 31 bits of basis and boundary, then 32 of prompts and options
+
+    def __init__(self, stage: StageModule, group: dist.ProcessGroup | None) -> None:
+        self._stage = stage
         last, codec = stage.count - 1, stage.message_codec
         self._call = 0 if stage.count == 1 else _next_call(group)
         self._purpose = f"generate, call {self._call}: "  # every failure of this call has it
@@ -142,6 +151,13 @@ class _Links:
         self._before = None if stage.is_first else edge(stage.index - 1, _COEFFICIENTS, codec)
         self._behind = None if stage.is_last else edge(stage.index + 1, _COEFFICIENTS, codec)
         self._ends = [edge(peer, _TOKENS) for peer in range(last)] if stage.is_last else [edge(last, _TOKENS)]
+
+    def of(self, ids: torch.Tensor, options: str) -> None:
+        """Takes the call's prompts, and a text of its options."""
+        self._ids = ids
+        prompts = zlib.crc32(options.encode(), zlib.crc32(ids.long().cpu().contiguous().numpy().tobytes()))
+        context = self._stage.message_context()
+        self._said = zlib.crc32(f"{context['basis']} {context['boundary']}".encode()) >> 1 << 32 | prompts
 
     def post(self, time: int) -> None:
         """Posts the receives of the next positions, `time` of them, and of the token behind them."""
@@ -156,21 +172,27 @@ class _Links:
         """Those that the stage before has sent.
 
         Raises:
-            ValueError: It has other prompts or options.
+            ValueError: It has other prompts or options, another basis or another kind of boundary.
         """
         assert self._before is not None
-        received, prompts = self._before.recv()
-        if int(prompts) != self._prompts:
+        received, said = self._before.recv()
+        (boundary, prompts), (own_boundary, own_prompts) = (divmod(x, 1 << 32) for x in (int(said), self._said))
+        if prompts != own_prompts:
             raise ValueError(
                 f"{self._stage.name}: ids: expected the prompts of the stage before, its max_new_tokens, temperature and seed "
-                f"(crc {int(prompts):#010x}), got others (crc {self._prompts:#010x})"
+                f"(crc {prompts:#010x}), got others (crc {own_prompts:#010x})"
+            )
+        if boundary != own_boundary:
+            raise ValueError(
+                f"{self._stage.name}: expected the basis, fixed part and kind of boundary of the stage before (crc "
+                f"{boundary:#010x}), got others (crc {own_boundary:#010x})"
             )
         return received
 
     def send_coefficients(self, coefficients: torch.Tensor) -> None:
         """Sends them to the next stage."""
         assert self._behind is not None
-        self._behind.send([coefficients, torch.tensor([self._prompts])])
+        self._behind.send([coefficients, torch.tensor([self._said])])
 
     def tokens(self) -> torch.Tensor:
         """Those that the last stage has chosen, [batch, 1]."""

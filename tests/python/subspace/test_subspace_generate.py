@@ -188,6 +188,23 @@ def test_other_prompts_on_a_stage(pair):
     pair(_other_prompts)
 
 
+def _differ(r, what):
+    r.init("lowcomm")
+    options = {what: 1 + r.rank} if what in ("seed", "sigma") else {}
+    stage = lc.subspace.cut(lc.subspace.constrain(case.gpt(), case.RANK, **options), r.rank, r.size)
+    if r.rank == 1 and what == "version":
+        stage.subspace_basis.change(stage.subspace_basis.vectors)
+    with pytest.raises((ValueError, RuntimeError), match="stage 1 of 2: .*expected the basis, fixed part and kind"):
+        lc.subspace.generate(stage, case.ids(), max_new_tokens=4)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("what", ["seed", "sigma", "version"])
+def test_another_subspace_on_a_stage(pair, what):
+    pair(_differ, what)
+
+
 class _Frozen(GPT):
     """A decoder with a frozen table of positions."""
 
@@ -237,6 +254,8 @@ def _fails_and_goes_on(r):
             r.size - 1,
             "temperature: expected 0 or more",
         ),
+        ("ids of another type", {"ids": ids.tolist() if r.rank == 0 else ids}, 0, "ids: expected a tensor, got list"),
+        ("a rank's seed", {"seed": "x" if r.rank == 1 else 0}, 1, "stage 1 of .: seed: expected an integer, got 'x'"),
         ("a block", {}, 0, "no such position"),
         (
             "too many tokens",
@@ -249,7 +268,7 @@ def _fails_and_goes_on(r):
         calls = []
         block = stage.get_submodule(f"blocks.{stage.block_numbers[0]}")
         hook = block.register_forward_pre_hook(fail) if what == "a block" and r.rank == culprit else None
-        with pytest.raises((ValueError, RuntimeError, KeyError), match=said):
+        with pytest.raises((ValueError, TypeError, RuntimeError, KeyError), match=said):
             lc.subspace.generate(stage, **{"ids": ids, "max_new_tokens": NEW, **options})
         if hook is not None:
             hook.remove()
