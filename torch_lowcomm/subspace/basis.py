@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def without_autocast(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Makes a function compute in its tensors' own types: autocast would round what keeps a weight in the subspace."""
+
+    @functools.wraps(call)
+    def wrapper(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with contextlib.ExitStack() as off:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    off.enter_context(torch.autocast(device, enabled=False))
+            return call(*args, **kwargs)
+
+    return wrapper
 
 
 class Basis(nn.Module):
@@ -53,11 +72,13 @@ class Basis(nn.Module):
                 rows = self._rows[kind] = self.vectors.to(kind)
         return rows
 
+    @without_autocast
     def coordinates(self, x: Tensor) -> Tensor:
         """x·U: [..., width] to [..., rank], in the arithmetic's type."""
         rows = self.rows(x.dtype)
         return x.to(rows.dtype) @ rows.t()
 
+    @without_autocast
     def expand(self, coordinates: Tensor) -> Tensor:
         """c·Uᵀ: [..., rank] to [..., width], in the arithmetic's type."""
         rows = self.rows(coordinates.dtype)
@@ -67,6 +88,7 @@ class Basis(nn.Module):
         """The part of x that lies in S: x·U·Uᵀ, of x's shape [..., width] and type."""
         return self.expand(self.coordinates(x)).to(x.dtype)
 
+    @without_autocast
     def project_weight(self, weight: Tensor) -> Tensor:
         """U·(Uᵀ·W) of a weight [width, inputs], as torch.nn.Linear stores one whose outputs are to lie in S."""
         rows = self.rows(weight.dtype)

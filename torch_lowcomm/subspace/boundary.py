@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace.anchor import Anchor
-from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.grassmann import GradientSum
 
 
@@ -99,20 +99,22 @@ def _options(anchor: Anchor, ids: Tensor, rows: Tensor, start: int) -> dict[str,
 
 class _Encode(torch.autograd.Function):
     @staticmethod
+    @without_autocast
     def forward(ctx: Any, x: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.dtype = x.dtype
         return _C.subspace_encode(x, ids, rows, **_options(anchor, ids, rows, start))
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        with torch.autocast(rows.device.type, enabled=False):
-            return (gradient.to(rows.dtype) @ rows).to(ctx.dtype), None, None, None, None
+        return (gradient.to(rows.dtype) @ rows).to(ctx.dtype), None, None, None, None
 
 
 class _Decode(torch.autograd.Function):
     @staticmethod
+    @without_autocast
     def forward(
         ctx: Any, c: Tensor, ids: Tensor, rows: Tensor, anchor: Anchor, start: int, dtype: torch.dtype
     ) -> Tensor:
@@ -121,7 +123,7 @@ class _Decode(torch.autograd.Function):
         return _C.subspace_decode(c, ids, rows, **_options(anchor, ids, rows, start), dtype=dtype)
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        with torch.autocast(rows.device.type, enabled=False):
-            return (gradient.to(rows.dtype) @ rows.t()).to(ctx.dtype), None, None, None, None, None
+        return (gradient.to(rows.dtype) @ rows.t()).to(ctx.dtype), None, None, None, None, None

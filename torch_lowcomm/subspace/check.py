@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torch_lowcomm.subspace import probe
-from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.order import left_out, out_of_order
 from torch_lowcomm.subspace.parts import EMBEDDING, Parts
@@ -18,6 +18,7 @@ _LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _HALF = (torch.float16, torch.bfloat16)
 
 
+@without_autocast
 def check(model: nn.Module) -> list[Finding]:
     """Everything in a constrained model, or in a stage of it, that keeps its boundaries from being exact.
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.anchor import Anchor
-from torch_lowcomm.subspace.basis import Basis
+from torch_lowcomm.subspace.basis import Basis, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
@@ -54,6 +54,7 @@ class Report:
         )
 
 
+@without_autocast
 def constrain(
     decoder: nn.Module,
     rank: int = 64,

@@ -13,7 +13,7 @@ from torch import nn
 from torch_lowcomm._adam_groups import rules_of
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.subspace import basis_change
-from torch_lowcomm.subspace.basis import checksum_of
+from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
 from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
 
@@ -104,6 +104,7 @@ class SubspaceAdamW(SubspaceOptimizer):
 
     # ---- a step ----
 
+    @without_autocast
     @torch.no_grad()
     def clip_grad_norm(
         self, max_norm: float, *, stages: dist.ProcessGroup | None = None, error_if_nonfinite: bool = False
@@ -173,6 +174,7 @@ class SubspaceAdamW(SubspaceOptimizer):
             raise
         return result
 
+    @without_autocast
     def _step(self) -> None:
         self._expect_usable()
         if self._is_spoilt():
@@ -242,6 +244,7 @@ class SubspaceAdamW(SubspaceOptimizer):
 
     # ---- checks ----
 
+    @without_autocast
     def distances(self) -> dict[str, float]:
         """By name of each constrained weight: ‖W − U·UᵀW‖ / ‖W‖, its part outside S. Collective where weights are sharded."""
         self._expect_version()

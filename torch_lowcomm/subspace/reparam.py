@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.basis import without_autocast
 from torch_lowcomm.subspace.weights import AXES, constrained_weights, sum_slices, wide
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class _LinearOfCoordinates(_Coordinates):
 class _EmbeddingOfCoordinates(_Coordinates):
     """T_S[t] = Z[t]·Uᵀ, in addition to the fixed part where there is one."""
 
+    @without_autocast  # as of a table of rows
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         vectors = self._vectors()
         trained = functional.embedding(ids, self.coordinates, getattr(self, "padding_idx", None)) @ vectors
@@ -51,6 +53,7 @@ class _EmbeddingOfCoordinates(_Coordinates):
         return trained if anchor is None else trained + anchor(ids, trained.dtype)
 
 
+@without_autocast
 def reparam(module: nn.Module) -> nn.Module:
     """Puts coordinates in the place of constrained weights, W = U·Z, in a module: Z is what an optimizer trains.
 
@@ -96,6 +99,7 @@ def reparam(module: nn.Module) -> nn.Module:
     return module
 
 
+@without_autocast
 @torch.no_grad()
 def project_gradients(module: nn.Module) -> None:
     """Projects the gradients of constrained weights onto S, in place: G ← U·UᵀG.
