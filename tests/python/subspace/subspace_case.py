@@ -63,6 +63,29 @@ def cuts(model, count, **options):
     return [lc.subspace.cut(model, index, count, **options) for index in range(count)]
 
 
+def logits(model, ids):
+    """Of a GPT, or a model of `transformers`, in one piece."""
+    if hasattr(model, "config"):
+        return model(input_ids=ids, use_cache=False).logits
+    x = model.embed(ids)
+    for block in model.blocks:
+        x = block(x)
+    return model.head(model.norm(x))
+
+
+@torch.no_grad()
+def by_hand(model, ids, new, temperature=0.0, seed=0):
+    """The whole decoder on all positions for each token: no cache, no cut."""
+    draws = torch.Generator().manual_seed(seed)
+    for _ in range(new):
+        last = logits(model, ids)[:, -1]
+        chosen = last.argmax(-1, keepdim=True)
+        if temperature:
+            chosen = torch.multinomial(torch.softmax(last / temperature, -1), 1, generator=draws)
+        ids = torch.cat((ids, chosen), dim=1)
+    return ids
+
+
 def gradients(model):
     """Each parameter's gradient, those of constrained weights as their parts in the subspace."""
     found = {}

@@ -16,28 +16,6 @@ GREEDY, SAMPLED = {}, {"temperature": 0.8, "seed": 3}
 WAYS = {"greedy": GREEDY, "sampled": SAMPLED}
 
 
-def _logits(model, ids):
-    if hasattr(model, "config"):
-        return model(input_ids=ids, use_cache=False).logits
-    x = model.embed(ids)
-    for block in model.blocks:
-        x = block(x)
-    return model.head(model.norm(x))
-
-
-@torch.no_grad()
-def _by_hand(model, ids, new, temperature=0.0, seed=0):
-    """The whole decoder on all positions for each token: no cache, no cut."""
-    draws = torch.Generator().manual_seed(seed)
-    for _ in range(new):
-        logits = _logits(model, ids)[:, -1]
-        chosen = logits.argmax(-1, keepdim=True)
-        if temperature:
-            chosen = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=draws)
-        ids = torch.cat((ids, chosen), dim=1)
-    return ids
-
-
 def _model(kind):
     return lc.subspace.constrain(case.gpt() if kind == "gpt" else case.family(kind), case.RANK)
 
@@ -46,7 +24,7 @@ def _model(kind):
 def test_one_process(way):
     model, ids = _model("gpt"), case.ids()
     tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW, **WAYS[way])
-    assert torch.equal(tokens, _by_hand(model, ids, NEW, **WAYS[way]))
+    assert torch.equal(tokens, case.by_hand(model, ids, NEW, **WAYS[way]))
     assert torch.equal(tokens[:, : case.TIME], ids) and len(tokens.unique()) > 5
     assert model.training
 
@@ -57,7 +35,7 @@ def test_one_process_of_a_family(kind, way):
     pytest.importorskip("transformers", reason="no package transformers")
     model, ids = _model(kind), case.ids(96)
     tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW, **WAYS[way])
-    assert torch.equal(tokens, _by_hand(model, ids, NEW, **WAYS[way]))
+    assert torch.equal(tokens, case.by_hand(model, ids, NEW, **WAYS[way]))
 
 
 def test_sliding_windows():
@@ -65,7 +43,7 @@ def test_sliding_windows():
     options = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}
     model, ids = lc.subspace.constrain(case.family("Qwen2", **options), case.RANK), case.ids(96)
     tokens = lc.subspace.generate(lc.subspace.cut(model, 0, 1), ids, max_new_tokens=NEW)
-    assert torch.equal(tokens, _by_hand(model, ids, NEW))
+    assert torch.equal(tokens, case.by_hand(model, ids, NEW))
 
 
 def test_draws_follow_the_seed():
@@ -83,7 +61,7 @@ def _stages(r):
     for i, options in enumerate((GREEDY, SAMPLED)):
         prompts = ids[: case.BATCH - i, : case.TIME - i]  # other shapes on the same edges
         tokens = lc.subspace.generate(stage, prompts, max_new_tokens=NEW, **options)
-        assert torch.equal(tokens, _by_hand(model, prompts, NEW, **options))
+        assert torch.equal(tokens, case.by_hand(model, prompts, NEW, **options))
         if i == 0:
             _count(r)
     dist.destroy_process_group()
@@ -120,7 +98,7 @@ def test_caches_of_stages(kind):
     model, ids, start = _model(kind), case.ids(96, time=16), 0
     stages = case.cuts(model, 3)
     caches = [new_cache(stage.subspace_parts, stage) for stage in stages]
-    whole = _logits(model, ids)
+    whole = case.logits(model, ids)
     for time in (10, 1, 1, 3, 1):
         part = x = ids[:, start : start + time]
         for stage, cache in zip(stages, caches, strict=True):
@@ -136,7 +114,7 @@ def _long(r):
     model = lc.subspace.constrain(GPT(Config(width=16, layers=2, heads=2, context=300)), 4)
     ids = case.ids(batch=2, time=4)
     tokens = lc.subspace.generate(lc.subspace.cut(model, r.rank, r.size), ids, max_new_tokens=280)
-    assert torch.equal(tokens, _by_hand(model, ids, 280))
+    assert torch.equal(tokens, case.by_hand(model, ids, 280))
     dist.destroy_process_group()
 
 
