@@ -93,10 +93,17 @@ def _tied(parts: Parts, root: nn.Module) -> list[Finding]:
     constrained = [f"{name}.weight" for name, _, _ in parts.projections(root)]
     if has_embedding(parts, root) and getattr(root.get_submodule(parts.embedding), "subspace_role", "") == EMBEDDING:
         constrained.append(f"{parts.embedding}.weight")
+    modules = dict(root.named_modules(remove_duplicate=False))
+
+    def is_alias(name: str, other: str) -> bool:
+        """Whether both are one module, which its block has under two names."""
+        here, there = (modules[full.rpartition(".")[0]] for full in (name, other))
+        return here is there and parts.place_of(name) == parts.place_of(other) and other not in constrained
+
     found = []
     for name in constrained:
         # In the place of a weight that is not there are its coordinates (lc.subspace.reparam).
-        others = [other for other in names[ids.get(name)] if other != name]
+        others = [other for other in names[ids.get(name)] if other != name and not is_alias(name, other)]
         if others:
             found.append(Finding(name, f"tied to {', '.join(others)}, which the constraint does not hold for"))
     return found

@@ -50,3 +50,56 @@ def test_a_sum_that_leaves_the_subspace_in_training(what):
     assert "blocks.0" not in str(error.value) and torch.equal(model.blocks[1].trained, trained)
     model.blocks[1].add = lambda x, y, g: x + g.mean() * y  # any factor of what is added is in the subspace
     assert lc.subspace.check(lc.subspace.constrain(model, case.RANK)) == []
+
+
+def _alias(block):
+    block.output = block.attention.out
+
+
+def _alias_of_the_other(block):
+    block.attention.out = block.down = nn.Linear(case.WIDTH, case.WIDTH, bias=False, dtype=torch.float64)
+    block.up = nn.Linear(case.WIDTH, case.WIDTH, bias=False, dtype=torch.float64)
+
+
+def _weight_of_another_module(block):
+    block.other = nn.Linear(case.WIDTH, case.WIDTH, bias=False)
+    block.other.weight = block.attention.out.weight
+
+
+@pytest.mark.parametrize("change", [lambda model: model, lc.subspace.reparam], ids=["weights", "coordinates"])
+def test_a_projection_under_two_names_of_its_block(change):
+    """It is one module and not tied: constrained, trained, saved and loaded as under one."""
+    model, ids = case.gpt(), case.ids()
+    _alias(model.blocks[1])
+    model = change(lc.subspace.constrain(model, case.RANK))
+    assert lc.subspace.check(model) == []
+    plain = change(case.constrained())
+    for decoder in (model, plain):
+        optimizer = lc.SubspaceAdamW(decoder, lr=1e-2)
+        for _ in range(2):
+            decoder(ids, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(model(ids, ids), plain(ids, ids))
+    merged = lc.subspace.merge_states([stage.state_dict() for stage in case.cuts(model, 2)])
+    other = case.gpt()
+    _alias(other.blocks[1])
+    other = change(lc.subspace.constrain(other, case.RANK))
+    for stage in case.cuts(other, 3):
+        stage.load_state_dict(merged)
+    assert torch.equal(other(ids, ids), model(ids, ids))
+
+
+TIED = {
+    "both projections": (_alias_of_the_other, r"blocks.1.attention.out.weight: tied to blocks.1.down.weight"),
+    "another module": (_weight_of_another_module, r"blocks.1.attention.out.weight: tied to blocks.1.other.weight"),
+}
+
+
+@pytest.mark.parametrize("what", TIED)
+def test_a_weight_of_two_modules_is_tied(what):
+    tie, message = TIED[what]
+    model = case.gpt()
+    tie(model.blocks[1])
+    with pytest.raises(ValueError, match=message):
+        lc.subspace.constrain(model, case.RANK)
