@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
@@ -16,6 +17,8 @@ from torch_lowcomm.subspace import basis_change
 from torch_lowcomm.subspace.basis import checksum_of, without_autocast
 from torch_lowcomm.subspace.optimizer_parameters import SubspaceOptimizer
 from torch_lowcomm.subspace.weights import distances, expect_in_subspace, shards, sum_numbers, sum_slices
+
+logger = logging.getLogger(__name__)
 
 _VARIANTS = ("rows", "project_all")
 
@@ -98,7 +101,7 @@ class SubspaceAdamW(SubspaceOptimizer):
             raise TypeError(f"SubspaceAdamW: check_every: expected an integer, got {check_every!r}")
         if check_every < 0:
             raise ValueError(f"SubspaceAdamW: check_every: expected 0 or more, got {check_every}")
-        self._check_every, self._steps = check_every, 0
+        self._check_every, self._steps, self._told = check_every, 0, False
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, variant, module)
         expect_in_subspace([w for w in self._weights() if w is not None], self.distances())
 
@@ -117,7 +120,7 @@ class SubspaceAdamW(SubspaceOptimizer):
         Args:
             max_norm: The largest norm.
             stages: The ranks that hold the pipeline's stages, a rank each (of a mesh: one column of it). All of them call it.
-                None: this optimizer has the whole model.
+                None: this optimizer has the whole model; of some stages alone it is the norm of those, which is logged.
             error_if_nonfinite: Whether a norm that is not finite is an error, on all ranks.
 
         Returns:
@@ -129,6 +132,8 @@ class SubspaceAdamW(SubspaceOptimizer):
         if not float(max_norm) >= 0:
             raise ValueError(f"SubspaceAdamW: clip_grad_norm: max_norm: expected 0 or more, got {max_norm}")
         self._expect_usable()
+        if stages is None:
+            self._tell_of_other_stages()
         self._clip = self._norm = None
         gradients = self._project()
         squares = self._core.squares(gradients)
@@ -146,6 +151,19 @@ class SubspaceAdamW(SubspaceOptimizer):
             )
         self._clip = min(1.0, float(max_norm) / (norm + 1e-6)) if norm == norm else norm
         return self._norm
+
+    def _tell_of_other_stages(self) -> None:
+        """Warns once where stages would clip by norms of their own, and train otherwise than one process."""
+        here = {stage.index for stage in self._stages}
+        if self._told or not here or len(here) == self._stages[0].count:
+            return
+        self._told = True
+        logger.warning(
+            "SubspaceAdamW: clip_grad_norm: expected stages=, the group of all %d stages, got None: the norm is that of stage %s "
+            "alone, and stages clip by different ones",
+            self._stages[0].count,
+            " and ".join(map(str, sorted(here))),
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch_lowcomm import _C
 from torch_lowcomm._adam_groups import expect_in_range, expect_usable
 from torch_lowcomm.diloco.parameters import local
+from torch_lowcomm.subspace.stage import StageModule
 from torch_lowcomm.subspace.weights import ConstrainedWeight, constrained_weights, one_basis, shards
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         self._known: dict[int, str] = {}
         self._constrained: dict[int, ConstrainedWeight] = {}
         self._trained: list[torch.Tensor] = []
+        self._stages: list[StageModule] = []
         self._basis: Basis | None = None
         self._vectors: torch.Tensor | None = None  # U of the basis, of a version and checksum
         self._vectors_version = self._vectors_checksum = 0
@@ -81,6 +83,7 @@ class SubspaceOptimizer(torch.optim.Optimizer):
         """Takes down the names and roles of a module's parameters."""
         weights = constrained_weights(module)
         basis = one_basis([*self._constrained.values(), *weights])
+        self._stages += [part for part in module.modules() if isinstance(part, StageModule)]
         self._known |= {id(p): name for name, p in module.named_parameters()}
         self._constrained |= {id(w.parameter): w for w in weights}
         if basis is not None and self._basis is None:

@@ -1,5 +1,7 @@
 """Training with the wire and without it: the same weights and losses, through clipping and steps of the subspace."""
 
+import logging
+
 import pytest
 import stages_case
 import subspace_case as case
@@ -95,6 +97,21 @@ def test_four_processes_train_as_one(quad, name, layers):
 
 def test_four_processes_train_as_one_in_float32(quad):
     quad(_train, "1F1B", 4, torch.float32, 0, 1e-3, 1e-4, timeout=240)
+
+
+def test_a_norm_of_one_stage_is_told(caplog):
+    """Without the group of all stages each one clips by a norm of its own; a rank that has them all does not."""
+    stages, ids = case.cuts(case.constrained(torch.float32), 2), case.ids()
+    case.chain(stages, ids).square().mean().backward()
+    one, all_of_them = lc.SubspaceAdamW(stages[1]), lc.SubspaceAdamW(nn.ModuleList(stages))
+    with caplog.at_level(logging.WARNING, logger="torch_lowcomm.subspace"):
+        for _ in range(2):
+            all_of_them.clip_grad_norm(1.0)
+            assert caplog.messages == []
+        for _ in range(2):
+            one.clip_grad_norm(1.0)
+    (told,) = caplog.messages
+    assert "expected stages=, the group of all 2 stages, got None: the norm is that of stage 1 alone" in told
 
 
 def test_a_step_of_the_subspace_keeps_exactness(quad):
