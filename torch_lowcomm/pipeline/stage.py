@@ -77,8 +77,8 @@ class Stage(PipelineStage):
         """
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         forward, backward, first = codecs(preset, forward, backward, first)
-        if forward is None and backward is None:
-            forward = backward = getattr(unwrapped(submodule), "message_codec", None)
+        of_module = getattr(unwrapped(submodule), "message_codec", None)
+        forward, backward = (of_module if codec is None else codec for codec in (forward, backward))
         if cache is not None and forward in (None, "none"):
             raise ValueError(f"forward: expected a codec of changes with a cache, got {forward}")
         if num_stages > BOUNDARIES + 1:

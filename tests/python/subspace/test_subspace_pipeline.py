@@ -142,6 +142,25 @@ def test_a_stage_in_ddp(pair):
     pair(_wrapped)
 
 
+def _one_way(r, given):
+    r.init("lowcomm")
+    model = lc.subspace.constrain(case.gpt(torch.float32), case.RANK)
+    part = lc.subspace.cut(model, r.rank, r.size, coefficients="minmax8:bucket=64")
+    stage = lc.pipeline.Stage(part, r.rank, r.size, torch.device("cpu"), **given)
+    x, y = _batch()
+    lc.pipeline.step(lc.pipeline.Schedule1F1B(stage, MICRO, loss_fn=loss), x, target=y, ids=x)
+    way = ("forward", "backward")[r.rank]
+    exact = lc.stats()[dist.group.WORLD.group_name][f"send {way} boundary 0"]["exact_calls"]
+    assert exact == (MICRO if given.get(way) == "none" else 0)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("given", [{"forward": "gauss4"}, {"backward": "gauss4"}, {"backward": "none"}], ids=str)
+def test_coefficients_of_a_cut_are_for_what_the_stage_is_not_given(pair, given):
+    """The other way keeps the cut's codec; "none" is exact."""
+    pair(_one_way, given)
+
+
 def test_states_of_two_cuts():
     """A checkpoint of four stages is one of two."""
     model = case.constrained()
