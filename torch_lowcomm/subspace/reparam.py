@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,10 @@ class _Coordinates(nn.Module):
 
     subspace_basis: Basis
     subspace_role: str
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Its class has no name by which pickle could find it."""
+        return _blank, type(self).__bases__, self.__getstate__()
 
     @property
     def weight(self) -> torch.Tensor:
@@ -51,6 +56,18 @@ class _EmbeddingOfCoordinates(_Coordinates):
         trained = functional.embedding(ids, self.coordinates, getattr(self, "padding_idx", None)) @ vectors
         anchor = getattr(self, "anchor", None)
         return trained if anchor is None else trained + anchor(ids, trained.dtype)
+
+
+@functools.cache
+def _class_of(kind: type[nn.Module], base: type[nn.Module]) -> type[nn.Module]:
+    """A module's class still, with a forward pass and a `weight` of its own."""
+    return type(f"{base.__name__}OfCoordinates", (kind, base), {})
+
+
+def _blank(kind: type[nn.Module], base: type[nn.Module]) -> nn.Module:
+    """A module for a pickled state."""
+    made = _class_of(kind, base)
+    return made.__new__(made)
 
 
 @without_autocast
@@ -94,8 +111,7 @@ def reparam(module: nn.Module) -> nn.Module:
         coordinates = weight.coordinates(wide(whole), weight.basis.vectors).to(whole.dtype)
         part.register_parameter("coordinates", nn.Parameter(coordinates, requires_grad))
         kind = _EmbeddingOfCoordinates if weight.role == "embedding" else _LinearOfCoordinates
-        # Of the same class still, with a forward pass and a `weight` of its own.
-        part.__class__ = type(f"{type(part).__name__}OfCoordinates", (kind, type(part)), {})
+        part.__class__ = _class_of(kind, type(part))
     return module
 
 

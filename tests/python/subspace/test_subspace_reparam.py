@@ -81,7 +81,7 @@ def test_coordinates_are_the_parameters():
     for name in ("blocks.0.down.weight", "blocks.1.out.weight"):
         off = values[name] - small.projected(values[name], small.vectors(), False)
         assert off.norm() < 1e-6 * values[name].norm()
-    assert isinstance(model.blocks[0].down, torch.nn.Linear) and isinstance(model.embedding, small.Embedding)
+    assert isinstance(model.blocks[0].down, torch.torch.nn.Linear) and isinstance(model.embedding, small.Embedding)
 
 
 @pytest.mark.parametrize("variant", ["rows", "project_all"])
@@ -131,6 +131,24 @@ def test_a_constrained_decoder_and_its_stages():
         optimizer.step()
         net.zero_grad()
     assert case.apart(other(x, x), model(x, x)) < 1e-12 and case.apart(model(x, x), case.constrained()(x, x)) > 1e-4
+
+
+@pytest.mark.parametrize("change", [lambda model: model, lc.subspace.reparam], ids=["weights", "coordinates"])
+def test_a_module_is_pickled_and_copied_whole(change, tmp_path):
+    model, ids = change(case.constrained()), case.ids()
+    torch.save(model, tmp_path / "model")
+    loaded = torch.load(tmp_path / "model", weights_only=False)
+    for make in (lambda: loaded, lambda: copy.deepcopy(model)):
+        other = make()
+        assert isinstance(other.blocks[0].down, torch.nn.Linear) and repr(other) == repr(model)
+        assert other.blocks[0].down.subspace_basis is other.subspace_basis is not model.subspace_basis
+        assert lc.subspace.check(other) == [] and torch.equal(other(ids, ids), model(ids, ids))
+        for decoder in (other, model):
+            optimizer = lc.SubspaceAdamW(decoder, lr=1e-2)
+            decoder(ids, ids).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(other(ids, ids), model(ids, ids))
 
 
 def test_projected_gradients():
