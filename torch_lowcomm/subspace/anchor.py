@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+from torch_lowcomm.subspace.basis import expect_seed
 
 _MOST_TOKENS = 2**31
 
@@ -47,13 +48,13 @@ class Anchor(nn.Module):
             positions: float [context, width], added to the row by a token's place in its sequence; a frozen table.
 
         Raises:
+            TypeError: The seed is no integer.
             ValueError: An option is out of its range, or positions have another width.
         """
         super().__init__()
         if not 0 < vocabulary <= _MOST_TOKENS:
             raise ValueError(f"subspace: vocabulary: expected 1...{_MOST_TOKENS}, got {vocabulary}")
-        if seed < 0:
-            raise ValueError(f"subspace: seed: expected 0 or more, got {seed}")
+        expect_seed(seed)
         if not 0 <= sigma < float("inf"):
             raise ValueError(f"subspace: sigma: expected a finite number of 0 or more, got {sigma}")
         if fixed not in ("signs", "gaussian"):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +16,19 @@ from torch_lowcomm import _C
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+
+
+def expect_integer(name: str, value: object) -> None:
+    """Raises TypeError where a caller's number is no integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"subspace: {name}: expected an integer, got {value!r}")
+
+
+def expect_seed(seed: object) -> None:
+    """Raises TypeError or ValueError where a seed is no integer of 64 bits."""
+    expect_integer("seed", seed)
+    if not 0 <= seed < 2**64:  # type: ignore[operator]
+        raise ValueError(f"subspace: seed: expected 0 or more, below 2^64, got {seed}")
 
 
 def without_autocast(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -53,11 +67,12 @@ class Basis(nn.Module):
             seed: Of the Gaussian numbers that are orthonormalised.
 
         Raises:
-            ValueError: rank is not in 1...width, or seed is negative.
+            TypeError: rank or seed is no integer.
+            ValueError: rank is not in 1...width, or seed not in 0...2^64 - 1.
         """
         super().__init__()
-        if seed < 0:
-            raise ValueError(f"subspace: seed: expected 0 or more, got {seed}")
+        expect_integer("rank", rank)
+        expect_seed(seed)
         self.width, self.rank, self.seed, self.version = width, rank, seed, 0
         self.register_buffer("vectors", _C.subspace_basis(rank, width, seed))
         self._forget()

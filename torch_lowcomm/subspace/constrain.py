@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_lowcomm.subspace import probe
 from torch_lowcomm.subspace.anchor import Anchor
-from torch_lowcomm.subspace.basis import Basis, without_autocast
+from torch_lowcomm.subspace.basis import Basis, expect_integer, without_autocast
 from torch_lowcomm.subspace.check import check, structure
 from torch_lowcomm.subspace.embedding import Embedding
 from torch_lowcomm.subspace.families import parts_of
@@ -107,6 +107,7 @@ def constrain(
         and `subspace_basis`.
 
     Raises:
+        TypeError: The rank or the seed is no integer.
         ValueError: A part is not found, the rank is none of 1...width, the weights are trained, or something would break
             exactness: everything that `check` finds is named. The decoder is as it was.
     """
@@ -125,6 +126,7 @@ def constrain(
         raise ValueError("constrain: expected a decoder that is not constrained, got one that is")
     table = decoder.get_submodule(parts.embedding).weight
     vocabulary, width = table.shape
+    expect_integer("rank", rank)
     if not 1 <= rank <= width:
         raise ValueError(f"rank: expected one of 1...{width}, the width, got {rank}")
     trained = _checkpoint(decoder) if pretrained is None else "pretrained=True" if pretrained else ""

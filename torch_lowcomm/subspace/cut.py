@@ -9,6 +9,7 @@ from torch import nn
 
 from torch_lowcomm import _C
 from torch_lowcomm.subspace import probe
+from torch_lowcomm.subspace.basis import expect_integer
 from torch_lowcomm.subspace.check import between, constrained_parts, head, shared_names
 from torch_lowcomm.subspace.exact import Boundary, Exact
 from torch_lowcomm.subspace.families import parts_of
@@ -48,11 +49,20 @@ def cut(
         A module that shares its parts with the model; see `StageModule.forward`.
 
     Raises:
-        TypeError: The model is not constrained, and the boundary is the exact one.
+        TypeError: The model is not constrained, and the boundary is the exact one; it is a stage already; or an argument has
+            another type.
         ValueError: There is no such stage, `blocks` are not one number above 0 a stage that add up to the model's, a codec is
             unknown, two stages would train one parameter, or a free decoder computes something else than its parts do, one after
             the other.
     """
+    if isinstance(model, StageModule):
+        raise TypeError(f"cut: expected a whole decoder, got {model.name}")
+    if not isinstance(coefficients, str):
+        raise TypeError(f"coefficients: expected 'fp32', 'bf16' or a codec, got {coefficients!r}")
+    if boundary is not None and not (hasattr(boundary, "encoder") and hasattr(boundary, "decoder")):
+        raise TypeError(f"boundary: expected Projection, Bottleneck or None, got {boundary!r}")
+    for name, number in (("index", index), ("count", count), *(("blocks", size) for size in blocks or ())):
+        expect_integer(name, number)
     if boundary is None:
         parts, _ = constrained_parts(model)
     else:

@@ -178,7 +178,7 @@ def test_a_basis_stays_exact_in_a_converted_model_and_is_saved_with_it():
     [
         (lambda: Basis(8, 0), "rank: expected 1...8, the width, got 0"),
         (lambda: Basis(8, 9), "rank: expected 1...8, the width, got 9"),
-        (lambda: Basis(8, 2, seed=-1), "seed: expected 0 or more, got -1"),
+        (lambda: Basis(8, 2, seed=-1), "seed: expected 0 or more, below 2^64, got -1"),
         (lambda: Basis(8, 2).change(torch.ones(2, 8, dtype=torch.float64)), "expected orthonormal rows"),
         (lambda: Basis(8, 2).change(torch.eye(8, dtype=torch.float64)[:3]), "expected float64 (2, 8)"),
         (lambda: Anchor(0, 8), "vocabulary: expected 1...2147483648, got 0"),

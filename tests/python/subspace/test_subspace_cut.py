@@ -252,6 +252,36 @@ def test_what_cut_refuses(what):
         lc.subspace.cut(case.constrained(), *args, **options)
 
 
+TYPES = {
+    "a stage": (lambda model: lc.subspace.cut(lc.subspace.cut(model, 1, 2), 0, 2), "a whole decoder, got stage 1 of 2"),
+    "coefficients": (
+        lambda model: lc.subspace.cut(model, 0, 2, coefficients=None),
+        "coefficients: expected 'fp32', 'bf16' or a codec, got None",
+    ),
+    "boundary": (lambda model: lc.subspace.cut(model, 0, 2, boundary="x"), "boundary: expected Projection, .* got 'x'"),
+    "index": (lambda model: lc.subspace.cut(model, 0.0, 2), "index: expected an integer, got 0.0"),
+    "blocks": (lambda model: lc.subspace.cut(model, 0, 2, blocks=[2.0, 2]), "blocks: expected an integer, got 2.0"),
+    "rank": (lambda _: lc.subspace.constrain(case.gpt(), 8.0), "rank: expected an integer, got 8.0"),
+    "seed": (lambda _: lc.subspace.constrain(case.gpt(), 8, seed=None), "seed: expected an integer, got None"),
+    "seed of a boundary": (
+        lambda model: lc.subspace.cut(model, 0, 2, boundary=lc.subspace.Projection(4, seed=1.5)),
+        "seed: expected an integer, got 1.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TYPES)
+def test_arguments_of_another_type(what):
+    call, message = TYPES[what]
+    with pytest.raises(TypeError, match=message):
+        call(case.constrained())
+
+
+def test_a_seed_of_more_than_64_bits():
+    with pytest.raises(ValueError, match="seed: expected 0 or more, below 2.64, got 18446744073709551616"):
+        lc.subspace.constrain(case.gpt(), 8, seed=2**64)
+
+
 def test_a_free_decoder_has_no_exact_boundary():
     with pytest.raises(TypeError, match="expected a model that lc.subspace.constrain has returned, got GPT"):
         lc.subspace.cut(case.gpt(), 0, 2)
