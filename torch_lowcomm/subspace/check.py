@@ -23,10 +23,11 @@ def check(model: nn.Module) -> list[Finding]:
     """Everything in a constrained model, or in a stage of it, that keeps its boundaries from being exact.
 
     Looked at are: weights that are tied, or have left the subspace; biases of the two projections; dropout, norms and gains
-    behind them (each block runs once on four made-up positions, and is left as it was); tables of positions that are trained;
-    what stands between the embedding and the first block; whether a whole decoder is its embedding, blocks, norm and head, one
-    after the other (it runs once on eight made-up tokens); a residual stream in half precision. Blocks whose parameters are
-    sharded or on the meta device do not run: check a model before.
+    behind them, and scales of the residual stream itself (each block runs once on four made-up positions, with its gains drawn,
+    and is left as it was); tables of positions that are trained; what stands between the embedding and the first block; whether a
+    whole decoder is its embedding, blocks, norm and head, one after the other (it runs once on eight made-up tokens; where it
+    cannot, a warning says so), and has no other trained parameter; a residual stream in half precision. Blocks whose parameters
+    are sharded or on the meta device do not run: check a model before. Autocast does not count: a stage tells of it.
 
     Args:
         model: What `constrain` returned, or a stage that `cut` made of it.
