@@ -68,7 +68,11 @@ def leaving(parts: Parts, root: nn.Module, basis: Basis, number: int, block: nn.
         behind: list[Finding] = []
         with _watch(basis, name, block, projections, behind, limit):
             x = torch.randn(1, _TIME, basis.width, device=weight.device, dtype=weight.dtype)
-            y = run_blocks(parts, root, x.clone(), only=[number])
+            try:
+                y = run_blocks(parts, root, x.clone(), only=[number])
+            except Exception as error:
+                reason = f"does not run as a stage calls it, on activations alone: {type(error).__name__}: {error}"
+                return [Finding(name, reason)]
     if behind:
         return behind
     x, y = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (x, y))

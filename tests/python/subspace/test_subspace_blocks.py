@@ -103,3 +103,25 @@ def test_a_weight_of_two_modules_is_tied(what):
     tie(model.blocks[1])
     with pytest.raises(ValueError, match=message):
         lc.subspace.constrain(model, case.RANK)
+
+
+class _Masked(nn.Module):
+    """A block that needs more than activations."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.attention, self.down, self.block = block.attention, block.down, block
+
+    def forward(self, x, mask):
+        return self.block(x) * mask
+
+
+def test_a_block_that_needs_another_argument_is_named():
+    model = case.gpt()
+    model.blocks[2] = _Masked(model.blocks[2])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"blocks.2: does not run as a stage calls it.*TypeError.*'mask'") as error:
+        lc.subspace.constrain(model, case.RANK)
+    assert "blocks.1" not in str(error.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
