@@ -97,7 +97,7 @@ def constrain(
         positions: See `Parts`.
         rotary: See `Parts`.
         fixed: "signs": the fixed part's elements are ±sigma, made where they are used. "gaussian": the paper's table.
-        sigma: Their size. None: the root mean square of the embedding's weight, to two digits.
+        sigma: Their size. None: the root mean square of the embedding's weight, to two digits, which is not 0.
         pretrained: Whether the weights are trained. None: they are where a config of `transformers` names a checkpoint.
         project_pretrained: Constrains trained weights too, and logs how much of each is lost.
         allow_half: Constrains a decoder whose residual stream is in half precision, whose boundaries are then not exact.
@@ -138,7 +138,12 @@ def constrain(
     basis = Basis(width, rank, seed=seed).to(table.device)
     _refuse(structure(parts, decoder, basis), allow_half=allow_half)
 
-    sigma = float(f"{float(table.detach().float().square().mean().sqrt()):.2g}") if sigma is None else sigma
+    if sigma is None:
+        sigma = float(f"{float(table.detach().float().square().mean().sqrt()):.2g}")
+        if sigma == 0:
+            raise ValueError(
+                f"sigma: expected a number where {parts.embedding}.weight is all zeros, got None: the fixed part would be too"
+            )
     anchor = Anchor(vocabulary, width, seed=seed, sigma=sigma, fixed=fixed).to(table.device)
     untied = decoder.get_submodule(parts.head).weight is table
     with _undone(decoder, parts):
@@ -149,8 +154,11 @@ def constrain(
         decoder.add_module("subspace_anchor", anchor)
         report = Report(parts, width, rank, len(parts.blocks_of(decoder)), sigma, lost, untied)
         decoder.subspace_parts, decoder.subspace_report = parts, report
-        _refuse(check(decoder), allow_half=allow_half)
+        found = check(decoder)
+        _refuse(found, allow_half=allow_half)
     logger.info("constrain: %s", report)
+    for finding in found:
+        logger.warning("constrain: not exact: %s", finding)
     for name, share in lost.items():
         logger.log(logging.WARNING if trained else logging.DEBUG, "constrain: %s loses %.3g of its norm", name, share)
     return decoder
@@ -189,14 +197,11 @@ def _checkpoint(decoder: nn.Module) -> str:
 
 
 def _refuse(findings: Sequence[Finding], *, allow_half: bool) -> None:
-    half = [finding for finding in findings if finding.half]
     others = [finding for finding in findings if not finding.half or not allow_half]
     if others:
         raise ValueError(
             "constrain: the boundaries would not be exact:\n" + "\n".join(f"  {finding}" for finding in others)
         )
-    for finding in half:
-        logger.warning("constrain: not exact: %s", finding)
 
 
 def _replace_embedding(decoder: nn.Module, parts: Parts, basis: Basis, anchor: Anchor) -> dict[str, float]:

@@ -137,15 +137,24 @@ class Grassmann:
                 the ranks of all: their sums are added.
 
         Raises:
+            TypeError: The optimizer cannot change its weights to another basis.
             ValueError: `every` or `rate` is out of its range, or the stages have no basis or no exact boundary.
         """
+        if not hasattr(optimizer, "change_basis"):
+            raise TypeError(
+                f"subspace: Grassmann: expected an optimizer with change_basis, lc.SubspaceAdamW, got {type(optimizer).__name__}"
+            )
         if every < 1:
             raise ValueError(f"subspace: every: expected 1 or more, got {every}")
         if not 0 < rate < float("inf"):
             raise ValueError(f"subspace: rate: expected a finite number above 0, got {rate}")
         stages = list(stages)
         modules = [unwrapped(getattr(stage, "submod", stage)) for stage in stages]
-        found = [m.subspace_basis for m in modules if isinstance(getattr(m, "subspace_basis", None), Basis)]
+        found = [
+            m.subspace_basis
+            for m in modules
+            if hasattr(m, "block_numbers") and isinstance(getattr(m, "subspace_basis", None), Basis)
+        ]
         if len(found) != len(modules) or not found:
             raise ValueError("subspace: Grassmann: expected stages that lc.subspace.cut made of a constrained decoder")
         self._bases = list({id(basis): basis for basis in found}.values())

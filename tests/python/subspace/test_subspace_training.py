@@ -180,3 +180,19 @@ def test_frozen_weights_follow_a_turned_subspace():
     assert not lc.subspace.check(model)
     assert max(optimizer.distances().values()) < 1e-12
     assert case.apart(case.chain(case.cuts(model, 3), ids), case.chain(case.cuts(model, 1), ids)) < 1e-12
+
+
+def test_what_a_step_of_the_subspace_refuses():
+    """When it is made, and not at the end of the first interval."""
+    model = case.constrained()
+    stages = case.cuts(model, 2)
+    optimizer = lc.SubspaceAdamW(nn.ModuleList(stages))
+    with pytest.raises(TypeError, match="expected an optimizer with change_basis, lc.SubspaceAdamW, got AdamW"):
+        lc.subspace.Grassmann(stages, torch.optim.AdamW(model.parameters()))
+    for wrong in ([model], [], case.cuts(case.gpt(), 2, boundary=lc.subspace.Projection(4))):
+        with pytest.raises(ValueError, match="Grassmann: expected stages that lc.subspace.cut made of a constrained"):
+            lc.subspace.Grassmann(wrong, optimizer)
+    with pytest.raises(ValueError, match="Grassmann: expected an exact boundary before the last of two stages"):
+        lc.subspace.Grassmann(case.cuts(model, 2, coefficients="bf16"), optimizer)
+    with pytest.raises(ValueError, match="every: expected 1 or more, got 0"):
+        lc.subspace.Grassmann(stages, optimizer, every=0)
