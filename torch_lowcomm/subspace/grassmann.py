@@ -159,7 +159,7 @@ class Grassmann:
             raise ValueError("subspace: Grassmann: expected stages that lc.subspace.cut made of a constrained decoder")
         self._bases = list({id(basis): basis for basis in found}.values())
         self._optimizer, self._every, self._rate, self._group = optimizer, every, rate, group
-        self._steps = 0
+        self._steps, self._compared = 0, False
         self._pending: tuple[int, Tensor] | None = None
         self._sum: GradientSum | None = None
         for stage, module in zip(stages, modules, strict=True):
@@ -183,17 +183,26 @@ class Grassmann:
             Whether the subspace was turned.
 
         Raises:
-            ValueError: No finite gradient has come to the last boundary, or their sum is not finite; on all ranks, and nothing
-                has changed but that the sum begins anew.
+            ValueError: No finite gradient has come to the last boundary, or their sum is not finite, or in the first step ranks
+                have other intervals; on all ranks, and nothing has changed but that the sum begins anew.
             torch.distributed.DistBackendError: A peer or the network failed. Once there is a group again, `resume`.
         """
         self._steps += 1
+        if not self._compared:
+            self._compare()
         if self._steps % self._every:
             return False
         self._exchange()
         self._confirm()
         self._commit()
         return True
+
+    def _compare(self) -> None:
+        """Refuses other intervals on other ranks, of which some would wait for a switch while others train on."""
+        found = self._gather(self._every)
+        if len(set(found)) > 1:
+            raise ValueError(f"subspace: Grassmann: every: expected the same on all ranks, got {found}")
+        self._compared = True
 
     def _exchange(self) -> None:
         """All ranks get the next basis from the one that made it."""
@@ -262,11 +271,12 @@ class Grassmann:
             The version.
 
         Raises:
-            ValueError: Ranks have counted other numbers of steps, or a rank's version is older than another's and it has no basis
-                to go on with: it was restarted from an older checkpoint. On all ranks.
+            ValueError: Ranks have other intervals or have counted other numbers of steps, or a rank's version is older than
+                another's and it has no basis to go on with: it was restarted from an older checkpoint. On all ranks.
             torch.distributed.DistBackendError: A peer or the network failed.
         """
         self._group = group
+        self._compare()
         steps = self._gather(self._steps)
         if len(set(steps)) > 1:
             raise ValueError(

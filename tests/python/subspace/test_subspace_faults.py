@@ -238,3 +238,18 @@ def _older(r):
 
 def test_an_older_checkpoint_is_named(pair):
     pair(_older)
+
+
+def _intervals(r):
+    """Before any rank waits for a switch that another one does not make."""
+    r.init("lowcomm", timeout_s=300)  # longer than the test's
+    _, (stage,) = pipelines.pipeline(r, "1F1B", 2, torch.float64)
+    subspace = lc.subspace.Grassmann([stage], _Optimizer(), every=2 + r.rank)
+    for call in (subspace.step, subspace.resume):
+        with pytest.raises(ValueError, match=r"every: expected the same on all ranks, got \[2, 3\]"):
+            call()
+    dist.destroy_process_group()
+
+
+def test_other_intervals_are_named(pair):
+    pair(_intervals)
