@@ -23,6 +23,11 @@ Machines that come and go, each a launcher of its own, meet at a store, which is
 
 Kill a machine and the other goes on where `--least` lets it; start it again and it takes the model, the momentum and the
 count of steps from the other. Each writes runs/diloco-<machine>.json at its end, or when Ctrl-C or SIGTERM ends it.
+
+A machine may be a site of several ranks, which shard the model by FSDP2 and come and go together:
+
+    torchrun --nproc-per-node 2 --master-port 29501 examples/train_diloco.py --store 127.0.0.1:29400 --site a --least 2 &
+    torchrun --nproc-per-node 2 --master-port 29502 examples/train_diloco.py --store 127.0.0.1:29400 --site b --least 2
 """
 
 from __future__ import annotations
@@ -48,6 +53,8 @@ import plot
 import torch
 import torch.distributed as dist
 from measure import means_over_ranks, reduced_bytes, sent_bytes
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
@@ -84,6 +91,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", help="host:port where machines meet, in place of torchrun")
     parser.add_argument("--machine", help="this one's id there")
+    parser.add_argument("--site", help="in place of --machine, of all ranks that one torchrun starts: their site's id")
     parser.add_argument("--serve", type=int, metavar="PORT", help="keep the store there, and do nothing else")
     parser.add_argument("--least", type=int, default=1, help="machines that there must be")
     parser.add_argument(
@@ -105,16 +113,19 @@ def parse() -> argparse.Namespace:
         args.device = device.choose(args.device)
         args.corpus = data.load(args.data, context=CONTEXT).to(args.device)
         if args.store is None:
-            if args.machine:
-                raise ValueError("--machine expects --store HOST:PORT, got none")
+            if args.machine or args.site:
+                raise ValueError(f"--{'machine' if args.machine else 'site'} expects --store HOST:PORT, got none")
             if "RANK" not in os.environ:
                 raise ValueError("expected to be started by torchrun --standalone --nproc-per-node 2, got no RANK")
         else:
             host, _, port = args.store.rpartition(":")
-            if not host or not port.isdigit() or not args.machine:
+            if not host or not port.isdigit() or not (args.machine or args.site):
                 raise ValueError(
                     f"--store expects HOST:PORT and --machine ID with it, got {args.store!r} and {args.machine!r}"
                 )
+            if args.site and (args.machine or "RANK" not in os.environ):
+                got = "--machine too" if args.machine else "no RANK"
+                raise ValueError(f"--site expects to be started by torchrun, and no --machine, got {got}")
             args.address = (host, int(port))
         args.runs = [args.only] if args.only else ["outer"] if args.store else ["exact", "outer"]
     except (ValueError, OSError) as error:
@@ -142,6 +153,11 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
     """Trains one model and measures it."""
     torch.manual_seed(args.seed)
     gpt = model.GPT().to(args.device)
+    if args.site:
+        mesh = init_device_mesh(torch.device(args.device).type, (dist.get_world_size(),))
+        for block in gpt.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(gpt, mesh=mesh)
     if run == "exact":
         trained, optimizer = DistributedDataParallel(gpt), torch.optim.AdamW(gpt.parameters(), lr=args.lr, fused=True)
         result = Result("exact, every step")
@@ -151,12 +167,13 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
             f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else "")
         )
         result.first_step = optimizer.steps  # of a machine that came late: the others'
-        if members is not None:
+        if members is not None and not args.site:  # ranks of a site would hear it at different steps
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: setattr(result, "ended", True))
     counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
-    progress = tqdm(initial=step, total=args.steps, desc=run, disable=rank != 0 and members is None, mininterval=1)
+    quiet = dist.is_initialized() and dist.get_rank() != 0
+    progress = tqdm(initial=step, total=args.steps, desc=run, disable=quiet, mininterval=1)
     while step < args.steps and not result.ended:
         loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
         loss.backward()
@@ -226,22 +243,31 @@ def table(results: list[Result]) -> str:
 
 
 def at_the_store(args: argparse.Namespace) -> None:
-    """One machine of those that come and go."""
+    """One machine of those that come and go, or a rank of such a site."""
+    name, place = args.machine or args.site, 0
+    if args.site:
+        dist.init_process_group("lowcomm", timeout=timedelta(seconds=args.timeout))
+        place = dist.get_rank()
     store = dist.TCPStore(*args.address, is_master=False, timeout=timedelta(seconds=args.timeout))
     members = lc.Membership(
         store,
-        args.machine,
+        name,
+        site=dist.group.WORLD if args.site else None,
         least=args.least,
         patience_s=args.timeout / 2,
         timeout=timedelta(seconds=args.timeout),
     )
-    text = zlib.crc32(args.machine.encode()) % 1000  # every machine reads other parts of it
+    text = zlib.crc32(name.encode()) % 1000 + 1000 * place  # every rank reads other parts of it
     result = train(args, "outer", text, members)
     members.leave()
-    file = args.json or Path(f"runs/diloco-{args.machine}.json")
+    if args.site:
+        dist.destroy_process_group()
+    if place != 0:
+        return
+    file = args.json or Path(f"runs/diloco-{name}.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(dataclasses.asdict(result)))
-    print(f"{args.machine}: {result.losses} losses of machines, perplexity {result.perplexity:.3f}; {file}")
+    print(f"{name}: {result.losses} losses of machines, perplexity {result.perplexity:.3f}; {file}")
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ WANTED = {
     "lines of benchmarks/README.md": (1, 250),
 }
 BOUNDS = WANTED | {
-    # Pipelines, withdrawals, slot files, QuantizedAdam and subspaces came after the goal was set.
-    "files of csrc": (1, 290),
+    # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces and sites of several ranks came after the goal was set.
+    "files of csrc": (1, 300),
     "lines of csrc": (1, 38_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)

@@ -80,10 +80,10 @@ class Machines:
         self.folder, self.all = folder, []
         self.file = str(EXAMPLES / f"{name}.py")
 
-    def start(self, *arguments):
+    def start(self, *arguments, launch=()):
         log = self.folder / f"out{len(self.all)}"
         environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, self.file, *arguments]
+        command = [sys.executable, *launch, self.file, *arguments]
         with log.open("w") as out:
             process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=out, env=environment)
         process.log = log

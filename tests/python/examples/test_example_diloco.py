@@ -69,6 +69,22 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
     assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
 
 
+@pytest.mark.slow
+def test_example_trains_two_sites_of_two_ranks(machines, tmp_path):
+    """README's lines: each site a torchrun of its own, which shards the model by FSDP2."""
+    server = machines.start("--serve", "0")
+    port = machines.until("store at port", server).split()[-1]
+    common = ["--store", f"127.0.0.1:{port}", "--batch", "2", "--sync-every", "4", "--steps", "16", "--least", "2"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    sites = [machines.start(*common, "--site", name, launch=launch) for name in "ab"]
+    for process in sites:
+        assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
+    first, second = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
+    assert first["machines"] == second["machines"] == [2] * 4
+    assert first["perplexity"] == second["perplexity"] < 200, "one model at the end"
+    assert first["loss"] != second["loss"], "on data of their own"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -76,6 +92,8 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
         (["--sync-every", "0"], "--sync-every expects a positive number, got 0"),
         (["--codec", "zip9"], "zip9"),
         (["--machine", "a"], "--machine expects --store HOST:PORT"),
+        (["--site", "a"], "--site expects --store HOST:PORT"),
+        (["--store", "h:1", "--site", "a"], "--site expects to be started by torchrun, and no --machine, got no RANK"),
         (
             ["--store", "here", "--machine", "a"],
             "--store expects HOST:PORT and --machine ID with it, got 'here' and 'a'",
