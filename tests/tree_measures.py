@@ -28,7 +28,7 @@ WANTED = {
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces and sites of several ranks came after the goal was set.
     "files of csrc": (1, 300),
-    "lines of csrc": (1, 38_000),
+    "lines of csrc": (1, 39_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -18,17 +18,8 @@ using test::kShapes;
 using test::onRanks;
 using test::options;
 using test::Ranks;
+using test::thrownBy;
 using test::Trainee;
-
-template <class E, class F>
-std::string thrownBy(F&& f) {
-  try {
-    f();
-  } catch (const E& error) {
-    return error.what();
-  }
-  return "nothing of that type";
-}
 
 void expectSame(const TensorMap& a, const TensorMap& b, const std::string& suffix) {
   for (const auto& [key, tensor] : a) {

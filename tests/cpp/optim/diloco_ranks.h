@@ -27,6 +27,17 @@ inline DiLoCoXOptions coded(DiLoCoXOptions o, const std::string& codec, int64_t 
   return o;
 }
 
+// What an exception of type E says.
+template <class E, class F>
+std::string thrownBy(F&& f) {
+  try {
+    f();
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "nothing of that type";
+}
+
 // One rank's model and its inner training: gradient descent towards a target of its own, by which step s's gradient is
 // the same in every run.
 struct Trainee {
