@@ -78,6 +78,8 @@ py::dict reportOf(const OuterReport& report) {
   entry["rank"] = report.rank;
   entry["effective_rank"] = report.effective_rank;
   entry["sent_bytes"] = report.sent_bytes;
+  entry["taken_bytes"] = report.taken_bytes;
+  entry["taken_s"] = report.taken_s;
   entry["stripes"] = report.stripes;
   entry["stripe_elements"] = report.stripe_elements;
   entry["waited_s"] = report.waited_s;

@@ -26,6 +26,8 @@ struct OuterReport {
   uint64_t sent_bytes = 0;               // by this rank, for the average that came last; frame headers included
   std::vector<int64_t> stripe_elements;  // that each stripe of this rank's part of the model averages
   std::vector<int> stripes;              // those that this rank carries
+  uint64_t taken_bytes = 0;              // of outer state, that this rank took from others at the last regroup()
+  double taken_s = 0;                    // that taking it lasted, waits for the others included
   double waited_s = 0;                   // for that average to come: what of its way was not hidden
   double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
 };

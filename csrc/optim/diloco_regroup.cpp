@@ -1,5 +1,6 @@
 // An outer loop goes on in other groups: which sites are ahead, and what the others take from them.
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -32,6 +33,8 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   bool behind = false;
   std::exception_ptr error;
   int64_t applied = applied_;
+  report_.taken_bytes = 0;
+  const auto start = std::chrono::steady_clock::now();
   try {
     agree(/*values=*/false);
     std::vector<Ahead> ahead;
@@ -50,6 +53,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     if (behind) applied_ = -1;
   }
   agreeOnAverage({}, error);
+  report_.taken_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   applied_ = applied;
   behind = agreeOnSchedule(behind);
   if (behind) {
@@ -175,7 +179,9 @@ void DiLoCoX::takeTensors(size_t stripe, const Ahead& ahead) {
     }
     Ticket(group, "DiLoCoX: take over the outer state", 1, [&](OpContext& op) { allToAll(op, message); }).wait();
     for (int other = 0; behind && other < size; ++other) {
-      if (elements[other] > 0) copy(other, /*out=*/false);
+      if (elements[other] == 0) continue;
+      copy(other, /*out=*/false);
+      report_.taken_bytes += static_cast<uint64_t>(elements[other]) * sizeof(float);
     }
     s.stripes[stripe].share(behind);
   }

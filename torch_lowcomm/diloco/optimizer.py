@@ -263,7 +263,9 @@ class DiLoCoX(OptimizerAround):
         0 without factors), "effective_rank" (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
         for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
         computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
-        model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages)}
+        model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages),
+        "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the
+        seconds that this lasted)}
         """
         report = self._outer.report
         report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()

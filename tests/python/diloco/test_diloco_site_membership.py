@@ -233,6 +233,9 @@ def _joins(r, port, first, options):
     else:
         assert report["stripes"] == list(range(site[2], first, site[1]))
         assert report["outer_steps"] > 0
+    if "rank" not in options:  # outer parameters and momentum; with a rank, factors too
+        taken = 0 if begins else 8 * sum(report["stripe_elements"][stripe] for stripe in report["stripes"])
+        assert report["taken_bytes"] == taken
     trained.steps_together(12)
     if begins:
         assert trained.validation() < 1.2 * before
