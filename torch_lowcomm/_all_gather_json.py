@@ -10,6 +10,8 @@ import torch.distributed as dist
 
 from torch_lowcomm.groups import exact
 
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+
 
 def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gathers a value of every rank. Collective.
@@ -28,9 +30,9 @@ def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[A
     size = dist.get_world_size(group)
     lengths = torch.empty(size, dtype=torch.int64)
     with exact():
-        dist.all_gather_into_tensor(lengths, torch.tensor([len(data)]), group=group)
+        _all_gather(lengths, torch.tensor([len(data)]), group=group)
         longest = int(lengths.max())
         found = torch.empty(size * longest, dtype=torch.uint8)
-        dist.all_gather_into_tensor(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
+        _all_gather(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
     rows = zip(found.view(size, longest), lengths.tolist(), strict=True)
     return [json.loads(row[:length].numpy().tobytes()) for row, length in rows]
