@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "base/joined_crc.h"
 #include "bindings/bindings.h"
 #include "bindings/option_reader.h"
 #include "optim/seed_replay.h"
@@ -13,6 +14,7 @@ namespace {
 
 using NamedParameters =
     std::vector<std::tuple<std::string, at::Tensor, bool, uint64_t>>;  // name, tensor, decayed, first element
+using WholeShapes = std::optional<std::vector<std::vector<int64_t>>>;
 
 std::span<const std::byte> spanOf(std::string_view bytes) {
   return std::as_bytes(std::span(bytes.data(), bytes.size()));
@@ -45,12 +47,18 @@ SeedReplayOptions optionsOf(const py::dict& given) {
   return options;
 }
 
-std::unique_ptr<SeedReplay> make(const NamedParameters& parameters, const py::dict& given) {
+std::unique_ptr<SeedReplay> make(const NamedParameters& parameters, const py::dict& given, const WholeShapes& wholes) {
   return asPythonErrors([&] {
     SeedReplayOptions options = optionsOf(given);
     std::vector<ReplayParameter> list;
     for (const auto& [name, tensor, decayed, first] : parameters)
       list.push_back({name, tensor, decayed, first});
+    if (wholes && wholes->size() != list.size()) {
+      throw ValueError("seed replay: shapes: expected one a parameter, " + std::to_string(list.size()) + ", got " +
+                       std::to_string(wholes->size()));
+    }
+    for (size_t i = 0; wholes && i < list.size(); ++i)
+      list[i].whole = (*wholes)[i];
     py::gil_scoped_release released;
     return std::make_unique<SeedReplay>(std::move(list), std::move(options));
   });
@@ -95,7 +103,7 @@ py::dict entryOf(const ReplayRecord& record) {
 void bindSeedReplay(py::module_& m) {
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<SeedReplay>(m, "SeedReplay")
-      .def(py::init(&make), py::arg("parameters"), py::arg("options"))
+      .def(py::init(&make), py::arg("parameters"), py::arg("options"), py::arg("shapes") = py::none())
       .def_property("iteration", &SeedReplay::iteration, &SeedReplay::setIteration)
       .def_property_readonly("description", &SeedReplay::description)
       .def_property_readonly("agreement", &SeedReplay::agreement)
@@ -156,6 +164,13 @@ void bindSeedReplay(py::module_& m) {
           "log_from", [](const SeedReplay& s, uint64_t first) { return bytesOf(s.logFrom(first)); }, py::arg("first"))
       .def("forget_log", &SeedReplay::forgetLog, py::kw_only(), py::arg("before"))
       .def("checksum", &SeedReplay::checksum, release())
+      .def("checksums",
+           [](const SeedReplay& s) {
+             return asPythonErrors([&] {
+               py::gil_scoped_release released;
+               return s.checksums();
+             });
+           })
       .def_property("sums", &SeedReplay::sums, [](SeedReplay& s, std::vector<float> sums) {
         asPythonErrors([&] { s.setSums(std::move(sums)); });
       });
@@ -173,6 +188,7 @@ void bindSeedReplay(py::module_& m) {
           py::arg("count"))
       .def_property_readonly("whole_prefix",
                              [](const LogBytes& held) { return bytesOf(held.records().wholePrefix()); });
+  m.def("joined_crc32c", &joinedCrc32c, py::arg("first"), py::arg("second"), py::arg("second_bytes"));
   m.def(
       "read_replay_message",
       [](const py::bytes& message) {

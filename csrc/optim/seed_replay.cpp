@@ -39,8 +39,13 @@ SeedReplay::SeedReplay(std::vector<ReplayParameter> parameters, SeedReplayOption
         "': expected noise rademacher, got gaussian: every use of a weight makes all directions of the pool "
         "again, and a Gaussian one takes some twenty times as long");
   }
-  for (const auto& p : weights_.parameters())
+  for (const auto& p : weights_.parameters()) {
+    if (p.whole) {
+      throw ValueError("seed replay: base '" + options_.base + "': expected whole parameters, got a shard of '" +
+                       p.name + "'");
+    }
     bases_.emplace_back(p.tensor, options_.base);
+  }
   weights_.release();
   sums_.assign(options_.pool, 0.0f);
 }
@@ -75,7 +80,7 @@ std::string SeedReplay::description() const {
   text += " base=" + (options_.base.empty() ? "none" : options_.base);
   for (const auto& p : weights_.parameters()) {
     text += " " + p.name + ":" + c10::toString(p.tensor.scalar_type()) + "[";
-    for (const int64_t size : p.tensor.sizes())
+    for (const int64_t size : p.wholeShape())
       text += std::to_string(size) + ",";
     text += p.decayed ? "]" : "]!";
   }
@@ -261,6 +266,13 @@ uint32_t SeedReplay::checksum() const {
   for (const QuantizedBase& base : bases_)
     crc = base.checksum(crc);
   return crc32c(sums_.data(), sums_.size() * sizeof(float), crc);
+}
+
+std::vector<uint32_t> SeedReplay::checksums() const {
+  if (!bases_.empty()) {
+    throw ValueError("seed replay: base '" + options_.base + "': expected whole weights, got a checksum a parameter");
+  }
+  return weights_.checksums();
 }
 
 }  // namespace lowcomm

@@ -81,7 +81,10 @@ class SeedReplay {
   void forgetLog(uint64_t before);
 
   // CRC-32C of the weights' bytes, in the parameters' order; with a quantized base of its bytes and the pool's sums.
+  // Of shards it is the checksum of these alone: joined with the other shards' checksums it is the whole tensors'.
   uint32_t checksum() const;
+  // CRC-32C of each parameter, or shard of one. ValueError with a quantized base.
+  std::vector<uint32_t> checksums() const;
   // Sums of factors by direction of the pool, in fp32; empty without a quantized base.
   const std::vector<float>& sums() const { return sums_; }
   void setSums(std::vector<float> sums);

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/hashes.h"
+#include "base/joined_crc.h"
 #include "kernels/isa/table.h"
 #include "optim/device_noise.h"
 #include "tensor/wire_type.h"
@@ -88,6 +89,13 @@ ReplayWeights::ReplayWeights(std::vector<ReplayParameter> parameters, Noise nois
                       c10::toString(type));
     }
     if (!p.tensor.device().is_cpu()) expectDeviceNoise(p.name, p.tensor);
+    if (!p.whole) continue;
+    const auto elements = static_cast<uint64_t>(c10::multiply_integers(*p.whole));
+    const auto own = static_cast<uint64_t>(p.tensor.numel());
+    if (p.first > elements || own > elements - p.first) {
+      throw ValueError("seed replay: parameter '" + p.name + "': expected a shard within " + std::to_string(elements) +
+                       " elements, got " + std::to_string(own) + " from element " + std::to_string(p.first) + " on");
+    }
   }
 }
 
@@ -172,12 +180,20 @@ void ReplayWeights::release() {
     p.tensor = at::empty_like(p.tensor, at::TensorOptions(at::kMeta));
 }
 
-uint32_t ReplayWeights::checksum() const {
-  uint32_t crc = 0;
+std::vector<uint32_t> ReplayWeights::checksums() const {
+  std::vector<uint32_t> found;
   for (const auto& p : parameters_) {
     const at::Tensor host = p.tensor.detach().cpu().contiguous();
-    crc = crc32c(host.const_data_ptr(), host.nbytes(), crc);
+    found.push_back(crc32c(host.const_data_ptr(), host.nbytes()));
   }
+  return found;
+}
+
+uint32_t ReplayWeights::checksum() const {
+  const std::vector<uint32_t> each = checksums();
+  uint32_t crc = 0;
+  for (size_t i = 0; i < each.size(); ++i)
+    crc = joinedCrc32c(crc, each[i], parameters_[i].tensor.nbytes());
   return crc;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,6 +19,10 @@ struct ReplayParameter {
   at::Tensor tensor;    // float32, float16 or bfloat16; on the host or, in builds with kernels, a CUDA device
   bool decayed = true;  // by the weight decay
   uint64_t first = 0;   // element of the whole tensor that this one, a shard of it, begins with
+  // Shape of the whole tensor, by which machines agree on it whatever their shards are; none: the tensor is whole.
+  std::optional<std::vector<int64_t>> whole = std::nullopt;
+
+  at::IntArrayRef wholeShape() const { return whole ? at::IntArrayRef(*whole) : tensor.sizes(); }
 };
 
 // The weights that seed replay moves (Just One Byte, section 2 and algorithm 1; MeZO, algorithm 1): w <- keep·w + sum
@@ -31,7 +36,8 @@ class ReplayWeights {
     std::vector<NoiseTerm> terms;
   };
 
-  // Throws TypeError for another element type, ValueError for a device that this build has no kernels for.
+  // Throws TypeError for another element type, ValueError for a device that this build has no kernels for, or for a
+  // shard that lies outside the whole tensor.
   ReplayWeights(std::vector<ReplayParameter> parameters, Noise noise);
 
   const std::vector<ReplayParameter>& parameters() const { return parameters_; }
@@ -52,7 +58,9 @@ class ReplayWeights {
   // Lets go of the tensors' memory: of a parameter, name, type and shape stay.
   void release();
 
-  // CRC-32C of the parameters' bytes, in their order.
+  // CRC-32C of each parameter's bytes; of a shard its own.
+  std::vector<uint32_t> checksums() const;
+  // CRC-32C of all parameters' bytes, in their order.
   uint32_t checksum() const;
 
  private:
