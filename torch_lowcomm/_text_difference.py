@@ -10,3 +10,9 @@ def differing_parts(a: str, b: str) -> tuple[str, str]:
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = max(0, a.rfind(" ", 0, at))
     return a[begin : at + _SHOWN].strip(), b[begin : at + _SHOWN].strip()
+
+
+def show_both(a: object, b: object) -> str:
+    """Shows two values in one text; of long texts the pieces that differ."""
+    first, second = map(repr, differing_parts(a, b)) if isinstance(a, str) and isinstance(b, str) else (a, b)
+    return f"{first} and {second}"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
-from torch_lowcomm._text_difference import differing_parts
+from torch_lowcomm._text_difference import show_both
 from torch_lowcomm.groups import exact
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before each message of a static group
@@ -112,7 +112,7 @@ class StaticExchange:
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
             if other is not None:
                 raise ValueError(
-                    f"SeedReplay: {name}: expected the same on all ranks, got {_both(values[0], values[other])} on "
+                    f"SeedReplay: {name}: expected the same on all ranks, got {show_both(values[0], values[other])} on "
                     f"ranks 0 and {other}"
                 )
         self._fixed = self._samples is not None and all(have[3] == self._samples for have in all_have)
@@ -192,9 +192,3 @@ def machine_number(machine_id: int | str) -> int:
     if not 0 <= machine_id < 2**64 - 1:
         raise ValueError(f"SeedReplay: machine_id: expected 0 to 2^64 - 2, got {machine_id}")
     return machine_id
-
-
-def _both(a: object, b: object) -> str:
-    """Shows two values in one text; of long texts the pieces that differ."""
-    first, second = map(repr, differing_parts(a, b)) if isinstance(a, str) and isinstance(b, str) else (a, b)
-    return f"{first} and {second}"

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from torch_lowcomm.seed_replay.estimators import Estimator
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.weights import Perturbation
 
 
@@ -24,6 +25,7 @@ class Measure:
         estimator: Makes projected gradients of losses.
         samples: The most samples in an iteration.
         seconds: Time after which no other sample is begun; one is always taken. None for no limit.
+        ranks: The machine's ranks where it has several: a loss is the mean of theirs.
 
     Attributes:
         evaluations: Number of evaluations of the loss so far.
@@ -37,9 +39,10 @@ class Measure:
         *,
         samples: int,
         seconds: float | None,
+        ranks: MachineRanks | None = None,
     ) -> None:
         self._model, self._perturbation, self._estimator = model, perturbation, estimator
-        self._samples, self._seconds = samples, seconds
+        self._samples, self._seconds, self._ranks = samples, seconds, ranks
         self.evaluations = 0
 
     def __call__(self, closure: Callable[..., Any]) -> tuple[list[float], list[float]]:
@@ -50,12 +53,17 @@ class Measure:
             self.evaluations += 1
             with self._perturbation.at(sample, factor):
                 loss = float(loss_of(batch))
+            if self._ranks is not None:
+                loss = self._ranks.mean(loss, at=(self.evaluations, sample, factor))
             return loss if factor == 0 or self._perturbation.complete() else evaluate(sample, factor, batch)
 
         def more(taken: int) -> bool:
             if taken >= self._samples:
                 return False
-            return taken == 0 or self._seconds is None or time.monotonic() - begin < self._seconds
+            if taken == 0 or self._seconds is None:
+                return True
+            over = time.monotonic() - begin >= self._seconds
+            return not (over if self._ranks is None else self._ranks.any(over))
 
         with _evaluating(self._model):
             try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,15 @@ from torch_lowcomm import _C
 from torch_lowcomm._text_difference import differing_parts
 from torch_lowcomm.seed_replay.checkpoint import Checkpoint
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
-from torch_lowcomm.seed_replay.exchange import Alone, Exchange, StaticExchange
+from torch_lowcomm.seed_replay.exchange import Exchange
+from torch_lowcomm.seed_replay.machine import MachineCheckpoint, MachineExchange, SeveralRanks, exchange_of
+from torch_lowcomm.seed_replay.machine_ranks import MachineRanks
 from torch_lowcomm.seed_replay.measure import Measure
-from torch_lowcomm.seed_replay.options import expect_numbers, expect_ways, most_samples
+from torch_lowcomm.seed_replay.options import expect_meeting, expect_numbers, expect_ways, most_samples
+from torch_lowcomm.seed_replay.shards import expect_same_memory, layout, like, mesh_of
+from torch_lowcomm.seed_replay.snapshot import gathered, packed, scattered, unpacked
 from torch_lowcomm.seed_replay.store import StoreExchange
-from torch_lowcomm.seed_replay.weights import core_and_perturbation, entries
+from torch_lowcomm.seed_replay.weights import Entry, core_and_perturbation, entries
 
 
 class SeedReplay(torch.optim.Optimizer):
@@ -37,10 +41,14 @@ class SeedReplay(torch.optim.Optimizer):
 
     Use it among trusted peers only: a wrong byte steers every machine, and projected gradients do not keep the data secret.
 
+    A machine may have several ranks that FSDP2 shards the model over. Each moves its own shards; a loss is the mean of theirs,
+    and the first rank alone talks to other machines. All of them make the optimizer and call each of its methods together.
+
     Learning-rate schedulers work on it (the same one on every machine). `state_dict` has the state that the weights do not.
 
     Args:
         model: Its parameters that require gradients are trained: all, or adapters (LoRA) alone. float32, float16 or bfloat16.
+            Plain tensors, or DTensors with Shard(0) after `fully_shard`, all on one mesh: that of the machine's ranks.
         lr: η. With `lr_scale` "sqrt", the paper's, the step is η/√k; with "mean" it is η/k.
         eps: ε, how far along a direction the loss is measured.
         samples: n, the number of directions of a machine in an iteration; with `seconds` the most.
@@ -60,7 +68,7 @@ class SeedReplay(torch.optim.Optimizer):
         restore_every: n_b of "in-place".
         seed: Seed of the run.
         group: Static machines: the ranks of this process group, one all_gather an iteration. None, without `store` and
-            `exchange`: one machine.
+            `exchange`: one machine. Of a machine of several ranks only the first rank's group counts.
         store: Machines come and go over this c10d store (`StoreExchange`, which takes more options, as `exchange=`).
         machine_id: With a store: id of this machine, a number or a name, different from all others.
         exchange: Another way in which machines meet.
@@ -101,28 +109,9 @@ class SeedReplay(torch.optim.Optimizer):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"SeedReplay: model: expected a torch.nn.Module, got {type(model).__name__}")
-        if sum(given is not None for given in (group, store, exchange)) > 1:
-            raise ValueError("SeedReplay: expected one of group, store and exchange, got more")
-        if (store is None) != (machine_id is None):
-            got = "machine_id alone" if store is None else "store alone"
-            raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
-        most = most_samples(samples, seconds)
-        expect_numbers(
-            lr=lr,
-            eps=eps,
-            seconds=seconds,
-            weight_decay=weight_decay,
-            least={
-                "samples": (most, 1),
-                "pool": (pool, 0),
-                "restore_every": (restore_every, 1),
-                "check_every": (check_every, 0),
-                "snapshot_every": (snapshot_every, 1),
-                "seed": (seed, 0),
-            },
-        )
-        expect_ways(estimator=estimator, samples=most, perturb=perturb, base=base, weight_decay=weight_decay)
-        own = entries(model)
+        mesh, most = mesh_of(model), most_samples(samples, seconds)
+        self._ranks = None if mesh is None else MachineRanks(mesh)
+        parameters = [p for p in model.parameters() if p.requires_grad]
         options = {
             "noise": noise,
             "codec": codec,
@@ -132,22 +121,64 @@ class SeedReplay(torch.optim.Optimizer):
             "base": base or "",
             "agreed": f"check_every={check_every}",
         }
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        own: list[Entry] = []
+
+        def checked() -> str:
+            """Returns what all ranks of this machine must have in common."""
+            ranks = [] if self._ranks is None else self._ranks.ranks
+            meeting = expect_meeting(group=group, store=store, machine_id=machine_id, exchange=exchange, ranks=ranks)
+            least = {
+                "samples": (most, 1),
+                "pool": (pool, 0),
+                "restore_every": (restore_every, 1),
+                "check_every": (check_every, 0),
+                "snapshot_every": (snapshot_every, 1),
+                "seed": (seed, 0),
+            }
+            expect_numbers(lr=lr, eps=eps, seconds=seconds, weight_decay=weight_decay, least=least)
+            ways = {"estimator": estimator, "samples": most, "perturb": perturb, "base": base}
+            expect_ways(**ways, weight_decay=weight_decay, sharded=mesh is not None)
+            own.extend(entries(model))
+            told = {**options, **ways, "eps": eps, "seconds": seconds, "restore_every": restore_every}
+            told |= {"meeting": meeting, "checkpoint": checkpoint is not None, "snapshot_every": snapshot_every}
+            layouts = [layout(name, p) for (name, _, _, _), p in zip(own, parameters, strict=True)]
+            return " ".join([f"{name}={value}" for name, value in told.items()] + layouts)
+
+        self._agree("options and parameters", checked)
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-        self._parameters, self._names, self._quantized = parameters, [name for name, _, _, _ in own], base is not None
-        self._exchange = exchange or _exchange_of(group, store, machine_id, samples=most if seconds is None else None)
-        self._core, self._perturbation = core_and_perturbation(
-            model, own, options, self._exchange.machine, perturb=perturb, restore_every=restore_every
+        inner: Exchange | None = None  # of the machine's first rank
+
+        def met() -> None:
+            nonlocal inner
+            if self._ranks is None or self._ranks.first:
+                inner = exchange or exchange_of(group, store, machine_id, samples=most if seconds is None else None)
+
+        self._agree("exchange", met)
+        number = None if inner is None else inner.machine
+        machine = number if self._ranks is None else self._ranks.gather(number)[0]
+        core, self._perturbation = core_and_perturbation(
+            model, own, options, machine, perturb=perturb, restore_every=restore_every, sharded=mesh is not None
         )
+        self._parameters, self._quantized = parameters, base is not None
+        if self._quantized:  # the core has taken the weights' memory: no reference may keep it
+            own = [(name, p.detach(), *rest) for (name, _, *rest), p in zip(own, parameters, strict=True)]
+        self._own = own
         self._estimator = ESTIMATORS[estimator](eps)
-        self._measure = Measure(model, self._perturbation, self._estimator, samples=most, seconds=seconds)
+        self._measure = Measure(
+            model, self._perturbation, self._estimator, samples=most, seconds=seconds, ranks=self._ranks
+        )
         self._check_every, self._joined = check_every, False
         self._counts = {"gradients": 0, "payload_bytes": 0, "skipped": 0}
-        if isinstance(self._exchange, StoreExchange):
-            self._exchange.attach(self._packed, self._unpack)
-        self._checkpoint = None
-        if checkpoint is not None:
-            self._checkpoint = Checkpoint(Path(checkpoint), snapshot_every)
+        folder = None if checkpoint is None or inner is None else Checkpoint(Path(checkpoint), snapshot_every)
+        self._core, self._exchange, self._checkpoint, speaker = core, inner, folder, self
+        if self._ranks is not None:
+            several = SeveralRanks(self, core, own, self._ranks)
+            self._core, speaker = several.core, several.optimizer
+            self._exchange = MachineExchange(inner, several, machine)
+            self._checkpoint = None if checkpoint is None else MachineCheckpoint(folder, several)
+        if isinstance(inner, StoreExchange):
+            inner.attach(lambda: packed(speaker.snapshot()), lambda data: speaker.load_snapshot(unpacked(data)))
+        if self._checkpoint is not None:
             self._checkpoint.restore(self)
 
     @property
@@ -197,7 +228,7 @@ class SeedReplay(torch.optim.Optimizer):
             raise ValueError("SeedReplay: step: expected a closure that evaluates the loss, got None")
         group = self.param_groups[0]
         lr, weight_decay = float(group["lr"]), float(group["weight_decay"])
-        self._core.check_rates(lr=lr, weight_decay=weight_decay)  # before others hear of them
+        self._agree("step", lambda: self._rates(lr, weight_decay))  # before others hear of them
         self.join()
         losses, estimates = self._measure(closure)
         before = self._core.iteration
@@ -249,10 +280,16 @@ class SeedReplay(torch.optim.Optimizer):
         Raises:
             ValueError: The state is of another model, of other options, or of other weights.
         """
-        replay = state_dict.get("replay")
-        if replay is None:
-            raise ValueError(f"SeedReplay: state: expected the key 'replay', got {sorted(state_dict)}")
-        self._expect_same(replay["description"])
+
+        def told() -> list[Any]:
+            replay = state_dict.get("replay")
+            if replay is None:
+                raise ValueError(f"SeedReplay: state: expected the key 'replay', got {sorted(state_dict)}")
+            self._expect_same(replay["description"])
+            return [replay["iteration"], replay["checksum"], list(replay["sums"])]
+
+        self._agree("state", told)
+        replay = state_dict["replay"]
         self._perturbation.take()
         sums = self._core.sums
         self._core.sums = replay["sums"]
@@ -273,37 +310,47 @@ class SeedReplay(torch.optim.Optimizer):
             self._checkpoint.restart(self)
 
     def dequantized(self) -> dict[str, torch.Tensor]:
-        """Returns copies of the trained parameters by name; of a quantized base the values that its codes mean."""
-        return {name: self._core.perturbed(number, 0, 0, 0.0) for number, name in enumerate(self._names)}
+        """Returns copies of the trained parameters by name; of a quantized base the values that its codes mean.
+
+        Of a sharded model they are DTensors like its parameters.
+        """
+        copies = [self._core.perturbed(number, 0, 0, 0.0) for number in range(len(self._own))]
+        return {name: like(w, p) for (name, _, _, _), w, p in zip(self._own, copies, self._parameters, strict=True)}
 
     def snapshot(self) -> dict[str, Any]:
         """Returns everything that another process needs to go on.
 
         Returns:
             `optimizer`, the state, and `weights` by name, or None with a quantized base, which is in the base model's own file.
+            Of a sharded model the first rank of the machine has the whole weights, in host memory, and the others none.
         """
-        return {"optimizer": self.state_dict(), "weights": None if self._quantized else self.dequantized()}
+        weights = None if self._quantized else self.dequantized()
+        if self._ranks is not None and weights is not None:
+            weights = gathered(weights, self._ranks)
+        return {"optimizer": self.state_dict(), "weights": weights}
 
     def load_snapshot(self, saved: dict[str, Any]) -> None:
-        """Sets weights and state to a snapshot's.
+        """Sets weights and state to a snapshot's; on a machine of several ranks to that which its first rank gives.
 
         Raises:
             ValueError: The snapshot is of another model or other options.
         """
+        if self._ranks is not None:
+            saved = scattered(saved, self._own, self._parameters, self._ranks)
         self._expect_same(saved["optimizer"]["replay"]["description"])
         if saved["weights"] is None:
             self.load_state_dict(saved["optimizer"])
             return
-        before = [parameter.detach().clone() for parameter in self._parameters]
+        before = [weight.clone() for _, weight, _, _ in self._own]
         try:
             with torch.no_grad():
-                for name, parameter in zip(self._names, self._parameters, strict=True):
-                    parameter.copy_(saved["weights"][name])
+                for name, weight, _, _ in self._own:
+                    weight.copy_(saved["weights"][name])
             self.load_state_dict(saved["optimizer"])
         except BaseException:
             with torch.no_grad():
-                for parameter, value in zip(self._parameters, before, strict=True):
-                    parameter.copy_(value)
+                for (_, weight, _, _), value in zip(self._own, before, strict=True):
+                    weight.copy_(value)
             self._perturbation.take()
             raise
 
@@ -316,17 +363,24 @@ class SeedReplay(torch.optim.Optimizer):
         Raises:
             ValueError: The records are spoilt or begin at another iteration; nothing was applied.
         """
+        self._agree("records", lambda: [len(records), zlib.crc32(records)])
         taken = self._core.apply(records)
         self._perturbation.restore()
         return taken
 
-    def _packed(self) -> bytes:
-        data = io.BytesIO()
-        torch.save(self.snapshot(), data)
-        return data.getvalue()
+    def _agree(self, topic: str, make: Callable[[], Any]) -> None:
+        """Calls `make`; the ranks of a machine of several compare what it returns, and hear of one on which it raises."""
+        if self._ranks is None:
+            make()
+        else:
+            self._ranks.agree(topic, make)
 
-    def _unpack(self, data: bytes) -> None:
-        self.load_snapshot(torch.load(io.BytesIO(data), weights_only=True))
+    def _rates(self, lr: float, weight_decay: float) -> list[Any]:
+        """Checks what an iteration begins with, and returns what ranks of a machine have in common then."""
+        self._core.check_rates(lr=lr, weight_decay=weight_decay)
+        if self._ranks is not None:
+            expect_same_memory(self._own, self._parameters)
+        return [self._core.iteration, lr, weight_decay]
 
     def _expect_same(self, description: str) -> None:
         if description != self._core.description:
@@ -343,11 +397,3 @@ class SeedReplay(torch.optim.Optimizer):
         self._counts["payload_bytes"] += sum(said["payload_bytes"]) - (0 if own is None else said["payload_bytes"][own])
         if self._checkpoint is not None:
             self._checkpoint.applied(self)
-
-
-def _exchange_of(
-    group: dist.ProcessGroup | None, store: dist.Store | None, machine_id: int | str | None, *, samples: int | None
-) -> Exchange:
-    if store is not None and machine_id is not None:
-        return StoreExchange(store, machine_id)
-    return Alone() if group is None else StaticExchange(group, samples=samples)

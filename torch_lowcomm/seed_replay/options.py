@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import torch.distributed as dist
 
 from torch_lowcomm.seed_replay.estimators import ESTIMATORS
 
@@ -43,7 +46,9 @@ def expect_numbers(
         raise ValueError(f"SeedReplay: samples: expected {_MOST_SAMPLES} or fewer, got {least['samples'][0]}")
 
 
-def expect_ways(*, estimator: str, samples: int, perturb: str, base: str | None, weight_decay: float) -> None:
+def expect_ways(
+    *, estimator: str, samples: int, perturb: str, base: str | None, weight_decay: float, sharded: bool
+) -> None:
     """Checks that names exist and go together.
 
     Raises:
@@ -61,3 +66,40 @@ def expect_ways(*, estimator: str, samples: int, perturb: str, base: str | None,
         )
     if base is not None and perturb == "in-place":
         raise ValueError(f"SeedReplay: perturb 'in-place': expected no base, which is never written, got {base!r}")
+    if base is not None and sharded:
+        raise ValueError(
+            f"SeedReplay: base {base!r}: expected a model that is not sharded, as FSDP2 gathers the weights that a base takes "
+            "the place of, got DTensors"
+        )
+
+
+def expect_meeting(
+    *, group: dist.ProcessGroup | None, store: object, machine_id: object, exchange: object, ranks: Sequence[int]
+) -> str:
+    """Checks that there is one way to meet other machines, and returns its name.
+
+    Args:
+        group: The group of machines, if there is one.
+        store: A store, if there is one.
+        machine_id: This machine's id at the store.
+        exchange: Another way, if there is one.
+        ranks: Global ranks of this machine.
+
+    Raises:
+        ValueError: There is more than one way, a part of one, or the group has another rank of this machine.
+    """
+    ways = {"group": group, "store": store, "exchange": exchange}
+    given = [name for name, way in ways.items() if way is not None]
+    if len(given) > 1:
+        raise ValueError("SeedReplay: expected one of group, store and exchange, got more")
+    if (store is None) != (machine_id is None):
+        got = "machine_id alone" if store is None else "store alone"
+        raise ValueError(f"SeedReplay: expected store and machine_id, got {got}")
+    if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
+        others = sorted(set(dist.get_process_group_ranks(group)) & set(ranks) - {dist.get_rank()})
+        if others:
+            raise ValueError(
+                f"SeedReplay: group: expected one rank of each machine, got ranks {others} of this one too, whose parameters are "
+                "sharded together"
+            )
+    return f"{given[0]} {machine_id}" if given else "alone"
