@@ -13,7 +13,7 @@ from torch_lowcomm._compatibility import check_torch
 check_torch()
 
 import _torch_lowcomm_autoload  # noqa: E402
-from torch_lowcomm import ddp, fsdp, pipeline, subspace  # noqa: E402
+from torch_lowcomm import ddp, diloco, fsdp, pipeline, subspace  # noqa: E402
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
@@ -43,6 +43,7 @@ __all__ = [
     "all_reduce",
     "codec",
     "ddp",
+    "diloco",
     "exact",
     "flight_record",
     "fsdp",

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import report
+from convergence.diloco.presets import ADAPTIVE
 from convergence.diloco.rank import SHAPE, Configuration
-from convergence.diloco.table1 import ADAPTIVE, LARGE_ALL_REDUCE, ROWS
+from convergence.diloco.table1 import LARGE_ALL_REDUCE, ROWS
 from linklab import Lab, LabError, LabUnavailable
 from linklab.job import run_on_hosts
 

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import torch_lowcomm as lc
-from convergence.diloco.cocktail import CocktailSGD
 from convergence.validation import perplexity
 
 SHAPE = model.Config(width=96, layers=3)
@@ -25,8 +24,8 @@ SHAPE = model.Config(width=96, layers=3)
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """One run. `outer`: what `lc.DiLoCoX` is given; `cocktail`: what `CocktailSGD` is; with neither an exact all_reduce of
-    gradients by DDP.
+    """One run. `outer`: what `lc.DiLoCoX` is given; `cocktail`: what `lc.diloco.CocktailSGD` is; with neither an exact
+    all_reduce of gradients by DDP.
     """
 
     outer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -39,25 +38,6 @@ class Configuration:
     batch: int = 8
     lr: float = 1e-3
     only_timed: bool = False  # nothing but what training sends: losses are not averaged, and not validated
-
-
-class Both(torch.optim.Optimizer):
-    """Muon for the layers' matrices, AdamW for embedding, head and norms, as one optimizer."""
-
-    def __init__(self, gpt: nn.Module, lr: float) -> None:
-        hidden = [p for name, p in gpt.named_parameters() if name.startswith("blocks") and p.ndim == 2]
-        others = [p for p in gpt.parameters() if not any(p is matrix for matrix in hidden)]
-        self.parts = (
-            torch.optim.Muon(hidden, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=lr),
-        )
-        super().__init__([*hidden, *others], {"lr": lr})
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """A step of each."""
-        for part in self.parts:
-            part.step()
 
 
 def train(rank: int, init_method: str, *, configuration: Configuration) -> dict[str, Any]:
@@ -108,11 +88,17 @@ def trainer(gpt: nn.Module, c: Configuration) -> tuple[nn.Module, Any, Callable[
         The module to call, the optimizer to step (`finish()` ends it with `outer` or `cocktail`), and what counts the bytes
         that this rank has sent.
     """
-    inner = Both(gpt, c.lr) if c.muon else torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
+    inner: torch.optim.Optimizer
+    if c.muon:  # of the layers' matrices
+        hidden = [p for name, p in gpt.named_parameters() if name.startswith("blocks") and p.ndim == 2]
+        others = [p for p in gpt.parameters() if not any(p is matrix for matrix in hidden)]
+        inner = lc.diloco.MuonAdamW(hidden, others, lr=c.lr)
+    else:
+        inner = torch.optim.AdamW(gpt.parameters(), lr=c.lr, fused=True)
     if c.outer:
         return gpt, lc.DiLoCoX(inner, model=gpt, **c.outer), outer_bytes
     if c.cocktail:
-        return gpt, CocktailSGD(inner, **c.cocktail), reduced_bytes
+        return gpt, lc.diloco.CocktailSGD(inner, **c.cocktail), reduced_bytes
     return DistributedDataParallel(gpt), inner, reduced_bytes
 
 

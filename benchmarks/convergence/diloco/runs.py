@@ -15,12 +15,13 @@ import model
 from report import Gate
 
 import torch_lowcomm as lc
-from convergence.diloco import cocktail, message_bytes
 from convergence.diloco import gates as diloco_gates
+from convergence.diloco import message_bytes
 from convergence.diloco import presets as diloco_presets
 from convergence.diloco import rank as diloco_rank
 from convergence.diloco.presets import PRESETS
 from convergence.diloco.rank import SHAPE, Configuration
+from torch_lowcomm.diloco.cocktail import codec_text
 
 QUICK = ("all_reduce", "DiLoCo", "DiLoCo, int4 EF", "H=5 continue", "DiLoCoX")
 POINT = 5  # steps to a point of a curve, which has their mean loss
@@ -104,9 +105,7 @@ def keep_of(budget: float, *, places: bool, stride: int = 10) -> float:
 
 def cocktail_step(keep: float, stride: int) -> message_bytes.Sent:
     """Returns the bytes of a step of CocktailSGD by the formula, for the first of two ranks."""
-    return message_bytes.all_reduce(
-        [math.ceil(ELEMENTS / stride)], lc.codec(cocktail.codec_text(keep)), 2, 0, rotates=False
-    )
+    return message_bytes.all_reduce([math.ceil(ELEMENTS / stride)], lc.codec(codec_text(keep)), 2, 0, rotates=False)
 
 
 def run(name: str, configuration: Configuration) -> dict[str, Any]:

@@ -15,23 +15,15 @@ from report import Gate
 from convergence.diloco import gates as diloco_gates
 from convergence.diloco import presets as diloco_presets
 from convergence.diloco import runs as diloco_runs
-from convergence.diloco.presets import INT4
 from convergence.diloco.rank import SHAPE, Configuration
+from torch_lowcomm.diloco import presets
+from torch_lowcomm.diloco.presets import INT4
 
 STEPS, POINT = 4000, 20
 # 4.1.3: 125 inner steps, 4 bits, one step of delay; no adaptive compression for OPT-1.3B (4.2.1). Of 32 outer steps the
 # first 3 wait: DiLoCoX's paper gives no number; a tenth of all is our choice.
-SMALL: dict[str, Any] = {
-    "sync_every": 125,
-    "mode": "continue",
-    "outer_lr": 0.7,
-    "outer_momentum": 0.6,
-    "codec": INT4,
-    "error_feedback": True,
-    "sync_warmup": 3,
-}
-ADAPTIVE = {"adapt_rank": True, "adapt_sync_every": True, "min_rank": 2, "min_sync_every": 31, "window": 5}
-LARGE = SMALL | {"rank": SHAPE.width // 4, **ADAPTIVE}
+SMALL: dict[str, Any] = presets.diloco_x()
+LARGE: dict[str, Any] = presets.diloco_x(rank=SHAPE.width // 4)
 
 
 @dataclasses.dataclass(frozen=True)

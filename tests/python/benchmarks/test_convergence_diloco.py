@@ -1,13 +1,14 @@
-"""`python benchmarks convergence diloco` at 2 ranks, and its own CocktailSGD."""
+"""`python benchmarks convergence diloco` at 2 ranks, and lc.diloco.CocktailSGD."""
 
 import dataclasses
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from example_main import quick_convergence
+
+import torch_lowcomm as lc
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,11 +57,9 @@ def test_every_row_of_table1_is_timed_as_a_long_run_is(monkeypatch):
 
 
 def _cocktail(r, steps, stride, keep):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    cocktail = importlib.import_module("convergence.diloco.cocktail")
     r.init()
     weight = torch.nn.Parameter(torch.zeros(1500))
-    optimizer = cocktail.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
+    optimizer = lc.diloco.CocktailSGD(torch.optim.SGD([weight], lr=1.0), stride=stride, keep=keep)
     draw = torch.Generator().manual_seed(r.rank)
     owed = torch.zeros(1500)
     for _ in range(steps):
