@@ -163,8 +163,13 @@ class MachineExchange:
         self._led = cast("_C.SeedReplay", several.led_core)
 
     def join(self, core: _C.SeedReplay) -> None:
-        """As Exchange.join. Collective of the machine."""
-        self._lead(lambda: self._of_first.join(self._led))
+        """As Exchange.join, after a comparison of what several ranks of the machine have. Collective of the machine."""
+
+        def join() -> None:
+            self._led.checksum()
+            self._of_first.join(self._led)
+
+        self._lead(join)
 
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
         """As Exchange.exchange. Collective of the machine."""

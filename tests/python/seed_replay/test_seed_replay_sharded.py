@@ -302,6 +302,27 @@ def test_a_ranks_death_ends_all_with_an_error():
     assert found[0] == found[2] == found[3] == 1
 
 
+def _replicas_differ(r):
+    r.init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = cases.sharded(mesh)
+    if r.rank == 3:
+        with torch.no_grad():
+            model.into.weight.to_local()[0, 0] += 1
+    optimizer = cases.optimizer_of(model)
+    with pytest.raises(RuntimeError) as error:
+        cases.step(model, optimizer, 0)
+    return optimizer.iteration, str(error.value)
+
+
+def test_replicas_that_differ_are_named():
+    for iteration, said in ranks.run_ranks(_replicas_differ, 4):
+        assert iteration == 0
+        assert re.search("iteration 0: expected equal weights in parameter 1, .* on rank 1 and .* on rank 3", said), (
+            said
+        )
+
+
 def _other_memory(r):
     r.init()
     mesh = init_device_mesh("cpu", (2,))
