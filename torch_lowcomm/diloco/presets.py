@@ -36,7 +36,8 @@ def streaming(
     """Streaming DiLoCo (Douillard et al., arXiv 2501.18512): fragments in turn, applied later, mixed with the rank's own.
 
     The paper's: 4 bits an element (a float type there, the codec "sym4" with error feedback here), an average that is mixed in
-    by half. It gives fragments by their layers; here they are `fragments` parts of about equal size.
+    by half. It cuts fragments by layers; here they are `fragments` parts of about equal size. H, their number and the delay are
+    our choice.
     """
     return diloco(sync_every=sync_every) | {
         "mode": "restart",
@@ -55,11 +56,11 @@ def diloco_x(
     min_sync_every: int | None = None,
     sync_warmup: int = 3,
 ) -> dict[str, Any]:
-    """DiLoCoX (Qi et al., arXiv 2506.21263): 4 bits with error feedback, an interval late, of factors whose rank adapts.
+    """DiLoCoX (arXiv 2506.21263): 4 bits with error feedback, an interval late, of factors whose rank adapts.
 
     The paper's (section 4.1.3): H = 125, 4 bits, one outer step of delay. For its 107B model r = 2,048, a quarter of the width,
-    with adaptive rank and interval (algorithm 3, window 5); for OPT-1.3B no factors, which is `rank` None. It gives no outer
-    momentum: with a delay 0.6 is our choice.
+    with adaptive rank and interval (section 2.4.3; a window of 5, the default); for OPT-1.3B no factors, which is `rank` None.
+    It gives no outer momentum: with a delay 0.6 is our choice.
 
     Args:
         sync_every: H_1, the interval to begin with.
@@ -87,7 +88,7 @@ def diloco_x(
 def sparse_loco(*, sync_every: int = 50, keep: float = 0.02) -> dict[str, Any]:
     """SparseLoCo (Sarfi et al., arXiv 2508.15706): the largest pseudo-gradients in 2 bits; error feedback in place of momentum.
 
-    The paper's: 1 to 3 % of the elements, 2 bits a value, no outer momentum. Here the whole error is fed back.
+    The paper's: 1 to 3 % of the elements, 2 bits a value, no outer momentum. H is our choice, and the whole error is fed back.
     """
     return {
         "sync_every": sync_every,

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/joined_crc.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {
@@ -126,6 +127,13 @@ TEST_P(Replay, ShardsGiveTheSameBits) {
     a.apply(core.log());
     b.apply(core.log());
     EXPECT_TRUE(at::cat({first[0].tensor, second[0].tensor}).equal(whole[0].tensor)) << cut;
+    EXPECT_EQ(joinedCrc32c(a.checksums()[0], b.checksums()[0], second[0].tensor.nbytes()), core.checksums()[0]);
+    first[0].whole = second[0].whole = std::vector<int64_t>{61, 131};
+    SeedReplay c(first, options(noise)), d(second, options(noise));
+    EXPECT_EQ(c.description(), core.description()) << "machines agree whatever their shards are";
+    EXPECT_EQ(d.description(), core.description());
+    second[0].first += 1;
+    EXPECT_THROW(SeedReplay(second, options(noise)), ValueError);
   }
 }
 
