@@ -159,7 +159,7 @@ class MachineExchange:
     """
 
     def __init__(self, inner: Exchange | None, several: SeveralRanks, machine: int) -> None:
-        self._inner, self._lead, self.machine = inner, several.lead, machine
+        self._inner, self._lead, self.machine, self._there = inner, several.lead, machine, 0
         self._led = cast("_C.SeedReplay", several.led_core)
 
     def join(self, core: _C.SeedReplay) -> None:
@@ -174,7 +174,9 @@ class MachineExchange:
     def exchange(self, core: _C.SeedReplay, message: bytes, *, lr: float, weight_decay: float) -> bytes:
         """As Exchange.exchange. Collective of the machine."""
         step = {"lr": lr, "weight_decay": weight_decay}
-        return cast("bytes", self._lead(lambda: self._of_first.exchange(self._led, message, **step)))
+        record = cast("bytes", self._lead(lambda: self._of_first.exchange(self._led, message, **step)))
+        self._there = len(_C.read_replay_records(record)[0]["machines"])
+        return record
 
     def check(self, core: _C.SeedReplay) -> bool:
         """As Exchange.check, and compares what several ranks of the machine have. Collective of the machine."""
@@ -191,10 +193,10 @@ class MachineExchange:
             self._inner.leave()
 
     def stats(self) -> dict[str, Any]:
-        """As Exchange.stats. Ranks other than the first send nothing to other machines, and know of none."""
+        """As Exchange.stats. Ranks other than the first exchange nothing with other machines."""
         if self._inner is not None:
             return self._inner.stats()
-        return {"machines": None, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
+        return {"machines": self._there, "sent_bytes": 0, "received_bytes": 0, "waited_s": 0.0}
 
     @property
     def _of_first(self) -> Exchange:

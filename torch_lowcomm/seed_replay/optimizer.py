@@ -183,7 +183,7 @@ class SeedReplay(torch.optim.Optimizer):
 
     @property
     def core(self) -> _C.SeedReplay:
-        """The C++ core: iteration, log, checksum."""
+        """The C++ core: iteration, log, checksum. On a machine of several ranks its `checksum()` is a collective of them."""
         return self._core
 
     @property

@@ -55,6 +55,7 @@ def test_two_machines_of_two_ranks_equal_two_of_one(options):
     # One message a machine: the first rank sends what a machine of one rank sends, the others nothing.
     of_one = wholes[0]["stats"]
     assert [one["stats"]["sent_bytes"] for one in found] == [of_one["sent_bytes"], 0, of_one["sent_bytes"], 0]
+    assert [one["stats"]["machines"] for one in found] == [2] * 4
     assert of_one["sent_bytes"] > 0 and found[1]["stats"]["payload_bytes"] == of_one["payload_bytes"]
 
 
