@@ -3,6 +3,8 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/low_rank/signs.h"
+
 namespace lowcomm {
 namespace {
 
@@ -41,27 +43,13 @@ bool normalise(double* v, const double* basis, size_t before, size_t n) {
   return true;
 }
 
-// Bit i mod 64 of splitmix64's number i div 64 (Steele, Lea, Flood; OOPSLA 2014), as ±1.
-void draw(double* v, size_t n, uint64_t state) {
-  uint64_t bits = 0;
-  for (size_t i = 0; i < n; ++i, bits >>= 1) {
-    if (i % 64 == 0) {
-      uint64_t z = state += 0x9e3779b97f4a7c15u;
-      z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-      z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-      bits = z ^ z >> 31;
-    }
-    v[i] = bits & 1 ? 1.0 : -1.0;
-  }
-}
-
 size_t orthonormaliseRows(double* x, size_t count, size_t n, const uint64_t* seed) {
   size_t zeros = 0;
   for (size_t k = 0; k < count; ++k) {
     double* v = x + k * n;
     bool left = normalise(v, x, k, n);
     if (!left && seed) {
-      draw(v, n, *seed ^ (k + 1) * 0xd1342543de82ef95u);
+      drawSigns(v, n, *seed ^ (k + 1) * 0xd1342543de82ef95u);
       left = normalise(v, x, k, n);
     }
     for (size_t i = 0; !left && i < n; ++i)
