@@ -81,6 +81,9 @@ struct LowRankTensor {
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
 
   double* energies = nullptr;  // null, or `rank` numbers that become the result's squared singular values, descending
+  // Null, or a number that becomes an estimate of the squared norm of what P·Rᵀ leaves out of the reduction of A
+  // (kernels/low_rank: probeRest). Where any tensor asks for it, as on all ranks, kProbes more numbers a matrix travel.
+  double* rest = nullptr;
 };
 
 struct LowRankMessage {

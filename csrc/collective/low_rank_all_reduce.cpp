@@ -4,6 +4,7 @@
 //      2(W - 1)/W·p bytes out and in, and those of the other tensors.
 //   2. Every rank orthonormalises the sum P in a fixed order: no bytes.
 //   3. It forms R = Aᵀ·P; an all_reduce sums them, with a sequence number of its own: 2(W - 1)/W·r bytes out and in.
+//   With them, where asked for, a random projection of A − P·Rᵀ, exact: 2(W - 1)/W·16 bytes a matrix.
 //   4. It writes P·Rᵀ to the tensors, the loss to the residuals, and R to the factors Q: no bytes.
 
 #include <algorithm>
@@ -26,8 +27,9 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint64_t kPiece = 4096;      // elements widened at a time
-constexpr float kOverflow = 0x1p100f;  // above it a product of factors might not be finite
+constexpr uint64_t kPiece = 4096;                     // elements widened at a time
+constexpr float kOverflow = 0x1p100f;                 // above it a product of factors might not be finite
+constexpr uint64_t kProbeSeed = 0xa0761d6478bd642fu;  // other signs than those of a factor's new vectors
 
 bool isZero(const void* data, size_t bytes) {
   const auto* at = static_cast<const unsigned char*>(data);
@@ -105,6 +107,24 @@ class TensorCompression {
     message.tensors.push_back({r_.size(), r_.data(), residual, t_.slot + static_cast<uint64_t>(ranks), t_.first_owner});
   }
 
+  // With them, where the caller asks for it: this rank's part of the estimate of what P·Rᵀ leaves out.
+  void probe(std::vector<float>& probes) {
+    if (!t_.rest) return;
+    probe_at_ = probes.size();
+    probes.resize(probe_at_ + kProbes);
+    if (!idle_) {
+      const uint64_t seed = t_.seed ^ kProbeSeed;
+      probeRest(probes.data() + probe_at_, a_, p_.data(), r_.data(), t_.rows, t_.columns, t_.rank, seed);
+    }
+  }
+
+  void takeProbe(const std::vector<float>& probes) const {
+    if (!t_.rest) return;
+    *t_.rest = 0;
+    for (size_t k = 0; k < kProbes; ++k)
+      *t_.rest += double{probes[probe_at_ + k]} * probes[probe_at_ + k];
+  }
+
   // The second has come. `times`: how often the result stands for what was sent, the group's size for an average.
   void finish(const LowRankKernels& kernels, bool rounds_here, float times) {
     if (!lowRank()) {
@@ -180,6 +200,7 @@ class TensorCompression {
   const DType dtype_;
   const bool idle_;
   const float* a_ = nullptr;
+  size_t probe_at_ = 0;
   std::vector<float> wide_, p_, r_, own_, lost_;
 };
 
@@ -234,14 +255,22 @@ bool lowRankAllReduce(OpContext& op, const LowRankMessage& message, const Reduct
   }
   if (finite && low_rank) {
     ++op.sequence;
+    std::vector<float> probes;
     {
       Stopwatch watch(op, Doing::encode);
       FloatEnv env;
       for (TensorCompression& tensor : tensors) {
-        if (tensor.lowRank()) tensor.shareBack(backs, kernels, ranks);
+        if (!tensor.lowRank()) continue;
+        tensor.shareBack(backs, kernels, ranks);
+        tensor.probe(probes);
       }
     }
-    allReduce(op, {std::move(backs)}, reduction);
+    messages = {std::move(backs)};
+    if (!probes.empty()) messages.emplace_back(probes.size(), CodecSpec{}, DType::float32, probes.data());
+    allReduce(op, messages, reduction);
+    for (const TensorCompression& tensor : tensors) {
+      if (tensor.lowRank()) tensor.takeProbe(probes);
+    }
     for (const TensorCompression& tensor : tensors)
       finite = finite && isBelow(tensor.r().data(), tensor.r().size(), kOverflow);
   }

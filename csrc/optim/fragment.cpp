@@ -254,7 +254,8 @@ void Fragment::wait() {
   effective_ = {};
   for (const auto& energies : flight_->energies) {
     if (energies.empty()) continue;
-    effective_.sum += static_cast<double>(lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy));
+    effective_.sum += static_cast<double>(
+        lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy, 0, energies.size()));
     ++effective_.matrices;
   }
   phase_ = Phase::landed;

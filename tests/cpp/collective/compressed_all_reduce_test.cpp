@@ -33,6 +33,9 @@ struct Side {
   std::vector<std::vector<float>> residuals, factors;
   bool finite = false;
   std::string projection;  // P's codec; empty: the tensors'
+  bool measures = false;
+  std::vector<std::vector<double>> energies;  // of each tensor, where it measures
+  std::vector<double> rests;
 
   Side(const std::vector<Shape>& shapes, DType dtype) : shapes(shapes), dtype(dtype) {
     for (size_t t = 0; t < shapes.size(); ++t) {
@@ -56,13 +59,20 @@ struct Side {
       std::iota(which.begin(), which.end(), 0);
     }
     const auto before = residuals;
+    energies.assign(shapes.size(), {});
+    rests.assign(shapes.size(), 0);
     for (size_t t : which) {
       const auto [rows, columns, rank] = shapes[t];
       const bool elsewhere = feedback && t % 2 == 0;  // half of the residuals come from other memory
       if (elsewhere) residuals[t].assign(rows * columns, NAN);
       message.tensors.push_back({data[t].data(), rows * columns, feedback ? residuals[t].data() : nullptr,
-                                 elsewhere ? before[t].data() : nullptr, rows, columns, rank, factors[t].data(), 77 + t,
-                                 static_cast<uint32_t>(t * 2 * op.group.size()), static_cast<uint32_t>(t)});
+                                 elsewhere ? before[t].data() : nullptr, rows, columns, rank, factors[t].data(),
+                                 77 + t + 16 * step, static_cast<uint32_t>(t * 2 * op.group.size()),
+                                 static_cast<uint32_t>(t)});
+      if (!measures || rank == 0) continue;
+      energies[t].resize(rank);
+      message.tensors.back().energies = energies[t].data();
+      message.tensors.back().rest = &rests[t];
     }
     finite = lowRankAllReduce(op, message, reduction);
   }
@@ -289,6 +299,55 @@ TEST(CompressedAllReduce, WhatIsNotFiniteReachesEveryRank) {
           expectAlike(others);
         }
       }
+    }
+  }
+}
+
+// What the factors show of the average and what they leave out are the whole of it, the same on all ranks, and the
+// average has the same bits as without.
+TEST(CompressedAllReduce, MeasuresWhatTheFactorsLeaveOut) {
+  for (int size : {1, 2, 3}) {
+    for (bool feedback : {false, true}) {
+      Ranks ranks(size);
+      auto all = sides(size, kShapes), without = sides(size, kShapes);
+      double shown = 0, left = 0;  // of the average's squared norm, means over steps and matrices
+      int matrices = 0;
+      for (uint32_t step = 0; step < 40; ++step) {
+        newGradients(all, step);
+        newGradients(without, step);
+        std::vector<double> whole(kShapes.size());
+        for (size_t t = 0; t < kShapes.size(); ++t) {
+          if (kShapes[t].rank == 0) continue;
+          std::vector<double> average(kShapes[t].rows * kShapes[t].columns);
+          for (auto& side : all) {
+            side->measures = true;
+            const auto x = numbers(*side, t);
+            for (size_t i = 0; i < x.size(); ++i)
+              average[i] += (x[i] + (feedback ? side->residuals[t][i] : 0)) / size;
+          }
+          whole[t] = std::inner_product(average.begin(), average.end(), average.begin(), 0.0);
+        }
+        const std::string codec = "sym8:bucket=64,nonfinite=poison";
+        ranks.expectRun("all_reduce",
+                        [&](int rank, OpContext& op) { all[rank]->run(op, codec, kAverage, feedback, step); });
+        ranks.expectRun("all_reduce",
+                        [&](int rank, OpContext& op) { without[rank]->run(op, codec, kAverage, feedback, step); });
+        expectAlike(all);
+        EXPECT_TRUE(all[0]->data == without[0]->data);
+        for (const auto& side : all) {
+          EXPECT_TRUE(side->energies == all[0]->energies);
+          EXPECT_TRUE(side->rests == all[0]->rests);
+        }
+        for (size_t t = 0; t < kShapes.size(); ++t) {
+          const std::vector<double>& energies = all[0]->energies[t];
+          if (energies.empty()) continue;
+          shown += std::accumulate(energies.begin(), energies.end(), 0.0) / whole[t];
+          left += all[0]->rests[t] / whole[t];
+          ++matrices;
+        }
+      }
+      EXPECT_GT(left / matrices, 0.3);
+      EXPECT_NEAR((shown + left) / matrices, 1, 0.2) << size << " ranks, feedback " << feedback;
     }
   }
 }
