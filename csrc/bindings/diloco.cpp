@@ -47,6 +47,9 @@ DiLoCoXOptions optionsOf(const py::dict& given) {
   reader.take("rank", o.rank);
   reader.take("adapt_rank", o.adapt_rank);
   reader.take("adapt_sync_every", o.adapt_sync_every);
+  std::string adapt_to;
+  reader.take("adapt_to", adapt_to);
+  if (!adapt_to.empty()) o.adapt_to = adaptTo(adapt_to);
   reader.take("min_rank", o.min_rank);
   reader.take("min_sync_every", o.min_sync_every);
   reader.take("window", o.window);

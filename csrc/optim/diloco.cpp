@@ -30,9 +30,9 @@ std::string textOf(const DiLoCoXOptions& o) {
                   " sync_warmup=", o.sync_warmup, " outer_lr=", o.lr, " outer_momentum=", o.momentum,
                   " codec=", o.codec.str(), " projection_codec=", o.projection.str(),
                   " error_feedback=", o.error_feedback, " eight_bits=", o.eight_bits, " rank=", o.rank,
-                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every, " min_rank=", o.min_rank,
-                  " min_sync_every=", o.min_sync_every, " window=", o.window, " energy=", o.energy,
-                  " check_every=", o.check_every, " seed=", o.seed);
+                  " adapt_rank=", o.adapt_rank, " adapt_sync_every=", o.adapt_sync_every,
+                  " adapt_to=", adaptToName(o.adapt_to), " min_rank=", o.min_rank, " min_sync_every=", o.min_sync_every,
+                  " window=", o.window, " energy=", o.energy, " check_every=", o.check_every, " seed=", o.seed);
 }
 
 void expectAveraged(const std::vector<OuterParameter>& parameters) {

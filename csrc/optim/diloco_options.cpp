@@ -15,6 +15,7 @@ namespace lowcomm {
 namespace {
 
 constexpr std::array<const char*, 4> kModes = {"sync", "continue", "restart", "eager"};
+constexpr std::array<const char*, 2> kAdaptTo = {"pseudo_gradient", "average"};
 
 template <class T>
 [[noreturn]] void refuse(const char* field, const std::string& expected, T got) {
@@ -36,6 +37,17 @@ OuterMode outerMode(const std::string& name) {
     if (name == kModes[i]) return static_cast<OuterMode>(i);
   }
   throw ValueError("DiLoCoX: mode: expected sync, continue, restart or eager, got '" + name + "'");
+}
+
+const char* adaptToName(AdaptTo of) {
+  return kAdaptTo[static_cast<size_t>(of)];
+}
+
+AdaptTo adaptTo(const std::string& name) {
+  for (size_t i = 0; i < kAdaptTo.size(); ++i) {
+    if (name == kAdaptTo[i]) return static_cast<AdaptTo>(i);
+  }
+  throw ValueError("DiLoCoX: adapt_to: expected pseudo_gradient or average, got '" + name + "'");
 }
 
 void DiLoCoXOptions::check() const {

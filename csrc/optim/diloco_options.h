@@ -26,6 +26,17 @@ const char* outerModeName(OuterMode mode);
 // Throws ValueError naming the modes.
 OuterMode outerMode(const std::string& name);
 
+// The matrices whose effective rank an adaptive loop follows.
+enum class AdaptTo : uint8_t {
+  pseudo_gradient,  // the averages of what was to be sent, δ + residual
+  average,          // what came of them, Δ, as in the paper: no more than r_t directions, so r_t only falls
+};
+
+const char* adaptToName(AdaptTo of);
+
+// Throws ValueError naming them.
+AdaptTo adaptTo(const std::string& name);
+
 // How an outer loop runs. Every rank of the group has the same.
 struct DiLoCoXOptions {
   int64_t sync_every = 0;  // H_1: inner steps from one outer step of a fragment to its next
@@ -50,6 +61,7 @@ struct DiLoCoXOptions {
 
   // Adaptive compression: see Adaptation.
   bool adapt_rank = false, adapt_sync_every = false;
+  AdaptTo adapt_to = AdaptTo::pseudo_gradient;
   int64_t min_rank = 1, min_sync_every = 1, window = 5;
   double energy = 0.95;
   std::function<double(const std::vector<double>& effective_ranks)> rank_rule;  // in place of the mean of the window
@@ -65,11 +77,16 @@ struct DiLoCoXOptions {
   int64_t delayOf(int64_t sync_every) const { return mode == OuterMode::sync ? 0 : delay == 0 ? sync_every : delay; }
 };
 
-// Rank and interval by what the averages turned out to be (DiLoCoX, arXiv 2506.21263, section 2.4.3, "adaptive
-// gradient compress algorithm"): r'_t, the effective rank of outer step t's average, is the mean over its matrices of
-// the least number of singular values with `energy` of the squares' sum; r_t the mean of the last `window` of them (r_1
-// while there are fewer), within [min_rank, r_1]; H_t = max(min_sync_every, round(H_1·r_t/r_1)). All of it follows from
-// the averages, which are the same on all ranks of a group.
+// Rank and interval by the effective rank of pseudo-gradients (DiLoCoX, arXiv 2506.21263, section 2.4.3, "adaptive
+// gradient compress algorithm"): r'_t, that of outer step t, is the mean over its matrices of the least number of
+// singular values with `energy` of the squares' sum, at most r_1; r_t the mean of the last `window` of them (r_1 while
+// there are fewer), within [min_rank, r_1]; H_t = max(min_sync_every, round(H_1·r_t/r_1)).
+//
+// The paper takes the singular values of the average Δ_t. It has passed through factors of rank r_t and has r_t of them
+// at most, so no r'_t is above r_t. Here the squares' sum is that of the average of δ + residual, as it was to be sent:
+// the factors show its largest singular values, a random projection what they leave out (LowRankTensor::rest), and r'_t
+// may be above r_t (effectiveRank). `adapt_to` chooses. All of it follows from averages, which are the same on all
+// ranks of a group.
 class Adaptation {
  public:
   // `options` outlives this.

@@ -47,6 +47,7 @@ struct Fragment::OuterMessage {
   std::vector<at::Tensor> messages;
   std::vector<std::shared_ptr<Compression>> compressions;
   std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
+  std::vector<double> rests;                  // by tensor: what the factors left out; 0 where it is not measured
   LowRankMessage coded;
   std::vector<AllReduceMessage> exact;
   double weight = 0;
@@ -180,6 +181,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight) {
   auto flight = std::make_shared<OuterMessage>();
   flight->weight = weight;
   flight->energies.resize(kept_.size());
+  flight->rests.resize(kept_.size());
   flight->coded = {DType::float32,
                    codec,
                    options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
@@ -210,6 +212,7 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight) {
     if (tensor.rank > 0 && (options_.adapt_rank || options_.adapt_sync_every)) {
       flight->energies[i].resize(tensor.rank);
       tensor.energies = flight->energies[i].data();
+      if (options_.adapt_to == AdaptTo::pseudo_gradient) tensor.rest = &flight->rests[i];
     }
     tensor.seed = compression.seed() + step;
     tensor.slot = kept.parameter.number * 2 * static_cast<uint64_t>(queue.size());
@@ -252,10 +255,13 @@ void Fragment::wait() {
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
   effective_ = {};
-  for (const auto& energies : flight_->energies) {
-    if (energies.empty()) continue;
-    effective_.sum += static_cast<double>(
-        lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy, 0, energies.size()));
+  for (size_t i = 0; i < flight_->energies.size(); ++i) {
+    const std::vector<double>& energies = flight_->energies[i];
+    const auto first = static_cast<size_t>(kept_[i].first_rank);
+    const size_t rank =
+        lowcomm::effectiveRank(energies.data(), energies.size(), options_.energy, flight_->rests[i], first);
+    if (rank == 0) continue;  // no matrix, or one that nobody moved
+    effective_.sum += static_cast<double>(rank);
     ++effective_.matrices;
   }
   phase_ = Phase::landed;

@@ -60,7 +60,7 @@ class Fragment {
   // -> idle: the message is dropped and its residual and factors roll back, once its op has ended, well or not.
   void drop();
 
-  // Of the average that landed last: the effective ranks of its matrices.
+  // Of the average that landed last: the effective ranks of its matrices (Adaptation).
   const EffectiveRanks& effectiveRanks() const { return effective_; }
 
   // r of the matrices from the next message on, at most each one's first. landed or idle.

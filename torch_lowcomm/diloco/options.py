@@ -38,8 +38,10 @@ class DiLoCoXOptions:
         error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
             "gauss", which loses little. Residuals and their copy take 8 bytes an element in host memory.
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
-        adapt_rank: Whether the rank r_t follows the averages' effective rank (arXiv 2506.21263, section 2.4.3).
+        adapt_rank: Whether the rank r_t follows the effective rank of pseudo-gradients (arXiv 2506.21263, section 2.4.3).
         adapt_sync_every: Whether the interval follows r_t too: H·r_t/r. Shards need `cluster`, or a `mesh` of two dimensions.
+        adapt_to: Whose effective rank: "pseudo_gradient", the average of what was to be sent, with the residual, by which r_t
+            falls and rises; or "average", what came of it, as in the paper: it has r_t directions at most, so r_t only falls.
         min_rank: The least rank.
         min_sync_every: The least interval, in inner steps.
         window: Number of outer steps over which r_t is a mean.
@@ -69,6 +71,7 @@ class DiLoCoXOptions:
     residual_dtype: str = "float32"
     adapt_rank: bool = False
     adapt_sync_every: bool = False
+    adapt_to: str = "pseudo_gradient"
     min_rank: int = 1
     min_sync_every: int = 1
     window: int = 5
@@ -120,6 +123,8 @@ class DiLoCoXOptions:
                 raise TypeError(f"DiLoCoX: {field.name}: expected {words}, got {value!r}")
         if not isinstance(self.mode, str):
             raise TypeError(f"DiLoCoX: mode: expected sync, continue, restart or eager, got {self.mode!r}")
+        if not isinstance(self.adapt_to, str):
+            raise TypeError(f"DiLoCoX: adapt_to: expected pseudo_gradient or average, got {self.adapt_to!r}")
         for name in ("codec", "projection_codec"):
             if not isinstance(getattr(self, name), str | None):
                 raise TypeError(f"DiLoCoX: {name}: expected a codec's text, got {getattr(self, name)!r}")

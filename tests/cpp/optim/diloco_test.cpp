@@ -329,6 +329,7 @@ TEST(DiLoCoX, FragmentsTakeTurns) {
 TEST(DiLoCoX, RankAndIntervalFollowTheAverages) {
   DiLoCoXOptions o = coded(options(10, OuterMode::sync), "sym8:bucket=64", 8);
   o.adapt_rank = o.adapt_sync_every = true;
+  o.adapt_to = AdaptTo::average;
   o.min_sync_every = 2;
   o.window = 2;
   const TrainingResult ended = run(2, o, 60);

@@ -42,6 +42,7 @@ DIFFERENT = [
     ({"outer_lr": 0.5}, ["options differs", "outer_lr=0.7", "outer_lr=0.5"]),
     ({"fragments": 2}, ["options differs", "fragments=1", "fragments=2"]),
     ({"residual_dtype": "int8"}, ["options differs", "eight_bits=0", "eight_bits=1"]),
+    ({"adapt_to": "average"}, ["options differs", "adapt_to=pseudo_gradient", "adapt_to=average"]),
     ({"seed": 1}, ["options differs", "seed=0", "seed=1"]),
     ({"network": _Narrow}, ["parameters differs", "hash"]),
     ({"network": _Renamed}, ["parameters differs", "hash"]),

@@ -53,6 +53,8 @@ OPTIONS = [
     (FACTORS | {"min_rank": 5}, ValueError, ["min_rank: expected 1...4", "got 5"]),
     (FACTORS | {"min_rank": 0}, ValueError, ["min_rank: expected 1...4", "got 0"]),
     ({"min_sync_every": 9}, ValueError, ["min_sync_every: expected 1...4", "got 9"]),
+    (ADAPTIVE | {"adapt_to": "sent"}, ValueError, ["adapt_to: expected pseudo_gradient or average", "got 'sent'"]),
+    (ADAPTIVE | {"adapt_to": None}, TypeError, ["adapt_to: expected pseudo_gradient or average", "got None"]),
     ({"window": 0}, ValueError, ["window: expected 1 or more", "got 0"]),
     ({"energy": 0}, ValueError, ["energy: expected a number in (0, 1]", "got 0"]),
     ({"energy": 1.5}, ValueError, ["energy: expected a number in (0, 1]", "got 1.5"]),
