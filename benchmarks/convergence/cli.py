@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_table1|aq|aq_replicas|subspace|
-        seed_replay|seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_table1|aq|aq_replicas|
+        subspace|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -20,6 +20,7 @@ import text
 
 from convergence import link_curves
 from convergence.ddp import runs as ddp_runs
+from convergence.diloco import adaptive as diloco_adaptive
 from convergence.diloco import plot as diloco_plot
 from convergence.diloco import runs as diloco_runs
 from convergence.diloco import table1 as diloco_table1
@@ -42,6 +43,7 @@ METHODS: dict[str, Callable] = {
     "fsdp_tables": fsdp_tables.measure,
     "ddp": ddp_runs.measure,
     "diloco": diloco_runs.measure,
+    "diloco_adaptive": diloco_adaptive.measure,
     "diloco_table1": diloco_table1.measure,
     "aq": pipeline_runs.measure,
     "aq_replicas": pipeline_replicas.measure,

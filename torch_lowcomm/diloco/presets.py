@@ -81,8 +81,8 @@ def diloco_x(
     if rank is None:
         return options
     least = max(1, sync_every // 4) if min_sync_every is None else min_sync_every
-    adaptive = {"adapt_rank": True, "adapt_sync_every": True, "min_rank": min_rank, "min_sync_every": least}
-    return options | {"rank": rank, **adaptive}
+    adaptive = {"adapt_rank": True, "adapt_sync_every": True, "adapt_to": "average"}  # the paper's measure
+    return options | {"rank": rank, "min_rank": min_rank, "min_sync_every": least} | adaptive
 
 
 def sparse_loco(*, sync_every: int = 50, keep: float = 0.02) -> dict[str, Any]:

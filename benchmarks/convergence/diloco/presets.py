@@ -21,7 +21,7 @@ def without(*options: str) -> dict[str, Any]:
     return {name: value for name, value in FULL.items() if name not in options}
 
 
-ADAPTIVE = ("adapt_rank", "adapt_sync_every", "min_rank", "min_sync_every")
+ADAPTIVE = ("adapt_rank", "adapt_sync_every", "adapt_to", "min_rank", "min_sync_every")
 PRESETS: dict[str, Configuration] = {
     "all_reduce": Configuration(),
     "DiLoCo": Configuration(outer=DILOCO),

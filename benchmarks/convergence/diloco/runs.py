@@ -137,8 +137,10 @@ def by_formula(entry: dict[str, Any]) -> message_bytes.Sent:
         return total.plus(step, times=c.steps)
     if not c.outer:
         return total.plus(message_bytes.outer_step(PARAMETERS, None, 0, c.ranks, 0), times=c.steps)
+    adapts = c.outer.get("adapt_rank") or c.outer.get("adapt_sync_every")
+    probed = bool(adapts) and c.outer.get("adapt_to") != "average"
     for outer in entry["outer"]:
-        step = message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0)
+        step = message_bytes.outer_step(PARAMETERS, c.outer["codec"], outer["sent_rank"], c.ranks, 0, probed=probed)
         total = total.plus(step, times=1 / c.outer.get("fragments", 1))
     return total
 

@@ -18,6 +18,13 @@ def test_convergence_quick(tmp_path):
     quick_convergence("diloco", 7, tmp_path)
 
 
+@pytest.mark.slow
+def test_adaptive_quick(tmp_path):
+    """The gate of bytes holds the formula of what the measure adds."""
+    content = quick_convergence("diloco_adaptive", 2, tmp_path)
+    assert {curve["name"] for curve in content["curves"]} == {"r=24, H=20", "r and H, average", "r and H, 0.95"}
+
+
 def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     table1 = importlib.import_module("convergence.diloco.table1")
