@@ -1,10 +1,14 @@
 """lc.DiLoCoX whose rank and interval adapt: both ways, the same on all ranks, by a measure that costs next to nothing."""
 
+import os
+
+import ddp_model
 import pytest
 import torch
 from torch import nn
 
 import torch_lowcomm as lc
+from torch_lowcomm import _C
 
 RANK, EVERY, STEPS = 8, 8, 96
 ADAPTIVE = {"rank": RANK, "adapt_rank": True, "adapt_sync_every": True, "window": 2, "codec": "sym8:bucket=64"}
@@ -58,6 +62,20 @@ def test_rank_and_interval_follow_both_ways(pair, mode, error_feedback):
 
 def test_of_four_ranks(quad):
     _expect_both_ways(quad(_both_ways, "continue", True))
+
+
+def _on_a_form(r, scalar):
+    """A run, rank 0 of which has the loops of the barest CPU."""
+    if scalar and r.rank == 0:
+        os.environ["LOWCOMM_KERNELS"] = "scalar"  # before the first op, which reads it
+    r.init()
+    seen, _, parameters = _train(r, (2, RANK, 2), mode="continue")
+    ended = {str(i): parameter for i, parameter in enumerate(parameters)}
+    return _C.kernels(), ended | {"ranks and intervals": torch.tensor(seen, dtype=torch.float64)}
+
+
+def test_different_cpus_come_to_the_same_ranks():
+    ddp_model.expect_the_same_bits(_on_a_form)
 
 
 def _measures(r):
