@@ -22,6 +22,7 @@
 #include "collective/summer.h"
 #include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
+#include "kernels/low_rank/signs.h"
 #include "kernels/reduce.h"
 
 namespace lowcomm {
@@ -89,7 +90,7 @@ class TensorCompression {
     p_.assign(t_.rank * t_.rows, 0);
     if (!idle_) {
       widen();
-      kernels.project(p_.data(), a_, t_.factor, t_.rows, t_.columns, t_.rank);
+      project(kernels);
     }
     message.tensors.push_back({p_.size(), p_.data(), nullptr, t_.slot, t_.first_owner});
   }
@@ -112,10 +113,9 @@ class TensorCompression {
     if (!t_.rest) return;
     probe_at_ = probes.size();
     probes.resize(probe_at_ + kProbes);
-    if (!idle_) {
-      const uint64_t seed = t_.seed ^ kProbeSeed;
-      probeRest(probes.data() + probe_at_, a_, p_.data(), r_.data(), t_.rows, t_.columns, t_.rank, seed);
-    }
+    if (idle_) return;
+    probeRest(probes.data() + probe_at_, sums_.data(), omega(), p_.data(), r_.data(), t_.rows, t_.columns, t_.rank,
+              probeSeed());
   }
 
   void takeProbe(const std::vector<float>& probes) const {
@@ -175,6 +175,24 @@ class TensorCompression {
     a_ = wide_.data();
   }
 
+  uint64_t probeSeed() const { return t_.seed ^ kProbeSeed; }
+  const float* omega() const { return directions_.data() + t_.rank * t_.columns; }
+
+  // P, and with a probe its sums too, as of one direction more: one pass over A.
+  void project(const LowRankKernels& kernels) {
+    if (!t_.rest) {
+      kernels.project(p_.data(), a_, t_.factor, t_.rows, t_.columns, t_.rank);
+      return;
+    }
+    directions_.assign(t_.factor, t_.factor + t_.rank * t_.columns);
+    directions_.resize((t_.rank + 1) * t_.columns);
+    drawSigns(directions_.data() + t_.rank * t_.columns, t_.columns, probeSeed());
+    p_.resize((t_.rank + 1) * t_.rows);
+    kernels.project(p_.data(), a_, directions_.data(), t_.rows, t_.columns, t_.rank + 1);
+    sums_.assign(p_.end() - static_cast<std::ptrdiff_t>(t_.rows), p_.end());
+    p_.resize(t_.rank * t_.rows);
+  }
+
   // P·Rᵀ to the tensor. What its rounding to a 16-bit type loses is fed back by one rank.
   void write(const LowRankKernels& kernels, bool rounds_here, float times) {
     if (dtype_ == DType::float32) {
@@ -202,6 +220,7 @@ class TensorCompression {
   const float* a_ = nullptr;
   size_t probe_at_ = 0;
   std::vector<float> wide_, p_, r_, own_, lost_;
+  std::vector<float> directions_, sums_;  // of the probe: the factor and ω; A·ω
 };
 
 bool holdsElements(const AllReduceMessage& message) {

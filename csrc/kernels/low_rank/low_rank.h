@@ -59,11 +59,12 @@ void squaredSingularValues(double* out, const float* r, size_t rank, size_t colu
 // R: it says what all ranks together left out, which their own norms do not.
 inline constexpr size_t kProbes = 4;
 
-// Element i of row sums y = (A − P·Rᵀ)·ω, ω of ±1, is added with a sign of its own to number i mod kProbes. `p` need
-// not be orthonormal. A pass over A, as project takes for one column; fixed order, equal bits on every CPU. Allocates
-// rows + columns floats.
-void probeRest(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns, size_t rank,
-               uint64_t seed);
+// `sums` are A·ω as project makes them, of ω that drawSigns (signs.h) makes of `seed`: one column more of a projection
+// that is made anyhow. They become (A − P·Rᵀ)·ω, and element i of that is added with a sign of its own to number i mod
+// kProbes. P need not be orthonormal. Fixed order, equal bits on every CPU. Allocates rank + rows floats; called under
+// FloatEnv.
+void probeRest(float* out, float* sums, const float* omega, const float* p, const float* r, size_t rows, size_t columns,
+               size_t rank, uint64_t seed);
 
 // The effective rank of a matrix: the least r with Σ_{i≤r} σ² >= `energy`·Σ σ², 0 where all are 0 (DiLoCoX, arXiv
 // 2506.21263, section 2.4.3). `squares` are the largest `count` of its squared singular values, descending, and `rest`

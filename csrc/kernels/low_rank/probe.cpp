@@ -7,20 +7,17 @@
 
 namespace lowcomm {
 
-void probeRest(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns, size_t rank,
-               uint64_t seed) {
+void probeRest(float* out, float* sums, const float* omega, const float* p, const float* r, size_t rows, size_t columns,
+               size_t rank, uint64_t seed) {
   const LowRankKernels& kernels = *lowcomm::kernels().low_rank;
-  std::vector<float> signs(columns), y(rows), captured(rank);
-  drawSigns(signs.data(), columns, seed);
-  kernels.project(y.data(), a, signs.data(), rows, columns, 1);
-  kernels.project(captured.data(), r, signs.data(), rank, columns, 1);
-  kernels.subtract(y.data(), y.data(), p, captured.data(), rows, 1, rank);
-  signs.resize(rows);
+  std::vector<float> captured(rank), signs(rows);
+  kernels.project(captured.data(), r, omega, rank, columns, 1);
+  kernels.subtract(sums, sums, p, captured.data(), rows, 1, rank);
   drawSigns(signs.data(), rows, ~seed);
   for (size_t k = 0; k < kProbes; ++k)
     out[k] = 0;
   for (size_t i = 0; i < rows; ++i)
-    out[i % kProbes] += signs[i] * y[i];
+    out[i % kProbes] += signs[i] * sums[i];
 }
 
 }  // namespace lowcomm

@@ -8,6 +8,7 @@
 #include "grid_cases.h"
 #include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
+#include "kernels/low_rank/signs.h"
 
 namespace lowcomm {
 namespace {
@@ -32,8 +33,10 @@ struct Factored {
 
   std::vector<float> probes(uint64_t seed) const {
     const FloatEnv env;
-    std::vector<float> out(kProbes, -9);
-    probeRest(out.data(), a.data(), basis().data(), r.data(), kRows, kColumns, kRank, seed);
+    std::vector<float> out(kProbes, -9), omega(kColumns), sums(kRows);
+    drawSigns(omega.data(), kColumns, seed);
+    kernels().low_rank->project(sums.data(), a.data(), omega.data(), kRows, kColumns, 1);
+    probeRest(out.data(), sums.data(), omega.data(), basis().data(), r.data(), kRows, kColumns, kRank, seed);
     return out;
   }
 
