@@ -64,6 +64,7 @@ WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
     "diloco": diloco_plot.draw,
+    "diloco_adaptive": diloco_plot.draw_adaptive,
     "aq": pipeline_plot.draw,
     "subspace": subspace_plot.draw,
     "seed_replay": seed_replay_plot.draw,

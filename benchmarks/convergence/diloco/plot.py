@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +39,45 @@ def draw(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None
             lines.plot(*zip(*points, strict=True), label=name, linewidth=1.4)
         lines.set_ylabel("training loss (nats a byte; mean of 20 steps)")
         lines.legend(fontsize=8)
-        for name, curve in first.items():
-            at = curve["bytes"][-1] / 1e6, curve["validation"]
-            ends.plot(*at, "o", markersize=4, color="tab:red" if name == "DiLoCoX" else "tab:blue")
-            ends.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
-        ends.set_ylabel("validation loss of the outer parameters")
-        for axes in (lines, ends):
-            axes.set_xscale("log")
-            axes.set_xlabel("sent by a rank (MB)")
-            axes.grid(alpha=0.3, which="both")
+        draw_ends(ends, first, {"DiLoCoX"})
+        lines.set_xscale("log")
+        lines.set_xlabel("sent by a rank (MB)")
+        lines.grid(alpha=0.3, which="both")
         draw_adaptation(adaptation, first["DiLoCoX"]["outer"])
+
+
+def draw_adaptive(curves: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+    """Writes a PNG of two panels, of seed 0 of `diloco_adaptive`: validation loss of every run; r_t of those that adapt.
+
+    Args:
+        curves: Of the JSON.
+        path: Of the PNG.
+        title: Above all of it.
+    """
+    first = {curve["name"]: curve for curve in curves if curve["seed"] == 0}
+    adapt = {name for name, curve in first.items() if curve["outer"][-1]["effective_rank"]}
+    with panels(path, 2, size=(12, 5), title=title) as (ends, ranks):
+        draw_ends(ends, first, adapt)
+        for name in (name for name in first if name in adapt):
+            outer = first[name]["outer"]
+            ranks.plot([o["step"] for o in outer], [o["rank"] for o in outer], label=name, drawstyle="steps-post")
+        ranks.set_xlabel("inner steps")
+        ranks.set_ylabel("r_t")
+        ranks.set_ylim(bottom=0)
+        ranks.grid(alpha=0.3)
+        ranks.legend(fontsize=8)
+
+
+def draw_ends(axes: Any, curves: Mapping[str, Mapping[str, Any]], marked: Set[str]) -> None:
+    """A point a run with its name: validation loss against bytes; those `marked` in red."""
+    for name, curve in curves.items():
+        at = curve["bytes"][-1] / 1e6, curve["validation"]
+        axes.plot(*at, "o", markersize=4, color="tab:red" if name in marked else "tab:blue")
+        axes.annotate(name, at, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axes.set_ylabel("validation loss of the outer parameters")
+    axes.set_xscale("log")
+    axes.set_xlabel("sent by a rank (MB)")
+    axes.grid(alpha=0.3, which="both")
 
 
 def draw_adaptation(axes: Any, outer: Sequence[Mapping[str, float]]) -> None:
