@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
-
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
 
 
 def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
@@ -30,9 +29,9 @@ def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[A
     size = dist.get_world_size(group)
     lengths = torch.empty(size, dtype=torch.int64)
     with exact():
-        _all_gather(lengths, torch.tensor([len(data)]), group=group)
+        all_gather_single(lengths, torch.tensor([len(data)]), group=group)
         longest = int(lengths.max())
         found = torch.empty(size * longest, dtype=torch.uint8)
-        _all_gather(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
+        all_gather_single(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
     rows = zip(found.view(size, longest), lengths.tolist(), strict=True)
     return [json.loads(row[:length].numpy().tobytes()) for row, length in rows]

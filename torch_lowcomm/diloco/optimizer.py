@@ -260,7 +260,7 @@ class DiLoCoX(OptimizerAround):
 
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
-        0 without factors), "effective_rank" (of the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
+        0 without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
         for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
         computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
         model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages),

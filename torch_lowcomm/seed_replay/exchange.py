@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch_lowcomm import _C
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._text_difference import show_both
+from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
 
 _STEP = struct.Struct("<ff")  # learning rate and weight decay, before each message of a static group
@@ -167,7 +168,7 @@ class StaticExchange:
     def _gathered(self, mine: torch.Tensor) -> torch.Tensor:
         found = mine.new_empty(self._size * mine.numel())
         with exact():
-            dist.all_gather_into_tensor(found, mine, group=self._group)
+            all_gather_single(found, mine, group=self._group)
         # As in a direct exchange: to every other rank, and from every other rank.
         self._sent += (self._size - 1) * mine.nbytes
         self._received += (self._size - 1) * mine.nbytes

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm._text_difference import show_both
+from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.groups import exact
 
 logger = logging.getLogger("torch_lowcomm")
@@ -101,7 +102,7 @@ class MachineRanks:
         for group in reversed(self._groups):
             gathered = found.new_empty(dist.get_world_size(group) * found.numel())
             with exact():
-                dist.all_gather_into_tensor(gathered, found, group=group)
+                all_gather_single(gathered, found, group=group)
             found = gathered
         rows = found.view(len(self.ranks), -1).tolist()
         for rank, row in zip(self.ranks, rows, strict=True):

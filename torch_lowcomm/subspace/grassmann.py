@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from torch_lowcomm import _C
+from torch_lowcomm._torch_names import all_gather_single
 from torch_lowcomm.pipeline.context import unwrapped
 from torch_lowcomm.subspace.basis import Basis
 
@@ -327,5 +328,5 @@ class Grassmann:
     def _gather(self, number: int) -> list[int]:
         """A number of every rank."""
         numbers = torch.empty(dist.get_world_size(self._group), dtype=torch.int64)
-        dist.all_gather_into_tensor(numbers, torch.tensor([number]), group=self._group)
+        all_gather_single(numbers, torch.tensor([number]), group=self._group)
         return [int(n) for n in numbers]
