@@ -1,0 +1,77 @@
+"""Runs the programs of docs/recipes.md as the page has them, under launchers of their own, and checks what they leave."""
+
+import pathlib
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import ranks
+import torch
+
+ROOT = pathlib.Path(__file__).parents[2]
+DEADLINE_S = 180.0
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def program(title):
+    """The Python block of a section of the page."""
+    section = (ROOT / "docs/recipes.md").read_text().split(f"### {title}\n")[1].split("\n##")[0]
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return block
+
+
+def launch(tmp_path, title, launchers, *, start="train.py"):
+    """Runs a section's program under several launchers at once.
+
+    Args:
+        tmp_path: Where the program is written.
+        title: The section's.
+        launchers: [(ranks, environment, folder to run in)]; the ranks' output is in its folder log.
+        start: The file that torchrun starts, in the same folder, if it is another one than the program.
+
+    Returns:
+        How each ended.
+    """
+    (tmp_path / "train.py").write_text(program(title))
+
+    def run(job):
+        size, env, folder = job
+        logs = ["--log-dir=log", "--redirects=3"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={size}",
+            *logs,
+            tmp_path / start,
+        ]
+        return ranks.run_command(command, deadline_s=DEADLINE_S, cwd=folder, env=_QUIET | env)
+
+    with ThreadPoolExecutor(len(launchers)) as pool:
+        return list(pool.map(run, launchers))
+
+
+def output(folder, name="stdout"):
+    """All that the ranks of the launcher in this folder have written."""
+    return "\n".join(log.read_text() for log in sorted(pathlib.Path(folder).glob(f"log/**/{name}.log")))
+
+
+def expect_equal(one, other):
+    """Two state dicts of the same bits."""
+    assert one.keys() == other.keys() and one
+    for name, tensor in one.items():
+        assert tensor.isfinite().all() and torch.equal(tensor, other[name]), name
+
+
+def untrained(state):
+    """Whether a state dict has the weights that every program begins with."""
+    torch.manual_seed(0)
+    weight = torch.nn.Linear(64, 256).weight
+    return any(torch.equal(tensor, weight) for tensor in state.values())
