@@ -24,6 +24,7 @@ myst_heading_anchors = 3  # as GitHub makes them
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
+autodoc_mock_imports = ["torchft"]  # not needed to read the pages
 napoleon_numpy_docstring = False
 
 

@@ -1,0 +1,141 @@
+"""lowcomm under torchft: its Manager over a killed replica group, and the process group that it makes again and again."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import ranks
+import recipes
+import torch
+import torch.distributed as dist
+
+if importlib.util.find_spec("torchft") is None:
+    pytest.skip("needs torchft: pip install torchft-nightly", allow_module_level=True)
+
+DEADLINE_S = 120
+POLICY = "all_reduce=qsgd4:bucket=64"
+
+
+# All replica groups begin together. The third is killed as it says that it made an outer step with the others for the third
+# time: the others are then in the interval that follows.
+_START = """
+import builtins, os, pathlib, runpy, signal, time
+import torch_lowcomm, torchft.local_sgd
+
+here, replica, together = pathlib.Path(__file__).parent, os.environ["REPLICA"], []
+(here / f"ready{replica}").touch()
+while len(list(here.glob("ready*"))) < 3:
+    time.sleep(0.01)
+
+def heard(*words, say=print, **options):
+    say(*words, **options)
+    together.extend(word for word in words if "of 3 replica groups" in word)
+    if replica == "2" and len(together) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+builtins.print = heard
+runpy.run_path(str(here / "train.py"), run_name="__main__")
+"""
+
+
+@pytest.fixture
+def lighthouse():
+    """Address of a lighthouse, in a process of its own as the page has it."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    command = [pathlib.Path(sys.executable).parent / "torchft_lighthouse", f"--bind=[::]:{port}", "--min_replicas=2"]
+    process = subprocess.Popen(
+        [*command, "--join_timeout_ms=10000", "--heartbeat_timeout_ms=2000"], stderr=subprocess.DEVNULL
+    )
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+
+
+def test_goes_on_without_a_killed_replica_group(tmp_path, lighthouse):
+    folders = [tmp_path / f"replica{replica}" for replica in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    (tmp_path / "start.py").write_text(_START)
+    launchers = [
+        (1, {"TORCHFT_LIGHTHOUSE": lighthouse, "REPLICA": str(replica)}, folders[replica]) for replica in range(3)
+    ]
+    ended = recipes.launch(tmp_path, "torchft", launchers, start="start.py")
+    said = [recipes.output(folder) for folder in folders]
+    assert ended[2].code != 0 and said[2].count("of 3 replica groups") == 3, said[2]
+    for launcher, text, folder in list(zip(ended, said, folders, strict=True))[:2]:
+        assert launcher.code == 0, recipes.output(folder, "stderr")
+        assert "outer step 40 of 2 replica groups" in text, text
+        (numbers,) = re.findall(r"loss ([\d.]+) to ([\d.]+), ([\d.]+) times fewer bytes", text)
+        first, last, fewer = map(float, numbers)
+        assert last < 0.5 * first and fewer > 5, text
+    states = [torch.load(folder / "outer.pt") for folder in folders[:2]]
+    recipes.expect_equal(*states)
+    assert not recipes.untrained(states[0])
+
+
+def _reduces(group, rank):
+    """The mean error of an average over the group, of values that every rank can compute."""
+    tensors = [torch.randn(100_000, generator=torch.Generator().manual_seed(r)) for r in range(group.size())]
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.SUM
+    work = group.allreduce([tensors[rank]], options)
+    work.wait()
+    others = [torch.randn(100_000, generator=torch.Generator().manual_seed(r)) for r in range(group.size())]
+    return (tensors[rank] - sum(others)).abs().mean().item()
+
+
+def _made_again(r, port, fault):
+    """A group of three; the third rank is killed or cut off; the others see it, and go on in a group of two."""
+    from torchft.process_group import reconfigure_with_store
+
+    import torch_lowcomm as lc
+    from torch_lowcomm.torchft import ProcessGroupLowcomm
+
+    group = ProcessGroupLowcomm(lc.Options(POLICY, min_bytes=0), timeout=timedelta(seconds=20))
+    if r.rank == 0:  # it has made groups before the others came
+        reconfigure_with_store(group, f"127.0.0.1:{port}/alone", 0, 1)
+    reconfigure_with_store(group, f"127.0.0.1:{port}/first", r.rank, 3)
+    assert 0 < _reduces(group, r.rank) < 0.5 and group.errored() is None
+    (counts,) = [ops["all_reduce"] for ops in lc.stats().values()]
+    assert counts["exact_calls"] == 0 and counts["ratio"] > 5, counts
+    if r.rank == 2:
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        group.abort()
+        return True
+    with pytest.raises(dist.DistBackendError):
+        for _ in range(3):  # the first may have come to its end before
+            _reduces(group, r.rank)
+    deadline = time.monotonic() + DEADLINE_S / 4
+    while group.errored() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert isinstance(group.errored(), dist.DistBackendError), group.errored()
+    reconfigure_with_store(group, f"127.0.0.1:{port}/second", r.rank, 2)
+    assert group.errored() is None and group.size() == 2
+    assert 0 < _reduces(group, r.rank) < 0.5 and group.errored() is None
+    group.shutdown()
+    return True
+
+
+@pytest.mark.parametrize("fault", ["killed", "aborted"])
+def test_a_group_is_made_again_without_a_lost_rank(store, fault):
+    gone = {2: -signal.SIGKILL} if fault == "killed" else {}
+    assert all(ranks.run_ranks(_made_again, 3, store.port, fault, timeout=DEADLINE_S, allow_exit=gone)[:2])
+
+
+def test_options_of_another_type_are_refused():
+    from torch_lowcomm.torchft import ProcessGroupLowcomm
+
+    with pytest.raises(TypeError, match=r"options: expected torch_lowcomm\.Options or None, got str"):
+        ProcessGroupLowcomm(POLICY)
