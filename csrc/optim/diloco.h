@@ -118,7 +118,8 @@ class DiLoCoX {
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
   // (and its inner optimizer and parameters) goes on with the same bits. In a site all ranks of all sites have their
-  // state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays.
+  // state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays, except in the site
+  // of a rank whose average failed, which drops the step.
   TensorMap state();
 
   // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
@@ -162,6 +163,7 @@ class DiLoCoX {
   void agreeOnState(std::string error);
   void startCheck();
   void giveUp();
+  bool isLostInSite(bool mine);
   struct Ahead;
   Ahead mostAdvanced(size_t stripe) const;
   bool agreeOnSchedule(bool behind);

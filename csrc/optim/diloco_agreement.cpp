@@ -173,6 +173,14 @@ void DiLoCoX::adapt() {
   }
 }
 
+// Whether a rank of the site has lost an average under way: then all of them drop what they have of that outer step, as
+// a rank that had none would make the next one in another order than the others.
+bool DiLoCoX::isLostInSite(bool mine) {
+  if (!site_.ranks) return mine;
+  const std::vector<double> all = gatherNumber(mine ? 1 : 0, *site_.ranks, kState);
+  return std::any_of(all.begin(), all.end(), [](double one) { return one != 0; });
+}
+
 // First among those that average with this rank, then in its site: so everybody hears of it.
 void DiLoCoX::agreeOnState(std::string error) {
   if (!site_.ranks) return;
@@ -192,6 +200,7 @@ void DiLoCoX::agreeOnState(std::string error) {
 }
 
 void DiLoCoX::stateFailed(const std::string& error) {
+  if (isLostInSite(false)) giveUp();
   agreeOnState(error.empty() ? "no reason was given" : error);
 }
 

@@ -34,17 +34,20 @@ TensorMap DiLoCoX::counters() const {
 }
 
 TensorMap DiLoCoX::state() {
+  std::exception_ptr error;
+  std::string said;
   try {
     for (FragmentSchedule& s : fragments_) {
       for (Fragment& stripe : s.stripes)
         stripe.wait();
     }
   } catch (const std::exception& caught) {
-    giveUp();
-    agreeOnState(caught.what());
-    throw;
+    error = std::current_exception();
+    said = caught.what();
   }
-  agreeOnState("");
+  if (isLostInSite(error != nullptr)) giveUp();
+  agreeOnState(said);
+  if (error) std::rethrow_exception(error);
   TensorMap state = counters();
   for (const FragmentSchedule& s : fragments_) {
     for (const Fragment& stripe : s.stripes)

@@ -1,0 +1,65 @@
+"""lc.DiLoCoX over sites of several ranks where something is wrong or uneven on one rank: the others neither wait nor differ."""
+
+import ddp_model
+import diloco_model
+import pytest
+import torch
+import torch.distributed as dist
+from pipeline_model import EVERY, HIDDEN
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import torch_lowcomm as lc
+
+TIMEOUT_S = 25
+
+
+def _by_hand(r, **options):
+    """(number of the site, model, loop) of a rank of two sites of two replicas that no wrapper names."""
+    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "ranks"))
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(ddp_model.WIDTH, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 7))
+    optimizer = lc.DiLoCoX(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        EVERY,
+        model=model,
+        group=mesh.get_group("sites"),
+        replicas=mesh.get_group("ranks"),
+        **options,
+    )
+    return mesh.get_coordinate()[0], model, optimizer
+
+
+def _train(model, optimizer, site, steps, spoilt=False):
+    for step in steps:
+        x, y = ddp_model.batch(site, step)
+        (model(x) - y).square().mean().backward()
+        if spoilt:
+            for parameter in model.parameters():
+                parameter.grad.fill_(float("nan"))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _saves_a_nan(r):
+    """One replica has sent a NaN, which its state_dict meets: the site's other rank drops its part of the step too."""
+    r.init(timeout_s=TIMEOUT_S)
+    site, model, optimizer = _by_hand(r, codec="sym4:bucket=64")
+    _train(model, optimizer, site, range(EVERY - 1))
+    _train(model, optimizer, site, [EVERY - 1], spoilt=r.rank == 1)
+    with pytest.raises((ValueError, dist.DistBackendError)) as caught:
+        optimizer.state_dict()
+    optimizer.restore()
+    _train(model, optimizer, site, range(EVERY, 4 * EVERY))
+    outer_steps = optimizer.report["outer_steps"]
+    optimizer.finish()
+    return str(caught.value), outer_steps, [p.detach().clone() for p in model.parameters()]
+
+
+def test_sites_train_on_after_a_state_that_one_replica_could_not_save(quad):
+    found = quad(_saves_a_nan)
+    for said, outer_steps, parameters in found:
+        assert "expected finite pseudo-gradients" in said
+        assert outer_steps == 4
+        assert all(p.isfinite().all() for p in parameters)
+        assert not diloco_model.differing(parameters, found[0][2])
