@@ -95,7 +95,6 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     refuse(error, groups_, site_);
     std::rethrow_exception(mistake);
   }
-  const bool has_buffers = !buffers.empty();
   attempt([&] {
     model_ = std::make_unique<SiteModel>(std::move(parameters), site_, options_.fragments, options_.rank,
                                          /*same_values=*/true);
@@ -110,7 +109,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     for (int64_t f = 0; f < options_.fragments; ++f)
       fragments_.push_back(scheduled(*model_, options_, f, /*buffers=*/false));
     of_parameters_ = fragments_.size();
-    if (has_buffers) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
+    if (!buffers_->empty()) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
     report_.stripe_elements = model_->stripeElements();
     report_.stripes = model_->stripes();
     checks_.resize(model_->stripes().size());

@@ -148,7 +148,7 @@ SiteModel::SiteModel(std::vector<OuterParameter> parameters, const OuterSite& si
     for (int stripe = place; stripe < stripes; stripe += static_cast<int>(holders.size()))
       stripes_.push_back(first + stripe);
   }
-  chooseSources();
+  chooseSources(same_values);
   place();
 }
 
@@ -265,14 +265,15 @@ void SiteModel::deal(int part, const std::vector<int>& holders, int first, int s
   }
 }
 
-// One holding for every box of a piece, from which collect() takes it: the carrier's where that has it.
-void SiteModel::chooseSources() {
+// One holding for every box of a piece, from which collect() takes it: the carrier's where that has it, or, where
+// replicas may differ, the first one's.
+void SiteModel::chooseSources(bool same_values) {
   std::map<std::pair<size_t, Box>, size_t> sources;
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];
     const Holding& holding = held_[segment.holder][segment.holding];
     const auto [at, is_new] = sources.try_emplace({segment.piece, Box(holding.offset, holding.size)}, s);
-    if (!is_new && segment.holder == pieces_[segment.piece].carrier) at->second = s;
+    if (same_values && !is_new && segment.holder == pieces_[segment.piece].carrier) at->second = s;
   }
   for (const auto& [box, s] : sources)
     segments_[s].source = true;
@@ -282,7 +283,7 @@ void SiteModel::chooseSources() {
 void SiteModel::place() {
   for (Segment& segment : segments_) {
     Piece& piece = pieces_[segment.piece];
-    segment.direct = segment.holder == piece.carrier && segment.elements == piece.elements;
+    segment.direct = segment.source && segment.holder == piece.carrier && segment.elements == piece.elements;
     moves_ = moves_ || !segment.direct;
     if (!segment.direct || piece.carrier != rank_) continue;
     piece.parameter = static_cast<int>(segment.holding);

@@ -52,6 +52,9 @@ class SiteModel {
   // Whether a rank of the site holds the same part as this one.
   bool isOfPart(int rank) const { return parts_[rank] == parts_[rank_]; }
 
+  // Whether no rank of the site holds anything.
+  bool empty() const { return pieces_.empty(); }
+
   // Whether any rank of the site has something to collect or spread.
   bool moves() const { return moves_; }
 
@@ -100,7 +103,7 @@ class SiteModel {
   void cut(int part, const std::vector<int>& holders, int64_t fragments, int64_t matrix_rank);
   void addSegments(const Piece& piece, const Whole& whole);
   void deal(int part, const std::vector<int>& holders, int first, int stripes, int64_t fragments);
-  void chooseSources();
+  void chooseSources(bool same_values);
   void place();
   void exchange(int64_t fragment, bool collects);
   at::Tensor atHolder(const Segment& segment, const at::Tensor& parameter) const;

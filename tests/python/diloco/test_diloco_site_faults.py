@@ -63,3 +63,51 @@ def test_sites_train_on_after_a_state_that_one_replica_could_not_save(quad):
         assert outer_steps == 4
         assert all(p.isfinite().all() for p in parameters)
         assert not diloco_model.differing(parameters, found[0][2])
+
+
+def _buffers_of_replicas(r):
+    """Each replica has running means and variances of its own."""
+    r.init(timeout_s=TIMEOUT_S)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 1, model=model, mesh=mesh, mode="sync", average_buffers=True)
+    with torch.no_grad():
+        model[1].running_mean.fill_(10.0 + r.rank)
+        model[1].running_var.fill_(20.0 + r.rank)
+    optimizer.step()
+    averaged = model[1].running_mean.tolist(), model[1].running_var.tolist()
+    with optimizer.outer_parameters():
+        outer = model[1].running_mean.tolist(), model[1].running_var.tolist()
+    optimizer.finish()
+    return averaged, outer
+
+
+def test_of_replicas_the_first_ones_buffers_are_averaged(quad):
+    for averaged, outer in quad(_buffers_of_replicas):
+        assert averaged == outer == ([11.0] * 5, [21.0] * 5)  # of ranks 0 and 2
+
+
+def _buffers_of_a_stage(r, first):
+    """Two sites of two stages, of which one has running means; the other has no buffer."""
+    r.init(timeout_s=TIMEOUT_S)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "stages"))
+    site, stage = mesh.get_coordinate()
+    torch.manual_seed(stage)
+    model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5) if (stage == 0) == first else nn.Tanh())
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 2, model=model, mesh=mesh, average_buffers=True, codec="sym4:bucket=64")
+    for step in range(5):
+        torch.manual_seed(10 * site + step)
+        model(torch.randn(6, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    return [tensor.clone() for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_stage_of_a_site_has_buffers(quad, first):
+    found = quad(_buffers_of_a_stage, first)
+    assert not diloco_model.differing(found[:2], found[2:])
