@@ -129,7 +129,7 @@ void SiteModel::exchange(int64_t fragment, bool collects) {
     for (const Part& part : unpacked[rank])
       part.tensor.copy_(got[rank].view(part.at, part.tensor));
   }
-  hosts.store();
+  if (!collects) hosts.store();
 }
 
 }  // namespace lowcomm
