@@ -218,6 +218,7 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
   };
   if (s.under_way) {  // the message before, all the interval long
     landed(s);
+    s.sent_samples = weight;
     for (size_t stripe = 0; stripe < s.stripes.size(); ++stripe)
       keepError([&] { s.stripes[stripe].applyAndSend(*groups_[stripe], number, weight); });
     s.model.spread(s.number);
@@ -229,9 +230,9 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
     send(/*marks=*/true);
     if (options_.mode == OuterMode::eager) s.model.spread(s.number);  // an own outer step has moved them
     conclude(s, {}, nullptr);
-    const int64_t delay = options_.delayOf(sync_every_);
-    if (delay < sync_every_) s.apply_at = steps_ + delay;
   }
+  const int64_t delay = options_.delayOf(sync_every_);
+  if (s.under_way && delay < sync_every_) s.apply_at = steps_ + delay;
   startInterval(s, 1);
   if (s.buffers) {
     s.send_at = fragments_.front().send_at;
@@ -248,6 +249,7 @@ void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
   for (Fragment& stripe : s.stripes)
     stripe.apply(move);
   s.under_way = false;
+  s.sent_samples = 0;
   s.apply_at = -1;
   s.model.spread(s.number);
   if (!s.buffers) startCheck();
@@ -294,15 +296,19 @@ void DiLoCoX::startCheck() {
   }
 }
 
-// Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again.
+// Drops the messages under way. Training since then stays in the parameters, and counts from θ̄ again, as its samples
+// do.
 void DiLoCoX::giveUp() {
   for (FragmentSchedule& s : fragments_) {
     for (Fragment& stripe : s.stripes)
       stripe.drop();
+    if (s.under_way) s.samples += std::exchange(s.sent_samples, 0);
     s.under_way = false;
     s.apply_at = -1;
     if (s.send_at <= steps_) startInterval(s, 1);
   }
+  // By the clock, sites would not have the same fragment next: some ended this interval by their limit of steps.
+  if (options_.sync_seconds > 0) startIntervals();
   for (Ticket& check : checks_)
     check = Ticket();
   kept_error_ = nullptr;

@@ -140,12 +140,15 @@ class DiLoCoX {
     bool under_way = false;
     std::chrono::steady_clock::time_point due = {};  // with sync_seconds
     double samples = 0;                              // since its last pseudo-gradient
+    double sent_samples = 0;                         // of those that no average was applied of
   };
   FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
   std::vector<bool> due();
+  void keepNext(std::vector<bool>& due) const;
   void startInterval(FragmentSchedule& scheduled, double share);
+  void startIntervals();
   double weightOf(FragmentSchedule& scheduled) const;
   void applyAll(Move move);
   void leaveGroups();
@@ -160,10 +163,10 @@ class DiLoCoX {
   bool agreesInSite() const;
   double rankInSite();
   void tellSite(const std::exception_ptr& error);
+  bool isLostInSite(bool mine);
   void agreeOnState(std::string error);
   void startCheck();
   void giveUp();
-  bool isLostInSite(bool mine);
   struct Ahead;
   Ahead mostAdvanced(size_t stripe) const;
   bool agreeOnSchedule(bool behind);

@@ -1,6 +1,7 @@
 // When a fragment's pseudo-gradient is due: after a number of inner steps, or of seconds.
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
@@ -39,9 +40,31 @@ std::vector<bool> DiLoCoX::due() {
     looked_ = Clock::now();
     look_at_ = steps_ + std::clamp<int64_t>(static_cast<int64_t>(nearest / a_step / 2), 1, options_.sync_every);
   }
+  if (options_.sync_seconds > 0) keepNext(due);
   // Buffers go with the first fragment.
   if (fragments_.size() > of_parameters_) due.back() = due.front();
   return due;
+}
+
+// Of several fragments that are due, only the one that has waited longest: a slow site would make two outer steps after
+// one inner step, and could not stop between them, where faster ones can.
+void DiLoCoX::keepNext(std::vector<bool>& due) const {
+  size_t next = due.size();
+  for (size_t f = 0; f < of_parameters_; ++f) {
+    if (due[f] && (next == due.size() || fragments_[f].send_at < fragments_[next].send_at)) next = f;
+  }
+  for (size_t f = 0; f < of_parameters_; ++f)
+    due[f] = f == next;
+}
+
+// All fragments' intervals, spread evenly over one.
+void DiLoCoX::startIntervals() {
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
+    startInterval(fragments_[f], static_cast<double>(place + 1) / static_cast<double>(options_.fragments));
+    fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
+  }
+  look_at_ = 0;
 }
 
 // `share`: of a whole interval.
@@ -53,8 +76,8 @@ void DiLoCoX::startInterval(FragmentSchedule& s, double share) {
 
 // A fragment's part of the average, 0 for equal parts; counts again from here.
 double DiLoCoX::weightOf(FragmentSchedule& s) const {
-  const double samples = s.samples;
-  s.samples = 0;
+  const double samples = std::exchange(s.samples, 0);
+  s.sent_samples += samples;
   return options_.sync_seconds > 0 ? samples : 0;
 }
 

@@ -60,13 +60,10 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     for (FragmentSchedule& s : fragments_)
       s.model.spread(s.number);
   }
-  for (size_t f = 0; f < fragments_.size(); ++f) {
-    const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
-    startInterval(fragments_[f], static_cast<double>(place + 1) / static_cast<double>(options_.fragments));
-    fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
-    if (behind) fragments_[f].samples = 0;  // nothing is trained since
+  startIntervals();
+  for (FragmentSchedule& s : fragments_) {
+    if (behind) s.samples = 0;  // nothing is trained since
   }
-  look_at_ = 0;
   formed_ = true;
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }

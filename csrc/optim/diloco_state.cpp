@@ -101,6 +101,7 @@ void DiLoCoX::load(const TensorMap& state) {
       effective = {};  // of all stripes: with the first
     }
     s.under_way = at[3] != 0;
+    s.sent_samples = 0;
     startInterval(s, 1);
     s.samples = state.at("own." + name + ".samples").item<double>();
     s.send_at = at[0];
@@ -110,6 +111,7 @@ void DiLoCoX::load(const TensorMap& state) {
   const at::Tensor effective = state.at("effective_ranks").contiguous();
   adaptation_.set({effective.const_data_ptr<double>(), effective.const_data_ptr<double>() + effective.numel()});
   steps_ = number("steps");
+  look_at_ = 0;
   applied_ = number("applied");
   // Rank and interval follow the options where they do not adapt.
   sync_every_ = options_.adapt_sync_every ? std::min(number("sync_every"), options_.sync_every) : options_.sync_every;

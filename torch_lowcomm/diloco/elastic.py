@@ -19,7 +19,7 @@ class Elastic:
 
     A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
     Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
-    received a message that rank 0 sent later. Every fragment sends once and arrives once in an interval.
+    received a message that rank 0 sent later. The step is an outer one: by the clock, sites make other numbers of inner steps.
 
     Args:
         members: Tells which machines are alive.
@@ -28,7 +28,7 @@ class Elastic:
 
     def __init__(self, members: Membership, fragments: int) -> None:
         self._members, self._ahead = members, 4 * fragments
-        self._steps = 0  # steps of this group in which a fragment sent or arrived
+        self._first = 0  # outer steps before this group
         self._alive = 0
         self.due = False
 
@@ -49,9 +49,10 @@ class Elastic:
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
             formed = self._members.form(outer.stripes)
-            self._steps, self.due = 0, False
+            self.due = False
             try:
                 outer.regroup(list(formed.backends))
+                self._first = outer.report["outer_steps"]
                 self._look()
                 return
             except DistBackendError as error:  # another machine was lost meanwhile
@@ -59,19 +60,22 @@ class Elastic:
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
-    def stepped(self) -> None:
-        """Counts an outer step, and sets `due` when the group is to be formed again after it.
+    def stepped(self, outer_steps: int) -> None:
+        """Sets `due` when the group is to be formed again after this outer step.
+
+        Args:
+            outer_steps: Begun so far, of all fragments; equal at all sites after the same outer step.
 
         Raises:
             ConnectionError: The store is lost.
         """
         formed = self._members.formed
         assert formed is not None
-        self._steps += 1
+        steps = outer_steps - self._first
         if formed.rank == 0 and self._members.leave_at(formed.number) is None and self._members.waiting():
-            self._members.set_leave_at(formed.number, self._steps + self._ahead)
+            self._members.set_leave_at(formed.number, steps + self._ahead)
         leave_at = self._members.leave_at(formed.number)
-        self.due = leave_at is not None and self._steps >= leave_at
+        self.due = leave_at is not None and steps >= leave_at
         self._look()
 
     def _look(self) -> None:

@@ -175,7 +175,7 @@ class DiLoCoX(OptimizerAround):
             and self._outer.step(samples)
             and self._elastic
         ):
-            self._elastic.stepped()
+            self._elastic.stepped(self._outer.report["outer_steps"])
         return result
 
     def finish(self) -> None:

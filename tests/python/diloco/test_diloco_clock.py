@@ -90,6 +90,59 @@ def test_a_limit_of_steps_ends_an_interval_too(pair):
     assert pair(_limited) == [2, 2]
 
 
+def _late(r):
+    """An inner step of site 1 takes longer than an interval of two fragments; five outer steps end in one of the first."""
+    r.init(timeout_s=20)
+    torch.manual_seed(0)
+    model = nn.Linear(40, 30)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    opt = lc.DiLoCoX(inner, LIMIT, sync_seconds=0.2, mode="sync", fragments=2, model=model)
+    steps = []
+    while opt.report["outer_steps"] < 5:
+        time.sleep(0.3 * r.rank + 0.01)
+        opt.step()
+        steps.append(opt.report["outer_steps"])
+    opt.finish()
+    return steps
+
+
+def test_a_slow_site_makes_one_outer_step_after_an_inner_step(pair):
+    for steps in pair(_late):
+        assert sorted(set(steps) | {0}) == [0, 1, 2, 3, 4, 5]
+
+
+def _drops(r):
+    """The first interval of 4 steps is spoilt: its samples count with those of the second."""
+    r.init(timeout_s=20)
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"codec": None, "outer_lr": 1.0, "outer_momentum": 0.0}
+    opt = lc.DiLoCoX(inner, 4, sync_seconds=1000.0, mode="sync", **options)
+    start = model.weight.detach().clone()
+    for step in range(8):
+        model.weight.grad = torch.full_like(model.weight, 1.0 + r.rank)
+        model.bias.grad = torch.zeros_like(model.bias)
+        kept = model.weight.detach() - 0.1 * model.weight.grad
+        if step == 3 and r.rank == 0:
+            model.weight.grad[1, 2] = float("nan")
+        samples = 1 + 2 * r.rank if step < 4 else 3 - 2 * r.rank
+        if step == 3:
+            with pytest.raises(ValueError, match="finite"):
+                opt.step(samples=samples)
+            with torch.no_grad():
+                model.weight.copy_(kept)
+        else:
+            opt.step(samples=samples)
+    moved = (model.weight.detach() - start).mean().item()
+    opt.finish()
+    return moved
+
+
+def test_samples_of_a_dropped_step_count_in_the_next(pair):
+    assert pair(_drops) == pytest.approx([-0.8 * 1.5] * 2), "16 samples of each site: equal parts"
+
+
 def _refused(r):
     r.init()
     model = nn.Linear(4, 4)
