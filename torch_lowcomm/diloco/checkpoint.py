@@ -16,7 +16,9 @@ def saved(inner: dict[str, Any]) -> bytes:
     return content.getvalue()
 
 
-def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own: str) -> dict[str, Any]:
+def packed(
+    state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own: str, by_clock: bool = False
+) -> dict[str, Any]:
     """Packs the state of a loop and its inner optimizer, for `torch.save` or torch.distributed.checkpoint.
 
     The result has the form of an optimizer's state. torch.distributed.checkpoint.state_dict replaces numbers of parameters by
@@ -28,6 +30,7 @@ def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own:
         inner: Return value of `saved`.
         shared: Key for the tensors that are equal on all ranks of the group.
         own: Key for the tensors of this rank.
+        by_clock: Whether ranks of the group count inner steps of their own, as with `sync_seconds`.
 
     Returns:
         {"state": {}, "param_groups": [{"params": [], shared: …, own: …}]}.
@@ -39,9 +42,9 @@ def packed(state: Mapping[str, torch.Tensor], inner: bytes, *, shared: str, own:
         if name.startswith("own."):
             kept[name.removeprefix("own.")] = tensor
         else:
-            (varying if _varies(name) else equal)[name] = tensor
+            (varying if _varies(name) or (by_clock and _counts_steps(name)) else equal)[name] = tensor
     content = io.BytesIO()
-    torch.save({"outer": varying, "steps": int(state["steps"])}, content)
+    torch.save({"outer": varying, "outer_steps": int(state["outer_steps"]), "steps": int(state["steps"])}, content)
     parts = {shared: equal, own: {"outer": kept, "packed": content.getvalue(), "inner": inner}}
     return {"state": {}, "param_groups": [{"params": [], **parts}]}
 
@@ -64,14 +67,20 @@ def unpacked(state_dict: Mapping[str, Any], *, shared: str, own: str) -> tuple[d
             )
     mine = parts[own]
     content = torch.load(io.BytesIO(mine["packed"]), weights_only=True)
-    shared_steps = int(parts[shared]["steps"])
-    if content["steps"] != shared_steps:  # as where rank 0's state is broadcast to ranks that have none
+    unit = "steps" if "steps" in parts[shared] else "outer_steps"
+    shared_steps = int(parts[shared][unit])
+    if content[unit] != shared_steps:  # as where rank 0's state is broadcast to ranks that have none
         raise ValueError(
-            f"DiLoCoX: load_state_dict: expected {own!r} of inner step {shared_steps}, as {shared!r}, got one of "
-            f"{content['steps']}: each rank loads its own"
+            f"DiLoCoX: load_state_dict: expected {own!r} of {'inner' if unit == 'steps' else 'outer'} step {shared_steps}, "
+            f"as {shared!r}, got one of {content[unit]}: each rank loads its own"
         )
     kept = {f"own.{name}": tensor for name, tensor in mine["outer"].items()}
     return {**parts[shared], **content["outer"], **kept}, torch.load(io.BytesIO(mine["inner"]), weights_only=True)
+
+
+def _counts_steps(name: str) -> bool:
+    """Whether a state tensor counts inner steps: the run's, or those to a fragment's next message."""
+    return name == "steps" or (name.startswith("fragment") and name.removeprefix("fragment").isdigit())
 
 
 def _varies(name: str) -> bool:

@@ -137,6 +137,7 @@ class DiLoCoX(OptimizerAround):
         self._buffers = [buffer for _, buffer, _, _ in buffers]
         self._parameters = self._identities()
         self._swapped = False
+        self._by_clock = given.sync_seconds is not None
         self._elastic = Elastic(over, given.fragments) if isinstance(over, Membership) else None
         if self._elastic is not None:
             if resume is not None:
@@ -294,7 +295,8 @@ class DiLoCoX(OptimizerAround):
         except Exception as error:
             self._outer.state_failed(f"{type(error).__name__}: {error}")
             raise
-        return packed(self._outer.state(), inner, shared=self._groups.shared, own=self._groups.own)
+        groups, state = self._groups, self._outer.state()
+        return packed(state, inner, shared=groups.shared, own=groups.own, by_clock=self._by_clock)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """Loads what `state_dict` returned. The model's own parameters are loaded with the model.

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -141,6 +142,43 @@ def _drops(r):
 
 def test_samples_of_a_dropped_step_count_in_the_next(pair):
     assert pair(_drops) == pytest.approx([-0.8 * 1.5] * 2), "16 samples of each site: equal parts"
+
+
+def _saved(r):
+    """Sites of different speed save one checkpoint and load it: each goes on with its own inner steps."""
+    r.init(timeout_s=20)
+    torch.manual_seed(0)
+    model = nn.Linear(40, 30)
+
+    def loop():
+        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return lc.DiLoCoX(inner, LIMIT, sync_seconds=0.3, mode="sync", model=model)
+
+    def train(opt, outer_steps):
+        while opt.report["outer_steps"] < outer_steps:
+            time.sleep(0.01 * (1 + 2 * r.rank))
+            model(torch.ones(3, 40)).sum().backward()
+            opt.step()
+            opt.zero_grad()
+
+    opt = loop()
+    train(opt, 2)
+    saved = opt.steps
+    dcp.save({"loop": opt}, checkpoint_id=r.path("dcp"))
+    opt.finish()
+    opt = loop()
+    dcp.load({"loop": opt}, checkpoint_id=r.path("dcp"))
+    loaded, outer_steps = opt.steps, opt.report["outer_steps"]
+    train(opt, 4)
+    opt.finish()
+    return saved, loaded, outer_steps
+
+
+def test_sites_of_different_speed_share_a_checkpoint(pair):
+    found = pair(_saved)
+    assert found[0][0] > found[1][0]
+    for saved, loaded, outer_steps in found:
+        assert saved == loaded and outer_steps == 2
 
 
 def _refused(r):
