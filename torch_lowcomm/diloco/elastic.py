@@ -82,6 +82,12 @@ class Elastic:
         if self._members.site is not None:  # its ranks have looked together
             self._alive = len(self._members.alive())
 
+    @property
+    def machines(self) -> int:
+        """Number of machines or sites in the group; 0 before the first one."""
+        formed = self._members.formed
+        return 0 if formed is None else len(formed.machines)
+
     def alive(self) -> int:
         """Number of machines with a sign of life; with sites, of sites as of the last outer step."""
         return len(self._members.alive()) if self._members.site is None else self._alive

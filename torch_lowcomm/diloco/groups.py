@@ -74,7 +74,7 @@ class LoopGroups:
             # Parts may have tensors of the same names: the first rank of the group tells them apart.
             shared, own = f"outer{dist.get_process_group_ranks(made[0])[0]}", f"rank{dist.get_rank()}"
             return LoopGroups(stripes, own_site, list(site), parts, [], shared, own, tuple(made))
-        part_stripes = _stripes_of_first(over, parts) if own_site is not None else []
+        part_stripes = _stripes_of_first(over, parts)
         shared, own = "outer", over.machine_id
         if own_site is not None:
             place = list(site).index(dist.get_rank())
@@ -141,16 +141,24 @@ def site_of(
         (global ranks of the site, ascending; the ranks among them that hold this rank's part).
 
     Raises:
-        ValueError: A rank that holds this rank's part is not in the site that the caller gave.
+        ValueError: A rank that holds this rank's part is not in the site that the caller gave, or the Membership is of other
+            ranks than the site.
     """
     if not dist.is_initialized():
         return [0], {0}
     me = dist.get_rank()
     relatives = {me, *replicas, *sharing_ranks(tensors)}
+    if isinstance(over, Membership):
+        together = sorted(relatives if site is None else {*site, *relatives})
+        members = [me] if over.site is None else sorted(dist.get_process_group_ranks(over.site))
+        if together != members:
+            raise ValueError(
+                f"DiLoCoX: group: expected a Membership that all ranks of this site have made with site=, {together}, got one "
+                f"of the ranks {members}"
+            )
+        return members, relatives
     if site is None:
-        averaged = set()
-        if not isinstance(over, Membership):
-            averaged = set(dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)) - {me}
+        averaged = set(dist.get_process_group_ranks(over if over is not None else dist.group.WORLD)) - {me}
         if relatives & averaged:
             return [me], {me}
         return sorted(relatives), relatives

@@ -269,6 +269,8 @@ class DiLoCoX(OptimizerAround):
         seconds that this lasted)}
         """
         report = self._outer.report
+        if self._elastic is not None and self._elastic.machines:
+            report["participating"] = self._elastic.machines  # of a rank that carries no stripe, too
         report["alive"] = report["participating"] if self._elastic is None else self._elastic.alive()
         return report
 

@@ -341,3 +341,51 @@ def test_mistakes_of_a_site_are_named(store, what, said):
     found = ranks.run_ranks(_mistaken, 4, store.port, what, timeout=DEADLINE_S)
     for text in found[:2] if what == "ids" else found[2:]:
         assert said in text, found
+
+
+def _one_and_two(r, port, first):
+    """A site of one rank and one of two; `first` of them begins."""
+    alone = r.rank == 0
+    site = ("a", 1, 0) if alone else ("b", 2, r.rank - 1)
+    begins = alone == (first == 1)
+    if not begins:
+        r.hear("begun")
+    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, mode="sync")
+    if begins:
+        trained.steps(5)
+        if r.rank == first - 1:
+            r.say("begun")
+    trained.steps_until(2)
+    trained.steps_together(9)
+    report = trained.opt.report
+    assert report["participating"] == 2 and len(report["stripe_elements"]) == first
+    return report["stripes"], (report["rank"], report["sync_every"]), trained.ended()
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_site_of_one_rank_meets_one_of_two(store, first):
+    found = ranks.run_ranks(_one_and_two, 3, store.port, first, timeout=DEADLINE_S)
+    assert [stripes for stripes, *_ in found] == ([[0], [0], []] if first == 1 else [[0, 1], [0], [1]])
+    _expect_equal([ended for *_, ended in found])
+
+
+def _machines_of_one_model(r, port):
+    """Two ranks that shard one model, each of which makes a membership without site=."""
+    import torch_lowcomm as lc
+
+    r.init(timeout_s=20)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(8, 8)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    members = lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), f"machine{r.rank}")
+    with pytest.raises(ValueError) as caught:
+        lc.DiLoCoX(torch.optim.SGD(model.parameters(), lr=0.1), 4, model=model, group=members)
+    members.leave()
+    return str(caught.value)
+
+
+def test_a_membership_of_each_rank_of_a_site_is_refused(store, pair):
+    for rank, said in enumerate(pair(_machines_of_one_model, store.port)):
+        assert said.endswith(f"made with site=, [0, 1], got one of the ranks [{rank}]"), said
