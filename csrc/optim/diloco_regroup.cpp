@@ -68,15 +68,31 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 
-// A rank that carries no stripe takes its site's schedule. Returns whether any rank of the site was behind.
+// A rank that carries no stripe takes its site's schedule, and the effective ranks of its part of the model. Returns
+// whether any rank of the site was behind.
 bool DiLoCoX::agreeOnSchedule(bool behind) {
   if (!site_.ranks) return behind;
+  std::vector<double> effective = adaptation_.effectiveRanks();
   std::vector<double> mine = schedule();
+  const size_t numbers = mine.size();
+  mine.push_back(static_cast<double>(effective.size()));
   mine.push_back(groups_.empty() ? 0 : 1);
   mine.push_back(behind ? 1 : 0);
-  for (const std::vector<double>& one : gatherNumbers(mine, *site_.ranks, "DiLoCoX: compare the schedule in a site")) {
+  size_t most = 0;
+  const auto all = gatherNumbers(mine, *site_.ranks, "DiLoCoX: compare the schedule in a site");
+  for (const std::vector<double>& one : all) {
     behind = behind || one.back() == 1;
-    if (groups_.empty() && one[one.size() - 2] == 1) setSchedule(one);
+    most = std::max(most, static_cast<size_t>(one[numbers]));
+  }
+  if (most == 0 && !groups_.empty()) return behind;
+  effective.resize(most);
+  std::vector<std::vector<double>> known(all.size());
+  if (most > 0) known = gatherNumbers(effective, *site_.ranks, "DiLoCoX: compare effective ranks in a site");
+  for (size_t rank = 0; rank < all.size() && groups_.empty(); ++rank) {
+    if (all[rank][numbers + 1] != 1 || !model_->isOfPart(static_cast<int>(rank))) continue;
+    setSchedule(all[rank]);
+    known[rank].resize(static_cast<size_t>(all[rank][numbers]));
+    adaptation_.set(known[rank]);
   }
   return behind;
 }

@@ -343,16 +343,26 @@ def test_mistakes_of_a_site_are_named(store, what, said):
         assert said in text, found
 
 
-def _one_and_two(r, port, first):
+ADAPTIVE = {
+    "codec": "sym8:bucket=64",
+    "rank": 6,
+    "adapt_sync_every": True,
+    "window": 6,
+    "energy": 0.3,
+    "min_sync_every": 1,
+}
+
+
+def _one_and_two(r, port, first, options):
     """A site of one rank and one of two; `first` of them begins."""
     alone = r.rank == 0
     site = ("a", 1, 0) if alone else ("b", 2, r.rank - 1)
     begins = alone == (first == 1)
     if not begins:
         r.hear("begun")
-    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, mode="sync")
+    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, mode="sync", **options)
     if begins:
-        trained.steps(5)
+        trained.steps(30)
         if r.rank == first - 1:
             r.say("begun")
     trained.steps_until(2)
@@ -362,9 +372,12 @@ def _one_and_two(r, port, first):
     return report["stripes"], (report["rank"], report["sync_every"]), trained.ended()
 
 
+@pytest.mark.parametrize("options", [{}, ADAPTIVE], ids=["fixed", "adaptive"])
 @pytest.mark.parametrize("first", [1, 2])
-def test_a_site_of_one_rank_meets_one_of_two(store, first):
-    found = ranks.run_ranks(_one_and_two, 3, store.port, first, timeout=DEADLINE_S)
+def test_a_site_of_one_rank_meets_one_of_two(store, first, options):
+    found = ranks.run_ranks(_one_and_two, 3, store.port, first, options, timeout=DEADLINE_S)
+    assert len({adapted for _, adapted, _ in found}) == 1
+    assert not options or found[0][1][0] < options["rank"]
     assert [stripes for stripes, *_ in found] == ([[0], [0], []] if first == 1 else [[0, 1], [0], [1]])
     _expect_equal([ended for *_, ended in found])
 
