@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include <c10/util/Exception.h>
+
 #include "base/error.h"
 #include "collective/collectives.h"
 #include "collective/context.h"
@@ -21,6 +23,8 @@ constexpr double kLost = std::numeric_limits<double>::infinity();     // PeerErr
 std::string reasonOf(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const c10::Error& caught) {
+    return caught.what_without_backtrace();
   } catch (const std::exception& caught) {
     return caught.what();
   } catch (...) {
@@ -28,10 +32,13 @@ std::string reasonOf(const std::exception_ptr& error) {
   }
 }
 
+// Whether a peer or the network was lost, now (PeerError) or before (c10's, of a group that has ended).
 bool isLost(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const PeerError&) {
+    return true;
+  } catch (const c10::DistError&) {
     return true;
   } catch (...) {
     return false;
