@@ -121,12 +121,6 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
   agree(/*values=*/true);
 }
 
-void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
-                     const OuterSite& site) {
-  if (site.ranks) SiteModel({}, site, 0, 0, false, error);
-  tellStripes(error, stripes);
-}
-
 DiLoCoX::~DiLoCoX() = default;
 
 DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
@@ -148,19 +142,6 @@ uint32_t DiLoCoX::checksum(size_t stripe) const {
   for (const FragmentSchedule& s : fragments_)
     sum = sum * 31 + s.stripes[stripe].checksum();
   return sum;
-}
-
-// Returns when all others have been told.
-void DiLoCoX::tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes) {
-  KeyValues description;
-  description.fields = {{"error", error.substr(0, 1000)}};
-  for (const std::shared_ptr<OpQueue>& stripe : stripes) {
-    try {
-      Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
-    } catch (const PeerRefusal&) {
-      // It names this rank's own error.
-    }
-  }
 }
 
 void DiLoCoX::agree(bool values) {

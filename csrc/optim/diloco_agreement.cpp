@@ -74,6 +74,25 @@ constexpr const char* kState = "DiLoCoX state";
 
 }  // namespace
 
+void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
+                     const OuterSite& site) {
+  if (site.ranks) SiteModel({}, site, 0, 0, false, error);
+  tellStripes(error, stripes);
+}
+
+// Returns when all others have been told.
+void DiLoCoX::tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes) {
+  KeyValues description;
+  description.fields = {{"error", error.substr(0, 1000)}};
+  for (const std::shared_ptr<OpQueue>& stripe : stripes) {
+    try {
+      Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+    } catch (const PeerRefusal&) {
+      // It names this rank's own error.
+    }
+  }
+}
+
 bool DiLoCoX::agreesInSite() const {
   return site_.ranks && options_.adapt_sync_every;
 }

@@ -261,7 +261,7 @@ class Membership:
                         make_nccl,
                     )
                 )
-        except DistBackendError as error:
+        except Exception as error:  # whatever it is, the other ranks wait for this one's word
             failed = error
         try:
             self._site.agree(failed)
