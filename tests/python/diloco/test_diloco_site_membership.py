@@ -256,7 +256,7 @@ def _stages(r, port):
     if again:
         r.hear("alone", timeout_s=60)
     site = ("ab"[min(r.rank // 2, 1)], 2, r.rank % 2)
-    trained = SiteRank(_Renamed(r) if again else r, port, site, "stages", seed=int(again), mode="sync")
+    trained = SiteRank(_Elsewhere(r) if again else r, port, site, "stages", seed=int(again), mode="sync")
     trained.steps_until(2)
     if not again:
         trained.steps_together(6)
@@ -273,14 +273,14 @@ def _stages(r, port):
     return trained.ended()
 
 
-class _Renamed:
-    """The harness's rank, whose site has another rendezvous than the one before it."""
+class _Elsewhere:
+    """The harness's rank, whose site has another rendezvous: that of the name before it, or one for all names."""
 
-    def __init__(self, r):
-        self.rank, self._r = r.rank, r
+    def __init__(self, r, one=None):
+        self.rank, self._r, self._one = r.rank, r, one
 
     def path(self, name):
-        return self._r.path(name + "-again")
+        return self._r.path(self._one or name + "-again")
 
 
 def test_stages_of_a_site_come_back_together(store):
@@ -297,16 +297,16 @@ def _mistaken(r, port, what):
         site = (f"a{r.rank}" if r.rank == 1 else "a", 2, r.rank)
         if second:
             return ""
-        site_rank = _Named(r)
+        site_rank = _Elsewhere(r, "one-site")
     else:
         site = ("a" if what == "twice" else "ab"[r.rank // 2], 2, r.rank % 2)
-        site_rank = _Renamed(r) if second else r
+        site_rank = _Elsewhere(r) if second else r
     if second:
         r.hear("first")
     options = {"sync_every": 5} if what == "options" and second else {}
     how = "stages" if what == "parts" and second else "fsdp2"
     try:
-        trained = SiteRank(site_rank if what != "ids" else _Named(r), port, site, how, **options)
+        trained = SiteRank(site_rank if what != "ids" else _Elsewhere(r, "one-site"), port, site, how, **options)
     except ValueError as error:
         r.say(f"refused{r.rank}")
         return str(error)
@@ -316,16 +316,6 @@ def _mistaken(r, port, what):
         r.hear(f"refused{rank}", timeout_s=60)
     trained.members.leave()
     return ""
-
-
-class _Named:
-    """The harness's rank, whose ranks meet although they name different sites."""
-
-    def __init__(self, r):
-        self.rank, self._r = r.rank, r
-
-    def path(self, name):
-        return self._r.path("one-site")
 
 
 @pytest.mark.parametrize(
