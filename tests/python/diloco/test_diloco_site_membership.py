@@ -138,7 +138,8 @@ def _killed(r, port, mode):
         _die()
     if r.rank == 4:
         _ends_with_its_site(trained)
-    trained.steps(12)
+    while not trained.lost:
+        trained.steps(1)
     trained.steps_until(2)
     assert len(trained.lost) == 1 and trained.opt.report["participating"] == 2
     trained.steps_together(9)
