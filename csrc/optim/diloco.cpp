@@ -15,10 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Clock::duration seconds(double s) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(s));
-}
-
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -110,6 +106,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
       fragments_.push_back(scheduled(*model_, options_, f, /*buffers=*/false));
     of_parameters_ = fragments_.size();
     if (!buffers_->empty()) fragments_.push_back(scheduled(*buffers_, buffer_options_, 0, /*buffers=*/true));
+    startIntervals();
     report_.stripe_elements = model_->stripeElements();
     report_.stripes = model_->stripes();
     checks_.resize(model_->stripes().size());
@@ -125,9 +122,7 @@ DiLoCoX::~DiLoCoX() = default;
 
 DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number,
                                              bool buffers) const {
-  FragmentSchedule s{model, number, {}, buffers, sync_every_ * (number + 1) / options_.fragments};
-  s.due = Clock::now() +
-          seconds(options_.sync_seconds * static_cast<double>(number + 1) / static_cast<double>(options_.fragments));
+  FragmentSchedule s{model, number, {}, buffers};
   for (size_t stripe = 0; stripe < model.stripes().size(); ++stripe)
     s.stripes.emplace_back(options, model.pieces(stripe, number));
   return s;
@@ -214,7 +209,7 @@ void DiLoCoX::outerStep(FragmentSchedule& s) {
   }
   const int64_t delay = options_.delayOf(sync_every_);
   if (s.under_way && delay < sync_every_) s.apply_at = steps_ + delay;
-  startInterval(s, 1);
+  startInterval(s);
   if (s.buffers) {
     s.send_at = fragments_.front().send_at;
     return;
@@ -286,7 +281,7 @@ void DiLoCoX::giveUp() {
     if (s.under_way) s.samples += std::exchange(s.sent_samples, 0);
     s.under_way = false;
     s.apply_at = -1;
-    if (s.send_at <= steps_) startInterval(s, 1);
+    if (s.send_at <= steps_) startInterval(s);
   }
   // By the clock, sites would not have the same fragment next: some ended this interval by their limit of steps.
   if (options_.sync_seconds > 0) startIntervals();

@@ -132,10 +132,10 @@ class DiLoCoX {
  private:
   struct FragmentSchedule {
     SiteModel& model;
-    int64_t number;                  // in the model
-    std::vector<Fragment> stripes;   // by stripe that this rank carries
-    bool buffers;                    // averaged exactly, next to the first fragment
-    int64_t send_at, apply_at = -1;  // inner steps
+    int64_t number;                      // in the model
+    std::vector<Fragment> stripes;       // by stripe that this rank carries
+    bool buffers;                        // averaged exactly, next to the first fragment
+    int64_t send_at = 0, apply_at = -1;  // inner steps
     int64_t sent = 0;
     bool under_way = false;
     std::chrono::steady_clock::time_point due = {};  // with sync_seconds
@@ -147,7 +147,7 @@ class DiLoCoX {
   void agree(bool values);
   std::vector<bool> due();
   void keepNext(std::vector<bool>& due) const;
-  void startInterval(FragmentSchedule& scheduled, double share);
+  void startInterval(FragmentSchedule& scheduled);
   void startIntervals();
   double weightOf(FragmentSchedule& scheduled) const;
   void applyAll(Move move);

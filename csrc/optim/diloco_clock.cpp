@@ -11,6 +11,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+Clock::time_point in(double seconds) {
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 double secondsUntil(Clock::time_point due) {
   return std::chrono::duration<double>(due - Clock::now()).count();
 }
@@ -61,17 +65,16 @@ void DiLoCoX::keepNext(std::vector<bool>& due) const {
 void DiLoCoX::startIntervals() {
   for (size_t f = 0; f < fragments_.size(); ++f) {
     const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
-    startInterval(fragments_[f], static_cast<double>(place + 1) / static_cast<double>(options_.fragments));
+    const double share = static_cast<double>(place + 1) / static_cast<double>(options_.fragments);
     fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
+    fragments_[f].due = in(options_.sync_seconds * share);
   }
   look_at_ = 0;
 }
 
-// `share`: of a whole interval.
-void DiLoCoX::startInterval(FragmentSchedule& s, double share) {
-  s.send_at = steps_ + std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(sync_every_) * share));
-  s.due = Clock::now() +
-          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(options_.sync_seconds * share));
+void DiLoCoX::startInterval(FragmentSchedule& s) {
+  s.send_at = steps_ + sync_every_;
+  s.due = in(options_.sync_seconds);
 }
 
 // A fragment's part of the average, 0 for equal parts; counts again from here.

@@ -102,7 +102,7 @@ void DiLoCoX::load(const TensorMap& state) {
     }
     s.under_way = at[3] != 0;
     s.sent_samples = 0;
-    startInterval(s, 1);
+    startInterval(s);
     s.samples = state.at("own." + name + ".samples").item<double>();
     s.send_at = at[0];
     s.apply_at = at[1];

@@ -11,11 +11,10 @@
 #include "base/float_env.h"
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
-#include "collective/collectives.h"
 #include "collective/summer.h"
 #include "kernels/low_rank/low_rank.h"
+#include "optim/gather_values.h"
 #include "optim/host_parameters.h"
-#include "wire/layout.h"
 
 namespace lowcomm {
 namespace {
@@ -55,17 +54,10 @@ struct Fragment::OuterMessage {
 
   // Weights are compared here, behind training: a site that is late would hold the others up otherwise.
   void weigh(OpContext& op) const {
-    std::vector<double> all(op.size());
-    GatherMessage message{.layouts = {Layout::single(sizeof(double), CodecSpec{})}, .input = &weight};
-    message.type_name = "float64";
-    message.type_elements = "1";
-    for (double& one : all)
-      message.outputs.push_back(&one);
-    allGather(op, {message});
-    ++op.sequence;
     double sum = 0;
-    for (const double one : all)
-      sum += one;
+    for (const std::vector<double>& one : gatherNumbers({weight}, op))
+      sum += one[0];
+    ++op.sequence;
     const auto share = static_cast<float>(weight * op.size() / sum);
     const FloatEnv env;
     for (const at::Tensor& tensor : messages) {

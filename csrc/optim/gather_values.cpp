@@ -8,17 +8,21 @@
 
 namespace lowcomm {
 
+std::vector<std::vector<double>> gatherNumbers(const std::vector<double>& mine, OpContext& op) {
+  std::vector<std::vector<double>> all(op.size(), std::vector<double>(mine.size()));
+  GatherMessage message{.layouts = {Layout::single(mine.size() * sizeof(double), CodecSpec{})}, .input = mine.data()};
+  message.type_name = "float64";
+  message.type_elements = std::to_string(mine.size());
+  for (std::vector<double>& one : all)
+    message.outputs.push_back(one.data());
+  allGather(op, {message});
+  return all;
+}
+
 std::vector<std::vector<double>> gatherNumbers(const std::vector<double>& mine, OpQueue& queue,
                                                const std::string& what) {
-  std::vector<std::vector<double>> all(queue.size(), std::vector<double>(mine.size()));
-  Ticket(queue, what, 1, [&](OpContext& op) {
-    GatherMessage message{.layouts = {Layout::single(mine.size() * sizeof(double), CodecSpec{})}, .input = mine.data()};
-    message.type_name = "float64";
-    message.type_elements = std::to_string(mine.size());
-    for (std::vector<double>& one : all)
-      message.outputs.push_back(one.data());
-    allGather(op, {message});
-  }).wait();
+  std::vector<std::vector<double>> all;
+  Ticket(queue, what, 1, [&](OpContext& op) { all = gatherNumbers(mine, op); }).wait();
   return all;
 }
 
