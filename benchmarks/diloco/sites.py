@@ -1,4 +1,4 @@
-"""What sites of several ranks send and keep for an outer step, and what a site takes that joins while the others train.
+"""Measures bytes and state of sites of several ranks in an outer step, and those that a site takes over when it joins.
 
     python benchmarks diloco_sites [--quick] [--json FILE]
 

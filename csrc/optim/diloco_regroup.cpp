@@ -26,7 +26,7 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   }
   giveUp();
   groups_ = std::move(stripes);
-  // What this rank's site has trained goes to the stripes first: spread() below is of all ranks or of none.
+  // The site's training goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
   // A rank that is lost in the middle of taking over has no state: applied_ says so until its whole site has it.

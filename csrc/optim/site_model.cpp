@@ -1,4 +1,4 @@
-// What the ranks of a site hold, and the pieces and stripes that follow from it.
+// The holdings of a site's ranks, and the pieces and stripes that follow from them.
 #include "optim/site_model.h"
 
 #include <algorithm>

@@ -59,7 +59,7 @@ def step(model, optimizer, machine):
 
 @functools.cache
 def unsharded(machines_there, iterations, **options):
-    """What `told` says of each machine of a run in which a machine is one rank with the whole model."""
+    """Returns what `told` says of each machine of a run in which a machine is one rank with the whole model."""
     from ranks import run_ranks
 
     dtype = options.pop("dtype", torch.float32)
@@ -75,7 +75,7 @@ def _whole_rank(r, iterations, dtype, options):
 
 
 def told(model, optimizer, losses):
-    """What a test compares: the same of a sharded machine and of one that is not. Collective of the machine."""
+    """Returns what a test compares: the same of a sharded machine and of one that is not. Collective of the machine."""
     weights = {name: _whole(p).clone() for name, p in model.named_parameters()}
     return {
         "weights": weights,

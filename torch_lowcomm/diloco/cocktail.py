@@ -66,7 +66,7 @@ class CocktailSGD(OptimizerAround):
         """Makes an inner step, sends its update and applies the average of the one before.
 
         Returns:
-            What the inner step returned.
+            The inner step's result.
         """
         start = self._steps % self._stride
         self._steps += 1

@@ -14,6 +14,8 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule, OffloadPolicy
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
+from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
+
 __all__ = [
     "AllGather",
     "ParameterGroup",
@@ -173,11 +175,6 @@ def _describe(p: Any, names: dict[int, list[str]]) -> ShardedParameter:
         gathered_dtype=p.mp_policy.param_dtype or p.sharded_param.dtype,
         has_extension=hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather"),
     )
-
-
-# torch 2.13 has new names for these; the old names warn there.
-all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def in_backward() -> bool:

@@ -29,7 +29,7 @@ _ERRORS: dict[str, type[Exception]] = {
         dist.DistBackendError,
     )
 }
-# What a follower does when it is told a step: it gets a number and bytes.
+# A follower calls this when it is told a step: it gets a number and bytes.
 Steps = Mapping[str, Callable[[int, bytes], Any]]
 
 
@@ -73,7 +73,7 @@ class Lead:
             act: The first rank's part.
 
         Returns:
-            What `act` returned.
+            The result of `act`.
         """
         self._send(["step", number, step], data)
         try:

@@ -67,7 +67,7 @@ class ShardedCore:
 
 
 class LedCore:
-    """What the first rank gives to an exchange as the machine's core: the other ranks follow what changes the weights."""
+    """The machine's core, as the first rank gives it to an exchange: the other ranks follow every change of the weights."""
 
     def __init__(self, core: ShardedCore, lead: Lead) -> None:
         self._core, self._lead = core, lead
@@ -95,7 +95,7 @@ class LedCore:
 
 
 class LedOptimizer:
-    """What the first rank gives to a checkpoint as the machine's optimizer."""
+    """The machine's optimizer, as the first rank gives it to a checkpoint."""
 
     def __init__(self, optimizer: SeedReplay, core: LedCore, lead: Lead) -> None:
         self._optimizer, self.core, self._lead = optimizer, core, lead

@@ -51,7 +51,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def leaving(parts: Parts, root: nn.Module, basis: Basis, number: int, block: nn.Module) -> list[Finding]:
-    """What in a block adds to a residual stream that is outside the subspace, were its two projections in it.
+    """Finds what a block adds to a residual stream outside the subspace, were its two projections in it.
 
     The block runs as in training, on a stream that is drawn from all dimensions, as anchors are: what it returns less what it is
     given has to be in the subspace, so that a block that scales its stream is found too. Projections are drawn in the subspace,

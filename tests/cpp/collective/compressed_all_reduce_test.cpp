@@ -303,8 +303,8 @@ TEST(CompressedAllReduce, WhatIsNotFiniteReachesEveryRank) {
   }
 }
 
-// What the factors show of the average and what they leave out are the whole of it, the same on all ranks, and the
-// average has the same bits as without.
+// The factors show a part of the average, and the rest is left out: together they are the whole of it, the same on all
+// ranks, and the average has the same bits as without.
 TEST(CompressedAllReduce, MeasuresWhatTheFactorsLeaveOut) {
   for (int size : {1, 2, 3}) {
     for (bool feedback : {false, true}) {

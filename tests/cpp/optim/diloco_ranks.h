@@ -27,7 +27,7 @@ inline DiLoCoXOptions coded(DiLoCoXOptions o, const std::string& codec, int64_t 
   return o;
 }
 
-// What an exception of type E says.
+// The text of an exception of type E.
 template <class E, class F>
 std::string thrownBy(F&& f) {
   try {

@@ -142,7 +142,7 @@ TEST(SiteModel, PartsHaveTheirOwnNames) {
   });
 }
 
-// What a rank's mistake is told as, by rank; rank 1 holds `other`.
+// The texts in which ranks hear of a mistake, by rank; rank 1 holds `other`.
 std::vector<std::string> refusals(const std::vector<OuterParameter>& first, const std::vector<OuterParameter>& other) {
   std::vector<std::string> errors(2);
   Ranks ranks(2);

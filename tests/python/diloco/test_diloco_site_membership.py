@@ -123,7 +123,7 @@ def _die():
 
 
 def _ends_with_its_site(trained):
-    """What a launcher does to the other ranks of a site when one has died."""
+    """Ends as a launcher ends the other ranks of a site when one has died."""
     with contextlib.suppress(dist.DistBackendError):
         trained.steps(20)
     _die()

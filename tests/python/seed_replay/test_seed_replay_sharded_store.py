@@ -198,7 +198,7 @@ def _states(r, folder):
     assert second.iteration == 3
     cases.step(again, second, 0)
     assert second.core.checksum() == after
-    # What does not fit is refused on all ranks, and changes nothing.
+    # A state that does not fit is refused on all ranks, and changes nothing.
     spoilt = second.snapshot()
     if r.rank == 0:
         spoilt["weights"]["into.bias"][0] += 1

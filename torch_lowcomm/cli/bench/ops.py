@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_lowcomm._C import Codec
+from torch_lowcomm._torch_names import all_gather_single, reduce_scatter_single
 from torch_lowcomm.cli.bench.expected import ExpectedElements, moved, reduced
 
 OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
@@ -30,9 +31,6 @@ REDOPS = {
     "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG,
 }
-# Only torch 2.13 and later have the newer names.
-_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,9 +136,9 @@ class Case:
         if name == "all_reduce":
             dist.all_reduce(self._input, op=REDOPS[self.redop], group=group)
         elif name == "all_gather":
-            _gather(self.result, self._input, group=group)
+            all_gather_single(self.result, self._input, group=group)
         elif name == "reduce_scatter":
-            _scatter(self.result, self._input, op=REDOPS[self.redop], group=group)
+            reduce_scatter_single(self.result, self._input, op=REDOPS[self.redop], group=group)
         elif name == "all_to_all":
             dist.all_to_all_single(self.result, self._input, group=group)
         elif name == "broadcast":
