@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -60,13 +61,16 @@ class LoopGroups:
         """
         made: list[dist.ProcessGroup] = []
         stripes: list[_C.LowcommBackend] = []
-        if not isinstance(over, Membership):
+        if isinstance(over, Membership):
+            timeout = over.site_timeout
+        else:
             group, backend = own_backend(over)
+            timeout = 2 * backend.options._timeout  # while one rank waits for another site, the others wait for it
             made.append(group)
             stripes.append(backend)
         own_site, parts = None, [0]
         if len(site) > 1:
-            group = _new_group(list(site), None)
+            group = _new_group(list(site), timeout)
             made.append(group)
             own_site = backend_of(group)
             parts = _parts(all_gather_json(sorted(relatives), group), site)
@@ -186,7 +190,7 @@ def own_backend(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, _C.
     return made, backend_of(made)
 
 
-def _new_group(ranks: list[int], timeout: object) -> dist.ProcessGroup:
+def _new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
     made = dist.new_group(
         ranks,
         timeout=timeout,

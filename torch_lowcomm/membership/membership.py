@@ -69,6 +69,10 @@ class Membership:
         timeout: Progress deadline of the groups, of forming a group, and of the store's answers.
         options: Options of the groups; the policy is not used.
 
+    Attributes:
+        site: The process group of the ranks of this site, or None.
+        site_timeout: Progress deadline of what the ranks of a site tell one another.
+
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: A number is wrong, a living machine already has this id, or ranks of the site give different ids.
@@ -101,7 +105,9 @@ class Membership:
                 f"membership: patience_s: expected less than the timeout, {timeout.total_seconds():.0f} s, got {patience_s!r}"
             )
         self.site = site
-        self._site = Site(site, 2 * timeout)
+        # A rank of the site may wait for the others while its leader, or its own stripe, waits for another site.
+        self.site_timeout = 2 * timeout
+        self._site = Site(site, self.site_timeout)
         ids = self._site.all_gather(machine_id)
         if len(set(ids)) > 1:
             raise ValueError(f"membership: machine_id: expected one for all ranks of the site, got {ids} by rank")

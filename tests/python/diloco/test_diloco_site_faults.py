@@ -1,8 +1,11 @@
 """lc.DiLoCoX over sites of several ranks where something is wrong or uneven on one rank: the others neither wait nor differ."""
 
+from datetime import timedelta
+
 import ddp_model
 import diloco_model
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from pipeline_model import EVERY, HIDDEN
@@ -111,3 +114,33 @@ def _buffers_of_a_stage(r, first):
 def test_one_stage_of_a_site_has_buffers(quad, first):
     found = quad(_buffers_of_a_stage, first)
     assert not diloco_model.differing(found[:2], found[2:])
+
+
+def _is_silent(r):
+    """A rank of a site stops stepping: the other ranks of its site, and of the other site, hear of it by their deadlines."""
+    r.init()
+    deadline = timedelta(seconds=4)
+    sites = [dist.new_group([place, 2 + place], timeout=deadline, backend="lowcomm") for place in range(2)]
+    replicas = [dist.new_group([2 * site, 2 * site + 1]) for site in range(2)]
+    site, place = divmod(r.rank, 2)
+    torch.manual_seed(7)
+    model = nn.Linear(ddp_model.WIDTH, 7)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, EVERY, model=model, group=sites[place], replicas=replicas[site], mode="sync")
+    _train(model, optimizer, site, range(EVERY))
+    said = ""
+    if r.rank != 1:
+        with pytest.raises(dist.DistBackendError) as caught:
+            _train(model, optimizer, site, range(EVERY, 2 * EVERY))
+        said = str(caught.value)
+        r.say(f"told{r.rank}")
+    for other in (0, 2, 3):  # connections stay until all have heard
+        r.hear(f"told{other}", timeout_s=60)
+    return said
+
+
+def test_a_silent_rank_of_a_site_ends_every_wait():
+    said = ranks.run_ranks(_is_silent, 4, timeout=90)
+    assert "collect a site's parameters" in said[0] or "DiLoCoX outer step" in said[0], said[0]
+    for text in said[2:]:
+        assert "outer_step failed" in text, text
