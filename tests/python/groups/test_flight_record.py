@@ -94,16 +94,17 @@ def test_of_a_living_group(pair):
     pair(_of_a_living_group)
 
 
-def _until_received(work):
-    """Until the others are in the op too, and have sent, or it is over."""
+def _until_sent(r):
+    """Until the op has sent something; then the others hear so."""
     end = time.monotonic() + DEADLINE_S / 2
-    while not work.is_completed() and not _record()[OPS][-1]["received_bytes"]:
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.0005)
+    while not _record()[OPS][-1]["sent_bytes"]:
+        assert time.monotonic() < end, "nothing left this rank"
+        time.sleep(0.001)
+    r.say(f"sent {r.rank}")
 
 
 def _lost(r, op, how, timeout_s, policy):
-    """The last rank is killed or stopped in the middle of an op; what the others' errors name says so."""
+    """The last rank is killed or stopped in an op that the others are in the middle of; what their errors name says so."""
     import torch_lowcomm as lc
 
     def issue(n):
@@ -114,12 +115,21 @@ def _lost(r, op, how, timeout_s, policy):
     r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(policy=policy, min_bytes=0))
     issue(1000).wait()
     culprit = r.size - 1
+    counted = policy or op == "all_gather"  # of gloo's ops no bytes are known
     if r.rank == culprit:
-        begun = issue(1 << 23)
-        _until_received(begun) if policy or op == "all_gather" else time.sleep(0.004)  # of gloo's ops nothing is known
+        if counted:  # It never enters the op, so that the others cannot have finished it.
+            for other in range(culprit):
+                r.hear(f"sent {other}")
+        else:
+            issue(1 << 23)
+            time.sleep(0.004)
         os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
     with pytest.raises(dist.DistBackendError) as failure:
-        for _ in range(50):  # the first may have been through before the signal
+        if counted:
+            begun = issue(1 << 23)
+            _until_sent(r)
+            begun.wait()
+        for _ in range(50):  # gloo's first may have been through before the signal
             issue(1 << 23).wait()
     path, record = _named(str(failure.value))
     name = dist.group.WORLD.group_name
@@ -132,7 +142,7 @@ def _lost(r, op, how, timeout_s, policy):
     assert failed["sequence"] == int(re.search(r"sequence (\d+)", str(failure.value)).group(1))
     assert record["because"] == failed["error"]
     assert record["because"] in str(failure.value)
-    if policy or op == "all_gather":
+    if counted:
         assert failed["description"]["elements a rank"] == str(1 << 23)
         assert failed["wait"]["rank"] != r.rank
         assert culprit in [entry["rank"] for entry in failed["missing"]], failed
