@@ -159,10 +159,11 @@ bool DiLoCoX::step(double samples) {
   const double waited_before = waited_s_;
   bool any = false;
   try {
+    for (FragmentSchedule& s : fragments_)
+      s.samples += samples;
     const std::vector<bool> due = this->due();
     for (size_t f = 0; f < fragments_.size(); ++f) {
       FragmentSchedule& s = fragments_[f];
-      s.samples += samples;
       if (s.apply_at == steps_) {
         s.model.collect(s.number);
         arrive(s, Move::by_mode);

@@ -146,6 +146,7 @@ class DiLoCoX {
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
   std::vector<bool> due();
+  std::vector<double> wordOfTheFirst(std::vector<double> left);
   void keepNext(std::vector<bool>& due) const;
   void startInterval(FragmentSchedule& scheduled);
   void startIntervals();

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/error.h"
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
 
@@ -34,7 +35,7 @@ std::vector<bool> DiLoCoX::due() {
       left.push_back(secondsUntil(s.due));
     const double made = std::max<double>(1, static_cast<double>(steps_ - looked_at_));
     left.push_back(-secondsUntil(looked_) / made);  // seconds a step
-    if (site_.ranks) left = gatherNumbers(left, *site_.ranks, "DiLoCoX: compare clocks in a site")[0];
+    if (site_.ranks) left = wordOfTheFirst(std::move(left));
     const double a_step = std::max(left.back(), 1e-9);
     left.pop_back();
     for (size_t f = 0; f < due.size(); ++f)
@@ -48,6 +49,22 @@ std::vector<bool> DiLoCoX::due() {
   // Buffers go with the first fragment.
   if (fragments_.size() > of_parameters_) due.back() = due.front();
   return due;
+}
+
+// By the way, the ranks compare what they have counted: stripes of one model would have other weights.
+std::vector<double> DiLoCoX::wordOfTheFirst(std::vector<double> left) {
+  left.push_back(fragments_.front().samples);
+  const std::vector<std::vector<double>> all = gatherNumbers(left, *site_.ranks, "DiLoCoX: compare clocks in a site");
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].back() == all[0].back()) continue;
+    throw ValueError(
+        c10::str("DiLoCoX: step: samples: expected the same number on all ranks of a site, that of the "
+                 "whole site, got ",
+                 all[0].back(), " of rank 0 and ", all[rank].back(), " of rank ", rank, " since the last interval"));
+  }
+  left = all[0];
+  left.pop_back();
+  return left;
 }
 
 // Of several fragments that are due, only the one that has waited longest: a slow site would make two outer steps after

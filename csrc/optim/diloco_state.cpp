@@ -27,7 +27,7 @@ TensorMap DiLoCoX::counters() const {
       effective.sum += stripe.effectiveRanks().sum;
       effective.matrices += stripe.effectiveRanks().matrices;
     }
-    state["own." + name + ".samples"] = at::scalar_tensor(s.samples, at::kDouble);
+    state["own." + name + ".samples"] = at::tensor({s.samples, s.sent_samples}, at::kDouble);
     state[name + ".effective_ranks"] = at::tensor({effective.sum, effective.matrices}, at::kDouble);
   }
   return state;
@@ -101,9 +101,10 @@ void DiLoCoX::load(const TensorMap& state) {
       effective = {};  // of all stripes: with the first
     }
     s.under_way = at[3] != 0;
-    s.sent_samples = 0;
     startInterval(s);
-    s.samples = state.at("own." + name + ".samples").item<double>();
+    const at::Tensor samples = state.at("own." + name + ".samples");
+    s.samples = samples[0].item<double>();
+    s.sent_samples = samples[1].item<double>();
     s.send_at = at[0];
     s.apply_at = at[1];
     s.sent = at[2];

@@ -206,3 +206,23 @@ def _refused(r):
 
 def test_what_a_clock_cannot_be_is_refused(pair):
     pair(_refused)
+
+
+def _counts_otherwise(r):
+    """One rank of each site counts its own batch, the other the whole site's."""
+    r.init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sites", "replicas"))
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt = lc.DiLoCoX(inner, 4, sync_seconds=60.0, mesh=mesh, model=model)
+    said = "samples: expected the same number on all ranks of a site, that of the whole site, got 8 of rank 0 and 4 of rank 1"
+    with pytest.raises(ValueError, match=said):
+        for _ in range(4):
+            opt.step(samples=8 if mesh.get_coordinate()[1] == 0 else 4)
+    assert opt.report["outer_steps"] == 0
+    dist.barrier()
+
+
+def test_ranks_of_a_site_that_count_otherwise_are_named(quad):
+    quad(_counts_otherwise)
