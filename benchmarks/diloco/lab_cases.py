@@ -61,7 +61,7 @@ QUICK = Setting("base", 1, 12, (2,), ("100mbit",), 1, 2, 1, quick=True)
 
 
 def peer_of(name: str) -> str | None:
-    """torchft's case that one of ours is next to; None of the others."""
+    """Of one of ours the case of torchft that it is next to; None of the others."""
     return PEERS.get(name.partition(" ")[0])
 
 

@@ -43,7 +43,10 @@ def version() -> str:
 
 
 def _manager(addresses: list[str], port: int, rank: int) -> Manager:
-    """Of this replica group, one of as many as there are addresses, with a store of its own and the seconds that its calls blocked as `waited_s`."""
+    """Of this replica group, one of as many as there are addresses, with a store of its own.
+
+    Its `waited_s` are the seconds that its calls blocked.
+    """
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo
 
