@@ -69,6 +69,7 @@ def test_claims_next_to_the_peer():
     assert len(lab_gates.of_link("l, r", rows, quick=True)) == 2
 
 
+@pytest.mark.slow
 def test_the_quick_form(tmp_path):
     """How fast the cases are is the benchmark's to judge."""
     expect_labs()
