@@ -1,8 +1,8 @@
 """The pages benchmarks/results/*.md: prose that somebody wrote around blocks that the programs printed.
 
 A block stands behind the line `<!-- output of NAME -->`, where NAME.json is the result. A program that writes NAME.json puts what
-it printed into that block, so that a page never shows another run than the JSON holds. A page may come before its first result: the line
-`<!-- no output of NAME yet -->` then stands where the block will.
+it printed into that block, so that a page never shows another run than the JSON holds. A page may come before its first
+result: the line `<!-- no output of NAME yet -->` then stands where the block will.
 """
 
 from __future__ import annotations

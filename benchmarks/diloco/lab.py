@@ -102,7 +102,7 @@ def main() -> int:
                     rows = lab_table.rows_of(measured, trained, setting)
                     print(lab_table.of_link(sites, rate, rows), flush=True)
                     links.append({"sites": sites, "rate": rate, "rows": rows})
-                    gates += lab_gates.of_link(f"{sites} sites, {rate}", rows, quick=args.quick)
+                    gates += lab_gates.of_link(f"{sites} sites, {rate}", rows, setting.every, quick=args.quick)
     except (LabError, LabUnavailable, ValueError) as error:
         raise SystemExit(f"diloco_lab: {error}") from None
     if args.plot and links:

@@ -15,10 +15,9 @@ def rows_of(measured: list[Row], losses: dict[str, list[float]], setting: Settin
     """Every row as the JSON has it.
 
     Returns:
-        The fields of `Row` but its loss, which is that of a turn; `share_least` and `share_most`; `by_format`, bytes by the
-        library's count / codes by the format, and `own`, the outer step's work / 100 inner steps, of ours; `sold`; `peer`, and
-        of those that have one `fewer` (its bytes / these), `exposed_by_peer`; where both were trained `loss`,
-        `loss_by_peer` and its standard error `loss_error`.
+        The fields of `Row` but its loss, which is that of a turn; `share_least` and `share_most`; `sold`; of ours `own`, the
+        outer step's work / 100 inner steps; `peer`, and of those that have one `fewer` (its bytes / these) and
+        `peer_exposed_s`; where both were trained `loss`, `loss_by_peer` and its standard error `loss_error`.
     """
     named = {row.name: row for row in measured}
     found = []
@@ -26,14 +25,13 @@ def rows_of(measured: list[Row], losses: dict[str, list[float]], setting: Settin
         fields = {name: value for name, value in dataclasses.asdict(row).items() if name != "loss"}
         fields |= {"share_least": min(row.shares), "share_most": max(row.shares), "sold": sold(row, setting.every)}
         if row.payload:
-            fields |= {"by_format": row.wire / row.payload, "own": row.local_share}
+            fields["own"] = row.local_share
         name = peer_of(row.name)
         fields["peer"] = name if name in named else None
         if fields["peer"]:
             peer = named[name]
             fields["fewer"] = peer.sent / row.sent
-            # A peer that waits for nothing leaves nothing to be less than.
-            fields["exposed_by_peer"] = row.exposed_s / peer.exposed_s if peer.exposed_s > 0 else 0.0
+            fields["peer_exposed_s"] = peer.exposed_s
         if row.name in losses:
             fields["loss"] = statistics.mean(losses[row.name])
             if fields["peer"] in losses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from linklab import Lab
@@ -24,7 +25,7 @@ class Row:
     (0: no count). `message_s`: `sent` at the link's rate.
     `fits`: whether that is less than the inner steps that it may take (None where training stands still for it).
     `waited_s`, `local_s`: of the training thread a round, for the network, and else after the inner optimizer.
-    `exposed_s`: the waiting of the rank that waited least, which the others were not late for.
+    `exposed_s`: the waiting of the rank that waited least in each step, which the others were not late for.
     `coding_s`: encoding and decoding on the worker a round. `others_cpu_s`: processor time of all other threads a
     round. `loss`: of the outer parameters at the end, mean over repetitions.
     """
@@ -67,6 +68,11 @@ def job_of(lab: Lab, cases: list[Case], **options: Any) -> dict[str, Any]:
     """What diloco.rank reads."""
     addresses = [lab.address(host) for host in range(lab.hosts)]
     return {"cases": [dataclasses.asdict(case) for case in cases], "addresses": addresses, **options}
+
+
+def exposed(waits: Iterable[list[float]]) -> float:
+    """Of ranks' seconds of waiting by inner step those of the rank that waited least, over all steps."""
+    return sum(min(of_ranks) for of_ranks in zip(*waits, strict=True))
 
 
 def _of_rounds(runs: list[Any], name: str, of: Any = max) -> list[float]:
@@ -129,7 +135,7 @@ def rows_of(cases: list[Case], job: dict[str, Any], rate: str, bits: float | Non
                 message_s=message_s,
                 fits=None if case.blocking else message_s < free_s,
                 waited_s=statistics.median(_of_rounds(runs, "waited_s")),
-                exposed_s=statistics.median(_of_rounds(runs, "waited_s", min)),
+                exposed_s=statistics.median(_of_rounds(runs, "waits", exposed)),
                 local_s=statistics.median(_of_rounds(runs, "local_s")),
                 coding_s=most("coding_s"),
                 others_cpu_s=most("others_cpu_s"),

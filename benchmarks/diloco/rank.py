@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -61,14 +62,16 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> 
     every = job["every"]
     first = _WARM_UP if case.loop == "alone" else every  # which has nothing under way as the second round begins
     for begin in (0, *range(first, first + (job["rounds"] - 1) * every, every)):
-        start, waited, after_inner = time.perf_counter(), loop.waited_s, 0.0
+        start, waited, after_inner = time.perf_counter(), [loop.waited_s], 0.0
         for step in range(begin, begin + every if begin else first):
             gpt(*corpus.batch(job["batch"], config["context"], seed=seed, step=step, rank=rank)).backward()
             loop.step()
             after_inner += time.perf_counter() - inner_end.at
+            waited.append(loop.waited_s)
             inner.zero_grad()
-        waited = loop.waited_s - waited
-        rounds.append({"s": time.perf_counter() - start, "waited_s": waited, "local_s": after_inner - waited})
+        of_steps = [after - before for before, after in itertools.pairwise(waited)]
+        seconds, waited_s = time.perf_counter() - start, sum(of_steps)
+        rounds.append({"s": seconds, "waited_s": waited_s, "waits": of_steps, "local_s": after_inner - waited_s})
     loop.finish()
     result = {
         "rounds": rounds[1:],

@@ -55,18 +55,24 @@ def test_claims_next_to_the_peer():
     measured = [
         row(ALONE),
         row(lab_cases.TORCHFT, sent=800.0, exposed_s=3.0),
-        row("sync gauss2", sent=80.0, exposed_s=1.5, share=0.95, wire=80.0, payload=79.5),
+        row("sync gauss2", sent=80.0, exposed_s=1.5, share=0.95),
     ]
     rows = lab_table.rows_of(measured, losses, lab_cases.Setting())
     ours = rows[2]
-    assert (ours["fewer"], ours["exposed_by_peer"], ours["loss"], ours["loss_by_peer"]) == (10, 0.5, 2.0, 1.0)
+    assert (ours["fewer"], ours["peer_exposed_s"], ours["loss"], ours["loss_by_peer"]) == (10, 3.0, 2.0, 1.0)
     assert ours["loss_error"] == pytest.approx(0.01)
-    gates = {
-        gate.name.partition(", ")[2].partition(", ")[2]: gate for gate in lab_gates.of_link("l, r", rows, quick=False)
-    }
-    found = {name: gate.passed for name, gate in gates.items()}
-    assert list(found.values()) == [True, True, True, False, True], found
-    assert len(lab_gates.of_link("l, r", rows, quick=True)) == 2
+    gates = lab_gates.of_link("l, r", rows, 100, quick=False)
+    found = {gate.name.removeprefix("l, r: sync gauss2, "): gate.passed for gate in gates}
+    assert list(found.values()) == [True, True, False, True], found
+    assert len(lab_gates.of_link("l, r", rows, 100, quick=True)) == 1
+    # torchft is exposed for less than 1 % of 100 steps of 0.1 s: a third of that is not asked for.
+    ours["exposed_s"], ours["peer_exposed_s"] = 0.08, 0.09
+    gates = lab_gates.of_link("l, r", rows, 100, quick=False)
+    assert [gate.value for gate in gates if gate.name.endswith("interval")] == [pytest.approx(0.008)]
+
+
+def test_exposed_is_what_the_last_to_come_waits():
+    assert measure.exposed([[0.0, 0.5, 0.1], [0.4, 0.1, 0.1]]) == 0.0 + 0.1 + 0.1
 
 
 @pytest.mark.slow
