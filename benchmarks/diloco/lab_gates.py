@@ -6,7 +6,7 @@ from typing import Any
 
 from report import Gate
 
-from diloco.lab_cases import fewer_bytes_claimed
+from diloco.lab_cases import equal_loss_claimed, fewer_bytes_claimed
 
 SHARE = 0.93
 LESS_EXPOSED, FEWER_BYTES, LOSS = 1 / 3, 8.0, 1.01  # next to torchft's
@@ -25,7 +25,7 @@ def of_link(link: str, rows: list[dict[str, Any]], every: int, *, quick: bool) -
         gates.append(Gate(f"{what}, share of the speed without communication", row["share"], ">=", SHARE))
         if row["peer"]:
             gates.append(_exposed(what, row, every * row["step_s"]))
-        if "loss_by_peer" in row:
+        if "loss_by_peer" in row and equal_loss_claimed(row["name"]):
             bound = LOSS + row["loss_error"]
             gates.append(
                 Gate(f"{what}, loss / {row['peer']}'s, bound 1.01 + a standard error", row["loss_by_peer"], "<=", bound)
