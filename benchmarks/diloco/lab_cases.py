@@ -80,7 +80,7 @@ def sold(row: Row, every: int) -> bool:
 
 
 def fewer_bytes_claimed(name: str) -> bool:
-    """Whether a row is claimed to send 8 times fewer bytes at equal loss: 2 bits. 4 bits with their steps send 7.5 times fewer."""
+    """Whether a row is claimed to send 8 times fewer bytes at equal loss: 2 bits; 4 bits and steps send 7.5 times fewer."""
     return "gauss2" in name
 
 
