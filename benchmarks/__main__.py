@@ -15,6 +15,7 @@ PROGRAMS = {
     "overlap": ("steps.overlap", "how much of fsdp's communication a step waits for; as root"),
     "diloco": ("diloco.cli", "the share of its speed without communication that diloco keeps; as root"),
     "diloco_throughput": ("diloco.throughput", "tokens a second of each row of DiLoCoX's Table 1; as root"),
+    "diloco_lab": ("diloco.lab", "outer loops on slow links next to torchft's, with their losses; as root"),
     "diloco_sites": ("diloco.sites", "what a site of several ranks sends, keeps and takes over when it joins"),
     "pipelines": ("pipelines.cli", "seconds of a pipeline's step on slow links, next to torch's stages; as root"),
     "subspace_adam": ("subspace.adam", "what a step of lc.SubspaceAdamW costs next to torch's fused AdamW"),

@@ -1,7 +1,8 @@
 """The pages benchmarks/results/*.md: prose that somebody wrote around blocks that the programs printed.
 
 A block stands behind the line `<!-- output of NAME -->`, where NAME.json is the result. A program that writes NAME.json puts what
-it printed into that block, so that a page never shows another run than the JSON holds.
+it printed into that block, so that a page never shows another run than the JSON holds. A page may come before its first
+result: the line `<!-- no output of NAME yet -->` then stands where the block will.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TextIO
 
 RESULTS = Path(__file__).parent / "results"
 _BLOCK = "<!-- output of {} -->\n```\n"
+_NONE_YET = "<!-- no output of {} yet -->\n"
 _BLOCKS = re.compile(r"^<!-- output of (\w+) -->\n```\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -59,7 +61,8 @@ def update(name: str, printed: str, folder: Path = RESULTS) -> Path | None:
     """
     begin = _BLOCK.format(name)
     for path in sorted(folder.glob("*.md")):
-        before, found, after = path.read_text().partition(begin)
+        page = path.read_text().replace(_NONE_YET.format(name), f"{begin}```\n")
+        before, found, after = page.partition(begin)
         if found:
             rest = after[after.index("\n```", 0) + 1 :] if not after.startswith("```") else after
             path.write_text(before + begin + printed.rstrip("\n") + "\n" + rest)

@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_table1|aq|aq_replicas|
-        subspace|seed_replay|seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_table1|diloco_unequal|
+        aq|aq_replicas|subspace|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -24,6 +24,7 @@ from convergence.diloco import adaptive as diloco_adaptive
 from convergence.diloco import plot as diloco_plot
 from convergence.diloco import runs as diloco_runs
 from convergence.diloco import table1 as diloco_table1
+from convergence.diloco import unequal as diloco_unequal
 from convergence.fsdp import errors as fsdp_errors
 from convergence.fsdp import runs as fsdp_runs
 from convergence.fsdp import tables as fsdp_tables
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable] = {
     "diloco": diloco_runs.measure,
     "diloco_adaptive": diloco_adaptive.measure,
     "diloco_table1": diloco_table1.measure,
+    "diloco_unequal": diloco_unequal.measure,
     "aq": pipeline_runs.measure,
     "aq_replicas": pipeline_replicas.measure,
     "subspace": subspace_runs.measure,
@@ -58,13 +60,14 @@ PARTS: dict[str, Mapping[str, Any]] = {
     "aq": pipeline_runs.PARTS,
     "subspace": subspace_runs.PARTS,
 }
-SEEDS = {"aq": 3, "aq_replicas": 1, "subspace": 3}  # of other methods 5
+SEEDS = {"aq": 3, "aq_replicas": 1, "diloco_unequal": 3, "subspace": 3}  # of other methods 5
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
     "fsdp_tables": fsdp_errors.draw,
     "diloco": diloco_plot.draw,
     "diloco_adaptive": diloco_plot.draw_adaptive,
+    "diloco_unequal": diloco_unequal.draw,
     "aq": pipeline_plot.draw,
     "subspace": subspace_plot.draw,
     "seed_replay": seed_replay_plot.draw,
@@ -77,7 +80,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
-    parser.add_argument("--seeds", type=int, help="paired seeds (default 5, of aq and subspace 3, with --quick 1)")
+    parser.add_argument(
+        "--seeds", type=int, help="paired seeds (default 5, of aq, diloco_unequal and subspace 3, with --quick 1)"
+    )
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")
     parser.add_argument("--runs", type=Path, metavar="DIR", help="keep each run there, and take what is there already")

@@ -8,17 +8,16 @@ from collections.abc import Iterable
 import torch_lowcomm as lc
 from diloco.cases import Case
 
-RANKS = 2
 _BLOCK = 512  # a slice is of whole blocks and buckets
 # Of Ethernet frames, whose rate a link's is, TCP's payload.
 GOODPUT = 1448 / 1514
 
 
-def payload_bytes(case: Case, shapes: Iterable[list[int]]) -> int:
-    """Codes that a rank of two sends for one average of tensors of these shapes, without frame headers.
+def payload_bytes(case: Case, shapes: Iterable[list[int]], ranks: int = 2) -> float:
+    """Codes that a rank sends for one average of tensors of these shapes, the mean of all ranks, without frame headers.
 
-    Each slice of a tensor goes out once: as a contribution to the other's sum, or as the sum. A matrix m x n with
-    m·n > r·(m + n) is sent as factors of r·m and r·n elements.
+    Each slice of a tensor goes out twice from each rank but one: as a contribution to the owner's sum, and as the sum from
+    its owner. A matrix m x n with m·n > r·(m + n) is sent as factors of r·m and r·n elements.
     """
     codec, total = lc.codec(case.codec or "none"), 0
     unit = max(_BLOCK, int((case.codec or "").partition("bucket=")[2] or 0))
@@ -27,10 +26,10 @@ def payload_bytes(case: Case, shapes: Iterable[list[int]]) -> int:
         r = case.rank or 0
         factored = 0 < r < min(rows, columns) and rows * columns > r * (rows + columns)
         for elements in (r * rows, r * columns) if factored else (rows * columns,):
-            length = -(-elements // (unit * RANKS)) * unit
-            counts = [max(0, min(length, elements - rank * length)) for rank in range(RANKS)]
+            length = -(-elements // (unit * ranks)) * unit
+            counts = [max(0, min(length, elements - rank * length)) for rank in range(ranks)]
             total += sum(codec.encoded_bytes(count) for count in counts)
-    return total
+    return total * 2 * (ranks - 1) / ranks
 
 
 def link_seconds(payload: float, bits: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ from diloco.torchft_loop import Torchft
 
 LOOPS = {"alone": Alone, "lowcomm": Lowcomm, "torchft": Torchft}
 _VALIDATION = (4, 16)  # batches, windows each
+_WARM_UP = 5  # steps
 
 
 def others_cpu_s() -> float:
@@ -45,10 +47,10 @@ def validation(gpt: nn.Module, corpus: data.Corpus, context: int) -> float:
         return sum(gpt(*corpus.validation_batch(windows, context, i)).item() for i in range(batches)) / batches
 
 
-def run(case: Case, job: dict[str, Any], corpus: data.Corpus) -> dict[str, Any]:
-    """A training of so many rounds from the same start; the first round is not timed."""
+def run(case: Case, job: dict[str, Any], corpus: data.Corpus, seed: int = 0) -> dict[str, Any]:
+    """A training of so many rounds from the seed's start; the first round is not timed."""
     config = MODELS[job["model"]]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     gpt = model.GPT(model.Config(**config))
     inner = torch.optim.AdamW(gpt.parameters(), lr=1e-3, fused=True)
     inner_end = InnerEnd(inner)
@@ -57,15 +59,19 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus) -> dict[str, Any]:
     lc.reset_stats()
     dist.barrier()
     sent, others = interface_sent(), others_cpu_s()
-    for number in range(job["rounds"]):
-        start, waited, after_inner = time.perf_counter(), loop.waited_s, 0.0
-        for step in range(number * job["every"], (number + 1) * job["every"]):
-            gpt(*corpus.batch(job["batch"], config["context"], seed=0, step=step, rank=rank)).backward()
+    every = job["every"]
+    first = _WARM_UP if case.loop == "alone" else every  # which has nothing under way as the second round begins
+    for begin in (0, *range(first, first + (job["rounds"] - 1) * every, every)):
+        start, waited, after_inner = time.perf_counter(), [loop.waited_s], 0.0
+        for step in range(begin, begin + every if begin else first):
+            gpt(*corpus.batch(job["batch"], config["context"], seed=seed, step=step, rank=rank)).backward()
             loop.step()
             after_inner += time.perf_counter() - inner_end.at
+            waited.append(loop.waited_s)
             inner.zero_grad()
-        waited = loop.waited_s - waited
-        rounds.append({"s": time.perf_counter() - start, "waited_s": waited, "local_s": after_inner - waited})
+        of_steps = [after - before for before, after in itertools.pairwise(waited)]
+        seconds, waited_s = time.perf_counter() - start, sum(of_steps)
+        rounds.append({"s": seconds, "waited_s": waited_s, "waits": of_steps, "local_s": after_inner - waited_s})
     loop.finish()
     result = {
         "rounds": rounds[1:],
@@ -80,16 +86,16 @@ def run(case: Case, job: dict[str, Any], corpus: data.Corpus) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Every case, so many times in turn."""
+    """Every case, so many times in turn, or once a seed."""
     job, finish = job_of_host()
     torch.set_num_threads(1)
     dist.init_process_group("lowcomm")
     corpus = data.load()
     cases = [Case(**case) for case in job["cases"]]
     runs: list[list[dict[str, Any]]] = [[] for _ in cases]
-    for _ in range(job["repetitions"]):
+    for seed in job.get("seeds") or [0] * job["repetitions"]:
         for case, of_case in zip(cases, runs, strict=True):
-            of_case.append(run(case, job, corpus))
+            of_case.append(run(case, job, corpus, seed))
     config = MODELS[job["model"]]
     shapes = [list(p.shape) for p in model.GPT(model.Config(**config)).parameters()]
     written = {"runs": runs, "shapes": shapes, "context": config["context"]}

@@ -2,7 +2,9 @@
 
     python benchmarks diloco_throughput [--repetitions 3] [--quick] [--json FILE]        # as root
 
-The rows are those of convergence/diloco/table1.py on the same model (0.36 million parameters); 2 hosts of the lab. An exact
+The rows are those of convergence/diloco/table1.py on the same model (0.36 million parameters); 2 hosts of the lab. Beside them
+stand the losses that `convergence diloco_table1` recorded; a run whose rank and interval adapt is timed with the first ones and
+with those that it ended with there. An exact
 all_reduce of it is to be as much slower than computing as that of the paper's models over 1 Gbit/s: 32 times with the 1.3B
 model, which 10 Mbit/s come near to, and 357 times with the 107B model, 1 Mbit/s.
 """
@@ -22,8 +24,11 @@ from convergence.diloco.table1 import LARGE_ALL_REDUCE, ROWS
 from linklab import Lab, LabError, LabUnavailable
 from linklab.job import run_on_hosts
 
+from diloco import table1_losses
+
 RATES = {"1.3B": "10mbit", "107B": "1mbit"}
 ALONE, EXACT = "no communication", "AllReduce"
+AT_THE_END = ", last r and H"
 # A claim of the paper about speed: (the run that is faster, than which).
 CLAIMS = (
     ("DiLoCoX, int4", "AllReduce", "1.3B"),
@@ -37,7 +42,10 @@ CLAIMS = (
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """A row's turn: steps before the clock starts, and timed ones; `paper`: tokens a second there, if it has them."""
+    """A row's turn: steps before the clock starts, and timed ones; `paper`: tokens a second there, if it has them.
+
+    `of`: the row of Table 1 whose loss it has.
+    """
 
     name: str
     configuration: Configuration
@@ -45,6 +53,7 @@ class Turn:
     timed: int
     paper: float | None = None
     alone: bool = False
+    of: str | None = None
 
 
 def parse() -> argparse.Namespace:
@@ -56,11 +65,12 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def steady(configuration: Configuration, *, quick: bool) -> Configuration:
-    """As a long run is once its first outer steps, which wait, are over, with its first rank and interval."""
+def steady(configuration: Configuration, *, quick: bool, **options: Any) -> Configuration:
+    """As a long run is once its first outer steps, which wait, are over, with its first rank and interval or those given."""
     if not configuration.outer:
         return configuration
     outer = {name: value for name, value in configuration.outer.items() if name not in (*ADAPTIVE, "sync_warmup")}
+    outer |= options
     if quick:
         outer["sync_every"] //= 5
     return dataclasses.replace(configuration, outer=outer)
@@ -71,20 +81,27 @@ def turns(of: str, *, quick: bool) -> list[Turn]:
     tokens = ROWS[EXACT].tokens_s if of == "1.3B" else LARGE_ALL_REDUCE[1]
     found = [
         Turn(ALONE, Configuration(), 5, 20 if quick else 100, alone=True),
-        Turn(EXACT, Configuration(), 1, 2, tokens),
+        Turn(EXACT, Configuration(), 1, 2, tokens, of=EXACT),
     ]
+    losses = table1_losses.recorded()["rows"]
     for name, row in ROWS.items():
         if row.of != of or name == EXACT:
             continue
-        c = steady(row.configuration, quick=quick)
-        if not c.outer:
-            found.append(Turn(name, c, 5, 20, row.tokens_s))
-            continue
-        every = c.outer["sync_every"]
-        # A message that travels while training goes on is waited for at the end of the interval after its own.
-        untimed = 0 if c.outer["mode"] == "sync" else every
-        found.append(Turn(name, c, untimed, every, row.tokens_s))
+        found.append(turn(name, name, steady(row.configuration, quick=quick), row.tokens_s))
+        if last := table1_losses.at_the_end(losses[name]):
+            c = steady(row.configuration, quick=quick, **last)
+            found.append(turn(f"{name}{AT_THE_END}", name, c, row.tokens_s))
     return found
+
+
+def turn(name: str, of: str, c: Configuration, tokens_s: float | None) -> Turn:
+    """A whole interval of a run that has one."""
+    if not c.outer:
+        return Turn(name, c, 5, 20, tokens_s, of=of)
+    every = c.outer["sync_every"]
+    # A message that travels while training goes on is waited for at the end of the interval after its own.
+    untimed = 0 if c.outer["mode"] == "sync" else every
+    return Turn(name, c, untimed, every, tokens_s, of=of)
 
 
 def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
@@ -93,7 +110,7 @@ def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
     with Lab(hosts=2, rate=RATES[of]) as lab:
         job = {"rows": [dataclasses.asdict(row) for row in rows], "repetitions": repetitions}
         ranks = run_on_hosts(lab, "diloco.throughput_rank", job)
-    found = []
+    found, losses = [], table1_losses.recorded()["rows"]
     for row, *of_ranks in zip(rows, *ranks, strict=True):
         seconds = [max(both) for both in zip(*of_ranks, strict=True)]
         tokens = 2 * row.configuration.batch * SHAPE.context * row.timed
@@ -108,7 +125,9 @@ def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
                 "least": min(speeds),
                 "most": max(speeds),
                 "paper": row.paper,
+                "loss_of": row.of,
             }
+            | (losses[row.of] if row.of else {})
         )
     exact = next(row for row in found if row["name"] == EXACT)
     for row in found:
@@ -118,13 +137,21 @@ def measure(of: str, *, repetitions: int, quick: bool) -> list[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Speeds here and there, and both by that of the exact all_reduce."""
+    """Losses, bytes and speeds here, speeds there; speeds and losses also by those of the exact all_reduce."""
     print(f"# {rows[0]['of']} at {rows[0]['rate']}")
-    print(f"# {'run':<26}{'tok/s':>10}{'least':>10}{'most':>10}{'/ AllR.':>9}   {'paper tok/s':>12}{'/ AllR.':>9}")
+    print(
+        f"# {'run':<26}{'loss':>8}{'/ AllR.':>9}{'ratio':>9}{'tok/s':>10}{'least':>10}{'most':>10}{'/ AllR.':>9}"
+        f"   {'paper tok/s':>12}{'/ AllR.':>9}"
+    )
     for row in rows:
         theirs = f"{row['paper']:>12.1f}{row['paper_by_exact']:>9.1f}" if row["paper"] else f"{'-':>12}{'-':>9}"
+        trained = (
+            f"{row['loss']:>8.4f}{row['loss_by_exact']:>9.3f}{row['ratio']:>9.1f}"
+            if row["loss_of"]
+            else f"{'-':>8}{'-':>9}{'-':>9}"
+        )
         print(
-            f"  {row['name']:<26}{row['tokens_s']:>10.0f}{row['least']:>10.0f}{row['most']:>10.0f}"
+            f"  {row['name']:<26}{trained}{row['tokens_s']:>10.0f}{row['least']:>10.0f}{row['most']:>10.0f}"
             f"{row['by_exact']:>9.1f}   {theirs}"
         )
 
@@ -133,7 +160,9 @@ def main() -> int:
     """Measures and reports."""
     args = parse()
     repetitions = 1 if args.quick else args.repetitions
-    print(report.heading("diloco_throughput", quick=args.quick, repetitions=repetitions, batch=Configuration().batch))
+    losses = table1_losses.recorded()
+    options = {"quick": args.quick, "repetitions": repetitions, "batch": Configuration().batch}
+    print(report.heading("diloco_throughput", **options, losses_of_seeds=losses["seeds"], losses_of=losses["commit"]))
     rows: list[dict[str, Any]] = []
     gates: list[report.Gate] = []
     try:
@@ -142,11 +171,14 @@ def main() -> int:
             print_table(measured)
             speed = {row["name"]: row["tokens_s"] for row in measured}
             for name, other, model in CLAIMS:
-                if model == of and not args.quick:
-                    gates.append(
-                        report.Gate(f"{of}: tokens a second, {name} / {other}", speed[name] / speed[other], ">", 1)
-                    )
+                if model != of or args.quick:
+                    continue
+                ends = ("", AT_THE_END) if f"{name}{AT_THE_END}" in speed else ("",)
+                for end in ends:  # the other's at the same end, where it has one
+                    ours, theirs = f"{name}{end}", f"{other}{end}" if f"{other}{end}" in speed else other
+                    value = speed[ours] / speed[theirs]
+                    gates.append(report.Gate(f"{of}: tokens a second, {ours} / {theirs}", value, ">", 1))
             rows += measured
     except (LabError, LabUnavailable) as error:
         raise SystemExit(f"diloco_throughput: {error}") from None
-    return report.finish(gates, args.json, {"quick": args.quick, "rows": rows})
+    return report.finish(gates, args.json, {"quick": args.quick, "losses": losses, "rows": rows})

@@ -42,8 +42,11 @@ def version() -> str:
     return "absent"
 
 
-def _manager(address: str, master: str, port: int, rank: int) -> Manager:
-    """Of this replica group, with a store of its own and the seconds that its calls blocked as `waited_s`."""
+def _manager(addresses: list[str], port: int, rank: int) -> Manager:
+    """Of this replica group, one of as many as there are addresses, with a store of its own.
+
+    Its `waited_s` are the seconds that its calls blocked.
+    """
     from torchft.manager import Manager
     from torchft.process_group import ProcessGroupGloo
 
@@ -72,12 +75,13 @@ def _manager(address: str, master: str, port: int, rank: int) -> Manager:
 
             return TimedWork()
 
+    address = addresses[rank]
     store = dist.TCPStore(address, port, is_master=True, wait_for_workers=False)
     manager = TimedManager(
         pg=ProcessGroupGloo(timeout=_LONG),
         load_state_dict=None,
         state_dict=None,
-        min_replica_size=2,
+        min_replica_size=len(addresses),
         use_async_quorum=False,  # as DiLoCo requires
         timeout=_LONG,
         quorum_timeout=_LONG,
@@ -85,7 +89,7 @@ def _manager(address: str, master: str, port: int, rank: int) -> Manager:
         world_size=1,
         store_addr=address,
         store_port=port,
-        lighthouse_addr=f"http://{master}:{_FIRST_PORT}",
+        lighthouse_addr=f"http://{addresses[0]}:{_FIRST_PORT}",
         replica_id=f"host{rank}_",
         hostname=address,
         init_sync=False,  # the models are equal
@@ -106,10 +110,10 @@ class Torchft:
 
         logging.getLogger("torchft").setLevel(logging.WARNING)
         if rank == 0 and not _lighthouse:
-            _lighthouse.append(LighthouseServer(bind=f"0.0.0.0:{_FIRST_PORT}", min_replicas=2))
+            _lighthouse.append(LighthouseServer(bind=f"0.0.0.0:{_FIRST_PORT}", min_replicas=len(addresses)))
         dist.barrier()
         job["torchft_port"] = job.get("torchft_port", _FIRST_PORT) + 1
-        self._manager = _manager(addresses[rank], addresses[0], job["torchft_port"], rank)
+        self._manager = _manager(addresses, job["torchft_port"], rank)
         self._parts = _parts(gpt, case.fragments)
         self._inner = inner
         outer = [

@@ -57,8 +57,10 @@ CASES = {
     ],
 }
 
-# By --model: parameters of the byte-level GPT. "10M" is what the bounds are for, "base" what `convergence` trains.
+# By --model: parameters of the byte-level GPT. "10M" is what the bounds are for, "base" what `convergence` trains,
+# "1.6M" what `diloco_lab` does.
 MODELS = {
     "10M": {"width": 384, "layers": 6, "heads": 6, "context": 64},
+    "1.6M": {"width": 256, "layers": 2, "heads": 4, "context": 64},
     "base": {"width": 128, "layers": 4, "heads": 4, "context": 64},
 }

@@ -25,6 +25,13 @@ def test_adaptive_quick(tmp_path):
     assert {curve["name"] for curve in content["curves"]} == {"r=24, H=20", "r and H, average", "r and H, 0.95"}
 
 
+@pytest.mark.slow
+def test_unequal_quick(tmp_path):
+    content = quick_convergence("diloco_unequal", 2, tmp_path)
+    by_clock = content["curves"][1]
+    assert len(by_clock["slow_step"]) == len(by_clock["step"]) == 4, "both sites make the same outer steps"
+
+
 def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     table1 = importlib.import_module("convergence.diloco.table1")
@@ -54,11 +61,14 @@ def test_every_row_of_table1_is_timed_as_a_long_run_is(monkeypatch):
         importlib.import_module("convergence.diloco.table1"),
     )
     turns = {of: {turn.name: turn for turn in throughput.turns(of, quick=False)} for of in throughput.RATES}
-    assert set().union(*turns.values()) == {*table1.ROWS, throughput.ALONE}
+    last = {f"{name}{throughput.AT_THE_END}" for name in ("Full DiLoCoX", "w/o Overlap")}
+    assert set().union(*turns.values()) == {*table1.ROWS, throughput.ALONE, *last}
     assert all({name, other} <= set(turns[of]) for name, other, of in throughput.CLAIMS)
     full = turns["107B"]["Full DiLoCoX"]
     assert full.untimed == full.timed == 125, "its message has an interval to travel in before the clock starts"
     assert full.configuration.outer["mode"] == "continue" and "sync_warmup" not in full.configuration.outer
+    end = turns["107B"][f"Full DiLoCoX{throughput.AT_THE_END}"]
+    assert end.of == full.of == "Full DiLoCoX" and end.configuration.outer["rank"] < 24 and end.timed < 125
     assert turns["107B"]["w/o Overlap"].untimed == 0
     assert turns["107B"]["AllReduce"].paper == 10.4
 

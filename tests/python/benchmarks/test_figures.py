@@ -71,6 +71,9 @@ def test_a_program_writes_what_it_printed_into_its_page(tmp_path):
     assert result_pages.update("three", "# three\n", tmp_path) is None
     assert result_pages.blocks(page.read_text()) == [("one", "# one\n  1.5\n"), ("two", "# two\n")]
     assert "\n\nread\n" in page.read_text()
+    page.write_text("# Page\n\n<!-- no output of first yet -->\n\nread\n")
+    assert result_pages.blocks(page.read_text()) == [] and result_pages.update("first", "# one\n", tmp_path) == page
+    assert page.read_text() == "# Page\n\n<!-- output of first -->\n```\n# one\n```\n\nread\n"
 
 
 @pytest.mark.parametrize("page", pages.of_tables(), ids=lambda page: page.stem)
