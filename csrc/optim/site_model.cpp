@@ -23,6 +23,10 @@ namespace {
 // for the scales and frame headers of a piece to cost nothing.
 constexpr int64_t kLeastPiece = 1 << 14, kPieces = 64;
 
+// Where that many elements are whole rows, a piece is whole multiples of them, so that codes end with it: the last
+// bucket of every other piece is padded.
+constexpr int64_t kCodedTogether = 2048;
+
 int64_t product(at::IntArrayRef shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
@@ -51,6 +55,12 @@ int64_t rowsOf(const std::vector<int64_t>& shape) {
 bool isFactored(const std::vector<int64_t>& shape, int64_t rank) {
   const int64_t rows = rowsOf(shape), columns = rows == 0 ? 0 : product(shape) / rows;
   return rank > 0 && shape.size() >= 2 && rank < rows && rank < columns && isLowRank(rows, columns, rank);
+}
+
+// The rows of a piece of at most `most` elements.
+int64_t rowsOfPiece(int64_t most, int64_t columns) {
+  const int64_t step = std::max<int64_t>(1, most / columns), whole = std::lcm(kCodedTogether, columns) / columns;
+  return step > whole ? step - step % whole : step;
 }
 
 std::string on(int rank) {
@@ -200,7 +210,7 @@ void SiteModel::cut(int part, const std::vector<int>& holders, int64_t fragments
   for (const Whole& whole : all) {
     const int64_t rows = rowsOf(whole.shape), elements = product(whole.shape);
     const bool is_cut = elements > most && !isFactored(whole.shape, matrix_rank);
-    const int64_t step = is_cut ? std::max<int64_t>(1, most / (elements / rows)) : std::max<int64_t>(1, rows);
+    const int64_t step = is_cut ? rowsOfPiece(most, elements / rows) : std::max<int64_t>(1, rows);
     for (int64_t begin = 0; begin == 0 || begin < rows; begin += step) {
       Piece piece{.name = whole.name, .part = part, .begin = begin, .end = std::min(begin + step, rows)};
       piece.dtype = whole.dtype;
