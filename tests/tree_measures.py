@@ -26,9 +26,9 @@ WANTED = {
     "lines of benchmarks/README.md": (1, 250),
 }
 BOUNDS = WANTED | {
-    # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces and sites of several ranks came after the goal was set.
-    "files of csrc": (1, 300),
-    "lines of csrc": (1, 39_000),
+    # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks and a transport came after the goal was set.
+    "files of csrc": (1, 315),
+    "lines of csrc": (1, 40_500),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -75,6 +75,9 @@ class Options(Backend.Options):
         nccl: Whether NCCL serves the exact ops of CUDA tensors. None: where torch and the machine have it, from the
             group's first CUDA tensor on. False: never; gloo serves them through host memory, for ranks that share a GPU or
             hosts between which NCCL does not work. True: making a group fails without NCCL (LOWCOMM_NCCL; None).
+        transport: What carries the frames of lowcomm's ops. "gloo": connections of torch's. "tcp": connections of its own, all
+            to one port a process; one that is cut is made again, and the op goes on where it was. Ops that gloo serves, the
+            exact ones that no policy names, stay on gloo's connections (LOWCOMM_TRANSPORT; "gloo").
 
     Raises:
         ValueError: A field or its environment variable is wrong. The message has the wrong part, expected and actual.
@@ -95,6 +98,7 @@ class Options(Backend.Options):
         flight_record: int | None = None,
         staged: bool | None = None,
         nccl: bool | None = None,
+        transport: str | None = None,
     ) -> None: ...
     def __copy__(self) -> Options: ...
     def __deepcopy__(self, memo: dict[int, Any]) -> Options: ...
@@ -118,6 +122,8 @@ class Options(Backend.Options):
     def staged(self) -> bool | None: ...
     @property
     def nccl(self) -> bool | None: ...
+    @property
+    def transport(self) -> str | None: ...
 
 class Residual:
     def __init__(self, shape: Sequence[int]) -> None: ...

@@ -15,6 +15,7 @@
 #include "engine/handshake.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
+#include "transport/tcp/tcp.h"
 #include "wire/frame.h"
 
 // A group's life: handshake, connections, engine, split, time-outs, abort, shutdown.
@@ -26,10 +27,15 @@ namespace {
 KeyValues greeting(const Settings& settings) {
   KeyValues description;
   description.fields = {
-      {"wire_version", std::to_string(kWireVersion)},        {"policy", settings.policy.str()},
-      {"min_bytes", std::to_string(settings.min_bytes)},     {"seed", std::to_string(settings.seed)},
-      {"chunk_bytes", std::to_string(settings.chunk_bytes)}, {"connections", std::to_string(settings.connections)},
-      {"ring_from", std::to_string(settings.ring_from)},     {"nccl", settings.ncclText()},
+      {"wire_version", std::to_string(kWireVersion)},
+      {"policy", settings.policy.str()},
+      {"min_bytes", std::to_string(settings.min_bytes)},
+      {"seed", std::to_string(settings.seed)},
+      {"chunk_bytes", std::to_string(settings.chunk_bytes)},
+      {"connections", std::to_string(settings.connections)},
+      {"ring_from", std::to_string(settings.ring_from)},
+      {"nccl", settings.ncclText()},
+      {"transport", settings.transport},
   };
   return description;
 }
@@ -72,10 +78,24 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
   NoPythonObjects guard;
   parts_.backends.openHost();
   // With the group, not at its first op: an op that is issued must return at once even when a peer comes much later.
-  auto transport =
-      connectGloo(rendezvous, rank, size, group.options, static_cast<int>(settings.connections), make_.gloo);
-  group.open(std::make_shared<Engine>(std::move(transport), configOf(group, settings, epoch)));
+  group.open(std::make_shared<Engine>(connect(rendezvous), configOf(group, settings, epoch)));
   init();
+}
+
+std::unique_ptr<Transport> LowcommBackend::connect(StoreRendezvous& rendezvous) {
+  const Group& group = parts_.group;
+  const Settings settings = group.settings();
+  const auto connections = static_cast<int>(settings.connections);
+  if (settings.transport != "tcp") return connectGloo(rendezvous, rank_, size_, group.options, connections, make_.gloo);
+  std::unique_ptr<Transport> transport;
+  translated([&] {
+    try {
+      blocking([&] { transport = connectTcp(rendezvous, rank_, size_, connections, group.options->timeout); });
+    } catch (const TransportError& error) {
+      throw PeerError("lowcomm: making a group: rank " + std::to_string(error.peer) + ": " + error.what(), error.peer);
+    }
+  });
+  return transport;
 }
 
 LowcommBackend::~LowcommBackend() {

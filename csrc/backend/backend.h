@@ -115,6 +115,7 @@ class LowcommBackend : public c10d::Backend {
 
  private:
   c10::intrusive_ptr<Options> childOptions(const c10::intrusive_ptr<c10d::Backend::Options>& given) const;
+  std::unique_ptr<Transport> connect(StoreRendezvous& rendezvous);
   void release();
   void leaveRegistry();
 

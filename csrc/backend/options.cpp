@@ -89,6 +89,12 @@ Settings fill(const Options& o, Lookup lookup) {
   const char* text = lookup("LOWCOMM_NCCL");
   if (o.nccl || (text && !trimmed(text).empty()))
     settings.nccl = integer(lookup, number(o.nccl), "nccl", "LOWCOMM_NCCL", 0, 0, 1) == 1;
+  const std::string named = trimmed(lookup("LOWCOMM_TRANSPORT"));
+  if (o.transport || !named.empty()) settings.transport = o.transport.value_or(named);
+  if (settings.transport != "gloo" && settings.transport != "tcp") {
+    throw ValueError(std::string(o.transport ? "transport" : "LOWCOMM_TRANSPORT") + ": expected gloo or tcp, got '" +
+                     settings.transport + "'");
+  }
   return settings;
 }
 
@@ -122,15 +128,19 @@ void Options::inherit(const Settings& parent) {
   fill(flight_record, parent.flight_record);
   if (!staged) staged = parent.staged;
   if (!nccl) nccl = parent.nccl;
+  if (!transport) transport = parent.transport;
 }
 
 std::string Options::repr() const {
   auto shown = [](const std::optional<int64_t>& value) { return value ? std::to_string(*value) : std::string("None"); };
   auto truth = [](const std::optional<bool>& value) { return value ? (*value ? "True" : "False") : "None"; };
-  return "Options(policy=" + (policy ? "'" + *policy + "'" : std::string("None")) + ", min_bytes=" + shown(min_bytes) +
-         ", seed=" + shown(seed) + ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
+  const auto quoted = [](const std::optional<std::string>& text) {
+    return text ? "'" + *text + "'" : std::string("None");
+  };
+  return "Options(policy=" + quoted(policy) + ", min_bytes=" + shown(min_bytes) + ", seed=" + shown(seed) +
+         ", chunk_bytes=" + shown(chunk_bytes) + ", connections=" + shown(connections) +
          ", ring_from=" + shown(ring_from) + ", flight_record=" + shown(flight_record) + ", staged=" + truth(staged) +
-         ", nccl=" + truth(nccl) +
+         ", nccl=" + truth(nccl) + ", transport=" + quoted(transport) +
          ", timeout=" + (timeout_set ? std::to_string(timeout.count()) + " ms" : std::string("None")) + ")";
 }
 

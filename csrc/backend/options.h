@@ -55,6 +55,7 @@ struct Settings {
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
   bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
   std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
+  std::string transport = "gloo";    // what carries frames: "gloo", or "tcp" (transport/tcp)
 
   std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
 };
@@ -64,7 +65,7 @@ void checkTimeout(std::chrono::milliseconds timeout);
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED, LOWCOMM_NCCL), then from the defaults of Settings; those of a group that is made next to or out of a
+// LOWCOMM_STAGED, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that is made next to or out of a
 // living one from that one's settings first (inherit). Frozen once made; c10d hands the same object to every group, so
 // a group copies it.
 struct Options : c10d::Backend::Options {
@@ -79,6 +80,7 @@ struct Options : c10d::Backend::Options {
   std::optional<int64_t> flight_record;
   std::optional<bool> staged;
   std::optional<bool> nccl;
+  std::optional<std::string> transport;
   std::string name = "lowcomm";  // what the backend calls itself; "gloo" where it stands in gloo's place
   std::string of_group = {};     // the group that has them and filled them in; empty: a caller's
   bool timeout_set = false;      // whether the user gave `timeout`; otherwise it is init_process_group's

@@ -159,14 +159,16 @@ void bindBackend(py::module_& m) {
       "ranks on an all_gather goes around a ring, flight_record (LOWCOMM_FLIGHT_RECORD, 64: the last ops that\n"
       "`flight_record()` shows; 0: none), staged (LOWCOMM_STAGED, 0; 1: CUDA tensors that are coded are coded where\n"
       "they are), nccl (LOWCOMM_NCCL, None: NCCL serves exact CUDA tensors where torch and the machine have it; False\n"
-      "or 0: it is never made, and gloo serves them; True or 1: without it there is no group), timeout\n"
-      "(init_process_group's). Frozen. Every rank of a group must give the same, except for\n"
+      "or 0: it is never made, and gloo serves them; True or 1: without it there is no group), transport\n"
+      "(LOWCOMM_TRANSPORT, \"gloo\"; \"tcp\": frames travel on one port a process, and a cut connection costs a "
+      "pause),\n"
+      "timeout (init_process_group's). Frozen. Every rank of a group must give the same, except for\n"
       "flight_record and staged. Raises ValueError naming the field, what is expected and what it got.")
       .def(py::init([](std::optional<std::string> policy, std::optional<int64_t> min_bytes,
                        std::optional<std::chrono::milliseconds> timeout, std::optional<int64_t> seed,
                        std::optional<int64_t> chunk_bytes, std::optional<int64_t> connections,
                        std::optional<int64_t> ring_from, std::optional<int64_t> flight_record,
-                       std::optional<bool> staged, std::optional<bool> nccl) {
+                       std::optional<bool> staged, std::optional<bool> nccl, std::optional<std::string> transport) {
              auto options = c10::make_intrusive<Options>();
              options->policy = std::move(policy);
              options->min_bytes = min_bytes;
@@ -177,6 +179,7 @@ void bindBackend(py::module_& m) {
              options->flight_record = flight_record;
              options->staged = staged;
              options->nccl = nccl;
+             options->transport = std::move(transport);
              if (timeout) {
                options->timeout = *timeout;
                options->timeout_set = true;
@@ -187,7 +190,8 @@ void bindBackend(py::module_& m) {
            py::arg("policy") = py::none(), py::kw_only(), py::arg("min_bytes") = py::none(),
            py::arg("timeout") = py::none(), py::arg("seed") = py::none(), py::arg("chunk_bytes") = py::none(),
            py::arg("connections") = py::none(), py::arg("ring_from") = py::none(),
-           py::arg("flight_record") = py::none(), py::arg("staged") = py::none(), py::arg("nccl") = py::none())
+           py::arg("flight_record") = py::none(), py::arg("staged") = py::none(), py::arg("nccl") = py::none(),
+           py::arg("transport") = py::none())
       .def_property_readonly("policy", [](const Options& o) { return o.policy; })
       .def_property_readonly("min_bytes", [](const Options& o) { return o.min_bytes; })
       .def_property_readonly("seed", [](const Options& o) { return o.seed; })
@@ -197,6 +201,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("flight_record", [](const Options& o) { return o.flight_record; })
       .def_property_readonly("staged", [](const Options& o) { return o.staged; })
       .def_property_readonly("nccl", [](const Options& o) { return o.nccl; })
+      .def_property_readonly("transport", [](const Options& o) { return o.transport; })
       .def_property_readonly("timeout",
                              [](const Options& o) { return o.timeout_set ? std::optional(o.timeout) : std::nullopt; })
       // c10d sets the time-out of the options it hands out (its _timeout), and copies them.

@@ -15,6 +15,7 @@
 #include "collective/announcement.h"
 #include "pipeline/slot_file_header.h"
 #include "target.h"
+#include "transport/tcp/wire.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
 #include "wire/layout.h"
@@ -127,6 +128,21 @@ int main(int argc, char** argv) {
   write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, expected}.text());
   write(corpus / "text", "withdrawal", Withdrawal{7, 2, "stage 1: micro-batch 3: a NaN\nand more"}.text());
   const auto header = bytesOf({72, 24, 144, "float16", "0.0.sent", "a run"}, "");
+  std::string hello(tcp::kHelloBytes, 0), stream(1, 63);
+  const auto bytesIn = [](std::string& text, size_t at, size_t size) {
+    return std::as_writable_bytes(std::span(text).subspan(at, size));
+  };
+  tcp::write(tcp::Hello{.from = 1, .channel = 2, .received = 77},
+             bytesIn(hello, 0, hello.size()).first<tcp::kHelloBytes>());
+  write(corpus / "tcp", "hello", hello);
+  for (const tcp::Record& record :
+       {tcp::Record{tcp::Record::Kind::message, 1, 0, 90}, tcp::Record{tcp::Record::Kind::delivered, 0, 0, 0},
+        tcp::Record{tcp::Record::Kind::message, 5, 1, 40}, tcp::Record{tcp::Record::Kind::message, 1, 2, 0}}) {
+    const size_t at = stream.size();
+    stream.resize(at + tcp::kRecordHeaderBytes + record.bytes, 'x');
+    tcp::write(record, bytesIn(stream, at, tcp::kRecordHeaderBytes).first<tcp::kRecordHeaderBytes>());
+  }
+  write(corpus / "tcp", "stream", stream);
   write(corpus / "slot_file", "header", {reinterpret_cast<const char*>(header.data()), header.size()});
   return 0;
 }

@@ -212,13 +212,13 @@ TEST_F(OptionsTest, ReprShowsEveryField) {
   Options options;
   EXPECT_EQ(options.repr(),
             "Options(policy=None, min_bytes=None, seed=None, chunk_bytes=None, connections=None, ring_from=None, "
-            "flight_record=None, staged=None, nccl=None, timeout=None)");
+            "flight_record=None, staged=None, nccl=None, transport=None, timeout=None)");
   options.policy = "all_gather=qsgd8";
   options.seed = 3;
   EXPECT_EQ(
       options.repr(),
       "Options(policy='all_gather=qsgd8', min_bytes=None, seed=3, chunk_bytes=None, connections=None, ring_from=None, "
-      "flight_record=None, staged=None, nccl=None, timeout=None)");
+      "flight_record=None, staged=None, nccl=None, transport=None, timeout=None)");
 }
 
 }  // namespace

@@ -1,0 +1,196 @@
+#include "transport/tcp/channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lowcomm::tcp {
+
+using Kind = TransportError::Kind;
+
+void Delivery::complete() {
+  std::lock_guard lock(mutex_);
+  done_ = true;
+  changed_.notify_all();
+}
+
+void Delivery::fail(Kind kind, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (done_ || failed_) return;
+  failed_ = true;
+  kind_ = kind;
+  why_ = why;
+  changed_.notify_all();
+}
+
+void Delivery::wait(int peer, std::chrono::milliseconds deadline) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_for(lock, deadline, [&] { return done_ || failed_; })) {
+    throw TransportError(Kind::timed_out, peer, "timed out waiting " + std::to_string(deadline.count()) + " ms for it");
+  }
+  if (failed_) throw TransportError(kind_, peer, why_);
+}
+
+void Channel::expectLiving() const {
+  if (failed_) throw TransportError(kind_, peer_, why_);
+}
+
+void Channel::expectFits(const Record& record, size_t room) const {
+  if (record.bytes <= room) return;
+  throw WireError("message with tag " + std::to_string(record.tag) + ": expected at most " + std::to_string(room) +
+                  " bytes, got " + std::to_string(record.bytes));
+}
+
+// ---- out ----
+
+void Channel::append(const Record& record, std::span<const std::byte> data) {
+  Part header{.begin = out_end_, .header = {}};
+  write(record, header.header);
+  out_.push_back(header);
+  out_end_ += kRecordHeaderBytes;
+  if (data.empty()) return;
+  out_.push_back({.begin = out_end_, .header = {}, .data = data});
+  out_end_ += data.size();
+}
+
+std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data) {
+  std::lock_guard lock(mutex_);
+  expectLiving();
+  auto delivery = std::make_shared<Delivery>();
+  undelivered_.emplace(sent_, delivery);
+  append({Record::Kind::message, tag, sent_++, data.size()}, data);
+  return delivery;
+}
+
+size_t Channel::gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const {
+  auto part = std::upper_bound(out_.begin(), out_.end(), offset,
+                               [](uint64_t at, const Part& other) { return at < other.begin; });
+  if (part == out_.begin()) return 0;
+  size_t count = 0;
+  for (--part; part != out_.end() && bytes > 0 && count < parts.size(); ++part) {
+    const uint64_t skipped = offset - part->begin;
+    const size_t here = std::min<size_t>(bytes, part->size() - skipped);
+    if (here == 0) break;  // offset is the stream's end
+    parts[count++] = {const_cast<std::byte*>(part->at()) + skipped, here};
+    offset += here;
+    bytes -= here;
+  }
+  return count;
+}
+
+void Channel::received(uint64_t offset) {
+  if (offset < out_begin_ || offset > out_end_) {
+    throw WireError("bytes received: expected " + std::to_string(out_begin_) + " ... " + std::to_string(out_end_) +
+                    ", got " + std::to_string(offset));
+  }
+  out_begin_ = offset;
+  while (!out_.empty() && out_.front().begin + out_.front().size() <= offset)
+    out_.pop_front();
+}
+
+// ---- in ----
+
+std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> room) {
+  std::lock_guard lock(mutex_);
+  expectLiving();
+  auto delivery = std::make_shared<Delivery>();
+  const auto early = early_.find(tag);
+  if (early == early_.end()) {
+    posted_[tag].push_back({room, delivery});
+    return delivery;
+  }
+  const std::shared_ptr<Incoming> message = std::move(early->second.front());
+  early->second.pop_front();
+  if (early->second.empty()) early_.erase(early);
+  expectFits(message->record, room.size());
+  message->room = room;
+  message->delivery = delivery;
+  if (message->have == message->record.bytes) finish(*message);
+  return delivery;
+}
+
+std::span<std::byte> Channel::room() {
+  if (incoming_) return incoming_->to.subspan(incoming_->have);
+  return std::span(header_).subspan(header_have_);
+}
+
+void Channel::arrived(size_t bytes) {
+  in_ += bytes;
+  if (!incoming_) {
+    header_have_ += bytes;
+    if (header_have_ < kRecordHeaderBytes) return;
+    header_have_ = 0;
+    begin(parseRecord(header_));
+    if (!incoming_ || incoming_->record.bytes > 0) return;
+  } else {
+    incoming_->have += bytes;
+    if (incoming_->have < incoming_->record.bytes) return;
+  }
+  const std::shared_ptr<Incoming> message = std::move(incoming_);
+  incoming_ = nullptr;
+  if (message->delivery) finish(*message);
+}
+
+void Channel::begin(const Record& record) {
+  if (record.kind == Record::Kind::delivered) {
+    const auto sent = undelivered_.find(record.number);
+    if (sent == undelivered_.end())
+      throw WireError("message delivered: expected one under way, got number " + std::to_string(record.number));
+    sent->second->complete();
+    undelivered_.erase(sent);
+    return;
+  }
+  incoming_ = std::make_shared<Incoming>();
+  incoming_->record = record;
+  const auto posted = posted_.find(record.tag);
+  if (posted == posted_.end()) {
+    incoming_->own.resize(record.bytes);
+    incoming_->to = incoming_->own;
+    early_[record.tag].push_back(incoming_);
+    return;
+  }
+  Receive receive = std::move(posted->second.front());
+  posted->second.pop_front();
+  if (posted->second.empty()) posted_.erase(posted);
+  incoming_->delivery = std::move(receive.delivery);
+  expectFits(record, receive.room.size());
+  incoming_->to = receive.room.first(record.bytes);
+}
+
+void Channel::finish(Incoming& message) {
+  if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
+  message.delivery->complete();
+  append({Record::Kind::delivered, 0, message.record.number, 0}, {});
+}
+
+// ---- the end ----
+
+bool Channel::failed() {
+  std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+void Channel::fail(Kind kind, const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  failed_ = true;
+  kind_ = kind;
+  why_ = why;
+  for (auto& [number, delivery] : undelivered_)
+    delivery->fail(kind, why);
+  for (auto& [tag, receives] : posted_) {
+    for (Receive& receive : receives)
+      receive.delivery->fail(kind, why);
+  }
+  if (incoming_ && incoming_->delivery) incoming_->delivery->fail(kind, why);
+  undelivered_.clear();
+  posted_.clear();
+  early_.clear();
+  incoming_ = nullptr;
+  out_.clear();
+  out_begin_ = out_end_;
+}
+
+}  // namespace lowcomm::tcp

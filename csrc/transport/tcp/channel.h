@@ -1,0 +1,131 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "transport/tcp/wire.h"
+#include "transport/transport.h"
+
+namespace lowcomm::tcp {
+
+// A message under way, shared by its channel and the caller's Transfer. Thread-safe.
+class Delivery {
+ public:
+  void complete();
+  void fail(TransportError::Kind kind, const std::string& why);
+
+  // Blocks until one of them was called. Throws TransportError: what failed, or timed_out after `deadline`.
+  void wait(int peer, std::chrono::milliseconds deadline);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false, failed_ = false;
+  TransportError::Kind kind_{};
+  std::string why_;
+};
+
+// The messages between this rank and a peer, as a stream of bytes each way that survives the connections which carry
+// it. It knows no sockets: a connection asks for the bytes from an offset on, and brings those that have come.
+//
+// What is sent stays where its caller has it until its receiver has copied it to where it is wanted, and says so in the
+// stream the other way (Record::delivered). So a send is done when its receive is, as with gloo; nothing is kept for
+// sending again; and what comes before its receive is posted, and waits here, is no more than peers have under way.
+//
+// Thread-safe, one lock. Who holds it (lock()) may call what needs it; no span of a caller's is touched without it.
+class Channel {
+ public:
+  explicit Channel(int peer) : peer_(peer) {}
+
+  int peer() const { return peer_; }
+
+  // Both throw the TransportError that the channel has failed with.
+  std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data);
+  std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room);
+
+  // Every message under way fails, and later ones do. Of several calls the first counts.
+  void fail(TransportError::Kind kind, const std::string& why);
+  bool failed();
+
+  // ---- for the connection, under the lock ----
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+
+  // The stream out has the bytes [outBegin, outEnd); those before were received.
+  uint64_t outBegin() const { return out_begin_; }
+  uint64_t outEnd() const { return out_end_; }
+
+  // Fills in where up to `bytes` bytes of the stream from `offset` on are; returns how many of `parts`.
+  size_t gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const;
+
+  // The peer has received the stream up to `offset`. WireError for one outside [outBegin, outEnd].
+  void received(uint64_t offset);
+
+  // Bytes of the stream in, and where its next ones belong, not empty.
+  uint64_t in() const { return in_; }
+  std::span<std::byte> room();
+
+  // The first `bytes` of room() are there. WireError for a record that is none, or a message longer than its receive.
+  void arrived(size_t bytes);
+
+ private:
+  // A part of the stream out: a record's header, or the bytes of the caller's that follow it.
+  struct Part {
+    uint64_t begin = 0;
+    std::array<std::byte, kRecordHeaderBytes> header;
+    std::span<const std::byte> data = {};  // the caller's; empty: `header` is the part
+    size_t size() const { return data.empty() ? kRecordHeaderBytes : data.size(); }
+    const std::byte* at() const { return data.empty() ? header.data() : data.data(); }
+  };
+  struct Receive {
+    std::span<std::byte> room;
+    std::shared_ptr<Delivery> delivery;
+  };
+  // A message that has begun to come: to its receive, or, before that is posted, to memory of its own.
+  struct Incoming {
+    Record record;
+    uint64_t have = 0;
+    std::span<std::byte> to;
+    std::vector<std::byte> own;
+    std::shared_ptr<Delivery> delivery;  // null: its receive is not posted
+    std::span<std::byte> room = {};      // of a receive that was posted later
+  };
+
+  void append(const Record& record, std::span<const std::byte> data);
+  void begin(const Record& record);
+  void finish(Incoming& message);
+  void expectFits(const Record& record, size_t room) const;
+  void expectLiving() const;
+
+  const int peer_;
+  std::mutex mutex_;
+  bool failed_ = false;
+  TransportError::Kind kind_{};
+  std::string why_;
+
+  std::deque<Part> out_;
+  uint64_t out_begin_ = 0, out_end_ = 0;
+  uint64_t sent_ = 0;  // messages
+  std::unordered_map<uint64_t, std::shared_ptr<Delivery>> undelivered_;
+
+  uint64_t in_ = 0;
+  std::array<std::byte, kRecordHeaderBytes> header_;
+  size_t header_have_ = 0;
+  std::shared_ptr<Incoming> incoming_;  // null between messages
+  std::map<uint32_t, std::deque<Receive>> posted_;
+  std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
+};
+
+}  // namespace lowcomm::tcp

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "transport/tcp/channel.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/wire.h"
+
+namespace lowcomm::tcp {
+
+using Clock = std::chrono::steady_clock;
+
+// A socket that carries a channel's stream in pieces, both ways, after the Hellos. Used by the endpoint's thread alone.
+// Every method returns why the connection is over, or nothing; it fails no channel but over bytes that no peer of this
+// version sends.
+class Connection {
+ public:
+  // `from`: the byte of the stream out that the peer waits for.
+  Connection(Fd fd, Channel& channel, uint64_t from);
+
+  int fd() const { return fd_.get(); }
+
+  // Reads what is there, up to a limit that leaves others their turn.
+  std::optional<std::string> read();
+
+  // Writes what there is to say, as far as the kernel takes it.
+  std::optional<std::string> write();
+
+  // Whether the kernel would not take all: write() is to be called when it does.
+  bool blocked() const { return blocked_; }
+
+  // Heartbeats, and whether the peer's have stopped.
+  std::optional<std::string> tick();
+
+  // Tells the peer that the channel is at its end, if that can be said at once.
+  void sayLast();
+
+  // Whether the peer has said so.
+  bool saidLast() const { return said_last_; }
+
+ private:
+  bool nextPiece(bool even_empty);
+  std::optional<std::string> take(size_t bytes);
+
+  Fd fd_;
+  Channel& channel_;
+  Clock::time_point heard_ = Clock::now(), spoke_ = heard_;
+
+  uint64_t out_;  // of the stream: where the next bytes to write are
+  std::array<std::byte, kPieceHeaderBytes> out_header_;
+  size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
+  bool blocked_ = false;
+
+  std::array<std::byte, kPieceHeaderBytes> in_header_;
+  size_t in_header_have_ = 0, in_left_ = 0;  // of the piece under way
+  bool said_last_ = false;
+};
+
+}  // namespace lowcomm::tcp

@@ -1,0 +1,211 @@
+#include "transport/tcp/endpoint.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr size_t kHalfOpen = 64;
+constexpr auto kIntroduceWithin = 3s;
+constexpr auto kTick = 20ms;
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value ? value : "";
+}
+
+// A port that several processes of a machine are given counts from LOCAL_RANK.
+std::string withLocalRank(const char* name) {
+  const std::string text = variable(name);
+  if (text.empty()) return text;
+  const auto [host, port] = hostAndPort(text, name);
+  char* end = nullptr;
+  const long number = std::strtol(port.c_str(), &end, 10);
+  const long rank = std::strtol(variable("LOCAL_RANK").c_str(), nullptr, 10);
+  if (*end != '\0' || number < 0 || number + rank > 65535) {
+    throw ValueError(std::string(name) + ": expected a port of 0 ... 65535, LOCAL_RANK included, got '" + text + "'");
+  }
+  return joined(host, std::to_string(number == 0 ? 0 : number + rank));
+}
+
+uint64_t randomNumber() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+EndpointOptions EndpointOptions::fromEnvironment() {
+  EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"), withLocalRank("LOWCOMM_ADVERTISE"),
+                          variable("LOWCOMM_SOCKET_IFNAME")};
+  if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
+  return options;
+}
+
+Endpoint::Endpoint(const EndpointOptions& options)
+    : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), incarnation_(randomNumber()) {
+  std::string host, port = "0";
+  if (!options.listen.empty()) std::tie(host, port) = hostAndPort(options.listen, "LOWCOMM_LISTEN");
+  std::vector<std::string> hosts = host.empty() ? localHosts(options.interface) : std::vector<std::string>{host};
+  if (host.empty() && !options.interface.empty()) host = hosts.front();
+  std::tie(listener_, port) = listenOn(host, port, "LOWCOMM_LISTEN");
+  if (!options.advertise.empty()) {
+    addresses_ = {options.advertise};
+  } else {
+    for (const std::string& one : hosts)
+      addresses_.push_back(joined(one, port));
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Endpoint::~Endpoint() {
+  stop_ = true;
+  wake();
+  thread_.join();
+}
+
+std::shared_ptr<Endpoint> Endpoint::shared() {
+  static std::mutex mutex;
+  static std::weak_ptr<Endpoint> only;
+  std::lock_guard lock(mutex);
+  std::shared_ptr<Endpoint> endpoint = only.lock();
+  if (!endpoint) only = endpoint = std::make_shared<Endpoint>(EndpointOptions::fromEnvironment());
+  return endpoint;
+}
+
+void Endpoint::add(const std::shared_ptr<Link>& link) {
+  {
+    std::lock_guard lock(mutex_);
+    links_.push_back(link);
+  }
+  wake();
+}
+
+void Endpoint::remove(const std::shared_ptr<Link>& link) {
+  std::lock_guard lock(mutex_);
+  std::erase(links_, link);
+  link->end("the lane was cancelled");
+}
+
+void Endpoint::wake() {
+  if (awake_.exchange(true)) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(waker_.get(), &one, sizeof(one));
+}
+
+void Endpoint::cut() {
+  std::lock_guard lock(mutex_);
+  for (const auto& link : links_) {
+    const int fd = link->waitsFor().fd;
+    if (fd >= 0) ::shutdown(fd, SHUT_RDWR);
+  }
+}
+
+void Endpoint::run() {
+  while (!stop_)
+    turn();
+}
+
+// Waits until something may be done, and does it.
+void Endpoint::turn() {
+  std::vector<pollfd> waits{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+  std::vector<std::shared_ptr<Link>> links;
+  size_t strangers = 0;
+  {
+    std::lock_guard lock(mutex_);
+    if (Clock::now() < accept_at_) waits[1].fd = -1;
+    links = links_;
+    for (const auto& link : links)
+      waits.push_back(link->waitsFor());
+    for (const Stranger& stranger : strangers_)
+      waits.push_back({stranger.fd.get(), POLLIN, 0});
+    strangers = strangers_.size();
+  }
+  ::poll(waits.data(), waits.size(), static_cast<int>(kTick.count()));
+  awake_ = false;
+  if (waits[0].revents) {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t got = ::read(waker_.get(), &count, sizeof(count));
+  }
+
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < links.size(); ++i) {
+    const pollfd& wait = waits[2 + i];
+    // Not where another connection has taken the place of the one that was waited for.
+    if (wait.revents && links[i]->waitsFor().fd == wait.fd) links[i]->ready(wait.revents);
+    links[i]->flush();
+  }
+  auto stranger = strangers_.begin();
+  for (size_t i = 0; i < strangers; ++i) {
+    const bool over = waits[2 + links.size() + i].revents ? hear(*stranger) : Clock::now() > stranger->deadline;
+    stranger = over ? strangers_.erase(stranger) : std::next(stranger);
+  }
+  if (waits[1].revents) acceptAll();
+  if (Clock::now() < tick_at_) return;
+  tick_at_ = Clock::now() + kTick;
+  for (const auto& link : links)
+    link->tick();
+}
+
+void Endpoint::acceptAll() {
+  for (size_t i = 0; i < kHalfOpen; ++i) {
+    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!fd) {
+      // No descriptor may be left: those who wait are let in later.
+      if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) accept_at_ = Clock::now() + 100ms;
+      return;
+    }
+    if (strangers_.size() >= kHalfOpen) continue;
+    strangers_.push_back({std::move(fd), Clock::now() + kIntroduceWithin, {}, 0});
+  }
+}
+
+bool Endpoint::hear(Stranger& stranger) {
+  const ssize_t count = ::recv(stranger.fd.get(), stranger.hello.data() + stranger.have,
+                               stranger.hello.size() - stranger.have, MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (count <= 0) return true;
+  stranger.have += count;
+  if (stranger.have < kHelloBytes) return false;
+  try {
+    introduce(std::move(stranger.fd), parseHello(stranger.hello));
+  } catch (const WireError&) {
+    // No rank of any group.
+  }
+  return true;
+}
+
+void Endpoint::introduce(Fd fd, const Hello& hello) {
+  for (const auto& link : links_) {
+    const Route& route = link->route();
+    if (route.group != hello.group || route.channel != hello.channel || route.peer != static_cast<int>(hello.from) ||
+        route.rank != static_cast<int>(hello.to))
+      continue;
+    if (route.peer_incarnation != hello.incarnation || link->channel.failed()) break;
+    return link->accept(std::move(fd), hello);
+  }
+  Hello answer = hello;
+  std::swap(answer.from, answer.to);
+  answer.incarnation = incarnation_;
+  answer.received = 0;
+  answer.unknown = true;
+  std::array<std::byte, kHelloBytes> bytes;
+  write(answer, bytes);
+  ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+}  // namespace lowcomm::tcp

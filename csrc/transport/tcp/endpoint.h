@@ -1,0 +1,91 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "transport/tcp/link.h"
+#include "transport/tcp/socket.h"
+
+namespace lowcomm::tcp {
+
+// Where an endpoint listens, and by which addresses others reach it.
+struct EndpointOptions {
+  std::string listen = "";     // "host:port"; empty: every interface, a port that the system picks
+  std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
+  std::string interface = "";  // of the machine; empty: all
+
+  // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
+  // else GLOO_SOCKET_IFNAME. ValueError naming the variable.
+  static EndpointOptions fromEnvironment();
+};
+
+// One listening port and one thread, which all groups of a process share. The thread does all reading and writing, by
+// poll(): a process has some dozens of connections, and a loop of a page serves them as well as a library would.
+//
+// Whoever connects has to say a Hello of a group that is here within seconds; there are no more than kHalfOpen such
+// connections at a time, of kHelloBytes each, and more are closed at once.
+class Endpoint {
+ public:
+  // ValueError where it cannot listen.
+  explicit Endpoint(const EndpointOptions& options);
+  ~Endpoint();
+
+  // That of this process, which lives as long as anybody has it. Of the environment's options.
+  static std::shared_ptr<Endpoint> shared();
+
+  uint64_t incarnation() const { return incarnation_; }
+  const std::vector<std::string>& addresses() const { return addresses_; }
+
+  void add(const std::shared_ptr<Link>& link);
+
+  // The link's channel ends; nothing of it is touched afterwards.
+  void remove(const std::shared_ptr<Link>& link);
+
+  // There is something to write.
+  void wake();
+
+  // Calls with the links' lock, while the thread rests.
+  template <class F>
+  auto locked(F&& f) {
+    std::lock_guard lock(mutex_);
+    return f();
+  }
+
+  // For tests: closes every connection at once, as a network does that resets them.
+  void cut();
+
+ private:
+  // Accepted, and yet to say who it is.
+  struct Stranger {
+    Fd fd;
+    Clock::time_point deadline;
+    std::array<std::byte, kHelloBytes> hello;
+    size_t have = 0;
+  };
+
+  void run();
+  void turn();
+  void acceptAll();
+  bool hear(Stranger& stranger);  // whether that is over
+  void introduce(Fd fd, const Hello& hello);
+
+  Fd listener_, waker_;
+  std::vector<std::string> addresses_;
+  const uint64_t incarnation_;
+  std::atomic<bool> stop_{false}, awake_{false};
+
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<Link>> links_;
+  std::list<Stranger> strangers_;
+  Clock::time_point accept_at_{}, tick_at_{};
+  std::thread thread_;
+};
+
+}  // namespace lowcomm::tcp

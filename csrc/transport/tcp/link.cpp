@@ -1,0 +1,201 @@
+#include "transport/tcp/link.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAnswerWithin = 3s;
+constexpr auto kFirstPause = 10ms, kLongestPause = 500ms;
+constexpr int kRounds = 3;
+
+bool say(int fd, const Hello& hello) {
+  std::array<std::byte, kHelloBytes> bytes;
+  write(hello, bytes);
+  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
+}
+
+}  // namespace
+
+Hello Link::hello() {
+  const auto lock = channel.lock();
+  return {route_.group,
+          static_cast<uint32_t>(route_.rank),
+          static_cast<uint32_t>(route_.peer),
+          route_.channel,
+          route_.incarnation,
+          channel.in()};
+}
+
+pollfd Link::waitsFor() const {
+  if (connection_) return {connection_->fd(), static_cast<short>(POLLIN | (connection_->blocked() ? POLLOUT : 0)), 0};
+  if (dial_) return {dial_->fd.get(), static_cast<short>(dial_->connected ? POLLIN : POLLOUT), 0};
+  return {-1, 0, 0};
+}
+
+void Link::ready(short events) {
+  if (ended_) return;
+  if (dial_ && !connection_) return dialReady();
+  if (!connection_) return;
+  try {
+    if (events & (POLLIN | POLLHUP | POLLERR)) {
+      if (const auto over = connection_->read()) {
+        if (connection_->saidLast()) return fail("the peer has closed the channel");
+        return lost(*over);
+      }
+    }
+    if (const auto over = connection_->write()) lost(*over);
+  } catch (const WireError& error) {
+    fail(std::string("not what a peer of this version sends: ") + error.what());
+  }
+}
+
+void Link::flush() {
+  if (ended_ || !connection_ || connection_->blocked()) return;
+  if (const auto over = connection_->write()) lost(*over);
+}
+
+void Link::tick() {
+  if (ended_) return;
+  if (connection_) {
+    if (const auto over = connection_->tick()) lost(*over);
+  } else if (dial_) {
+    if (Clock::now() > dial_->deadline) silent();
+  } else if (Clock::now() >= dial_at_ && !route_.addresses.empty()) {
+    dial();
+  }
+}
+
+// ---- made by the peer ----
+
+void Link::accept(Fd fd, const Hello& theirs) {
+  if (!say(fd.get(), hello())) return;
+  if (route_.dials()) return;  // it only asks
+  attach(std::move(fd), theirs);
+}
+
+// ---- made from here ----
+
+void Link::dial() {
+  const std::string& text = route_.addresses[next_address_];
+  try {
+    const Address address = resolve(text, "address of a peer").front();
+    Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
+      dial_ = Dial{std::move(fd), false, Clock::now() + kAnswerWithin, {}, 0};
+      return;
+    }
+    lost_why_ = text + ": " + std::strerror(errno);
+    errno == ECONNREFUSED ? refused() : silent();
+  } catch (const ValueError& error) {
+    lost_why_ = error.what();
+    silent();
+  }
+}
+
+void Link::dialReady() {
+  const int fd = dial_->fd.get();
+  if (!dial_->connected) {
+    int error = 0;
+    socklen_t size = sizeof(error);
+    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error != 0) {
+      lost_why_ = route_.addresses[next_address_] + ": " + std::strerror(error);
+      return error == ECONNREFUSED ? refused() : silent();
+    }
+    dial_->connected = true;
+    if (!say(fd, hello())) silent();
+    return;
+  }
+  const ssize_t count =
+      ::recv(fd, dial_->answer.data() + dial_->have, dial_->answer.size() - dial_->have, MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (count <= 0) return silent();
+  dial_->have += count;
+  if (dial_->have < kHelloBytes) return;
+  Hello answer;
+  try {
+    answer = parseHello(dial_->answer);
+  } catch (const WireError& error) {
+    lost_why_ = route_.addresses[next_address_] + ": " + error.what();
+    return silent();
+  }
+  if (answer.unknown || answer.group != route_.group || answer.incarnation != route_.peer_incarnation) {
+    lost_why_ = route_.addresses[next_address_] + ": another process, or one that has left the group";
+    return refused();
+  }
+  Fd made = std::move(dial_->fd);
+  dial_.reset();
+  refused_rounds_ = 0;
+  pause_ = route_.dials() ? 0ms : kLongestPause;
+  dial_at_ = Clock::now() + pause_;
+  if (route_.dials()) attach(std::move(made), answer);
+}
+
+// The address has said that nobody is there.
+void Link::refused() {
+  dial_.reset();
+  if (++next_address_ == route_.addresses.size()) {
+    next_address_ = 0;
+    refused_rounds_ = all_refused_ ? refused_rounds_ + 1 : 0;
+    all_refused_ = true;
+    pause_ = std::clamp(2 * pause_, std::chrono::milliseconds(kFirstPause), std::chrono::milliseconds(kLongestPause));
+    if (refused_rounds_ >= kRounds) return fail("the peer's process or group is gone: " + lost_why_);
+    dial_at_ = Clock::now() + std::max(pause_, std::chrono::milliseconds(100));
+  }
+}
+
+void Link::silent() {
+  all_refused_ = false;
+  refused();
+}
+
+// ---- either way ----
+
+void Link::attach(Fd fd, const Hello& theirs) {
+  tune(fd.get());
+  dial_.reset();
+  try {
+    const auto lock = channel.lock();
+    channel.received(theirs.received);
+  } catch (const WireError& error) {
+    return fail(std::string("not what a peer of this version sends: ") + error.what());
+  }
+  connection_ = std::make_unique<Connection>(std::move(fd), channel, theirs.received);
+  ++connections_;
+  refused_rounds_ = 0;
+  flush();
+}
+
+void Link::lost(const std::string& why) {
+  lost_why_ = why;
+  connection_.reset();
+  pause_ = route_.dials() ? 0ms : std::chrono::milliseconds(kLongestPause) / 2;
+  dial_at_ = Clock::now() + pause_;
+}
+
+void Link::fail(const std::string& why) {
+  ended_ = true;
+  connection_.reset();
+  dial_.reset();
+  channel.fail(TransportError::Kind::closed, why);
+}
+
+void Link::end(const std::string& why) {
+  if (connection_ && !ended_) connection_->sayLast();
+  ended_ = true;
+  connection_.reset();
+  dial_.reset();
+  channel.fail(TransportError::Kind::cancelled, why);
+}
+
+}  // namespace lowcomm::tcp

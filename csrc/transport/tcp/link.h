@@ -1,0 +1,93 @@
+#pragma once
+
+#include <poll.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/channel.h"
+#include "transport/tcp/connection.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/wire.h"
+
+namespace lowcomm::tcp {
+
+// Where a channel leads. Of two ranks the higher dials.
+struct Route {
+  GroupId group{};
+  int rank = 0, peer = 0;
+  uint32_t channel = 0;
+  uint64_t incarnation = 0, peer_incarnation = 0;
+  std::vector<std::string> addresses;  // of the peer's endpoint, "host:port", to be tried in turn
+
+  bool dials() const { return rank > peer; }
+};
+
+// A channel and the connection that carries it at the moment. Where that was lost, the higher rank dials again, at
+// first at once, then twice a second. The lower one only asks by a Hello, in the same way, whether the peer's process
+// and group are still there, as nobody would dial if they are not. They are gone, and the channel fails as closed, when
+// every address has refused kRounds times running; silence proves nothing, and is for the op's deadline to judge.
+//
+// But for the channel, used by the endpoint's thread, or under its lock.
+class Link {
+ public:
+  explicit Link(Route route) : channel(route.peer), route_(std::move(route)) {}
+
+  Channel channel;
+
+  const Route& route() const { return route_; }
+  bool connected() const { return connection_ != nullptr; }
+
+  // For poll(): what to wait for, of the connection or of a dial; an fd below 0: nothing.
+  pollfd waitsFor() const;
+  void ready(short events);
+  void flush();  // there may be something to write
+  void tick();
+
+  // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.
+  void accept(Fd fd, const Hello& hello);
+
+  // The channel is at its end on this side.
+  void end(const std::string& why);
+
+  // How often a connection has been made.
+  int connections() const { return connections_; }
+
+ private:
+  // A connection that is being made from here.
+  struct Dial {
+    Fd fd;
+    bool connected = false;
+    Clock::time_point deadline;
+    std::array<std::byte, kHelloBytes> answer;
+    size_t have = 0;
+  };
+
+  Hello hello();
+  void attach(Fd fd, const Hello& hello);
+  void lost(const std::string& why);
+  void dial();
+  void dialReady();
+  void refused();
+  void silent();
+  void fail(const std::string& why);
+
+  const Route route_;
+  std::unique_ptr<Connection> connection_;
+  std::optional<Dial> dial_;
+  Clock::time_point dial_at_ = Clock::now();
+  std::chrono::milliseconds pause_{0};  // before the next dial
+  size_t next_address_ = 0;
+  bool all_refused_ = true;  // in this round over the addresses
+  int refused_rounds_ = 0;
+  int connections_ = 0;
+  bool ended_ = false;
+  std::string lost_why_ = "no connection was made yet";
+};
+
+}  // namespace lowcomm::tcp

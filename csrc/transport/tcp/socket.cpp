@@ -1,0 +1,137 @@
+#include "transport/tcp/socket.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "base/error.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+constexpr int kBacklog = 128;
+constexpr int kUnsentBytes = 128 * 1024;  // more would only queue in the kernel, before what is more urgent
+
+void setOption(int fd, int level, int name, int value) {
+  setsockopt(fd, level, name, &value, sizeof(value));
+}
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses lookUp(const std::string& host, const std::string& port, int flags, const std::string& what) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  if (const int error = getaddrinfo(host.empty() ? nullptr : host.c_str(), port.c_str(), &hints, &found))
+    throw ValueError(what + ": expected an address, got '" + joined(host, port) + "': " + gai_strerror(error));
+  return {found, &freeaddrinfo};
+}
+
+}  // namespace
+
+Fd::~Fd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::pair<std::string, std::string> hostAndPort(const std::string& text, const std::string& what) {
+  const size_t colon = text.rfind(':');
+  std::string host = text.substr(0, colon);
+  if (colon == std::string::npos || colon + 1 == text.size())
+    throw ValueError(what + ": expected host:port or :port, got '" + text + "'");
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string::npos) {
+    throw ValueError(what + ": expected brackets around an IPv6 address, got '" + text + "'");
+  }
+  return {host, text.substr(colon + 1)};
+}
+
+std::string joined(const std::string& host, const std::string& port) {
+  return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
+}
+
+std::vector<Address> resolve(const std::string& text, const std::string& what) {
+  const auto [host, port] = hostAndPort(text, what);
+  const Addresses found = lookUp(host, port, 0, what);
+  std::vector<Address> addresses;
+  for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+    Address address;
+    std::memcpy(&address.storage, one->ai_addr, one->ai_addrlen);
+    address.size = one->ai_addrlen;
+    addresses.push_back(address);
+  }
+  return addresses;
+}
+
+std::vector<std::string> localHosts(const std::string& interface) {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0)
+    throw ValueError(std::string("addresses of this machine: expected some, got: ") + std::strerror(errno));
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owner(all, &freeifaddrs);
+  std::vector<std::string> hosts, loopback;
+  for (const ifaddrs* one = all; one; one = one->ifa_next) {
+    if (!one->ifa_addr || !(one->ifa_flags & IFF_UP)) continue;
+    if (!interface.empty() && interface != one->ifa_name) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<sockaddr_in6*>(one->ifa_addr)->sin6_addr))
+      continue;
+    char text[NI_MAXHOST];
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    if (getnameinfo(one->ifa_addr, size, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    (one->ifa_flags & IFF_LOOPBACK ? loopback : hosts).push_back(text);
+  }
+  hosts.insert(hosts.end(), loopback.begin(), loopback.end());
+  if (hosts.empty()) {
+    throw ValueError("LOWCOMM_SOCKET_IFNAME: expected an interface with an address, got '" + interface + "'");
+  }
+  return hosts;
+}
+
+std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& port, const std::string& what) {
+  std::string why;
+  const Addresses found = lookUp(host, port, AI_PASSIVE, what);
+  // Of all interfaces the IPv6 socket takes both kinds.
+  for (const int family : {AF_INET6, AF_INET}) {
+    for (const addrinfo* one = found.get(); one; one = one->ai_next) {
+      if (one->ai_family != family) continue;
+      Fd fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      if (!fd) {
+        why = std::strerror(errno);
+        continue;
+      }
+      setOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+      if (family == AF_INET6 && host.empty()) setOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+      Address bound;
+      bound.size = sizeof(bound.storage);
+      if (::bind(fd.get(), one->ai_addr, one->ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0 ||
+          ::getsockname(fd.get(), bound.get(), &bound.size) != 0) {
+        why = std::strerror(errno);
+        continue;
+      }
+      const uint16_t number = family == AF_INET ? reinterpret_cast<sockaddr_in*>(bound.get())->sin_port
+                                                : reinterpret_cast<sockaddr_in6*>(bound.get())->sin6_port;
+      return {std::move(fd), std::to_string(ntohs(number))};
+    }
+  }
+  throw ValueError(what + ": expected an address to listen on, got '" + joined(host, port) + "': " + why);
+}
+
+void tune(int fd) {
+  setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  setOption(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+  if (const char* name = std::getenv("LOWCOMM_CONGESTION"); name && *name)
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name)));
+}
+
+}  // namespace lowcomm::tcp

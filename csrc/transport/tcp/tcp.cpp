@@ -1,0 +1,173 @@
+#include "transport/tcp/tcp.h"
+
+#include <array>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace lowcomm {
+namespace {
+
+using Kind = TransportError::Kind;
+using std::chrono::milliseconds;
+using tcp::Channel;
+using tcp::Clock;
+using tcp::Link;
+
+class TcpTransfer final : public Transfer {
+ public:
+  TcpTransfer(int peer, std::shared_ptr<tcp::Delivery> delivery) : peer_(peer), delivery_(std::move(delivery)) {}
+  void wait(milliseconds deadline) override { delivery_->wait(peer_, deadline); }
+
+ private:
+  const int peer_;
+  const std::shared_ptr<tcp::Delivery> delivery_;
+};
+
+class TcpTransport final : public Transport {
+ public:
+  // `links`: by peer, the control channel and then the bulk ones; none to itself.
+  TcpTransport(std::shared_ptr<tcp::Endpoint> endpoint, int rank, std::vector<std::vector<std::shared_ptr<Link>>> links)
+      : endpoint_(std::move(endpoint)), rank_(rank), links_(std::move(links)) {}
+
+  ~TcpTransport() override {
+    cancel(Lane::control);
+    cancel(Lane::bulk);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(links_.size()); }
+
+  std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
+    return started(peer, channel(lane, peer, tag).send(tag, data));
+  }
+
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    return started(peer, channel(lane, peer, tag).receive(tag, data));
+  }
+
+  void cancel(Lane lane) override {
+    for (const auto& channels : links_) {
+      for (size_t i = 0; i < channels.size(); ++i) {
+        if ((i == 0) == (lane == Lane::control)) endpoint_->remove(channels[i]);
+      }
+    }
+  }
+
+ private:
+  Channel& channel(Lane lane, int peer, uint32_t tag) const {
+    const auto& channels = links_.at(peer);
+    if (channels.empty()) throw std::logic_error("tcp transport: expected another rank than " + std::to_string(peer));
+    return channels[lane == Lane::control ? 0 : 1 + tag % (channels.size() - 1)]->channel;
+  }
+
+  std::unique_ptr<Transfer> started(int peer, std::shared_ptr<tcp::Delivery> delivery) {
+    endpoint_->wake();
+    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
+  }
+
+  const std::shared_ptr<tcp::Endpoint> endpoint_;
+  const int rank_;
+  const std::vector<std::vector<std::shared_ptr<Link>>> links_;
+};
+
+constexpr const char* kGroupKey = "lowcomm/tcp/group";
+
+std::string keyOf(int rank) {
+  return "lowcomm/tcp/" + std::to_string(rank);
+}
+
+// A number that nobody guesses, drawn by rank 0: it keeps those out who have no access to the rendezvous.
+tcp::GroupId agreeOnGroup(Rendezvous& rendezvous, int rank, milliseconds timeout) {
+  tcp::GroupId group;
+  if (rank == 0) {
+    std::random_device device;
+    for (size_t i = 0; i < group.size(); i += sizeof(uint32_t)) {
+      const uint32_t word = device();
+      std::memcpy(group.data() + i, &word, sizeof(word));
+    }
+    rendezvous.set(kGroupKey, std::string(reinterpret_cast<const char*>(group.data()), group.size()));
+    return group;
+  }
+  rendezvous.wait(kGroupKey, timeout);
+  const std::string text = rendezvous.get(kGroupKey);
+  if (text.size() != group.size()) {
+    throw WireError(std::string(kGroupKey) + ": expected " + std::to_string(group.size()) + " bytes, got " +
+                    std::to_string(text.size()));
+  }
+  std::memcpy(group.data(), text.data(), group.size());
+  return group;
+}
+
+// "incarnation address address …", as said at the rendezvous.
+std::string introduction(const tcp::Endpoint& endpoint) {
+  std::string text = std::to_string(endpoint.incarnation());
+  for (const std::string& address : endpoint.addresses())
+    text += " " + address;
+  return text;
+}
+
+void hearIntroduction(tcp::Route& route, const std::string& text) {
+  std::istringstream words(text);
+  if (!(words >> route.peer_incarnation))
+    throw WireError(keyOf(route.peer) + ": expected a number and addresses, got '" + text + "'");
+  for (std::string address; words >> address;)
+    route.addresses.push_back(address);
+}
+
+std::string joinedAddresses(const tcp::Route& route) {
+  std::string text;
+  for (const std::string& address : route.addresses)
+    text += (text.empty() ? "" : ", ") + address;
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size, int connections, milliseconds timeout,
+                                      std::shared_ptr<tcp::Endpoint> endpoint) {
+  const auto end = Clock::now() + timeout;
+  const auto left = [&] {
+    return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end - Clock::now()));
+  };
+  const tcp::GroupId group = agreeOnGroup(rendezvous, rank, timeout);
+  rendezvous.set(keyOf(rank), introduction(*endpoint));
+  std::vector<std::vector<std::shared_ptr<Link>>> links(size);
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    rendezvous.wait(keyOf(peer), left());
+    tcp::Route route{group, rank, peer, 0, endpoint->incarnation(), 0, {}};
+    hearIntroduction(route, rendezvous.get(keyOf(peer)));
+    for (int channel = 0; channel <= connections; ++channel) {
+      route.channel = static_cast<uint32_t>(channel);
+      links[peer].push_back(std::make_shared<Link>(route));
+    }
+  }
+  auto transport = std::make_unique<TcpTransport>(endpoint, rank, links);
+  for (const auto& channels : links) {
+    for (const auto& link : channels)
+      endpoint->add(link);
+  }
+  for (const auto& channels : links) {
+    for (const auto& link : channels) {
+      while (!endpoint->locked([&] { return link->connections() > 0; })) {
+        if (link->channel.failed()) link->channel.send(0, {});  // throws why
+        if (Clock::now() > end) {
+          throw TransportError(Kind::timed_out, link->route().peer,
+                               "expected a connection within " + std::to_string(timeout.count()) + " ms, got none by " +
+                                   joinedAddresses(link->route()));
+        }
+        std::this_thread::sleep_for(milliseconds(2));
+      }
+    }
+  }
+  return transport;
+}
+
+}  // namespace lowcomm

@@ -1,0 +1,116 @@
+#include "transport/tcp/wire.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/cursor.h"
+#include "base/error.h"
+#include "base/hashes.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+constexpr uint64_t kMagic = 0x316d6f63776f6cull << 8 | 0x0a;  // "\nlowcom1"
+constexpr uint32_t kVersion = 1;
+constexpr uint8_t kUnknown = 1, kLast = 1;
+constexpr size_t kSummed = kHelloBytes - sizeof(uint32_t);
+
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> bytes) : bytes_(bytes) { std::memset(bytes.data(), 0, bytes.size()); }
+
+  template <typename T>
+  Writer& add(T value) {
+    std::memcpy(bytes_.data() + at_, &value, sizeof(T));
+    at_ += sizeof(T);
+    return *this;
+  }
+
+ private:
+  std::span<std::byte> bytes_;
+  size_t at_ = 0;
+};
+
+template <typename T>
+void expect(const char* what, const char* field, T expected, T got) {
+  if (expected == got) return;
+  throw WireError(std::string(what) + ": " + field + ": expected " + std::to_string(expected) + ", got " +
+                  std::to_string(got));
+}
+
+void expectAtMost(const char* what, const char* field, uint64_t most, uint64_t got) {
+  if (got <= most) return;
+  throw WireError(std::string(what) + ": " + field + ": expected at most " + std::to_string(most) + ", got " +
+                  std::to_string(got));
+}
+
+}  // namespace
+
+void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes) {
+  Writer(bytes)
+      .add(kMagic)
+      .add(kVersion)
+      .add(hello.group)
+      .add(hello.from)
+      .add(hello.to)
+      .add(hello.channel)
+      .add(hello.incarnation)
+      .add(hello.received)
+      .add(static_cast<uint8_t>(hello.unknown ? kUnknown : 0));
+  const uint32_t sum = crc32c(bytes.data(), kSummed);
+  std::memcpy(bytes.data() + kSummed, &sum, sizeof(sum));
+}
+
+Hello parseHello(std::span<const std::byte, kHelloBytes> bytes) {
+  constexpr const char* kWhat = "hello";
+  Cursor cursor(bytes, kWhat);
+  expect(kWhat, "magic", kMagic, cursor.read<uint64_t>("magic"));
+  expect(kWhat, "version", kVersion, cursor.read<uint32_t>("version"));
+  uint32_t sum;
+  std::memcpy(&sum, bytes.data() + kSummed, sizeof(sum));
+  expect(kWhat, "checksum", crc32c(bytes.data(), kSummed), sum);
+  Hello hello;
+  hello.group = cursor.read<GroupId>("group");
+  hello.from = cursor.read<uint32_t>("from");
+  hello.to = cursor.read<uint32_t>("to");
+  hello.channel = cursor.read<uint32_t>("channel");
+  hello.incarnation = cursor.read<uint64_t>("incarnation");
+  hello.received = cursor.read<uint64_t>("received");
+  hello.unknown = cursor.read<uint8_t>("flags") == kUnknown;
+  return hello;
+}
+
+void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes) {
+  Writer(bytes).add(piece.bytes).add(static_cast<uint32_t>(piece.last ? kLast : 0)).add(piece.received);
+}
+
+Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
+  Cursor cursor(bytes, "piece");
+  Piece piece;
+  piece.bytes = cursor.read<uint32_t>("bytes");
+  expectAtMost("piece", "bytes", kPieceBytes, piece.bytes);
+  const auto flags = cursor.read<uint32_t>("flags");
+  expectAtMost("piece", "flags", kLast, flags);
+  piece.last = flags == kLast;
+  piece.received = cursor.read<uint64_t>("received");
+  return piece;
+}
+
+void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes) {
+  Writer(bytes).add(static_cast<uint32_t>(record.kind)).add(record.tag).add(record.number).add(record.bytes);
+}
+
+Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
+  Cursor cursor(bytes, "record");
+  Record record;
+  const auto kind = cursor.read<uint32_t>("kind");
+  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::delivered), kind);
+  record.kind = static_cast<Record::Kind>(kind);
+  record.tag = cursor.read<uint32_t>("tag");
+  record.number = cursor.read<uint64_t>("number");
+  record.bytes = cursor.read<uint64_t>("bytes");
+  expectAtMost("record", "bytes", record.kind == Record::Kind::message ? kMostMessageBytes : 0, record.bytes);
+  return record;
+}
+
+}  // namespace lowcomm::tcp

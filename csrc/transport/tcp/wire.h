@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace lowcomm::tcp {
+
+// What endpoints say to each other over TCP, all numbers little-endian (FORMAT.md: TCP). A connection begins with a
+// Hello each way. Then it carries pieces: a header and up to kPieceBytes of a channel's stream. The stream is a
+// sequence of records, which outlives its connections.
+
+using GroupId = std::array<std::byte, 16>;
+
+// Who is at the other end, and from which byte of the channel's stream the connection is to go on.
+struct Hello {
+  GroupId group{};
+  uint32_t from = 0, to = 0;  // ranks of the group
+  uint32_t channel = 0;
+  uint64_t incarnation = 0;  // of the process: one that was started again knows nothing of the stream
+  uint64_t received = 0;     // bytes of the stream to this end
+  bool unknown = false;      // an answer: there is no such group here (any more)
+};
+
+inline constexpr size_t kHelloBytes = 64;
+
+void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes);
+
+// Throws WireError naming the field: magic, version, checksum.
+Hello parseHello(std::span<const std::byte, kHelloBytes> bytes);
+
+struct Piece {
+  uint32_t bytes = 0;     // of the stream, that follow
+  bool last = false;      // the channel's end: nobody dials again
+  uint64_t received = 0;  // bytes of the stream the other way
+};
+
+inline constexpr size_t kPieceHeaderBytes = 16, kPieceBytes = 64 * 1024;
+
+void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
+Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError
+
+// A message, whose bytes follow; or the word that one was delivered, that is, copied to where its receiver wants it.
+struct Record {
+  enum class Kind : uint8_t { message, delivered };
+  Kind kind = Kind::message;
+  uint32_t tag = 0;     // of a message
+  uint64_t number = 0;  // of the message among those of its channel and direction, from 0
+  uint64_t bytes = 0;   // of a message
+};
+
+inline constexpr size_t kRecordHeaderBytes = 24;
+inline constexpr uint64_t kMostMessageBytes = uint64_t{64} << 20;
+
+void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes);
+Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes);  // throws WireError
+
+}  // namespace lowcomm::tcp

@@ -1,0 +1,333 @@
+#include "transport/tcp/tcp.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+
+namespace lowcomm {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+using Kind = TransportError::Kind;
+using std::chrono::milliseconds;
+using tcp::Endpoint;
+
+constexpr milliseconds kSoon{30}, kLong{20000};
+
+class MapRendezvous final : public Rendezvous {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  void wait(const std::string& key, milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) throw std::runtime_error("no " + key);
+  }
+  std::string get(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    return values_.at(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+tcp::EndpointOptions onLoopback() {
+  return {"127.0.0.1:0", "", ""};
+}
+
+// Ranks as threads, each with an endpoint of its own, as processes have.
+struct Ranks {
+  explicit Ranks(int size, int connections = 2) : transports(size) {
+    for (int rank = 0; rank < size; ++rank)
+      endpoints.push_back(std::make_shared<Endpoint>(onLoopback()));
+    each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
+  }
+
+  template <class F>
+  void each(F&& f) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < endpoints.size(); ++rank)
+      threads.emplace_back([&f, rank] { f(static_cast<int>(rank)); });
+    for (std::thread& thread : threads)
+      thread.join();
+  }
+
+  Transport& operator[](int rank) { return *transports[rank]; }
+
+  MapRendezvous rendezvous;
+  std::vector<std::shared_ptr<Endpoint>> endpoints;
+  std::vector<std::unique_ptr<Transport>> transports;
+};
+
+Bytes message(size_t size, unsigned mark) {
+  Bytes bytes(size);
+  for (size_t i = 0; i < size; ++i)
+    bytes[i] = static_cast<std::byte>(mark + i * 7 + (i >> 8));
+  return bytes;
+}
+
+void expectFails(Transfer& transfer, Kind kind, int peer, milliseconds deadline = kLong) {
+  try {
+    transfer.wait(deadline);
+    ADD_FAILURE() << "expected a TransportError";
+  } catch (const TransportError& error) {
+    EXPECT_EQ(error.kind, kind) << error.what();
+    EXPECT_EQ(error.peer, peer) << error.what();
+  }
+}
+
+TEST(TcpTransport, KnowsItsPlace) {
+  Ranks ranks(3);
+  EXPECT_EQ(ranks[2].rank(), 2);
+  EXPECT_EQ(ranks[1].size(), 3);
+}
+
+// In order for a (lane, peer, tag), whichever side comes first, and into rooms that are longer.
+TEST(TcpTransport, KeepsOrderInEveryLaneAndTag) {
+  Ranks ranks(2);
+  for (bool receive_first : {true, false}) {
+    std::vector<Bytes> in, out;
+    std::vector<std::unique_ptr<Transfer>> receives, sends;
+    for (size_t i = 0; i < 12; ++i) {
+      out.push_back(message(i * 30'000, static_cast<unsigned>(i)));
+      in.emplace_back(400'000);
+    }
+    const auto lane = [](size_t i) { return i % 2 ? Lane::control : Lane::bulk; };
+    const auto receive = [&] {
+      for (size_t i : {3, 7, 11, 2, 6, 10, 1, 5, 9, 0, 4, 8})  // backwards over lanes and tags, forwards within one
+        receives.push_back(ranks[1].irecv(lane(i), 0, i % 4, in[i]));
+    };
+    const auto send = [&] {
+      for (size_t i = 0; i < 12; ++i)
+        sends.push_back(ranks[0].isend(lane(i), 1, i % 4, out[i]));
+    };
+    receive_first ? (receive(), send()) : (send(), receive());
+    for (auto& transfer : receives)
+      transfer->wait(kLong);
+    for (auto& transfer : sends)
+      transfer->wait(kLong);
+    for (size_t i = 0; i < 12; ++i)
+      EXPECT_TRUE(std::equal(out[i].begin(), out[i].end(), in[i].begin())) << i;
+  }
+}
+
+// A send is done when its receive is, so that what waits for receives is no more than its senders have under way.
+TEST(TcpTransport, ASendWaitsForItsReceive) {
+  Ranks ranks(2);
+  const Bytes out = message(1000, 1);
+  Bytes in(1000);
+  const auto sent = ranks[0].isend(Lane::bulk, 1, 4, out);
+  expectFails(*sent, Kind::timed_out, 1, kSoon);
+  const auto received = ranks[1].irecv(Lane::bulk, 0, 4, in);
+  received->wait(kLong);
+  sent->wait(kLong);
+  EXPECT_EQ(in, out);
+}
+
+// One that is never received does not hold up others of its connection.
+TEST(TcpTransport, AMessageThatNobodyWantsBlocksNoOther) {
+  Ranks ranks(2, 1);
+  const Bytes unwanted = message(9'000'000, 1), out = message(500'000, 2);
+  Bytes in(out.size());
+  const auto never = ranks[0].isend(Lane::bulk, 1, 1, unwanted);
+  const auto sent = ranks[0].isend(Lane::bulk, 1, 2, out);
+  ranks[1].irecv(Lane::bulk, 0, 2, in)->wait(kLong);
+  sent->wait(kLong);
+  EXPECT_EQ(in, out);
+  ranks[0].cancel(Lane::bulk);
+  expectFails(*never, Kind::cancelled, 1);
+}
+
+TEST(TcpTransport, ACancelledLaneEndsOnBothSidesAndTheOtherLives) {
+  Ranks ranks(2);
+  Bytes in(10), out = message(10, 3);
+  const auto waiting = ranks[0].irecv(Lane::bulk, 1, 0, in);
+  const auto theirs = ranks[1].irecv(Lane::bulk, 0, 0, in);
+  ranks[0].cancel(Lane::bulk);
+  expectFails(*waiting, Kind::cancelled, 1);
+  expectFails(*theirs, Kind::closed, 0);
+  EXPECT_THROW(ranks[0].isend(Lane::bulk, 1, 0, out), TransportError);
+  EXPECT_THROW(ranks[1].isend(Lane::bulk, 0, 0, out), TransportError);
+  Bytes control(10);
+  const auto sent = ranks[0].isend(Lane::control, 1, 0, out);
+  ranks[1].irecv(Lane::control, 0, 0, control)->wait(kLong);
+  sent->wait(kLong);
+  EXPECT_EQ(control, out);
+}
+
+// All ranks exchange with all, of several sizes, while every connection is reset again and again.
+void exchangeUnderCuts(int size, int rounds) {
+  Ranks ranks(size);
+  std::atomic<bool> over{false};
+  std::atomic<int> cuts{0};
+  std::thread cutter([&] {
+    std::mt19937 random(7);
+    while (!over) {
+      std::this_thread::sleep_for(milliseconds(15));
+      ranks.endpoints[random() % size]->cut();
+      ++cuts;
+    }
+  });
+  ranks.each([&](int rank) {
+    for (int round = 0; round < rounds; ++round) {
+      const size_t bytes = 1 + (round * 7919) % 700'000;
+      std::vector<Bytes> in(size), out(size);
+      std::vector<std::unique_ptr<Transfer>> transfers;
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) continue;
+        const Lane lane = round % 5 ? Lane::bulk : Lane::control;
+        in[peer].resize(bytes);
+        out[peer] = message(bytes, static_cast<unsigned>(rank * 31 + peer * 17 + round));
+        transfers.push_back(ranks[rank].irecv(lane, peer, round % 7, in[peer]));
+        transfers.push_back(ranks[rank].isend(lane, peer, round % 7, out[peer]));
+      }
+      for (auto& transfer : transfers)
+        ASSERT_NO_THROW(transfer->wait(kLong)) << "rank " << rank << ", round " << round;
+      for (int peer = 0; peer < size; ++peer) {
+        if (peer == rank) continue;
+        ASSERT_EQ(in[peer], message(bytes, static_cast<unsigned>(peer * 31 + rank * 17 + round)));
+      }
+    }
+  });
+  over = true;
+  cutter.join();
+  EXPECT_GT(cuts, 3);
+}
+
+TEST(TcpTransport, LosesNothingWhereConnectionsAreReset) {
+  exchangeUnderCuts(2, 120);
+  exchangeUnderCuts(4, 40);
+}
+
+// The endpoint of rank 1 is gone at once, with all its connections, as a process that was killed.
+TEST(TcpTransport, APeerThatIsGoneIsNamedWhicheverSideDials) {
+  for (int gone : {0, 1}) {
+    Ranks ranks(2);
+    Bytes in(10);
+    const auto waiting = ranks[1 - gone].irecv(Lane::bulk, gone, 0, in);
+    ranks.transports[gone].reset();
+    ranks.endpoints[gone].reset();
+    expectFails(*waiting, Kind::closed, gone);
+  }
+}
+
+tcp::Hello helloTo(const tcp::Hello& like, uint64_t incarnation) {
+  tcp::Hello hello = like;
+  hello.incarnation = incarnation;
+  return hello;
+}
+
+tcp::Fd dial(const Endpoint& endpoint) {
+  const tcp::Address address = tcp::resolve(endpoint.addresses()[0], "test").front();
+  tcp::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(fd.get(), address.get(), address.size), 0);
+  return fd;
+}
+
+tcp::Hello ask(const Endpoint& endpoint, const tcp::Hello& hello) {
+  const tcp::Fd fd = dial(endpoint);
+  std::array<std::byte, tcp::kHelloBytes> bytes;
+  write(hello, bytes);
+  EXPECT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  EXPECT_EQ(::recv(fd.get(), bytes.data(), bytes.size(), MSG_WAITALL), static_cast<ssize_t>(bytes.size()));
+  return tcp::parseHello(bytes);
+}
+
+// A process that was started again, or one that guesses, takes nobody's place.
+TEST(TcpTransport, OthersThanThePeersAreRefused) {
+  Ranks ranks(2);
+  tcp::Hello real;
+  const std::string group = ranks.rendezvous.get("lowcomm/tcp/group");
+  std::memcpy(real.group.data(), group.data(), group.size());
+  real.from = 1;
+  real.channel = 1;
+  EXPECT_TRUE(ask(*ranks.endpoints[0], helloTo(real, 12345)).unknown) << "another incarnation";
+  tcp::Hello other = helloTo(real, ranks.endpoints[1]->incarnation());
+  other.group[3] ^= std::byte{1};
+  EXPECT_TRUE(ask(*ranks.endpoints[0], other).unknown) << "another group";
+  const Bytes out = message(1000, 5);
+  Bytes in(1000);
+  const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
+  ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
+  EXPECT_EQ(in, out) << "the connection that was there goes on";
+}
+
+// Strangers that say nothing, garbage or little by little cost no member anything.
+TEST(TcpTransport, StrangersAreLetGo) {
+  Ranks ranks(2);
+  std::vector<tcp::Fd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(dial(*ranks.endpoints[i % 2]));
+    const Bytes garbage = message(i % 3 == 0 ? 0 : i % 3 == 1 ? 300 : 5, static_cast<unsigned>(i));
+    if (!garbage.empty()) ::send(strangers.back().get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
+  }
+  const Bytes out = message(2'000'000, 5);
+  Bytes in(out.size());
+  for (int round = 0; round < 5; ++round) {
+    const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
+    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
+    sent->wait(kLong);
+    EXPECT_EQ(in, out);
+  }
+}
+
+TEST(TcpTransport, NamesWhoCannotBeReached) {
+  MapRendezvous rendezvous;
+  const auto endpoint = std::make_shared<Endpoint>(onLoopback());
+  rendezvous.set("lowcomm/tcp/1", "77 127.0.0.1:9");
+  try {
+    connectTcp(rendezvous, 0, 2, 1, milliseconds(5000), endpoint);
+    ADD_FAILURE();
+  } catch (const TransportError& error) {
+    EXPECT_EQ(error.peer, 1);
+    EXPECT_NE(std::string(error.what()).find("127.0.0.1:9"), std::string::npos) << error.what();
+  }
+}
+
+TEST(TcpWire, RefusesWhatIsNoHelloPieceOrRecord) {
+  std::array<std::byte, tcp::kHelloBytes> bytes;
+  write(tcp::Hello{}, bytes);
+  EXPECT_NO_THROW(tcp::parseHello(bytes));
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    auto other = bytes;
+    other[i] ^= std::byte{0x10};
+    EXPECT_THROW(tcp::parseHello(other), WireError) << i;
+  }
+  std::array<std::byte, tcp::kPieceHeaderBytes> piece{};
+  write(tcp::Piece{tcp::kPieceBytes, true, 5}, piece);
+  EXPECT_EQ(tcp::parsePiece(piece).received, 5u);
+  write(tcp::Piece{tcp::kPieceBytes + 1, false, 5}, piece);
+  EXPECT_THROW(tcp::parsePiece(piece), WireError);
+  std::array<std::byte, tcp::kRecordHeaderBytes> record{};
+  write(tcp::Record{tcp::Record::Kind::message, 1, 2, tcp::kMostMessageBytes + 1}, record);
+  EXPECT_THROW(tcp::parseRecord(record), WireError);
+  record[0] = std::byte{7};
+  EXPECT_THROW(tcp::parseRecord(record), WireError);
+}
+
+TEST(TcpAddresses, AreReadAndNamed) {
+  EXPECT_EQ(tcp::hostAndPort("[::1]:80", "x"), (std::pair<std::string, std::string>("::1", "80")));
+  EXPECT_EQ(tcp::hostAndPort(":29600", "x"), (std::pair<std::string, std::string>("", "29600")));
+  EXPECT_EQ(tcp::joined("::1", "80"), "[::1]:80");
+  for (const char* wrong : {"host", "host:", "::1:80"})
+    EXPECT_THROW(tcp::hostAndPort(wrong, "x"), ValueError) << wrong;
+  EXPECT_THROW(tcp::localHosts("no-such-interface"), ValueError);
+}
+
+}  // namespace
+}  // namespace lowcomm
