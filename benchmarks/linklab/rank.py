@@ -24,6 +24,8 @@ RAW_PORT = 29300
 # Between two measurements: a token bucket fills in a few milliseconds, and each begins with a full one.
 PAUSE_S = 0.01
 GLOO, EXACT, CODED, RAW = "gloo fp32", "lowcomm exact", "lowcomm sym4", "raw exchange"
+EXACT_TCP, CODED_TCP = "exact over tcp", "sym4 over tcp"
+COUNTED, CODES = (EXACT, CODED, EXACT_TCP, CODED_TCP), (CODED, CODED_TCP)
 
 
 def interface_sent() -> int:
@@ -34,7 +36,7 @@ def interface_sent() -> int:
 
 def counted(group: dist.ProcessGroup, name: str) -> int | None:
     """Bytes sent in all of a lowcomm group's calls by its own count; None where another backend carried any."""
-    if name not in (EXACT, CODED):
+    if name not in COUNTED:
         return None
     ops = lc.stats(group)[group.group_name].values()
     if any(op["calls"] and op["wire_bytes"] is None for op in ops):
@@ -52,12 +54,15 @@ def went_exact(group: dist.ProcessGroup) -> str | None:
 
 def groups_of(key: str, ranks: list[int]) -> tuple[dict[str, dist.ProcessGroup], str | None]:
     """An op's three groups (called by every rank of the world), and why there is none that compresses it, if so."""
-    groups = {GLOO: dist.new_group(ranks, backend="gloo"), EXACT: dist.new_group(ranks, backend="lowcomm")}
-    try:
-        options = lc.Options(policy=f"{key}={cases.CODEC}", min_bytes=0)
-    except ValueError as error:
-        return groups, str(error)
-    groups[CODED] = dist.new_group(ranks, backend="lowcomm", pg_options=options)
+    groups = {GLOO: dist.new_group(ranks, backend="gloo")}
+    for name, transport in ((EXACT, "gloo"), (EXACT_TCP, "tcp")):
+        groups[name] = dist.new_group(ranks, backend="lowcomm", pg_options=lc.Options(transport=transport))
+    for name, transport in ((CODED, "gloo"), (CODED_TCP, "tcp")):
+        try:
+            options = lc.Options(policy=f"{key}={cases.CODEC}", min_bytes=0, transport=transport)
+        except ValueError as error:
+            return groups, str(error)
+        groups[name] = dist.new_group(ranks, backend="lowcomm", pg_options=options)
     return groups, None
 
 
@@ -91,7 +96,7 @@ def check(case: cases.Case, name: str, group: dist.ProcessGroup) -> dict[str, An
     case.call(group)
     after = counted(group, name)
     error = ((case.output - case.exact).norm() / case.exact.norm()).item()
-    if name != CODED:
+    if name not in CODES:
         good = error <= 1e-6 if case.sums else error == 0
     elif case.decoded is not None:
         good = torch.equal(case.output, case.decoded)
@@ -113,7 +118,8 @@ def measure(op: str, elements: int, repetitions: int, warm_up: int, sockets: dic
     rows = {name: check(case, name, group) for name, group in groups.items()}
     if refused is None and (why := went_exact(groups[CODED])):
         refused = why
-        del groups[CODED], rows[CODED]
+        for name in CODES:
+            del groups[name], rows[name]
     # The raw exchange moves what the coded op does, or would: a like share to each peer that this rank sends to.
     coded = rows.get(CODED, {}).get("counted_bytes") or case.needed_bytes(cases.CODEC)
     share = [(sockets[peer], coded // len(case.peers)) for peer in case.peers]
@@ -129,7 +135,7 @@ def measure(op: str, elements: int, repetitions: int, warm_up: int, sockets: dic
     rows[RAW] = {"counted_bytes": coded, "relative_error": 0.0, "good": True, "crc": None}
     for name, row in rows.items():
         row |= {"op": op, "group": name, "times": stretches[name].times, "interface_bytes": stretches[name].interface}
-        row["needed_bytes"] = case.needed_bytes(cases.CODEC if name in (CODED, RAW) else None)
+        row["needed_bytes"] = case.needed_bytes(cases.CODEC if name in (*CODES, RAW) else None)
     if refused is not None:
         rows[CODED] = {"op": op, "group": CODED, "refused": refused}
     for group in groups.values():

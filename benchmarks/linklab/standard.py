@@ -17,7 +17,7 @@ from linklab import cases, targets, validate
 from linklab.errors import LabError
 from linklab.lab import Lab
 from linklab.link import ideal_s, parse_bits
-from linklab.rank import CODED, GLOO, RAW
+from linklab.rank import CODES, GLOO, RAW
 
 WARM_UP = 2
 _DEADLINE_S = 3600
@@ -100,7 +100,7 @@ def joined(name: str, chosen: Set, ranks: list[list[dict[str, Any]]]) -> list[di
                 "spread": (three_quarters - quarter) / median,
                 "times_gloo": gloo_s[row["op"]] / median,
                 "of_ideal": ideal_s(sent, bits) / median if bits else None,
-                "of_raw": raw_s[row["op"]] / median if row["group"] in (CODED, RAW) else None,
+                "of_raw": raw_s[row["op"]] / median if row["group"] in (*CODES, RAW) else None,
                 "interface_bytes": max(statistics.median(one["interface_bytes"]) for one in same),
                 "counted_bytes": None if None in counts else max(counts),
                 "needed_bytes": needed,

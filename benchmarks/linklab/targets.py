@@ -7,7 +7,7 @@ from typing import Any
 
 from report import Gate
 
-from linklab.rank import CODED, EXACT
+from linklab.rank import CODED, CODED_TCP, CODES, EXACT, EXACT_TCP
 
 # (set, op) -> (column, least) of the op with 4 bits.
 _OPS = ("all_reduce", "all_gather", "reduce_scatter", "exchange")
@@ -28,6 +28,14 @@ EXACT_LEAST = {
     ("unshaped", "all_gather"): 1.0,
     ("unshaped", "all_reduce"): 0.95,
 }
+CODED_TCP_LEAST: dict[tuple[str, str], list[tuple[str, float]]] = {
+    **{("100mbit", op): [("of_ideal", 0.95)] for op in _OPS},
+    **{("1gbit", op): [("of_ideal", 0.95)] for op in _OPS},
+    **{("4ranks", op): [("of_ideal", 0.93)] for op in _OPS},
+    ("unshaped", "all_reduce"): [("times_gloo", 3.0)],
+    ("unshaped", "exchange"): [("times_gloo", 3.0)],
+}
+EXACT_TCP_LEAST = {("unshaped", op): 1.0 for op in ("all_gather", "reduce_scatter", "all_reduce")}
 _COLUMN = {"of_ideal": "share of the ideal", "of_raw": "share of the raw exchange", "times_gloo": "times gloo fp32"}
 FRAMES = 1.01  # bytes sent / bytes of codes: what frames may cost
 GROWTH = 0.01
@@ -43,11 +51,16 @@ def gates(rows: list[dict[str, Any]], counts: list[dict[str, Any]]) -> list[Gate
             for column, least in CODED_LEAST[key]:
                 found.append(Gate(f"{name}: {_COLUMN[column]}", row.get(column, math.nan), ">=", least))
             found.append(Gate(f"{name}: bytes sent / bytes of codes", _framing(row), "<=", FRAMES))
+        elif row["group"] == CODED_TCP:
+            for column, least in CODED_TCP_LEAST.get(key, []):
+                found.append(Gate(f"{name}: {_COLUMN[column]}", row.get(column, math.nan), ">=", least))
         elif row["group"] == EXACT and key in EXACT_LEAST:
             found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_LEAST[key]))
+        elif row["group"] == EXACT_TCP and key in EXACT_TCP_LEAST:
+            found.append(Gate(f"{name}: times gloo", row["times_gloo"], ">=", EXACT_TCP_LEAST[key]))
     for op, group in dict.fromkeys((row["op"], row["group"]) for row in counts):
         mine = [row for row in counts if (row["op"], row["group"]) == (op, group)]
-        if group == CODED or None not in (row.get("counted_bytes") for row in mine):
+        if group in CODES or None not in (row.get("counted_bytes") for row in mine):
             found.append(Gate(f"{op} {group}: bytes against (W-1)/W, 2 to 8 ranks", _growth(mine), "<=", GROWTH))
     wrong = sum(row.get("wrong", 0) for row in (*rows, *counts))
     found.append(Gate("results that are not what they must be, all rows and ranks", wrong, "==", 0))

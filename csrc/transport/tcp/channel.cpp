@@ -28,7 +28,8 @@ void Delivery::fail(Kind kind, const std::string& why) {
 void Delivery::wait(int peer, std::chrono::milliseconds deadline) {
   std::unique_lock lock(mutex_);
   if (!changed_.wait_for(lock, deadline, [&] { return done_ || failed_; })) {
-    throw TransportError(Kind::timed_out, peer, "timed out waiting " + std::to_string(deadline.count()) + " ms for it");
+    throw TransportError(Kind::timed_out, peer,
+                         "Timed out waiting " + std::to_string(deadline.count()) + "ms for the message");
   }
   if (failed_) throw TransportError(kind_, peer, why_);
 }
