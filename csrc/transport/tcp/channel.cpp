@@ -46,31 +46,39 @@ void Channel::expectFits(const Record& record, size_t room) const {
 
 // ---- out ----
 
-void Channel::append(const Record& record, std::span<const std::byte> data) {
-  Part header{.begin = out_end_, .header = {}};
+void Channel::append(const Record& record, std::span<const std::byte> data, uint64_t place) {
+  Part header{.begin = out_end_, .place = place, .header = {}};
   write(record, header.header);
   out_.push_back(header);
   out_end_ += kRecordHeaderBytes;
   if (data.empty()) return;
-  out_.push_back({.begin = out_end_, .header = {}, .data = data});
+  out_.push_back({.begin = out_end_, .place = place, .header = {}, .data = data});
   out_end_ += data.size();
 }
 
-std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data) {
+std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place) {
   std::lock_guard lock(mutex_);
   expectLiving();
   auto delivery = std::make_shared<Delivery>();
   undelivered_.emplace(sent_, delivery);
-  append({Record::Kind::message, tag, sent_++, data.size()}, data);
+  append({Record::Kind::message, tag, sent_++, data.size()}, data, place);
   return delivery;
 }
 
+std::deque<Channel::Part>::const_iterator Channel::partAt(uint64_t offset) const {
+  const auto after =
+      std::upper_bound(out_.begin(), out_.end(), offset, [](uint64_t at, const Part& part) { return at < part.begin; });
+  return after == out_.begin() ? out_.end() : std::prev(after);
+}
+
+uint64_t Channel::placeOf(uint64_t offset) const {
+  const auto part = partAt(offset);
+  return part == out_.end() ? 0 : part->place;
+}
+
 size_t Channel::gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const {
-  auto part = std::upper_bound(out_.begin(), out_.end(), offset,
-                               [](uint64_t at, const Part& other) { return at < other.begin; });
-  if (part == out_.begin()) return 0;
   size_t count = 0;
-  for (--part; part != out_.end() && bytes > 0 && count < parts.size(); ++part) {
+  for (auto part = partAt(offset); part != out_.end() && bytes > 0 && count < parts.size(); ++part) {
     const uint64_t skipped = offset - part->begin;
     const size_t here = std::min<size_t>(bytes, part->size() - skipped);
     if (here == 0) break;  // offset is the stream's end
@@ -163,7 +171,7 @@ void Channel::begin(const Record& record) {
 void Channel::finish(Incoming& message) {
   if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
   message.delivery->complete();
-  append({Record::Kind::delivered, 0, message.record.number, 0}, {});
+  append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
 }
 
 // ---- the end ----

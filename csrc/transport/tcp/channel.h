@@ -52,8 +52,9 @@ class Channel {
 
   int peer() const { return peer_; }
 
-  // Both throw the TransportError that the channel has failed with.
-  std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data);
+  // Both throw the TransportError that the channel has failed with. `place`: of the message among those of all
+  // channels, in which they leave this process (Endpoint); above 0.
+  std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room);
 
   // Every message under way fails, and later ones do. Of several calls the first counts.
@@ -70,6 +71,9 @@ class Channel {
   // Fills in where up to `bytes` bytes of the stream from `offset` on are; returns how many of `parts`.
   size_t gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const;
 
+  // The place of the message that the byte at `offset` belongs to; 0 of word of a delivery. The stream has that byte.
+  uint64_t placeOf(uint64_t offset) const;
+
   // The peer has received the stream up to `offset`. WireError for one outside [outBegin, outEnd].
   void received(uint64_t offset);
 
@@ -83,7 +87,7 @@ class Channel {
  private:
   // A part of the stream out: a record's header, or the bytes of the caller's that follow it.
   struct Part {
-    uint64_t begin = 0;
+    uint64_t begin = 0, place = 0;
     std::array<std::byte, kRecordHeaderBytes> header;
     std::span<const std::byte> data = {};  // the caller's; empty: `header` is the part
     size_t size() const { return data.empty() ? kRecordHeaderBytes : data.size(); }
@@ -103,7 +107,8 @@ class Channel {
     std::span<std::byte> room = {};      // of a receive that was posted later
   };
 
-  void append(const Record& record, std::span<const std::byte> data);
+  std::deque<Part>::const_iterator partAt(uint64_t offset) const;
+  void append(const Record& record, std::span<const std::byte> data, uint64_t place);
   void begin(const Record& record);
   void finish(Incoming& message);
   void expectFits(const Record& record, size_t room) const;

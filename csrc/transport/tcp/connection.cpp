@@ -38,27 +38,34 @@ bool Connection::nextPiece(bool even_empty) {
   tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in()}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
   out_left_ = bytes;
+  place_ = bytes == 0 ? 0 : channel_.placeOf(out_);
   return true;
+}
+
+std::optional<uint64_t> Connection::next() {
+  if (out_header_left_ + out_left_ > 0) return place_;
+  const auto lock = channel_.lock();
+  if (out_ == channel_.outEnd()) return {};
+  return channel_.placeOf(out_);
 }
 
 std::optional<std::string> Connection::write() {
   const auto lock = channel_.lock();
-  blocked_ = false;
-  while (out_header_left_ + out_left_ > 0 || nextPiece(false)) {
+  if (out_header_left_ + out_left_ == 0 && !nextPiece(false)) return {};
+  while (out_header_left_ + out_left_ > 0) {
     std::array<iovec, kParts> parts;
     size_t count = 0;
     if (out_header_left_ > 0)
       parts[count++] = {out_header_.data() + kPieceHeaderBytes - out_header_left_, out_header_left_};
     const size_t of_stream = channel_.gather(out_, out_left_, std::span(parts).subspan(count));
     if (out_left_ > 0 && of_stream == 0) return "the channel has ended";
-    count += of_stream;
     msghdr message{};
     message.msg_iov = parts.data();
-    message.msg_iovlen = count;
+    message.msg_iovlen = count + of_stream;
     const ssize_t written = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (written < 0) {
       if (!wouldBlock()) return errorText();
-      blocked_ = true;
+      if (!blocked_) blocked_ = Clock::now();
       return {};
     }
     spoke_ = Clock::now();

@@ -27,11 +27,15 @@ class Connection {
   // Reads what is there, up to a limit that leaves others their turn.
   std::optional<std::string> read();
 
-  // Writes what there is to say, as far as the kernel takes it.
+  // Writes a piece, or what is left of one, as far as the kernel takes it.
   std::optional<std::string> write();
 
-  // Whether the kernel would not take all: write() is to be called when it does.
-  bool blocked() const { return blocked_; }
+  // The place of what there is to write (Channel::send); nothing: there is nothing to write.
+  std::optional<uint64_t> next();
+
+  // Since when the kernel takes no more; unblock() when it does.
+  std::optional<Clock::time_point> blocked() const { return blocked_; }
+  void unblock() { blocked_.reset(); }
 
   // Heartbeats, and whether the peer's have stopped.
   std::optional<std::string> tick();
@@ -53,7 +57,8 @@ class Connection {
   uint64_t out_;  // of the stream: where the next bytes to write are
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
-  bool blocked_ = false;
+  uint64_t place_ = 0;
+  std::optional<Clock::time_point> blocked_;
 
   std::array<std::byte, kPieceHeaderBytes> in_header_;
   size_t in_header_have_ = 0, in_left_ = 0;  // of the piece under way

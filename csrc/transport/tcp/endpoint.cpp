@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 
 constexpr size_t kHalfOpen = 64;
 constexpr auto kIntroduceWithin = 3s;
-constexpr auto kTick = 20ms;
+constexpr auto kTick = 20ms, kStuck = 2ms;
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -135,7 +135,7 @@ void Endpoint::turn() {
       waits.push_back({stranger.fd.get(), POLLIN, 0});
     strangers = strangers_.size();
   }
-  ::poll(waits.data(), waits.size(), static_cast<int>(kTick.count()));
+  ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
   awake_ = false;
   if (waits[0].revents) {
     uint64_t count;
@@ -147,8 +147,8 @@ void Endpoint::turn() {
     const pollfd& wait = waits[2 + i];
     // Not where another connection has taken the place of the one that was waited for.
     if (wait.revents && links[i]->waitsFor().fd == wait.fd) links[i]->ready(wait.revents);
-    links[i]->flush();
   }
+  patience_ = writeAll();
   auto stranger = strangers_.begin();
   for (size_t i = 0; i < strangers; ++i) {
     const bool over = waits[2 + links.size() + i].revents ? hear(*stranger) : Clock::now() > stranger->deadline;
@@ -159,6 +159,28 @@ void Endpoint::turn() {
   tick_at_ = Clock::now() + kTick;
   for (const auto& link : links)
     link->tick();
+}
+
+std::chrono::milliseconds Endpoint::writeAll() {
+  for (const auto& link : links_) {
+    while (link->route().channel == 0 && !link->blocked() && link->next())
+      link->write();
+  }
+  while (true) {
+    const auto now = Clock::now();
+    Link* first = nullptr;
+    uint64_t place = 0;
+    for (const auto& link : links_) {
+      if (link->route().channel == 0) continue;
+      const auto blocked = link->blocked();
+      if (blocked && now - *blocked >= kStuck) continue;
+      const auto next = link->next();
+      if (next && (!first || *next < place)) first = link.get(), place = *next;
+    }
+    if (!first) return kTick;
+    if (first->blocked()) return kStuck;
+    first->write();
+  }
 }
 
 void Endpoint::acceptAll() {

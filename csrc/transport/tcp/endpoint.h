@@ -29,6 +29,11 @@ struct EndpointOptions {
 // One listening port and one thread, which all groups of a process share. The thread does all reading and writing, by
 // poll(): a process has some dozens of connections, and a loop of a page serves them as well as a library would.
 //
+// Messages leave in the order in which they were sent, whichever channel they go by, those of the control lane before
+// others: the next is not begun before the kernel has taken the one before, or has not for kStuck. So ranks that send
+// to each other in an order in which no two send to the same one keep to it, and links are shared by no more flows than
+// need be (the kernel holds little unsent: tune() in socket.h).
+//
 // Whoever connects has to say a Hello of a group that is here within seconds; there are no more than kHalfOpen such
 // connections at a time, of kHelloBytes each, and more are closed at once.
 class Endpoint {
@@ -48,7 +53,8 @@ class Endpoint {
   // The link's channel ends; nothing of it is touched afterwards.
   void remove(const std::shared_ptr<Link>& link);
 
-  // There is something to write.
+  // The place of a message among all that leave this process. wake(): there is something to write.
+  uint64_t takePlace() { return ++places_; }
   void wake();
 
   // Calls with the links' lock, while the thread rests.
@@ -72,6 +78,7 @@ class Endpoint {
 
   void run();
   void turn();
+  std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void acceptAll();
   bool hear(Stranger& stranger);  // whether that is over
   void introduce(Fd fd, const Hello& hello);
@@ -80,11 +87,13 @@ class Endpoint {
   std::vector<std::string> addresses_;
   const uint64_t incarnation_;
   std::atomic<bool> stop_{false}, awake_{false};
+  std::atomic<uint64_t> places_{0};
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<Link>> links_;
   std::list<Stranger> strangers_;
   Clock::time_point accept_at_{}, tick_at_{};
+  std::chrono::milliseconds patience_{0};  // of the next poll()
   std::thread thread_;
 };
 

@@ -53,14 +53,17 @@ void Link::ready(short events) {
         return lost(*over);
       }
     }
-    if (const auto over = connection_->write()) lost(*over);
+    if (events & POLLOUT) connection_->unblock();
   } catch (const WireError& error) {
     fail(std::string("not what a peer of this version sends: ") + error.what());
   }
 }
 
-void Link::flush() {
-  if (ended_ || !connection_ || connection_->blocked()) return;
+std::optional<uint64_t> Link::next() {
+  return ended_ || !connection_ ? std::nullopt : connection_->next();
+}
+
+void Link::write() {
   if (const auto over = connection_->write()) lost(*over);
 }
 
@@ -173,7 +176,6 @@ void Link::attach(Fd fd, const Hello& theirs) {
   connection_ = std::make_unique<Connection>(std::move(fd), channel, theirs.received);
   ++connections_;
   refused_rounds_ = 0;
-  flush();
 }
 
 void Link::lost(const std::string& why) {

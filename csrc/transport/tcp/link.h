@@ -46,7 +46,13 @@ class Link {
   // For poll(): what to wait for, of the connection or of a dial; an fd below 0: nothing.
   pollfd waitsFor() const;
   void ready(short events);
-  void flush();  // there may be something to write
+
+  // The place of what the connection has to write, if it has; and the writing of a piece of it.
+  std::optional<uint64_t> next();
+  void write();
+
+  // Since when the kernel takes no more.
+  std::optional<Clock::time_point> blocked() const { return connection_ ? connection_->blocked() : std::nullopt; }
   void tick();
 
   // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.

@@ -20,7 +20,8 @@ namespace lowcomm::tcp {
 namespace {
 
 constexpr int kBacklog = 128;
-constexpr int kUnsentBytes = 128 * 1024;  // more would only queue in the kernel, before what is more urgent
+constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
+constexpr uint32_t kNearMicroseconds = 1000;
 
 void setOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
@@ -130,8 +131,14 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
 void tune(int fd) {
   setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   setOption(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  if (const char* name = std::getenv("LOWCOMM_CONGESTION"); name && *name)
-    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name)));
+  const char* name = std::getenv("LOWCOMM_CONGESTION");
+  if (!name || !*name) {
+    tcp_info info{};
+    socklen_t size = sizeof(info);
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
+    name = info.tcpi_rtt < kNearMicroseconds ? "reno" : "bbr";
+  }
+  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name)));
 }
 
 }  // namespace lowcomm::tcp

@@ -54,8 +54,9 @@ std::vector<std::string> localHosts(const std::string& interface);
 // `what` where it cannot.
 std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& port, const std::string& what);
 
-// What a connected socket of a channel is set to: no delay, little unsent in the kernel, and the congestion control
-// that LOWCOMM_CONGESTION names, where the kernel allows it.
+// What a connected socket of a channel is set to: no delay; little unsent in the kernel; and, where the kernel allows
+// it, the congestion control that LOWCOMM_CONGESTION names, else one for its round-trip time: Reno below a millisecond,
+// where BBR's flows take turns badly, and BBR above, where losses would stop the others.
 void tune(int fd);
 
 }  // namespace lowcomm::tcp

@@ -45,7 +45,7 @@ class TcpTransport final : public Transport {
   int size() const override { return static_cast<int>(links_.size()); }
 
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
-    return started(peer, channel(lane, peer, tag).send(tag, data));
+    return started(peer, channel(lane, peer, tag).send(tag, data, endpoint_->takePlace()));
   }
 
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
