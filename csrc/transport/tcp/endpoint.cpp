@@ -87,6 +87,16 @@ std::shared_ptr<Endpoint> Endpoint::shared() {
   return endpoint;
 }
 
+void Endpoint::expect(const GroupId& group) {
+  std::lock_guard lock(mutex_);
+  expected_.push_back(group);
+}
+
+void Endpoint::expectNoMore(const GroupId& group) {
+  std::lock_guard lock(mutex_);
+  std::erase(expected_, group);
+}
+
 void Endpoint::add(const std::shared_ptr<Link>& link) {
   {
     std::lock_guard lock(mutex_);
@@ -220,6 +230,7 @@ void Endpoint::introduce(Fd fd, const Hello& hello) {
     if (route.peer_incarnation != hello.incarnation || link->channel.failed()) break;
     return link->accept(std::move(fd), hello);
   }
+  if (std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end()) return;
   Hello answer = hello;
   std::swap(answer.from, answer.to);
   answer.incarnation = incarnation_;

@@ -48,6 +48,10 @@ class Endpoint {
   uint64_t incarnation() const { return incarnation_; }
   const std::vector<std::string>& addresses() const { return addresses_; }
 
+  // A group is being made: who dials for it too early gets no answer, where one of no group at all is told so.
+  void expect(const GroupId& group);
+  void expectNoMore(const GroupId& group);
+
   void add(const std::shared_ptr<Link>& link);
 
   // The link's channel ends; nothing of it is touched afterwards.
@@ -91,6 +95,7 @@ class Endpoint {
 
   std::mutex mutex_;
   std::vector<std::shared_ptr<Link>> links_;
+  std::vector<GroupId> expected_;
   std::list<Stranger> strangers_;
   Clock::time_point accept_at_{}, tick_at_{};
   std::chrono::milliseconds patience_{0};  // of the next poll()

@@ -105,6 +105,20 @@ tcp::GroupId agreeOnGroup(Rendezvous& rendezvous, int rank, milliseconds timeout
   return group;
 }
 
+// While a group is being made.
+class Expectation {
+ public:
+  Expectation(tcp::Endpoint& endpoint, const tcp::GroupId& group) : endpoint_(endpoint), group_(group) {
+    endpoint_.expect(group_);
+  }
+  Expectation(const Expectation&) = delete;
+  ~Expectation() { endpoint_.expectNoMore(group_); }
+
+ private:
+  tcp::Endpoint& endpoint_;
+  const tcp::GroupId group_;
+};
+
 // "incarnation address address …", as said at the rendezvous.
 std::string introduction(const tcp::Endpoint& endpoint) {
   std::string text = std::to_string(endpoint.incarnation());
@@ -137,6 +151,7 @@ std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size
     return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end - Clock::now()));
   };
   const tcp::GroupId group = agreeOnGroup(rendezvous, rank, timeout);
+  const Expectation expectation(*endpoint, group);
   rendezvous.set(keyOf(rank), introduction(*endpoint));
   std::vector<std::vector<std::shared_ptr<Link>>> links(size);
   for (int peer = 0; peer < size; ++peer) {

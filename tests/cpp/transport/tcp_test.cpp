@@ -286,6 +286,35 @@ TEST(TcpTransport, StrangersAreLetGo) {
   }
 }
 
+// Rank 1 dials while rank 0 has not read yet who that is.
+TEST(TcpTransport, WaitsForARankThatIsLate) {
+  class Late final : public Rendezvous {
+   public:
+    explicit Late(Rendezvous& inner) : inner_(inner) {}
+    void set(const std::string& key, const std::string& value) override { inner_.set(key, value); }
+    void wait(const std::string& key, milliseconds timeout) override { inner_.wait(key, timeout); }
+    std::string get(const std::string& key) override {
+      std::this_thread::sleep_for(milliseconds(1500));
+      return inner_.get(key);
+    }
+
+   private:
+    Rendezvous& inner_;
+  };
+  MapRendezvous rendezvous;
+  Late late(rendezvous);
+  const auto first = std::make_shared<Endpoint>(onLoopback()), second = std::make_shared<Endpoint>(onLoopback());
+  std::unique_ptr<Transport> other;
+  std::thread thread([&] { other = connectTcp(rendezvous, 1, 2, 1, kLong, second); });
+  const auto one = connectTcp(late, 0, 2, 1, kLong, first);
+  thread.join();
+  const Bytes out = message(100, 1);
+  Bytes in(100);
+  const auto sent = one->isend(Lane::control, 1, 0, out);
+  other->irecv(Lane::control, 0, 0, in)->wait(kLong);
+  EXPECT_EQ(in, out);
+}
+
 TEST(TcpTransport, NamesWhoCannotBeReached) {
   MapRendezvous rendezvous;
   const auto endpoint = std::make_shared<Endpoint>(onLoopback());
