@@ -146,11 +146,11 @@ void Endpoint::turn() {
     strangers = strangers_.size();
   }
   ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
-  awake_ = false;
   if (waits[0].revents) {
     uint64_t count;
     [[maybe_unused]] const ssize_t got = ::read(waker_.get(), &count, sizeof(count));
   }
+  awake_ = false;  // not before: what is written after this is for the next turn to read
 
   std::lock_guard lock(mutex_);
   for (size_t i = 0; i < links.size(); ++i) {
