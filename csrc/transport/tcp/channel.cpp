@@ -57,6 +57,10 @@ void Channel::append(const Record& record, std::span<const std::byte> data, uint
 }
 
 std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place) {
+  if (data.size() > kMostMessageBytes) {
+    throw ValueError("tcp transport: expected a message of at most " + std::to_string(kMostMessageBytes) +
+                     " bytes, got " + std::to_string(data.size()));
+  }
   std::lock_guard lock(mutex_);
   expectLiving();
   auto delivery = std::make_shared<Delivery>();

@@ -52,8 +52,8 @@ class Channel {
 
   int peer() const { return peer_; }
 
-  // Both throw the TransportError that the channel has failed with. `place`: of the message among those of all
-  // channels, in which they leave this process (Endpoint); above 0.
+  // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes.
+  // `place`: of the message among those of all channels, in which they leave this process (Endpoint); above 0.
   std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room);
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -63,6 +64,7 @@ Endpoint::Endpoint(const EndpointOptions& options)
   std::vector<std::string> hosts = host.empty() ? localHosts(options.interface) : std::vector<std::string>{host};
   if (host.empty() && !options.interface.empty()) host = hosts.front();
   std::tie(listener_, port) = listenOn(host, port, "LOWCOMM_LISTEN");
+  checkCongestion(listener_.get());
   if (!options.advertise.empty()) {
     addresses_ = {options.advertise};
   } else {
@@ -81,9 +83,11 @@ Endpoint::~Endpoint() {
 std::shared_ptr<Endpoint> Endpoint::shared() {
   static std::mutex mutex;
   static std::weak_ptr<Endpoint> only;
+  static pid_t process = 0;
   std::lock_guard lock(mutex);
   std::shared_ptr<Endpoint> endpoint = only.lock();
-  if (!endpoint) only = endpoint = std::make_shared<Endpoint>(EndpointOptions::fromEnvironment());
+  const bool is_forked = std::exchange(process, ::getpid()) != ::getpid();  // then its thread is not here
+  if (!endpoint || is_forked) only = endpoint = std::make_shared<Endpoint>(EndpointOptions::fromEnvironment());
   return endpoint;
 }
 
@@ -126,6 +130,9 @@ void Endpoint::cut() {
 }
 
 void Endpoint::run() {
+  sigset_t all;  // signals are for the program's own threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
   while (!stop_)
     turn();
 }
@@ -201,7 +208,7 @@ void Endpoint::acceptAll() {
       if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) accept_at_ = Clock::now() + 100ms;
       return;
     }
-    if (strangers_.size() >= kHalfOpen) continue;
+    if (strangers_.size() >= kHalfOpen) strangers_.pop_front();  // the one that has been silent longest
     strangers_.push_back({std::move(fd), Clock::now() + kIntroduceWithin, {}, 0});
   }
 }

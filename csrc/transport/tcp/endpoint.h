@@ -35,7 +35,7 @@ struct EndpointOptions {
 // need be (the kernel holds little unsent: tune() in socket.h).
 //
 // Whoever connects has to say a Hello of a group that is here within seconds; there are no more than kHalfOpen such
-// connections at a time, of kHelloBytes each, and more are closed at once.
+// connections at a time, of kHelloBytes each; the oldest gives way to another.
 class Endpoint {
  public:
   // ValueError where it cannot listen.

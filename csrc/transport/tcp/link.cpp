@@ -89,20 +89,15 @@ void Link::accept(Fd fd, const Hello& theirs) {
 // ---- made from here ----
 
 void Link::dial() {
-  const std::string& text = route_.addresses[next_address_];
-  try {
-    const Address address = resolve(text, "address of a peer").front();
-    Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
-      dial_ = Dial{std::move(fd), false, Clock::now() + kAnswerWithin, {}, 0};
-      return;
-    }
-    lost_why_ = text + ": " + std::strerror(errno);
-    errno == ECONNREFUSED ? refused() : silent();
-  } catch (const ValueError& error) {
-    lost_why_ = error.what();
-    silent();
+  const auto& [text, address] = route_.addresses[next_address_];
+  Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
+    dial_ = Dial{std::move(fd), false, Clock::now() + kAnswerWithin, {}, 0};
+    return;
   }
+  const int error = errno;
+  lost_why_ = text + ": " + std::strerror(error);
+  error == ECONNREFUSED ? refused() : silent();
 }
 
 void Link::dialReady() {
@@ -112,7 +107,7 @@ void Link::dialReady() {
     socklen_t size = sizeof(error);
     ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) {
-      lost_why_ = route_.addresses[next_address_] + ": " + std::strerror(error);
+      lost_why_ = route_.addresses[next_address_].first + ": " + std::strerror(error);
       return error == ECONNREFUSED ? refused() : silent();
     }
     dial_->connected = true;
@@ -129,11 +124,11 @@ void Link::dialReady() {
   try {
     answer = parseHello(dial_->answer);
   } catch (const WireError& error) {
-    lost_why_ = route_.addresses[next_address_] + ": " + error.what();
+    lost_why_ = route_.addresses[next_address_].first + ": " + error.what();
     return silent();
   }
   if (answer.unknown || answer.group != route_.group || answer.incarnation != route_.peer_incarnation) {
-    lost_why_ = route_.addresses[next_address_] + ": another process, or one that has left the group";
+    lost_why_ = route_.addresses[next_address_].first + ": another process, or one that has left the group";
     return refused();
   }
   Fd made = std::move(dial_->fd);

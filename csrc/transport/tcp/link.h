@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/tcp/channel.h"
@@ -23,7 +24,7 @@ struct Route {
   int rank = 0, peer = 0;
   uint32_t channel = 0;
   uint64_t incarnation = 0, peer_incarnation = 0;
-  std::vector<std::string> addresses;  // of the peer's endpoint, "host:port", to be tried in turn
+  std::vector<std::pair<std::string, Address>> addresses;  // of the peer's endpoint, as text too; tried in turn
 
   bool dials() const { return rank > peer; }
 };

@@ -128,6 +128,16 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
   throw ValueError(what + ": expected an address to listen on, got '" + joined(host, port) + "': " + why);
 }
 
+void checkCongestion(int fd) {
+  const char* name = std::getenv("LOWCOMM_CONGESTION");
+  if (!name || !*name) return;
+  if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0) return;
+  throw ValueError(
+      "LOWCOMM_CONGESTION: expected a congestion control that the kernel allows "
+      "(net.ipv4.tcp_allowed_congestion_control), got '" +
+      std::string(name) + "': " + std::strerror(errno));
+}
+
 void tune(int fd) {
   setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   setOption(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);

@@ -59,4 +59,7 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
 // where BBR's flows take turns badly, and BBR above, where losses would stop the others.
 void tune(int fd);
 
+// Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.
+void checkCongestion(int fd);
+
 }  // namespace lowcomm::tcp

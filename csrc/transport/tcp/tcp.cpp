@@ -131,13 +131,16 @@ void hearIntroduction(tcp::Route& route, const std::string& text) {
   std::istringstream words(text);
   if (!(words >> route.peer_incarnation))
     throw WireError(keyOf(route.peer) + ": expected a number and addresses, got '" + text + "'");
-  for (std::string address; words >> address;)
-    route.addresses.push_back(address);
+  // Here, and not where it is dialled: a slow resolver would hold up all groups.
+  for (std::string text; words >> text;) {
+    for (const tcp::Address& address : tcp::resolve(text, "address of rank " + std::to_string(route.peer)))
+      route.addresses.emplace_back(text, address);
+  }
 }
 
 std::string joinedAddresses(const tcp::Route& route) {
   std::string text;
-  for (const std::string& address : route.addresses)
+  for (const auto& [address, resolved] : route.addresses)
     text += (text.empty() ? "" : ", ") + address;
   return text;
 }

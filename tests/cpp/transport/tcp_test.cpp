@@ -267,6 +267,31 @@ TEST(TcpTransport, OthersThanThePeersAreRefused) {
   EXPECT_EQ(in, out) << "the connection that was there goes on";
 }
 
+// Silent strangers keep no member from coming back.
+TEST(TcpTransport, StrangersLetMembersIn) {
+  Ranks ranks(2, 1);
+  std::atomic<bool> over{false};
+  std::thread crowd([&] {
+    std::vector<tcp::Fd> strangers;
+    while (!over) {
+      strangers.push_back(dial(*ranks.endpoints[0]));
+      if (strangers.size() > 200) strangers.erase(strangers.begin());
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  });
+  std::this_thread::sleep_for(milliseconds(400));
+  for (int round = 0; round < 5; ++round) {
+    ranks.endpoints[1]->cut();
+    const Bytes out = message(100'000, 5);
+    Bytes in(out.size());
+    const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
+    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(milliseconds(1500));
+    EXPECT_EQ(in, out);
+  }
+  over = true;
+  crowd.join();
+}
+
 // Strangers that say nothing, garbage or little by little cost no member anything.
 TEST(TcpTransport, StrangersAreLetGo) {
   Ranks ranks(2);

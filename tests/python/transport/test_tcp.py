@@ -175,6 +175,10 @@ def _refused(r):
     with pytest.raises(ValueError, match="LOWCOMM_LISTEN: expected host:port or :port, got '29600'"):
         r.init("lowcomm", timeout_s=5)
     del os.environ["LOWCOMM_LISTEN"]
+    os.environ["LOWCOMM_CONGESTION"] = "none"
+    with pytest.raises(ValueError, match="LOWCOMM_CONGESTION: expected a congestion control that the kernel allows .* got 'none'"):
+        r.init("lowcomm", timeout_s=5)
+    del os.environ["LOWCOMM_CONGESTION"]
     os.environ["LOWCOMM_SOCKET_IFNAME"] = "no0"
     with pytest.raises(ValueError, match="LOWCOMM_SOCKET_IFNAME: expected an interface with an address, got 'no0'"):
         r.init("lowcomm", timeout_s=5)
