@@ -8,7 +8,14 @@ from typing import Any
 
 from linklab.rank import CODED, CODED_TCP, EXACT, EXACT_TCP, GLOO, RAW
 
-_COLOURS = {GLOO: "#8c8c8c", EXACT: "#4c72b0", CODED: "#dd8452", EXACT_TCP: "#8172b3", CODED_TCP: "#c44e52", RAW: "#55a868"}
+_COLOURS = {
+    GLOO: "#8c8c8c",
+    EXACT: "#4c72b0",
+    CODED: "#dd8452",
+    EXACT_TCP: "#8172b3",
+    CODED_TCP: "#c44e52",
+    RAW: "#55a868",
+}
 _TITLES = {
     "100mbit": "2 ranks, 100 Mbit/s, 16 MiB",
     "1gbit": "2 ranks, 1 Gbit/s, 64 MiB",

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import ranks
@@ -14,7 +15,9 @@ from reset_proxy import ResetProxy
 
 DEADLINE_S = 90.0
 NEVER_S = 10 * DEADLINE_S
-POLICY = "all_reduce=sym4; all_gather=minmax8; reduce_scatter=qsgd8; all_to_all=sym4; broadcast=sym8; gather=sym4; p2p=sym4"
+POLICY = (
+    "all_reduce=sym4; all_gather=minmax8; reduce_scatter=qsgd8; all_to_all=sym4; broadcast=sym8; gather=sym4; p2p=sym4"
+)
 
 
 def _results(r, n=70_001):
@@ -34,7 +37,9 @@ def _results(r, n=70_001):
     found["gather"] = torch.cat(gathered) if gathered else torch.empty(0)
     found["message"] = torch.empty(n * r.size)
     to, of = (r.rank + 1) % r.size, (r.rank - 1) % r.size
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, to), dist.P2POp(dist.irecv, found["message"], of)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, mine, to), dist.P2POp(dist.irecv, found["message"], of)]
+    ):
         work.wait()
     with torch.no_grad():
         found["half"] = mine.to(torch.bfloat16)
@@ -103,7 +108,9 @@ def test_resets_lose_nothing():
 def _killed(r):
     import torch_lowcomm as lc
 
-    r.init("lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0, transport="tcp"))
+    r.init(
+        "lowcomm", timeout_s=NEVER_S, pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0, transport="tcp")
+    )
     n, culprit = 1 << 22, r.size - 2
     dist.all_gather_into_tensor(torch.empty(n * r.size), torch.ones(n))
     if r.rank == culprit:
@@ -176,7 +183,9 @@ def _refused(r):
         r.init("lowcomm", timeout_s=5)
     del os.environ["LOWCOMM_LISTEN"]
     os.environ["LOWCOMM_CONGESTION"] = "none"
-    with pytest.raises(ValueError, match="LOWCOMM_CONGESTION: expected a congestion control that the kernel allows .* got 'none'"):
+    with pytest.raises(
+        ValueError, match="LOWCOMM_CONGESTION: expected a congestion control that the kernel allows .* got 'none'"
+    ):
         r.init("lowcomm", timeout_s=5)
     del os.environ["LOWCOMM_CONGESTION"]
     os.environ["LOWCOMM_SOCKET_IFNAME"] = "no0"
@@ -198,7 +207,9 @@ def _listening():
             continue
         if link.startswith("socket:["):
             inodes.add(link[8:-1])
-    rows = [row.split() for name in ("tcp", "tcp6") for row in open(f"/proc/self/net/{name}").readlines()[1:]]
+    rows = [
+        row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/self/net/{name}").read_text().splitlines()[1:]
+    ]
     return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 

@@ -1,4 +1,4 @@
-"""A link between hosts that falls silent under lowcomm's own connections: a pause while the deadline lasts, then a named error."""
+"""A link between hosts that falls silent under connections of our own: a pause within the deadline, else an error."""
 
 import sys
 import time
