@@ -65,9 +65,9 @@ void checkTimeout(std::chrono::milliseconds timeout);
 
 // What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
-// LOWCOMM_STAGED, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that is made next to or out of a
-// living one from that one's settings first (inherit). Frozen once made; c10d hands the same object to every group, so
-// a group copies it.
+// LOWCOMM_STAGED, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that is made
+// next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the same object
+// to every group, so a group copies it.
 struct Options : c10d::Backend::Options {
   Options() : c10d::Backend::Options("lowcomm", kBackendDefaultTimeout) {}
 
