@@ -111,5 +111,5 @@ def test_convergence_refuses_unknown_method(monkeypatch, capsys):
     assert refusal.value.code == 2
     assert (
         "expected one of fsdp, fsdp_variants, fsdp_tables, ddp, diloco, diloco_adaptive, diloco_table1, diloco_unequal, "
-        "subspace, seed_replay, seed_replay_lora, got 'zip'" in capsys.readouterr().err
+        "aq, aq_replicas, subspace, seed_replay, seed_replay_lora, got 'zip'" in capsys.readouterr().err
     )
