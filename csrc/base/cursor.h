@@ -34,4 +34,20 @@ class Cursor {
   size_t at_ = 0;
 };
 
+// Writes little-endian numbers, one behind the other. The caller sees to the room.
+class Writer {
+ public:
+  explicit Writer(std::byte* to) : to_(to) {}
+
+  template <typename T>
+  Writer& put(T value) {
+    std::memcpy(to_, &value, sizeof(T));
+    to_ += sizeof(T);
+    return *this;
+  }
+
+ private:
+  std::byte* to_;
+};
+
 }  // namespace lowcomm

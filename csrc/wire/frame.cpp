@@ -68,20 +68,6 @@ uint32_t frameCrc(std::span<const std::byte> frame) {
   return crc32c(frame.data() + kFrameHeaderBytes, frame.size() - kFrameHeaderBytes, header);
 }
 
-class Writer {
- public:
-  explicit Writer(std::byte* to) : to_(to) {}
-
-  template <typename T>
-  void put(T value) {
-    std::memcpy(to_, &value, sizeof(T));
-    to_ += sizeof(T);
-  }
-
- private:
-  std::byte* to_;
-};
-
 }  // namespace
 
 void sealFrame(std::span<std::byte> frame, const FrameHeader& header) {

@@ -41,16 +41,15 @@ class Delivery {
 // The messages between this rank and a peer, as a stream of bytes each way that survives the connections which carry
 // it. It knows no sockets: a connection asks for the bytes from an offset on, and brings those that have come.
 //
-// What is sent stays where its caller has it until its receiver has copied it to where it is wanted, and says so in the
-// stream the other way (Record::delivered). So a send is done when its receive is, as with gloo; nothing is kept for
-// sending again; and what comes before its receive is posted, and waits here, is no more than peers have under way.
+// A message stays where its sender has it until its receiver has copied it to where it is wanted, and says so in the
+// stream the other way (Record::delivered). So a send is done when its receive is, as with gloo, and nothing is kept
+// for sending again. A message whose receive is not posted yet waits here, however long it is.
 //
-// Thread-safe, one lock. Who holds it (lock()) may call what needs it; no span of a caller's is touched without it.
+// Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
+// without it.
 class Channel {
  public:
   explicit Channel(int peer) : peer_(peer) {}
-
-  int peer() const { return peer_; }
 
   // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes.
   // `place`: of the message among those of all channels, in which they leave this process (Endpoint); above 0.
@@ -64,8 +63,7 @@ class Channel {
   // ---- for the connection, under the lock ----
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
-  // The stream out has the bytes [outBegin, outEnd); those before were received.
-  uint64_t outBegin() const { return out_begin_; }
+  // Bytes of the stream out, those that the peer has received included.
   uint64_t outEnd() const { return out_end_; }
 
   // Fills in where up to `bytes` bytes of the stream from `offset` on are; returns how many of `parts`.
@@ -74,7 +72,7 @@ class Channel {
   // The place of the message that the byte at `offset` belongs to; 0 of word of a delivery. The stream has that byte.
   uint64_t placeOf(uint64_t offset) const;
 
-  // The peer has received the stream up to `offset`. WireError for one outside [outBegin, outEnd].
+  // The peer has received the stream up to `offset`. WireError for less than before or more than outEnd().
   void received(uint64_t offset);
 
   // Bytes of the stream in, and where its next ones belong, not empty.

@@ -204,7 +204,7 @@ void Endpoint::acceptAll() {
   for (size_t i = 0; i < kHalfOpen; ++i) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
-      // No descriptor may be left: those who wait are let in later.
+      // No descriptor may be left: the connections that wait are accepted later.
       if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) accept_at_ = Clock::now() + 100ms;
       return;
     }
@@ -243,9 +243,7 @@ void Endpoint::introduce(Fd fd, const Hello& hello) {
   answer.incarnation = incarnation_;
   answer.received = 0;
   answer.unknown = true;
-  std::array<std::byte, kHelloBytes> bytes;
-  write(answer, bytes);
-  ::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  say(fd.get(), answer);
 }
 
 }  // namespace lowcomm::tcp

@@ -34,8 +34,8 @@ struct EndpointOptions {
 // to each other in an order in which no two send to the same one keep to it, and links are shared by no more flows than
 // need be (the kernel holds little unsent: tune() in socket.h).
 //
-// Whoever connects has to say a Hello of a group that is here within seconds; there are no more than kHalfOpen such
-// connections at a time, of kHelloBytes each; the oldest gives way to another.
+// A connection from outside has to say a Hello of a group that is here within seconds. No more than kHalfOpen wait for
+// theirs at a time, with kHelloBytes each; the oldest gives way to another.
 class Endpoint {
  public:
   // ValueError where it cannot listen.
@@ -48,7 +48,8 @@ class Endpoint {
   uint64_t incarnation() const { return incarnation_; }
   const std::vector<std::string>& addresses() const { return addresses_; }
 
-  // A group is being made: who dials for it too early gets no answer, where one of no group at all is told so.
+  // A group is being made: a rank that dials for it too early gets no answer, where it would be told that there is no
+  // such group.
   void expect(const GroupId& group);
   void expectNoMore(const GroupId& group);
 

@@ -18,13 +18,13 @@ constexpr auto kAnswerWithin = 3s;
 constexpr auto kFirstPause = 10ms, kLongestPause = 500ms;
 constexpr int kRounds = 3;
 
+}  // namespace
+
 bool say(int fd, const Hello& hello) {
   std::array<std::byte, kHelloBytes> bytes;
   write(hello, bytes);
   return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
-
-}  // namespace
 
 Hello Link::hello() {
   const auto lock = channel.lock();

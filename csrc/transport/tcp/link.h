@@ -29,6 +29,9 @@ struct Route {
   bool dials() const { return rank > peer; }
 };
 
+// Whether a Hello went whole into a connection that was just made.
+bool say(int fd, const Hello& hello);
+
 // A channel and the connection that carries it at the moment. Where that was lost, the higher rank dials again, at
 // first at once, then twice a second. The lower one only asks by a Hello, in the same way, whether the peer's process
 // and group are still there, as nobody would dial if they are not. They are gone, and the channel fails as closed, when
@@ -42,7 +45,6 @@ class Link {
   Channel channel;
 
   const Route& route() const { return route_; }
-  bool connected() const { return connection_ != nullptr; }
 
   // For poll(): what to wait for, of the connection or of a dial; an fd below 0: nothing.
   pollfd waitsFor() const;

@@ -23,7 +23,6 @@ class Fd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  void close() { *this = Fd(); }
 
  private:
   int fd_;
@@ -54,7 +53,7 @@ std::vector<std::string> localHosts(const std::string& interface);
 // `what` where it cannot.
 std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& port, const std::string& what);
 
-// What a connected socket of a channel is set to: no delay; little unsent in the kernel; and, where the kernel allows
+// Sets a connected socket of a channel up: no delay; little unsent in the kernel; and, where the kernel allows
 // it, the congestion control that LOWCOMM_CONGESTION names, else one for its round-trip time: Reno below a millisecond,
 // where BBR's flows take turns badly, and BBR above, where losses would stop the others.
 void tune(int fd);

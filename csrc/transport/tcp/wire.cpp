@@ -15,22 +15,6 @@ constexpr uint32_t kVersion = 1;
 constexpr uint8_t kUnknown = 1, kLast = 1;
 constexpr size_t kSummed = kHelloBytes - sizeof(uint32_t);
 
-class Writer {
- public:
-  explicit Writer(std::span<std::byte> bytes) : bytes_(bytes) { std::memset(bytes.data(), 0, bytes.size()); }
-
-  template <typename T>
-  Writer& add(T value) {
-    std::memcpy(bytes_.data() + at_, &value, sizeof(T));
-    at_ += sizeof(T);
-    return *this;
-  }
-
- private:
-  std::span<std::byte> bytes_;
-  size_t at_ = 0;
-};
-
 template <typename T>
 void expect(const char* what, const char* field, T expected, T got) {
   if (expected == got) return;
@@ -47,16 +31,17 @@ void expectAtMost(const char* what, const char* field, uint64_t most, uint64_t g
 }  // namespace
 
 void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes) {
-  Writer(bytes)
-      .add(kMagic)
-      .add(kVersion)
-      .add(hello.group)
-      .add(hello.from)
-      .add(hello.to)
-      .add(hello.channel)
-      .add(hello.incarnation)
-      .add(hello.received)
-      .add(static_cast<uint8_t>(hello.unknown ? kUnknown : 0));
+  std::memset(bytes.data(), 0, bytes.size());
+  Writer(bytes.data())
+      .put(kMagic)
+      .put(kVersion)
+      .put(hello.group)
+      .put(hello.from)
+      .put(hello.to)
+      .put(hello.channel)
+      .put(hello.incarnation)
+      .put(hello.received)
+      .put(static_cast<uint8_t>(hello.unknown ? kUnknown : 0));
   const uint32_t sum = crc32c(bytes.data(), kSummed);
   std::memcpy(bytes.data() + kSummed, &sum, sizeof(sum));
 }
@@ -81,7 +66,8 @@ Hello parseHello(std::span<const std::byte, kHelloBytes> bytes) {
 }
 
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes) {
-  Writer(bytes).add(piece.bytes).add(static_cast<uint32_t>(piece.last ? kLast : 0)).add(piece.received);
+  std::memset(bytes.data(), 0, bytes.size());
+  Writer(bytes.data()).put(piece.bytes).put(static_cast<uint32_t>(piece.last ? kLast : 0)).put(piece.received);
 }
 
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
@@ -97,7 +83,8 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
 }
 
 void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes) {
-  Writer(bytes).add(static_cast<uint32_t>(record.kind)).add(record.tag).add(record.number).add(record.bytes);
+  std::memset(bytes.data(), 0, bytes.size());
+  Writer(bytes.data()).put(static_cast<uint32_t>(record.kind)).put(record.tag).put(record.number).put(record.bytes);
 }
 
 Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {

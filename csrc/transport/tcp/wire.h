@@ -7,13 +7,13 @@
 
 namespace lowcomm::tcp {
 
-// What endpoints say to each other over TCP, all numbers little-endian (FORMAT.md: TCP). A connection begins with a
+// The bytes between endpoints over TCP, all numbers little-endian (FORMAT.md: TCP). A connection begins with a
 // Hello each way. Then it carries pieces: a header and up to kPieceBytes of a channel's stream. The stream is a
 // sequence of records, which outlives its connections.
 
 using GroupId = std::array<std::byte, 16>;
 
-// Who is at the other end, and from which byte of the channel's stream the connection is to go on.
+// An end of a connection introduces itself, and says from which byte of the channel's stream it is to go on.
 struct Hello {
   GroupId group{};
   uint32_t from = 0, to = 0;  // ranks of the group

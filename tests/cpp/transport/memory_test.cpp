@@ -5,31 +5,10 @@
 #include <thread>
 #include <vector>
 
+#include "transport/transport_cases.h"
+
 namespace lowcomm {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-using Kind = TransportError::Kind;
-using std::chrono::milliseconds;
-
-constexpr milliseconds kSoon{30}, kLong{20000};
-
-Bytes message(size_t size, int mark) {
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i)
-    bytes[i] = static_cast<std::byte>(mark + i * 7);
-  return bytes;
-}
-
-void expectFails(Transfer& transfer, Kind kind, int peer, milliseconds deadline = kLong) {
-  try {
-    transfer.wait(deadline);
-    ADD_FAILURE() << "expected a TransportError";
-  } catch (const TransportError& error) {
-    EXPECT_EQ(error.kind, kind) << error.what();
-    EXPECT_EQ(error.peer, peer) << error.what();
-  }
-}
 
 struct Pair {
   MemoryHub hub{2};

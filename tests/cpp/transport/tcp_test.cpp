@@ -13,16 +13,12 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/transport_cases.h"
 
 namespace lowcomm {
 namespace {
 
-using Bytes = std::vector<std::byte>;
-using Kind = TransportError::Kind;
-using std::chrono::milliseconds;
 using tcp::Endpoint;
-
-constexpr milliseconds kSoon{30}, kLong{20000};
 
 class MapRendezvous final : public Rendezvous {
  public:
@@ -73,23 +69,6 @@ struct Ranks {
   std::vector<std::shared_ptr<Endpoint>> endpoints;
   std::vector<std::unique_ptr<Transport>> transports;
 };
-
-Bytes message(size_t size, unsigned mark) {
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i)
-    bytes[i] = static_cast<std::byte>(mark + i * 7 + (i >> 8));
-  return bytes;
-}
-
-void expectFails(Transfer& transfer, Kind kind, int peer, milliseconds deadline = kLong) {
-  try {
-    transfer.wait(deadline);
-    ADD_FAILURE() << "expected a TransportError";
-  } catch (const TransportError& error) {
-    EXPECT_EQ(error.kind, kind) << error.what();
-    EXPECT_EQ(error.peer, peer) << error.what();
-  }
-}
 
 TEST(TcpTransport, KnowsItsPlace) {
   Ranks ranks(3);
