@@ -1,4 +1,4 @@
-"""What `diloco_lab` measures: outer loops on links, the peer of each, and which of them are claimed to be fast on a link."""
+"""The cases of `diloco_lab`: outer loops on links, the peer of each, and those that are claimed to be fast on a link."""
 
 from __future__ import annotations
 

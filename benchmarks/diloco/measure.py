@@ -65,7 +65,7 @@ def measure(
 
 
 def job_of(lab: Lab, cases: list[Case], **options: Any) -> dict[str, Any]:
-    """What diloco.rank reads."""
+    """The job that diloco.rank reads."""
     addresses = [lab.address(host) for host in range(lab.hosts)]
     return {"cases": [dataclasses.asdict(case) for case in cases], "addresses": addresses, **options}
 

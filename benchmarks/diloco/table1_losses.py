@@ -15,7 +15,7 @@ RECORDED = RESULTS / "diloco_table1.json"
 
 
 def recorded(path: Path = RECORDED) -> dict[str, Any]:
-    """What the recorded result says.
+    """The claims about the recorded result.
 
     Returns:
         `commit` that was measured; `seeds`; and `rows` by name: `loss` (mean over seeds), `loss_by_exact` (mean over seeds of

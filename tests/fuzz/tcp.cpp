@@ -1,5 +1,5 @@
-// What endpoints say over TCP: a hello, a piece's header, and a channel's stream, in parts of sizes that the input
-// names.
+// The bytes between endpoints over TCP: a hello, a piece's header, and a channel's stream, in parts of sizes that the
+// input names.
 #include <algorithm>
 #include <array>
 #include <cstddef>

@@ -21,7 +21,7 @@ POLICY = (
 
 
 def _results(r, n=70_001):
-    """What every op of a group makes of seeded tensors."""
+    """Every op's result, of seeded tensors."""
     torch.manual_seed(r.rank)
     mine = torch.randn(n * r.size)
     found = {"all_reduce": mine.clone(), "broadcast": mine.clone(), "all_to_all": torch.empty(n * r.size)}
