@@ -1,5 +1,7 @@
 #include "transport/tcp/connection.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/tcp/congestion.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -18,6 +21,8 @@ using namespace std::chrono_literals;
 constexpr auto kHeartbeat = 250ms, kSilence = 1500ms;
 constexpr size_t kTurnBytes = 1 << 20;
 constexpr size_t kParts = 16;
+constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
+constexpr auto kJudge = 1s;
 
 std::string errorText() {
   return std::strerror(errno);
@@ -29,7 +34,11 @@ bool wouldBlock() {
 
 }  // namespace
 
-Connection::Connection(Fd fd, Channel& channel, uint64_t from) : fd_(std::move(fd)), channel_(channel), out_(from) {}
+Connection::Connection(Fd fd, Channel& channel, uint64_t from) : fd_(std::move(fd)), channel_(channel), out_(from) {
+  const int on = 1;
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
+}
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
@@ -115,6 +124,10 @@ std::optional<std::string> Connection::read() {
 
 std::optional<std::string> Connection::tick() {
   const auto now = Clock::now();
+  if (now >= judge_at_) {
+    judgeCongestion(fd_.get());
+    judge_at_ = now + kJudge;
+  }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";
   if (now - spoke_ < kHeartbeat || out_header_left_ + out_left_ > 0) return {};
   {

@@ -37,7 +37,7 @@ class Connection {
   std::optional<Clock::time_point> blocked() const { return blocked_; }
   void unblock() { blocked_.reset(); }
 
-  // Heartbeats, and whether the peer's have stopped.
+  // Heartbeats, the choice of congestion control, and whether the peer's heartbeats have stopped.
   std::optional<std::string> tick();
 
   // Tells the peer that the channel is at its end, if that can be said at once.
@@ -52,7 +52,7 @@ class Connection {
 
   Fd fd_;
   Channel& channel_;
-  Clock::time_point heard_ = Clock::now(), spoke_ = heard_;
+  Clock::time_point heard_ = Clock::now(), spoke_ = heard_, judge_at_ = heard_;
 
   uint64_t out_;  // of the stream: where the next bytes to write are
   std::array<std::byte, kPieceHeaderBytes> out_header_;

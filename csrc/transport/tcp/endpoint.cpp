@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/tcp/congestion.h"
 
 namespace lowcomm::tcp {
 namespace {

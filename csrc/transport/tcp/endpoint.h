@@ -32,7 +32,7 @@ struct EndpointOptions {
 // Messages leave in the order in which they were sent, whichever channel they go by, those of the control lane before
 // others: the next is not begun before the kernel has taken the one before, or has not for kStuck. So ranks that send
 // to each other in an order in which no two send to the same one keep to it, and links are shared by no more flows than
-// need be (the kernel holds little unsent: tune() in socket.h).
+// need be (the kernel holds little unsent: connection.cpp).
 //
 // A connection from outside has to say a Hello of a group that is here within seconds. No more than kHalfOpen wait for
 // theirs at a time, with kHelloBytes each; the oldest gives way to another.

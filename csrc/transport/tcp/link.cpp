@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "transport/tcp/congestion.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -91,6 +92,7 @@ void Link::accept(Fd fd, const Hello& theirs) {
 void Link::dial() {
   const auto& [text, address] = route_.addresses[next_address_];
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (fd) beginCongestion(fd.get());
   if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
     dial_ = Dial{std::move(fd), false, Clock::now() + kAnswerWithin, {}, 0};
     return;
@@ -160,7 +162,6 @@ void Link::silent() {
 // ---- either way ----
 
 void Link::attach(Fd fd, const Hello& theirs) {
-  tune(fd.get());
   dial_.reset();
   try {
     const auto lock = channel.lock();

@@ -5,22 +5,19 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 
 #include "base/error.h"
+#include "transport/tcp/congestion.h"
 
 namespace lowcomm::tcp {
 namespace {
 
 constexpr int kBacklog = 128;
-constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
-constexpr uint32_t kNearMicroseconds = 1000;
 
 void setOption(int fd, int level, int name, int value) {
   setsockopt(fd, level, name, &value, sizeof(value));
@@ -112,6 +109,7 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
       }
       setOption(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
       if (family == AF_INET6 && host.empty()) setOption(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+      beginCongestion(fd.get());  // of what it accepts
       Address bound;
       bound.size = sizeof(bound.storage);
       if (::bind(fd.get(), one->ai_addr, one->ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0 ||
@@ -125,29 +123,6 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
     }
   }
   throw ValueError(what + ": expected an address to listen on, got '" + joined(host, port) + "': " + why);
-}
-
-void checkCongestion(int fd) {
-  const char* name = std::getenv("LOWCOMM_CONGESTION");
-  if (!name || !*name) return;
-  if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name))) == 0) return;
-  throw ValueError(
-      "LOWCOMM_CONGESTION: expected a congestion control that the kernel allows "
-      "(net.ipv4.tcp_allowed_congestion_control), got '" +
-      std::string(name) + "': " + std::strerror(errno));
-}
-
-void tune(int fd) {
-  setOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  setOption(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
-  const char* name = std::getenv("LOWCOMM_CONGESTION");
-  if (!name || !*name) {
-    tcp_info info{};
-    socklen_t size = sizeof(info);
-    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
-    name = info.tcpi_rtt < kNearMicroseconds ? "reno" : "bbr";
-  }
-  setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, static_cast<socklen_t>(std::strlen(name)));
 }
 
 }  // namespace lowcomm::tcp

@@ -53,12 +53,4 @@ std::vector<std::string> localHosts(const std::string& interface);
 // `what` where it cannot.
 std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& port, const std::string& what);
 
-// Sets a connected socket of a channel up: no delay; little unsent in the kernel; and, where the kernel allows
-// it, the congestion control that LOWCOMM_CONGESTION names, else one for its round-trip time: Reno below a millisecond,
-// where BBR's flows take turns badly, and BBR above, where losses would stop the others.
-void tune(int fd);
-
-// Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.
-void checkCongestion(int fd);
-
 }  // namespace lowcomm::tcp
