@@ -64,9 +64,38 @@ std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte>
   std::lock_guard lock(mutex_);
   expectLiving();
   auto delivery = std::make_shared<Delivery>();
-  undelivered_.emplace(sent_, delivery);
-  append({Record::Kind::message, tag, sent_++, data.size()}, data, place);
+  const bool is_unasked = unasked_ + data.size() <= kUnaskedBytes;
+  undelivered_[sent_] = {delivery, data, place, !is_unasked, is_unasked};
+  if (is_unasked) {
+    unasked_ += data.size();
+    append({Record::Kind::message, tag, sent_, data.size()}, data, place);
+  } else {
+    append({Record::Kind::offered, tag, sent_, data.size()}, {}, place);
+  }
+  ++sent_;
   return delivery;
+}
+
+Channel::Undelivered& Channel::undelivered(uint64_t number, const char* word) {
+  const auto found = undelivered_.find(number);
+  if (found != undelivered_.end()) return found->second;
+  throw WireError(std::string("message ") + word + ": expected one under way, got number " + std::to_string(number));
+}
+
+void Channel::wanted(uint64_t number) {
+  Undelivered& message = undelivered(number, "wanted");
+  if (!std::exchange(message.is_offered, false))
+    throw WireError("message wanted: expected one that was offered, got number " + std::to_string(number));
+  append({Record::Kind::body, 0, number, message.data.size()}, message.data, message.place);
+}
+
+void Channel::delivered(uint64_t number) {
+  Undelivered& message = undelivered(number, "delivered");
+  if (message.is_offered)
+    throw WireError("message delivered: expected one that was sent, got number " + std::to_string(number));
+  if (message.is_unasked) unasked_ -= message.data.size();
+  message.delivery->complete();
+  undelivered_.erase(number);
 }
 
 std::deque<Channel::Part>::const_iterator Channel::partAt(uint64_t offset) const {
@@ -120,7 +149,11 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   expectFits(message->record, room.size());
   message->room = room;
   message->delivery = delivery;
-  if (message->have == message->record.bytes) finish(*message);
+  if (message->offered()) {
+    want(message);
+  } else if (message->have == message->record.bytes) {
+    finish(*message);
+  }
   return delivery;
 }
 
@@ -147,33 +180,80 @@ void Channel::arrived(size_t bytes) {
 }
 
 void Channel::begin(const Record& record) {
-  if (record.kind == Record::Kind::delivered) {
-    const auto sent = undelivered_.find(record.number);
-    if (sent == undelivered_.end())
-      throw WireError("message delivered: expected one under way, got number " + std::to_string(record.number));
-    sent->second->complete();
-    undelivered_.erase(sent);
-    return;
+  switch (record.kind) {
+    case Record::Kind::message:
+    case Record::Kind::offered:
+      return beginMessage(record);
+    case Record::Kind::body:
+      return beginBody(record);
+    case Record::Kind::delivered:
+      return delivered(record.number);
+    case Record::Kind::wanted:
+      return wanted(record.number);
   }
-  incoming_ = std::make_shared<Incoming>();
-  incoming_->record = record;
+}
+
+void Channel::beginMessage(const Record& record) {
+  if (record.number != come_) {
+    throw WireError("number of a message: expected " + std::to_string(come_) + ", got " +
+                    std::to_string(record.number));
+  }
+  ++come_;
+  auto message = std::make_shared<Incoming>();
+  message->record = record;
   const auto posted = posted_.find(record.tag);
   if (posted == posted_.end()) {
-    incoming_->own.resize(record.bytes);
-    incoming_->to = incoming_->own;
-    early_[record.tag].push_back(incoming_);
+    early_[record.tag].push_back(message);
+  } else {
+    Receive receive = std::move(posted->second.front());
+    posted->second.pop_front();
+    if (posted->second.empty()) posted_.erase(posted);
+    message->delivery = std::move(receive.delivery);
+    message->room = receive.room;
+    incoming_ = message;  // so that it fails with the channel
+    expectFits(record, receive.room.size());
+    incoming_ = nullptr;
+  }
+  if (message->offered()) {
+    if (message->delivery) want(message);
     return;
   }
-  Receive receive = std::move(posted->second.front());
-  posted->second.pop_front();
-  if (posted->second.empty()) posted_.erase(posted);
-  incoming_->delivery = std::move(receive.delivery);
-  expectFits(record, receive.room.size());
-  incoming_->to = receive.room.first(record.bytes);
+  if (message->delivery) {
+    message->to = message->room.first(record.bytes);
+  } else {
+    early_bytes_ += record.bytes;
+    if (early_bytes_ > kUnaskedBytes) {
+      throw WireError("messages without receives: expected at most " + std::to_string(kUnaskedBytes) + " bytes, got " +
+                      std::to_string(early_bytes_));
+    }
+    message->own.resize(record.bytes);
+    message->to = message->own;
+  }
+  incoming_ = std::move(message);
+}
+
+void Channel::beginBody(const Record& record) {
+  const auto message = wanted_.find(record.number);
+  if (message == wanted_.end())
+    throw WireError("body: expected that of a message that is wanted, got number " + std::to_string(record.number));
+  incoming_ = std::move(message->second);
+  wanted_.erase(message);
+  if (incoming_->record.bytes != record.bytes) {
+    throw WireError("body of message " + std::to_string(record.number) + ": expected " +
+                    std::to_string(incoming_->record.bytes) + " bytes, got " + std::to_string(record.bytes));
+  }
+  incoming_->to = incoming_->room.first(record.bytes);
+}
+
+// Its receive is posted.
+void Channel::want(const std::shared_ptr<Incoming>& message) {
+  wanted_.emplace(message->record.number, message);
+  append({Record::Kind::wanted, 0, message->record.number, 0}, {}, /*place=*/0);
 }
 
 void Channel::finish(Incoming& message) {
   if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
+  early_bytes_ -= message.own.size();
   message.delivery->complete();
   append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
 }
@@ -191,14 +271,17 @@ void Channel::fail(Kind kind, const std::string& why) {
   failed_ = true;
   kind_ = kind;
   why_ = why;
-  for (auto& [number, delivery] : undelivered_)
-    delivery->fail(kind, why);
+  for (auto& [number, message] : undelivered_)
+    message.delivery->fail(kind, why);
   for (auto& [tag, receives] : posted_) {
     for (Receive& receive : receives)
       receive.delivery->fail(kind, why);
   }
   if (incoming_ && incoming_->delivery) incoming_->delivery->fail(kind, why);
+  for (auto& [number, message] : wanted_)
+    message->delivery->fail(kind, why);
   undelivered_.clear();
+  wanted_.clear();
   posted_.clear();
   early_.clear();
   incoming_ = nullptr;

@@ -43,7 +43,10 @@ class Delivery {
 //
 // A message stays where its sender has it until its receiver has copied it to where it is wanted, and says so in the
 // stream the other way (Record::delivered). So a send is done when its receive is, as with gloo, and nothing is kept
-// for sending again. A message whose receive is not posted yet waits here, however long it is.
+// for sending again.
+//
+// A message whose receive is not posted yet waits in memory of the receiver's. What may come so is bounded: a sender
+// that has kUnaskedBytes under way offers what is more, and its bytes follow when they are wanted (Record::offered).
 //
 // Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
 // without it.
@@ -79,7 +82,8 @@ class Channel {
   uint64_t in() const { return in_; }
   std::span<std::byte> room();
 
-  // The first `bytes` of room() are there. WireError for a record that is none, or a message longer than its receive.
+  // The first `bytes` of room() are there. WireError for a record that is none or comes at no time for it, a message
+  // longer than its receive, or more than kUnaskedBytes that have no receives.
   void arrived(size_t bytes);
 
  private:
@@ -95,20 +99,35 @@ class Channel {
     std::span<std::byte> room;
     std::shared_ptr<Delivery> delivery;
   };
-  // A message that has begun to come: to its receive, or, before that is posted, to memory of its own.
+  // A message that has begun to come, or is offered: to its receive, or, before that is posted, to memory of its own.
   struct Incoming {
     Record record;
     uint64_t have = 0;
     std::span<std::byte> to;
     std::vector<std::byte> own;
     std::shared_ptr<Delivery> delivery;  // null: its receive is not posted
-    std::span<std::byte> room = {};      // of a receive that was posted later
+    std::span<std::byte> room = {};      // of the receive
+    bool offered() const { return record.kind == Record::Kind::offered; }
+  };
+  // A message out that the peer has not received.
+  struct Undelivered {
+    std::shared_ptr<Delivery> delivery;
+    std::span<const std::byte> data;
+    uint64_t place = 0;
+    bool is_offered = false;  // and not wanted yet
+    bool is_unasked = false;
   };
 
   std::deque<Part>::const_iterator partAt(uint64_t offset) const;
   void append(const Record& record, std::span<const std::byte> data, uint64_t place);
   void begin(const Record& record);
+  void beginMessage(const Record& record);
+  void beginBody(const Record& record);
+  void delivered(uint64_t number);
+  void wanted(uint64_t number);
+  void want(const std::shared_ptr<Incoming>& message);
   void finish(Incoming& message);
+  Undelivered& undelivered(uint64_t number, const char* word);
   void expectFits(const Record& record, size_t room) const;
   void expectLiving() const;
 
@@ -120,15 +139,19 @@ class Channel {
 
   std::deque<Part> out_;
   uint64_t out_begin_ = 0, out_end_ = 0;
-  uint64_t sent_ = 0;  // messages
-  std::unordered_map<uint64_t, std::shared_ptr<Delivery>> undelivered_;
+  uint64_t sent_ = 0;     // messages
+  uint64_t unasked_ = 0;  // bytes of undelivered messages that were not offered
+  std::unordered_map<uint64_t, Undelivered> undelivered_;
 
   uint64_t in_ = 0;
+  uint64_t come_ = 0;  // messages
   std::array<std::byte, kRecordHeaderBytes> header_;
   size_t header_have_ = 0;
   std::shared_ptr<Incoming> incoming_;  // null between messages
   std::map<uint32_t, std::deque<Receive>> posted_;
   std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
+  uint64_t early_bytes_ = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<Incoming>> wanted_;  // offered ones whose bodies are to come
 };
 
 }  // namespace lowcomm::tcp

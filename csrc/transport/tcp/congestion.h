@@ -7,7 +7,8 @@ namespace lowcomm::tcp {
 // the others. Where the kernel allows neither, the system's.
 
 // Of a socket that is yet to connect or to listen; what it accepts begins alike. It begins with Reno: a
-// socket on which BBR has run stays paced under any other, and after each pause the pace is that of a connection just made.
+// socket on which BBR has run stays paced under any other, and after each pause the pace is that of a connection just
+// made.
 void beginCongestion(int fd);
 
 // Of a connected socket: judges the round-trip time, again and again, for a connection that was made on a full

@@ -91,12 +91,13 @@ Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
   Cursor cursor(bytes, "record");
   Record record;
   const auto kind = cursor.read<uint32_t>("kind");
-  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::delivered), kind);
+  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::body), kind);
   record.kind = static_cast<Record::Kind>(kind);
   record.tag = cursor.read<uint32_t>("tag");
   record.number = cursor.read<uint64_t>("number");
   record.bytes = cursor.read<uint64_t>("bytes");
-  expectAtMost("record", "bytes", record.kind == Record::Kind::message ? kMostMessageBytes : 0, record.bytes);
+  const bool has_size = record.hasBody() || record.kind == Record::Kind::offered;
+  expectAtMost("record", "bytes", has_size ? kMostMessageBytes : 0, record.bytes);
   return record;
 }
 

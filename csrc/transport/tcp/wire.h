@@ -41,17 +41,24 @@ inline constexpr size_t kPieceHeaderBytes = 16, kPieceBytes = 64 * 1024;
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError
 
-// A message, whose bytes follow; or the word that one was delivered, that is, copied to where its receiver wants it.
+// What is said of a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
+// or, of one that its receiver may not have room for yet, that it is offered, that it is wanted, that its body follows.
 struct Record {
-  enum class Kind : uint8_t { message, delivered };
+  enum class Kind : uint8_t { message, delivered, offered, wanted, body };
   Kind kind = Kind::message;
-  uint32_t tag = 0;     // of a message
+  uint32_t tag = 0;     // of a message that follows or is offered
   uint64_t number = 0;  // of the message among those of its channel and direction, from 0
-  uint64_t bytes = 0;   // of a message
+  uint64_t bytes = 0;   // of a message that follows or is offered, and of a body
+
+  // Whether so many bytes of the stream belong to it.
+  bool hasBody() const { return kind == Kind::message || kind == Kind::body; }
 };
 
 inline constexpr size_t kRecordHeaderBytes = 24;
 inline constexpr uint64_t kMostMessageBytes = uint64_t{64} << 20;
+
+// So many bytes of messages whose receives may not be posted go unasked over a channel; more are offered.
+inline constexpr uint64_t kUnaskedBytes = uint64_t{4} << 20;
 
 void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes);
 Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes);  // throws WireError

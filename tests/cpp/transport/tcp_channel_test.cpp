@@ -1,0 +1,169 @@
+#include "transport/tcp/channel.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/transport_cases.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+constexpr size_t kMessageBytes = 1 << 20;
+
+// The two ends of a channel without a network: bytes of a stream are copied from one to the other.
+class Pair {
+ public:
+  // Until neither has more to say.
+  void settle() {
+    while (move(a, b, a_out_) + move(b, a, b_out_) > 0) {
+    }
+  }
+
+  Channel a{1}, b{0};
+
+ private:
+  static size_t move(Channel& from, Channel& to, uint64_t& out) {
+    std::vector<std::byte> bytes;
+    {
+      const auto lock = from.lock();
+      std::array<iovec, 16> parts;
+      const size_t count = from.gather(out, from.outEnd() - out, parts);
+      for (size_t i = 0; i < count; ++i) {
+        const auto* begin = static_cast<const std::byte*>(parts[i].iov_base);
+        bytes.insert(bytes.end(), begin, begin + parts[i].iov_len);
+      }
+      out += bytes.size();
+    }
+    {
+      const auto lock = to.lock();
+      for (size_t done = 0; done < bytes.size();) {
+        const auto room = to.room();
+        const size_t here = std::min(room.size(), bytes.size() - done);
+        std::memcpy(room.data(), bytes.data() + done, here);
+        to.arrived(here);
+        done += here;
+      }
+    }
+    const auto lock = from.lock();
+    from.received(out);
+    return bytes.size();
+  }
+
+  uint64_t a_out_ = 0, b_out_ = 0;
+};
+
+// Hundred messages that nobody receives cost their receiver the memory of four.
+TEST(TcpChannel, HoldsLittleThatHasNoReceive) {
+  Pair pair;
+  const Bytes data = message(kMessageBytes, 1);
+  std::vector<std::shared_ptr<Delivery>> sends;
+  for (uint32_t i = 0; i < 100; ++i)
+    sends.push_back(pair.a.send(i, data));
+  pair.settle();
+  const auto lock = pair.b.lock();
+  EXPECT_GE(pair.b.in(), kUnaskedBytes);
+  EXPECT_LE(pair.b.in(), kUnaskedBytes + 100 * kRecordHeaderBytes);
+}
+
+// Whatever came before its receive or was only offered, in whichever order tags are asked for.
+TEST(TcpChannel, DeliversInTheOrderOfATag) {
+  Pair pair;
+  constexpr uint32_t kTags = 3;
+  constexpr size_t kOfTag = 8;
+  std::vector<Bytes> out, in;
+  std::vector<std::shared_ptr<Delivery>> sends, receives;
+  for (unsigned i = 0; i < kTags * kOfTag; ++i) {
+    out.push_back(message(i % 5 == 4 ? 0 : kMessageBytes / 2 + i, i));
+    in.emplace_back(out.back().size());
+  }
+  for (uint32_t i = 0; i < out.size(); ++i)
+    sends.push_back(pair.a.send(i % kTags, out[i]));
+  pair.settle();
+  for (uint32_t tag : {2, 0, 1}) {
+    for (size_t k = 0; k < kOfTag; ++k) {
+      receives.push_back(pair.b.receive(tag, in[k * kTags + tag]));
+      if (k % 3 == 0) pair.settle();
+    }
+  }
+  pair.settle();
+  for (const auto& delivery : receives)
+    delivery->wait(0, kLong);
+  for (const auto& delivery : sends)
+    delivery->wait(1, kLong);
+  EXPECT_EQ(in, out);
+}
+
+// A receive that is there already has the room: what was offered goes at once, and later messages need not be.
+TEST(TcpChannel, AnOfferIsTakenByAReceiveThatWaits) {
+  Pair pair;
+  const Bytes data = message(kUnaskedBytes + 1, 3);
+  Bytes room(data.size()), small(8);
+  const auto received = pair.b.receive(7, room);
+  pair.a.send(7, data);
+  const auto next = pair.a.send(8, small);
+  pair.settle();
+  received->wait(0, kLong);
+  EXPECT_EQ(room, data);
+  const auto received_next = pair.b.receive(8, small);
+  pair.settle();
+  received_next->wait(0, kLong);
+  next->wait(1, kLong);
+}
+
+TEST(TcpChannel, EveryMessageFailsWithIt) {
+  Pair pair;
+  const Bytes data = message(kUnaskedBytes, 1);
+  Bytes room(data.size());
+  std::vector<std::shared_ptr<Delivery>> deliveries{pair.a.send(0, data), pair.a.send(0, data),
+                                                    pair.b.receive(5, room)};
+  pair.settle();
+  deliveries.push_back(pair.b.receive(0, room));
+  deliveries.push_back(pair.b.receive(0, room));
+  pair.a.fail(TransportError::Kind::closed, "gone");
+  pair.b.fail(TransportError::Kind::closed, "gone");
+  for (const auto i : {0, 1, 2, 4})
+    EXPECT_THROW(deliveries[i]->wait(0, kLong), TransportError) << i;
+  deliveries[3]->wait(0, kLong);  // it had come
+}
+
+// What no sender of this version says, as records of a stream: (kind, tag, number, bytes).
+TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
+  using enum Record::Kind;
+  const auto refused = [](std::vector<Record> records, bool posted = false) {
+    Channel channel(1);
+    Bytes out(10), room(100);
+    channel.send(0, out);
+    if (posted) channel.receive(1, room);
+    const auto lock = channel.lock();
+    for (size_t i = 0; i < records.size(); ++i) {
+      std::array<std::byte, kRecordHeaderBytes> bytes;
+      write(records[i], bytes);
+      std::memcpy(channel.room().data(), bytes.data(), bytes.size());
+      if (i + 1 == records.size()) {
+        EXPECT_THROW(channel.arrived(bytes.size()), WireError);
+        return;
+      }
+      channel.arrived(bytes.size());
+      if (records[i].hasBody() && records[i].bytes > 0) channel.arrived(records[i].bytes);
+    }
+  };
+  refused({{delivered, 0, 1, 0}});
+  refused({{delivered, 0, 0, 0}, {delivered, 0, 0, 0}});
+  refused({{wanted, 0, 0, 0}});                      // it was not offered
+  refused({{body, 0, 0, 10}});                       // nobody wanted it
+  refused({{offered, 1, 0, 10}, {body, 0, 0, 10}});  // nor this one, yet
+  refused({{offered, 1, 0, 10}, {body, 0, 0, 9}}, true);
+  refused({{offered, 1, 0, 101}}, true);
+  refused({{message, 1, 0, 101}}, true);
+  refused({{message, 1, 1, 10}});  // the first is number 0
+  refused({{message, 1, 0, kUnaskedBytes}, {message, 1, 1, 1}});
+}
+
+}  // namespace
+}  // namespace lowcomm::tcp
