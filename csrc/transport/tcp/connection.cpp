@@ -3,11 +3,9 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -24,20 +22,13 @@ constexpr size_t kParts = 16;
 constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
 constexpr auto kJudge = 1s;
 
-std::string errorText() {
-  return std::strerror(errno);
-}
-
-bool wouldBlock() {
-  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-}
-
 }  // namespace
 
-Connection::Connection(Fd fd, Channel& channel, uint64_t from) : fd_(std::move(fd)), channel_(channel), out_(from) {
+Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from)
+    : pipe_(std::move(pipe)), channel_(channel), out_(from) {
   const int on = 1;
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
+  ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
 }
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
@@ -58,6 +49,12 @@ std::optional<uint64_t> Connection::next() {
   return channel_.placeOf(out_);
 }
 
+std::optional<std::string> Connection::unblock() {
+  if (auto over = pipe_->flush()) return over;
+  if (!pipe_->holds()) blocked_.reset();
+  return {};
+}
+
 std::optional<std::string> Connection::write() {
   const auto lock = channel_.lock();
   if (out_header_left_ + out_left_ == 0 && !nextPiece(false)) return {};
@@ -68,21 +65,17 @@ std::optional<std::string> Connection::write() {
       parts[count++] = {out_header_.data() + kPieceHeaderBytes - out_header_left_, out_header_left_};
     const size_t of_stream = channel_.gather(out_, out_left_, std::span(parts).subspan(count));
     if (out_left_ > 0 && of_stream == 0) return "the channel has ended";
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = count + of_stream;
-    const ssize_t written = ::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (written < 0) {
-      if (!wouldBlock()) return errorText();
-      if (!blocked_) blocked_ = Clock::now();
-      return {};
-    }
+    const Moved written = pipe_->write(std::span(parts).first(count + of_stream));
+    if (written.over) return written.over;
+    if (written.bytes == 0) break;
     spoke_ = Clock::now();
-    const size_t of_header = std::min<size_t>(written, out_header_left_);
+    const size_t of_header = std::min(written.bytes, out_header_left_);
     out_header_left_ -= of_header;
-    out_left_ -= written - of_header;
-    out_ += written - of_header;
+    out_left_ -= written.bytes - of_header;
+    out_ += written.bytes - of_header;
   }
+  const bool all = out_header_left_ + out_left_ == 0 && !pipe_->holds();
+  if (!all && !blocked_) blocked_ = Clock::now();
   return {};
 }
 
@@ -106,26 +99,23 @@ std::optional<std::string> Connection::take(size_t bytes) {
 
 std::optional<std::string> Connection::read() {
   const auto lock = channel_.lock();
-  for (size_t turn = 0; turn < kTurnBytes;) {
+  for (size_t turn = kTurnBytes;;) {
     std::span<std::byte> room = std::span(in_header_).subspan(in_header_have_);
     if (in_left_ > 0) {
       room = channel_.room();
       room = room.first(std::min(room.size(), in_left_));
     }
-    const ssize_t count = ::recv(fd_.get(), room.data(), room.size(), MSG_DONTWAIT);
-    if (count == 0) return "the peer has closed the connection";
-    if (count < 0) return wouldBlock() ? std::nullopt : std::optional(errorText());
+    const Moved got = pipe_->read(room, turn);
+    if (got.bytes == 0) return got.over;
     heard_ = Clock::now();
-    turn += count;
-    if (auto over = take(count)) return over;
+    if (auto over = take(got.bytes)) return over;
   }
-  return {};
 }
 
 std::optional<std::string> Connection::tick() {
   const auto now = Clock::now();
   if (now >= judge_at_) {
-    judgeCongestion(fd_.get());
+    judgeCongestion(pipe_->fd());
     judge_at_ = now + kJudge;
   }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";
@@ -144,7 +134,8 @@ void Connection::sayLast() {
     const auto lock = channel_.lock();
     tcp::write(Piece{0, true, channel_.in()}, header);
   }
-  ::send(fd_.get(), header.data(), header.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  const iovec part{header.data(), header.size()};
+  pipe_->write({&part, 1});
 }
 
 }  // namespace lowcomm::tcp

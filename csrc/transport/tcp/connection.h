@@ -4,25 +4,27 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "transport/tcp/channel.h"
-#include "transport/tcp/socket.h"
+#include "transport/tcp/pipe.h"
 #include "transport/tcp/wire.h"
 
 namespace lowcomm::tcp {
 
 using Clock = std::chrono::steady_clock;
 
-// A socket that carries a channel's stream in pieces, both ways, after the Hellos. Used by the endpoint's thread alone.
-// Every method returns why the connection is over, or nothing; it fails no channel but over bytes that no peer of this
-// version sends.
+// A pipe that carries a channel's stream in pieces, both ways, after the Hellos. Used by the endpoint's
+// thread alone. Every method returns why the connection is over, or nothing; it fails no channel but over bytes that no
+// peer of this version sends.
 class Connection {
  public:
   // `from`: the byte of the stream out that the peer waits for.
-  Connection(Fd fd, Channel& channel, uint64_t from);
+  Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from);
 
-  int fd() const { return fd_.get(); }
+  int fd() const { return pipe_->fd(); }
 
   // Reads what is there, up to a limit that leaves others their turn.
   std::optional<std::string> read();
@@ -35,7 +37,7 @@ class Connection {
 
   // Since when the kernel takes no more; unblock() when it does.
   std::optional<Clock::time_point> blocked() const { return blocked_; }
-  void unblock() { blocked_.reset(); }
+  std::optional<std::string> unblock();
 
   // Heartbeats, the choice of congestion control, and whether the peer's heartbeats have stopped.
   std::optional<std::string> tick();
@@ -50,7 +52,7 @@ class Connection {
   bool nextPiece(bool even_empty);
   std::optional<std::string> take(size_t bytes);
 
-  Fd fd_;
+  const std::unique_ptr<Pipe> pipe_;
   Channel& channel_;
   Clock::time_point heard_ = Clock::now(), spoke_ = heard_, judge_at_ = heard_;
 

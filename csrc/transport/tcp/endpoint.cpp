@@ -150,7 +150,7 @@ void Endpoint::turn() {
     for (const auto& link : links)
       waits.push_back(link->waitsFor());
     for (const Stranger& stranger : strangers_)
-      waits.push_back({stranger.fd.get(), POLLIN, 0});
+      waits.push_back({stranger.pipe->fd(), POLLIN, 0});
     strangers = strangers_.size();
   }
   ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
@@ -210,33 +210,32 @@ void Endpoint::acceptAll() {
       return;
     }
     if (strangers_.size() >= kHalfOpen) strangers_.pop_front();  // the one that has been silent longest
-    strangers_.push_back({std::move(fd), Clock::now() + kIntroduceWithin, {}, 0});
+    strangers_.push_back({std::make_unique<Pipe>(std::move(fd)), Clock::now() + kIntroduceWithin, {}, 0});
   }
 }
 
 bool Endpoint::hear(Stranger& stranger) {
-  const ssize_t count = ::recv(stranger.fd.get(), stranger.hello.data() + stranger.have,
-                               stranger.hello.size() - stranger.have, MSG_DONTWAIT);
-  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (count <= 0) return true;
-  stranger.have += count;
+  size_t turn = kHelloBytes;
+  const Moved got = stranger.pipe->read(std::span(stranger.hello).subspan(stranger.have), turn);
+  if (got.bytes == 0) return got.over.has_value();
+  stranger.have += got.bytes;
   if (stranger.have < kHelloBytes) return false;
   try {
-    introduce(std::move(stranger.fd), parseHello(stranger.hello));
+    introduce(std::move(stranger.pipe), parseHello(stranger.hello));
   } catch (const WireError&) {
     // No rank of any group.
   }
   return true;
 }
 
-void Endpoint::introduce(Fd fd, const Hello& hello) {
+void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
   for (const auto& link : links_) {
     const Route& route = link->route();
     if (route.group != hello.group || route.channel != hello.channel || route.peer != static_cast<int>(hello.from) ||
         route.rank != static_cast<int>(hello.to))
       continue;
     if (route.peer_incarnation != hello.incarnation || link->channel.failed()) break;
-    return link->accept(std::move(fd), hello);
+    return link->accept(std::move(pipe), hello);
   }
   if (std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end()) return;
   Hello answer = hello;
@@ -244,7 +243,7 @@ void Endpoint::introduce(Fd fd, const Hello& hello) {
   answer.incarnation = incarnation_;
   answer.received = 0;
   answer.unknown = true;
-  say(fd.get(), answer);
+  say(*pipe, answer);
 }
 
 }  // namespace lowcomm::tcp

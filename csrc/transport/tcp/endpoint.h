@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/tcp/link.h"
+#include "transport/tcp/pipe.h"
 #include "transport/tcp/socket.h"
 
 namespace lowcomm::tcp {
@@ -75,7 +76,7 @@ class Endpoint {
  private:
   // Accepted, and yet to say who it is.
   struct Stranger {
-    Fd fd;
+    std::unique_ptr<Pipe> pipe;
     Clock::time_point deadline;
     std::array<std::byte, kHelloBytes> hello;
     size_t have = 0;
@@ -86,7 +87,7 @@ class Endpoint {
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void acceptAll();
   bool hear(Stranger& stranger);  // whether that is over
-  void introduce(Fd fd, const Hello& hello);
+  void introduce(std::unique_ptr<Pipe> pipe, const Hello& hello);
 
   Fd listener_, waker_;
   std::vector<std::string> addresses_;

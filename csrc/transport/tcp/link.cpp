@@ -1,6 +1,7 @@
 #include "transport/tcp/link.h"
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -21,10 +22,11 @@ constexpr int kRounds = 3;
 
 }  // namespace
 
-bool say(int fd, const Hello& hello) {
+bool say(Pipe& pipe, const Hello& hello) {
   std::array<std::byte, kHelloBytes> bytes;
   write(hello, bytes);
-  return ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
+  const iovec part{bytes.data(), bytes.size()};
+  return pipe.write({&part, 1}).bytes == bytes.size();
 }
 
 Hello Link::hello() {
@@ -39,7 +41,10 @@ Hello Link::hello() {
 
 pollfd Link::waitsFor() const {
   if (connection_) return {connection_->fd(), static_cast<short>(POLLIN | (connection_->blocked() ? POLLOUT : 0)), 0};
-  if (dial_) return {dial_->fd.get(), static_cast<short>(dial_->connected ? POLLIN : POLLOUT), 0};
+  if (dial_) {
+    const bool writes = !dial_->connected || dial_->pipe->holds();
+    return {dial_->pipe->fd(), static_cast<short>((dial_->connected ? POLLIN : 0) | (writes ? POLLOUT : 0)), 0};
+  }
   return {-1, 0, 0};
 }
 
@@ -54,7 +59,9 @@ void Link::ready(short events) {
         return lost(*over);
       }
     }
-    if (events & POLLOUT) connection_->unblock();
+    if (events & POLLOUT) {
+      if (const auto over = connection_->unblock()) return lost(*over);
+    }
   } catch (const WireError& error) {
     fail(std::string("not what a peer of this version sends: ") + error.what());
   }
@@ -81,10 +88,10 @@ void Link::tick() {
 
 // ---- made by the peer ----
 
-void Link::accept(Fd fd, const Hello& theirs) {
-  if (!say(fd.get(), hello())) return;
+void Link::accept(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
+  if (!say(*pipe, hello())) return;
   if (route_.dials()) return;  // it only asks
-  attach(std::move(fd), theirs);
+  attach(std::move(pipe), theirs);
 }
 
 // ---- made from here ----
@@ -94,7 +101,7 @@ void Link::dial() {
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd) beginCongestion(fd.get());
   if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
-    dial_ = Dial{std::move(fd), false, Clock::now() + kAnswerWithin, {}, 0};
+    dial_ = Dial{std::make_unique<Pipe>(std::move(fd)), false, false, Clock::now() + kAnswerWithin, {}, 0};
     return;
   }
   const int error = errno;
@@ -103,24 +110,33 @@ void Link::dial() {
 }
 
 void Link::dialReady() {
-  const int fd = dial_->fd.get();
+  Pipe& pipe = *dial_->pipe;
   if (!dial_->connected) {
     int error = 0;
     socklen_t size = sizeof(error);
-    ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    ::getsockopt(pipe.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) {
       lost_why_ = route_.addresses[next_address_].first + ": " + std::strerror(error);
       return error == ECONNREFUSED ? refused() : silent();
     }
     dial_->connected = true;
-    if (!say(fd, hello())) silent();
-    return;
   }
-  const ssize_t count =
-      ::recv(fd, dial_->answer.data() + dial_->have, dial_->answer.size() - dial_->have, MSG_DONTWAIT);
-  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (count <= 0) return silent();
-  dial_->have += count;
+  auto over = pipe.isOpen() ? pipe.flush() : pipe.open();
+  if (!over && pipe.isOpen()) {
+    if (!dial_->said && !say(pipe, hello())) return silent();
+    dial_->said = true;
+    while (!over && dial_->have < kHelloBytes) {
+      size_t turn = kHelloBytes;
+      const Moved got = pipe.read(std::span(dial_->answer).subspan(dial_->have), turn);
+      if (got.bytes == 0 && !got.over) return;
+      dial_->have += got.bytes;
+      over = got.over;
+    }
+  }
+  if (over) {
+    lost_why_ = route_.addresses[next_address_].first + ": " + *over;
+    return silent();
+  }
   if (dial_->have < kHelloBytes) return;
   Hello answer;
   try {
@@ -133,7 +149,7 @@ void Link::dialReady() {
     lost_why_ = route_.addresses[next_address_].first + ": another process, or one that has left the group";
     return refused();
   }
-  Fd made = std::move(dial_->fd);
+  auto made = std::move(dial_->pipe);
   dial_.reset();
   refused_rounds_ = 0;
   pause_ = route_.dials() ? 0ms : kLongestPause;
@@ -161,7 +177,7 @@ void Link::silent() {
 
 // ---- either way ----
 
-void Link::attach(Fd fd, const Hello& theirs) {
+void Link::attach(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
   dial_.reset();
   try {
     const auto lock = channel.lock();
@@ -169,9 +185,10 @@ void Link::attach(Fd fd, const Hello& theirs) {
   } catch (const WireError& error) {
     return fail(std::string("not what a peer of this version sends: ") + error.what());
   }
-  connection_ = std::make_unique<Connection>(std::move(fd), channel, theirs.received);
+  connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received);
   ++connections_;
   refused_rounds_ = 0;
+  ready(POLLIN);  // the pipe may hold more than the Hello
 }
 
 void Link::lost(const std::string& why) {

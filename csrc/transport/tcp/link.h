@@ -13,6 +13,7 @@
 
 #include "transport/tcp/channel.h"
 #include "transport/tcp/connection.h"
+#include "transport/tcp/pipe.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/wire.h"
 
@@ -30,7 +31,7 @@ struct Route {
 };
 
 // Whether a Hello went whole into a connection that was just made.
-bool say(int fd, const Hello& hello);
+bool say(Pipe& pipe, const Hello& hello);
 
 // A channel and the connection that carries it at the moment. Where that was lost, the higher rank dials again, at
 // first at once, then twice a second. The lower one only asks by a Hello, in the same way, whether the peer's process
@@ -59,7 +60,7 @@ class Link {
   void tick();
 
   // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.
-  void accept(Fd fd, const Hello& hello);
+  void accept(std::unique_ptr<Pipe> pipe, const Hello& hello);
 
   // The channel is at its end on this side.
   void end(const std::string& why);
@@ -70,15 +71,15 @@ class Link {
  private:
   // A connection that is being made from here.
   struct Dial {
-    Fd fd;
-    bool connected = false;
+    std::unique_ptr<Pipe> pipe;
+    bool connected = false, said = false;
     Clock::time_point deadline;
     std::array<std::byte, kHelloBytes> answer;
     size_t have = 0;
   };
 
   Hello hello();
-  void attach(Fd fd, const Hello& hello);
+  void attach(std::unique_ptr<Pipe> pipe, const Hello& hello);
   void lost(const std::string& why);
   void dial();
   void dialReady();

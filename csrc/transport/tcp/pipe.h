@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "transport/tcp/socket.h"
+
+namespace lowcomm::tcp {
+
+// What a call on a pipe came to. Neither bytes nor a reason: the socket has, or takes, no more at the moment.
+struct Moved {
+  size_t bytes = 0;
+  std::optional<std::string> over = {};  // why the pipe is at its end
+};
+
+// The bytes of a connected socket that never blocks, both ways. Here they travel as they are; a pipe that changes them
+// on their way derives from this one.
+class Pipe {
+ public:
+  explicit Pipe(Fd fd) : fd_(std::move(fd)) {}
+  virtual ~Pipe() = default;
+
+  int fd() const { return fd_.get(); }
+
+  // Whether bytes can be written and read. Until then open() does what that needs, as far as the socket allows it, and
+  // returns why it cannot be, or nothing.
+  virtual bool isOpen() const { return true; }
+  virtual std::optional<std::string> open() { return {}; }
+
+  // Reads into `room`, which is not empty. `turn`: how many bytes the socket may still be asked for, before others have
+  // their turn; it counts down. Until this returns no bytes, there may be some that poll() does not know of.
+  virtual Moved read(std::span<std::byte> room, size_t& turn);
+
+  // Takes what it can of `parts`, in order, and touches them no more afterwards.
+  virtual Moved write(std::span<const iovec> parts);
+
+  // Whether bytes that write() or open() has taken wait for the kernel to take them; flush() offers them again.
+  virtual bool holds() const { return false; }
+  virtual std::optional<std::string> flush() { return {}; }
+
+ private:
+  const Fd fd_;
+};
+
+}  // namespace lowcomm::tcp
