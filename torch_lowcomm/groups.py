@@ -131,6 +131,34 @@ def stats(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, dict[st
     return {name: backend.stats() for name, backend in backends.items() if backend is not None}
 
 
+def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[str, Any]]]:
+    """Returns what is known of the connections of groups whose transport is "tcp".
+
+    Args:
+        group: One group; None for every lowcomm group of this process.
+
+    Returns:
+        {group name: one entry a connection, by peer and lane; [] where gloo has the connections, and of a group that is over}.
+        The fields of an entry are:
+
+        * "peer": rank in the group; "lane": "control", "bulk 0", "bulk 1", ….
+        * "connected": whether there is a connection at the moment; "times_made": how often there was one, which is 1 without
+          cuts.
+        * "sent_bytes", "received_bytes": of all of them, with what was sent again after cuts and the transport's headers, without
+          TCP's and IP's.
+        * "retransmitted": segments that the kernel sent again.
+        * "round_trip_s", "least_round_trip_s": seconds, by the kernel, of the connection at the moment.
+        * "congestion": its congestion control.
+        * "cipher": its encryption; "" for none.
+
+    Raises:
+        TypeError, ValueError: As `backend_of`.
+    """
+    names = _C.backend_names() if group is None else [backend_of(group).group_name]
+    backends = {name: _C.find_backend(name) for name in names}
+    return {name: backend.connections() for name, backend in backends.items() if backend is not None}
+
+
 def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, Any]]:
     """Returns the last ops and messages of groups, those under way included (`Options(flight_record=…)` says how many).
 

@@ -131,6 +131,28 @@ py::dict statsOf(const LowcommBackend& backend) {
   return ops;
 }
 
+py::list connectionsOf(LowcommBackend& backend) {
+  const Engine* engine = backend.parts().group.running();
+  const auto reports = engine ? engine->connections() : std::vector<ConnectionReport>();
+  py::list found;
+  for (const ConnectionReport& report : reports) {
+    py::dict entry;
+    entry["peer"] = report.peer;
+    entry["lane"] = report.lane == Lane::control ? "control" : "bulk " + std::to_string(report.number);
+    entry["connected"] = report.is_connected;
+    entry["times_made"] = report.times_made;
+    entry["sent_bytes"] = report.sent_bytes;
+    entry["received_bytes"] = report.received_bytes;
+    entry["retransmitted"] = report.retransmitted;
+    entry["round_trip_s"] = report.round_trip_s;
+    entry["least_round_trip_s"] = report.least_round_trip_s;
+    entry["congestion"] = report.congestion;
+    entry["cipher"] = report.cipher;
+    found.append(entry);
+  }
+  return found;
+}
+
 }  // namespace
 
 void bindBackend(py::module_& m) {
@@ -265,6 +287,7 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
       .def("stats", &statsOf)
+      .def("connections", &connectionsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
       .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
       .def(

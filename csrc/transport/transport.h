@@ -7,6 +7,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace lowcomm {
 
@@ -33,6 +34,20 @@ class Transfer {
   virtual void wait(std::chrono::milliseconds deadline) = 0;
 };
 
+// What a transport knows of one of its connections to a peer.
+struct ConnectionReport {
+  int peer = 0;
+  Lane lane = Lane::control;
+  int number = 0;                               // of its lane's, from 0
+  bool is_connected = false;                    // at the moment
+  uint64_t times_made = 0;                      // once, and again after each cut
+  uint64_t sent_bytes = 0, received_bytes = 0;  // headers and bytes sent again included, those of TCP and below not
+  uint64_t retransmitted = 0;                   // segments, by the kernel
+  double round_trip_s = 0, least_round_trip_s = 0;
+  std::string congestion;  // the kernel's congestion control
+  std::string cipher;      // empty: none
+};
+
 // Moves bytes between the ranks of one group, in order for a given (lane, peer, tag). Thread-safe.
 //
 // A receive may be longer than the message that arrives (the frame header says how much counts), never shorter: gloo
@@ -51,6 +66,9 @@ class Transport {
   // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
+
+  // One a connection, by peer and lane; none where the connections are not the transport's own.
+  virtual std::vector<ConnectionReport> report() const { return {}; }
 };
 
 // Where the ranks of a group that is being made leave values for each other, before any connection between them exists.

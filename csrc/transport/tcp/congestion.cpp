@@ -17,7 +17,7 @@
 namespace lowcomm::tcp {
 namespace {
 
-constexpr uint32_t kNearMicroseconds = 1000;
+constexpr double kNearS = 1e-3;
 
 const char* named() {
   const char* name = std::getenv("LOWCOMM_CONGESTION");
@@ -35,15 +35,6 @@ std::string current(int fd) {
   return {name.data(), ::strnlen(name.data(), name.size())};
 }
 
-// Microseconds; 0 where the kernel does not say.
-uint32_t leastRoundTrip(int fd) {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
-  const bool says = size >= offsetof(tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt);
-  return says ? info.tcpi_min_rtt : 0;
-}
-
 }  // namespace
 
 void beginCongestion(int fd) {
@@ -52,10 +43,22 @@ void beginCongestion(int fd) {
 
 void judgeCongestion(int fd) {
   if (named()) return;
-  const uint32_t microseconds = leastRoundTrip(fd);
-  if (microseconds == 0) return;
-  const char* fit = microseconds < kNearMicroseconds ? "reno" : "bbr";
-  if (current(fd) != fit) set(fd, fit);
+  const SocketReport report = reportOf(fd);
+  if (report.least_round_trip_s == 0) return;
+  const char* fit = report.least_round_trip_s < kNearS ? "reno" : "bbr";
+  if (report.congestion != fit) set(fd, fit);
+}
+
+SocketReport reportOf(int fd) {
+  SocketReport report;
+  report.congestion = current(fd);
+  tcp_info info{};  // an older kernel fills in less of it
+  socklen_t size = sizeof(info);
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return report;
+  report.round_trip_s = 1e-6 * info.tcpi_rtt;
+  if (info.tcpi_min_rtt != UINT32_MAX) report.least_round_trip_s = 1e-6 * info.tcpi_min_rtt;
+  report.retransmitted = info.tcpi_total_retrans;
+  return report;
 }
 
 void checkCongestion(int fd) {

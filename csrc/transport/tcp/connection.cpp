@@ -69,6 +69,7 @@ std::optional<std::string> Connection::write() {
     if (written.over) return written.over;
     if (written.bytes == 0) break;
     spoke_ = Clock::now();
+    sent_ += written.bytes;
     const size_t of_header = std::min(written.bytes, out_header_left_);
     out_header_left_ -= of_header;
     out_left_ -= written.bytes - of_header;
@@ -106,10 +107,18 @@ std::optional<std::string> Connection::read() {
       room = room.first(std::min(room.size(), in_left_));
     }
     const Moved got = pipe_->read(room, turn);
-    if (got.bytes == 0) return got.over;
+    if (got.bytes == 0) {
+      if (!got.over) pipe_->expect(in_left_ > 0 ? in_left_ : kPieceHeaderBytes - in_header_have_);
+      return got.over;
+    }
     heard_ = Clock::now();
+    received_ += got.bytes;
     if (auto over = take(got.bytes)) return over;
   }
+}
+
+bool Connection::isQuiet() const {
+  return Clock::now() - heard_ > kSilence / 2;
 }
 
 std::optional<std::string> Connection::tick() {

@@ -39,6 +39,9 @@ class Connection {
   std::optional<Clock::time_point> blocked() const { return blocked_; }
   std::optional<std::string> unblock();
 
+  // Nothing was heard for so long that it is worth reading, whatever poll() says (Pipe::expect).
+  bool isQuiet() const;
+
   // Heartbeats, the choice of congestion control, and whether the peer's heartbeats have stopped.
   std::optional<std::string> tick();
 
@@ -47,6 +50,12 @@ class Connection {
 
   // Whether the peer has said so.
   bool saidLast() const { return said_last_; }
+
+  // Bytes, headers included.
+  uint64_t sent() const { return sent_; }
+  uint64_t received() const { return received_; }
+
+  const Pipe& pipe() const { return *pipe_; }
 
  private:
   bool nextPiece(bool even_empty);
@@ -60,6 +69,7 @@ class Connection {
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
   uint64_t place_ = 0;
+  uint64_t sent_ = 0, received_ = 0;
   std::optional<Clock::time_point> blocked_;
 
   std::array<std::byte, kPieceHeaderBytes> in_header_;

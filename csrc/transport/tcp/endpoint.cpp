@@ -20,10 +20,11 @@ namespace lowcomm::tcp {
 namespace {
 
 using namespace std::chrono_literals;
+using std::chrono::milliseconds;
 
 constexpr size_t kHalfOpen = 64;
 constexpr auto kIntroduceWithin = 3s;
-constexpr auto kTick = 20ms, kStuck = 2ms;
+constexpr milliseconds kTick{20}, kStuck{2};
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -53,13 +54,13 @@ uint64_t randomNumber() {
 
 EndpointOptions EndpointOptions::fromEnvironment() {
   EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"), withLocalRank("LOWCOMM_ADVERTISE"),
-                          variable("LOWCOMM_SOCKET_IFNAME")};
+                          variable("LOWCOMM_SOCKET_IFNAME"), variable("LOWCOMM_RATE")};
   if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
   return options;
 }
 
 Endpoint::Endpoint(const EndpointOptions& options)
-    : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), incarnation_(randomNumber()) {
+    : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), incarnation_(randomNumber()), pace_(options.rate) {
   std::string host, port = "0";
   if (!options.listen.empty()) std::tie(host, port) = hostAndPort(options.listen, "LOWCOMM_LISTEN");
   std::vector<std::string> hosts = host.empty() ? localHosts(options.interface) : std::vector<std::string>{host};
@@ -197,7 +198,10 @@ std::chrono::milliseconds Endpoint::writeAll() {
     }
     if (!first) return kTick;
     if (first->blocked()) return kStuck;
+    if (const auto wait = pace_.wait(); wait > 0ms) return std::min(kTick, std::chrono::ceil<milliseconds>(wait));
+    const uint64_t before = first->sent();
     first->write();
+    pace_.sent(first->sent() - before);
   }
 }
 

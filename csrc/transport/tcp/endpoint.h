@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "transport/tcp/link.h"
+#include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
 #include "transport/tcp/socket.h"
 
@@ -21,9 +22,10 @@ struct EndpointOptions {
   std::string listen = "";     // "host:port"; empty: every interface, a port that the system picks
   std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
   std::string interface = "";  // of the machine; empty: all
+  std::string rate = "";       // Pace
 
   // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
-  // else GLOO_SOCKET_IFNAME. ValueError naming the variable.
+  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE. ValueError naming the variable.
   static EndpointOptions fromEnvironment();
 };
 
@@ -92,6 +94,7 @@ class Endpoint {
   Fd listener_, waker_;
   std::vector<std::string> addresses_;
   const uint64_t incarnation_;
+  Pace pace_;
   std::atomic<bool> stop_{false}, awake_{false};
   std::atomic<uint64_t> places_{0};
 

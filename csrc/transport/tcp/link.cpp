@@ -52,16 +52,17 @@ void Link::ready(short events) {
   if (ended_) return;
   if (dial_ && !connection_) return dialReady();
   if (!connection_) return;
+  if (events & (POLLIN | POLLHUP | POLLERR)) receive();
+  if (connection_ && (events & POLLOUT)) {
+    if (const auto over = connection_->unblock()) lost(*over);
+  }
+}
+
+void Link::receive() {
   try {
-    if (events & (POLLIN | POLLHUP | POLLERR)) {
-      if (const auto over = connection_->read()) {
-        if (connection_->saidLast()) return fail("the peer has closed the channel");
-        return lost(*over);
-      }
-    }
-    if (events & POLLOUT) {
-      if (const auto over = connection_->unblock()) return lost(*over);
-    }
+    const auto over = connection_->read();
+    if (over && connection_->saidLast()) return fail("the peer has closed the channel");
+    if (over) lost(*over);
   } catch (const WireError& error) {
     fail(std::string("not what a peer of this version sends: ") + error.what());
   }
@@ -78,6 +79,8 @@ void Link::write() {
 void Link::tick() {
   if (ended_) return;
   if (connection_) {
+    if (connection_->isQuiet()) receive();
+    if (!connection_) return;
     if (const auto over = connection_->tick()) lost(*over);
   } else if (dial_) {
     if (Clock::now() > dial_->deadline) silent();
@@ -185,22 +188,50 @@ void Link::attach(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
   } catch (const WireError& error) {
     return fail(std::string("not what a peer of this version sends: ") + error.what());
   }
+  drop();
   connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received);
   ++connections_;
   refused_rounds_ = 0;
   ready(POLLIN);  // the pipe may hold more than the Hello
 }
 
+void Link::drop() {
+  if (!connection_) return;
+  past_.sent_bytes += connection_->sent();
+  past_.received_bytes += connection_->received();
+  past_.retransmitted += reportOf(connection_->pipe().fd()).retransmitted;
+  connection_.reset();
+}
+
+ConnectionReport Link::report() const {
+  ConnectionReport report = past_;
+  report.peer = route_.peer;
+  report.lane = route_.channel == 0 ? Lane::control : Lane::bulk;
+  report.number = route_.channel == 0 ? 0 : static_cast<int>(route_.channel) - 1;
+  report.times_made = connections_;
+  report.is_connected = connection_ != nullptr;
+  if (!connection_) return report;
+  report.sent_bytes += connection_->sent();
+  report.received_bytes += connection_->received();
+  SocketReport socket = reportOf(connection_->pipe().fd());
+  report.retransmitted += socket.retransmitted;
+  report.round_trip_s = socket.round_trip_s;
+  report.least_round_trip_s = socket.least_round_trip_s;
+  report.congestion = std::move(socket.congestion);
+  report.cipher = connection_->pipe().cipher();
+  return report;
+}
+
 void Link::lost(const std::string& why) {
   lost_why_ = why;
-  connection_.reset();
+  drop();
   pause_ = route_.dials() ? 0ms : std::chrono::milliseconds(kLongestPause) / 2;
   dial_at_ = Clock::now() + pause_;
 }
 
 void Link::fail(const std::string& why) {
   ended_ = true;
-  connection_.reset();
+  drop();
   dial_.reset();
   channel.fail(TransportError::Kind::closed, why);
 }
@@ -208,7 +239,7 @@ void Link::fail(const std::string& why) {
 void Link::end(const std::string& why) {
   if (connection_ && !ended_) connection_->sayLast();
   ended_ = true;
-  connection_.reset();
+  drop();
   dial_.reset();
   channel.fail(TransportError::Kind::cancelled, why);
 }

@@ -66,7 +66,12 @@ class Link {
   void end(const std::string& why);
 
   // How often a connection has been made.
-  int connections() const { return connections_; }
+  uint64_t connections() const { return connections_; }
+
+  // Bytes that its connections have sent, headers and what was sent again included.
+  uint64_t sent() const { return past_.sent_bytes + (connection_ ? connection_->sent() : 0); }
+
+  ConnectionReport report() const;
 
  private:
   // A connection that is being made from here.
@@ -80,6 +85,8 @@ class Link {
 
   Hello hello();
   void attach(std::unique_ptr<Pipe> pipe, const Hello& hello);
+  void receive();
+  void drop();
   void lost(const std::string& why);
   void dial();
   void dialReady();
@@ -95,7 +102,8 @@ class Link {
   size_t next_address_ = 0;
   bool all_refused_ = true;  // in this round over the addresses
   int refused_rounds_ = 0;
-  int connections_ = 0;
+  uint64_t connections_ = 0;
+  ConnectionReport past_;  // the sums of connections that are no more
   bool ended_ = false;
   std::string lost_why_ = "no connection was made yet";
 };

@@ -9,6 +9,8 @@
 namespace lowcomm::tcp {
 namespace {
 
+constexpr size_t kMostExpected = 64 * 1024;
+
 Moved failed() {
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return {};
   return {0, std::strerror(errno)};
@@ -23,6 +25,13 @@ Moved Pipe::read(std::span<std::byte> room, size_t& turn) {
   if (count < 0) return failed();
   turn -= count;
   return {static_cast<size_t>(count)};
+}
+
+// Without it a slow link's receiver wakes once a segment, and most of its CPU goes into that.
+void Pipe::expect(size_t bytes) {
+  const int expected = static_cast<int>(std::min<size_t>(bytes, kMostExpected));
+  if (expected == std::exchange(expected_, expected)) return;
+  ::setsockopt(fd(), SOL_SOCKET, SO_RCVLOWAT, &expected, sizeof(expected));
 }
 
 Moved Pipe::write(std::span<const iovec> parts) {

@@ -43,8 +43,14 @@ class Pipe {
   virtual bool holds() const { return false; }
   virtual std::optional<std::string> flush() { return {}; }
 
+  // Hint: nothing can be done before so many bytes have come, so that poll() need not say so earlier. At least 1.
+  virtual void expect(size_t bytes);
+
+  virtual std::string cipher() const { return {}; }
+
  private:
   const Fd fd_;
+  int expected_ = 1;
 };
 
 }  // namespace lowcomm::tcp

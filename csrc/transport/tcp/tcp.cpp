@@ -60,6 +60,17 @@ class TcpTransport final : public Transport {
     }
   }
 
+  std::vector<ConnectionReport> report() const override {
+    return endpoint_->locked([&] {
+      std::vector<ConnectionReport> reports;
+      for (const auto& channels : links_) {
+        for (const auto& link : channels)
+          reports.push_back(link->report());
+      }
+      return reports;
+    });
+  }
+
  private:
   Channel& channel(Lane lane, int peer, uint32_t tag) const {
     const auto& channels = links_.at(peer);

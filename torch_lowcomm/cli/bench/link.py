@@ -11,7 +11,8 @@ columns
                  seconds / the time that they took. This leaves out TCP's start and the burst of a shaper
   a->b*, b->a*   goodput with both ways busy
 Lines below the rows have, for every rank's host (its network namespace), the TCP segments that it sent and retransmitted during
-the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too.
+the run, by /proc/net/snmp (N/A without it). Other traffic of the host is counted too. With LOWCOMM_TRANSPORT=tcp every two
+ranks have a line on the connections of the backend itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from torch_lowcomm._all_gather_json import all_gather_json
 from torch_lowcomm.cli.bench import report
 from torch_lowcomm.cli.bench.sockets import Connection, Listener
+from torch_lowcomm.groups import connections
 
 _PING_BYTES = 64
 _BLOCK_BYTES = 1 << 16
@@ -94,11 +96,14 @@ def run(job: Job) -> int:
                 if first:
                     print(_line(row), flush=True)
         hosts = _hosts(before, addresses)
+    ways = all_gather_json(connections(dist.group.WORLD).popitem()[1])
     if first:
         for host in hosts:
             print(_host_line(host), flush=True)
+        for line in _ways(ways):
+            print(line, flush=True)
         if job.json:
-            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts)
+            report.write_json(job.json, op="link", options=options, rows=rows, hosts=hosts, connections=ways)
     return 0
 
 
@@ -222,6 +227,23 @@ def _hosts(before: dict[str, int] | None, addresses: list[Any]) -> list[dict[str
 def _host_line(host: dict[str, Any]) -> str:
     sent, again = ("N/A" if host[key] is None else host[key] for key in ("sent", "retransmitted"))
     return f"# rank {host['rank']}, {host['address']}: TCP segments sent {sent}, retransmitted {again}"
+
+
+def _ways(ways: list[list[dict[str, Any]]]) -> list[str]:
+    """Returns a line a pair of ranks on the group's own connections; of each rank's, as `lc.connections`."""
+    lines = []
+    for rank, mine in enumerate(ways):
+        for peer in sorted({one["peer"] for one in mine if one["peer"] > rank}):
+            found = [one for one in mine if one["peer"] == peer]
+            least = min(one["least_round_trip_s"] for one in found)
+            controls = "/".join(sorted({one["congestion"] for one in found}))
+            ciphers = "/".join(sorted({one["cipher"] or "none" for one in found}))
+            made = sum(one["times_made"] for one in found)
+            lines.append(
+                f"# rank {rank}, rank {peer}: {len(found)} connections of transport tcp, made {made} times, "
+                f"least round trip {1e6 * least:.1f} us, congestion control {controls}, cipher {ciphers}"
+            )
+    return lines
 
 
 _WIDTHS = (5, 5, 11, 11, 9, 11, 11, 11, 11)

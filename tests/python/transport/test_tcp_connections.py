@@ -1,0 +1,68 @@
+"""What is known of connections over TCP, and the rate that they may share."""
+
+import os
+import time
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 60.0
+ELEMENTS = 1 << 18
+
+
+def _reported(r):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, transport="tcp", connections=2))
+    every = torch.empty(2 * ELEMENTS)
+    dist.all_gather_into_tensor(every, torch.ones(ELEMENTS))
+    (found,) = lc.connections(dist.group.WORLD).values()
+    assert [(one["peer"], one["lane"]) for one in found] == [(1 - r.rank, x) for x in ("control", "bulk 0", "bulk 1")]
+    assert all(one["connected"] and one["times_made"] == 1 and one["cipher"] == "" for one in found)
+    assert all(0 < one["least_round_trip_s"] <= one["round_trip_s"] < 1 for one in found)
+    assert ELEMENTS < sum(one["sent_bytes"] for one in found) < 1.05 * ELEMENTS
+    assert ELEMENTS < sum(one["received_bytes"] for one in found) < 1.05 * ELEMENTS
+    # Both ends of a near link begin with Reno: one on which BBR ran would stay paced (csrc/transport/tcp/congestion.h).
+    assert {one["congestion"] for one in found} == {"reno"}
+
+    group = dist.new_group(pg_options=lc.Options(transport="gloo"))
+    assert list(lc.connections(group).values()) == [[]]
+    dist.destroy_process_group()
+    assert lc.connections() == {}
+
+
+def test_connections_are_reported():
+    ranks.run_ranks(_reported, 2, timeout=DEADLINE_S)
+
+
+def _paced(r):
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_RATE"] = "8mbit"
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, transport="tcp"))
+    every = torch.empty(2 * ELEMENTS)
+    began = time.monotonic()
+    for _ in range(3):
+        dist.all_gather_into_tensor(every, torch.ones(ELEMENTS))
+    # A byte a microsecond; what was not sent yet when the last op was done is a piece of 64 KiB.
+    assert time.monotonic() - began > 1e-6 * (3 * ELEMENTS - (1 << 16))
+    dist.destroy_process_group()
+
+
+def test_a_process_keeps_to_its_rate():
+    ranks.run_ranks(_paced, 2, timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("rate", ["fast", "10", "-1mbit", "0mbit", "nanmbit", "10Mbyte"])
+def test_a_rate_that_is_none_is_refused(rate):
+    ranks.run_ranks(_refused, 1, rate, timeout=DEADLINE_S)
+
+
+def _refused(r, rate):
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_RATE"] = rate
+    with pytest.raises(ValueError, match=f"LOWCOMM_RATE: expected a number and kbit, mbit or gbit.* got '{rate}'"):
+        r.init("lowcomm", pg_options=lc.Options(transport="tcp"))
