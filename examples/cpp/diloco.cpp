@@ -1,17 +1,27 @@
-// Three replicas of a small network, one a thread, trained by AdamW each for itself, with an outer loop around it.
+// Replicas of a small network, trained by AdamW each for itself, with an outer loop around it: three threads of one
+// process over memory, or, with arguments, one of several processes over TCP.
 //
 //     cmake --install build --prefix PREFIX
 //     cmake -S examples/cpp -B build-example -DCMAKE_PREFIX_PATH="PREFIX;$(python -c 'import torch;
 //     print(torch.utils.cmake_prefix_path)')" cmake --build build-example && build-example/diloco
 //
-// The replicas talk over the in-memory transport. Over a network an Engine takes any other Transport.
+//     build-example/diloco 0 2 /shared/run1 & build-example/diloco 1 2 /shared/run1    # RANK RANKS FOLDER
+//
+// FOLDER is one that all processes see, and that is new for each run: addresses are exchanged there. LOWCOMM_LISTEN and
+// the other variables of docs/transport.md hold here as well.
 #include <lowcomm/engine/engine.h>
+#include <lowcomm/engine/handshake.h>
 #include <lowcomm/engine/op_queue.h>
 #include <lowcomm/optim/diloco.h>
+#include <lowcomm/transport/file_rendezvous.h>
 #include <lowcomm/transport/memory.h>
+#include <lowcomm/transport/tcp/tcp.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -67,14 +77,12 @@ RunResult train(int rank, lowcomm::Engine& engine, const std::vector<torch::Tens
   return ended;
 }
 
-}  // namespace
+void print(int rank, const RunResult& ended) {
+  std::printf("rank %d: loss %.6f, sent %llu bytes\n", rank, ended.loss,
+              static_cast<unsigned long long>(ended.sent_bytes));
+}
 
-int main() {
-  torch::manual_seed(0);
-  std::vector<torch::Tensor> start;
-  Network first;
-  for (const auto& parameter : first.parameters())
-    start.push_back(parameter.detach().clone());
+void runThreads(const std::vector<torch::Tensor>& start) {
   lowcomm::MemoryHub hub(kRanks);
   std::vector<std::unique_ptr<lowcomm::Engine>> engines;
   for (int rank = 0; rank < kRanks; ++rank)
@@ -86,7 +94,32 @@ int main() {
   for (std::thread& rank : ranks)
     rank.join();
   for (int rank = 0; rank < kRanks; ++rank)
-    std::printf("rank %d: loss %.6f, sent %llu bytes\n", rank, ended[rank].loss,
-                static_cast<unsigned long long>(ended[rank].sent_bytes));
+    print(rank, ended[rank]);
+}
+
+void runProcess(int rank, int ranks, const char* folder, const std::vector<torch::Tensor>& start) {
+  constexpr std::chrono::seconds kTimeout(60);
+  lowcomm::FileRendezvous rendezvous(folder);
+  lowcomm::GroupConfig config;
+  // What the ranks of a group have to agree on is compared before they connect.
+  config.epoch = lowcomm::handshake(rendezvous, rank, ranks, lowcomm::KeyValues{{{"program", "diloco"}}}, kTimeout);
+  lowcomm::Engine engine(lowcomm::connectTcp(rendezvous, rank, ranks, /*connections=*/1, kTimeout), config);
+  print(rank, train(rank, engine, start));
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  torch::manual_seed(0);
+  std::vector<torch::Tensor> start;
+  Network first;
+  for (const auto& parameter : first.parameters())
+    start.push_back(parameter.detach().clone());
+  try {
+    count == 4 ? runProcess(std::atoi(words[1]), std::atoi(words[2]), words[3], start) : runThreads(start);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "diloco: %s\n", error.what());
+    return 1;
+  }
   return 0;
 }

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ def run(*command, deadline_s=600, cwd=ROOT):
 @pytest.mark.skipif(not (BUILD / "cmake_install.cmake").exists(), reason="no build tree: `make build` makes it")
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
 def test_programs_link_the_outer_loop_and_channels(tmp_path):
-    """Built in a folder of their own from examples/cpp: the replicas end with the same loss, well under where they began, and
-    what a stage receives at 2 bits is near what was sent.
+    """Built in a folder of their own from examples/cpp: the replicas end with the same loss, well under where they began, as
+    threads and as processes over TCP without Python, and what a stage receives at 2 bits is near what was sent.
     """
     prefix = tmp_path / "prefix"
     run("cmake", "--install", BUILD, "--prefix", prefix)
@@ -37,6 +38,21 @@ def test_programs_link_the_outer_loop_and_channels(tmp_path):
     assert float(losses[0][0]) < 1.0  # 3.6 at the start
     raw = 30 * 4 * (16 * 64 + 64 + 64 * 4 + 4)  # what a rank's pseudo-gradients are in float32
     assert all(0 < int(sent) < raw / 2 for _, sent in losses)
+    folder = tmp_path / "rendezvous"
+    processes = [
+        subprocess.Popen([tmp_path / "build" / "diloco", str(rank), "2", folder], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    try:
+        outs = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    losses = [re.fullmatch(r"rank \d: loss (\S+), sent (\d+) bytes\n", out) for out in outs]
+    assert all(losses), outs
+    assert losses[0][1] == losses[1][1]
+    assert float(losses[0][1]) < 1.0
+    assert all(0 < int(loss[2]) < raw / 2 for loss in losses)
     errors = re.findall(r"visit \d: relative error (\S+)", run(tmp_path / "build" / "pipeline", deadline_s=120))
     assert len(errors) == 4
     assert all(float(error) < 0.03 for error in errors), errors
