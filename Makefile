@@ -24,10 +24,17 @@ $(READY): pyproject.toml
 	touch "$@"
 
 # Compiled before pip is asked to, which would show nothing of it; pip finds it done.
-$(VENV)/.built: $(READY) $(SOURCES)
+$(VENV)/.built: $(READY) $(SOURCES) | openssl
 	$(BIN)/python -W ignore setup.py -q build_ext --build-lib build/python
 	$(BIN)/pip install -q --no-build-isolation --no-deps -e .
 	touch $@
+
+# What encrypts where ranks share a secret. As with GoogleTest below; a build without refuses a secret.
+openssl:
+	@test -e /usr/include/openssl/ssl.h || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+	  { apt-get install -y -qq libssl-dev || { apt-get update -qq && apt-get install -y -qq libssl-dev; }; } >/dev/null; } || \
+	  echo "OpenSSL's headers are missing: install the system package (Debian: libssl-dev), or do without a secret."
+.PHONY: openssl
 
 demo: build
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp.py --plot runs/train_fsdp.png
@@ -49,7 +56,7 @@ test-cpp: build gtest
 	@echo "the ten slowest, in seconds:"; awk 'NF > 2 {print $$NF, $$1}' build/Testing/Temporary/CTestCostData.txt | sort -rn | head
 
 # The kernels' tests on processors that this machine is not.
-EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off
+EMULATED := -DLOWCOMM_BUILD_TESTS=ON -DLOWCOMM_EXTENSION=OFF -DLOWCOMM_CUDA=off -DLOWCOMM_OPENSSL=off
 
 # NEON: cross-compiled, run by qemu. About three minutes on two cores.
 test-neon:
@@ -75,12 +82,13 @@ test-avx512: gtest
 .PHONY: test-neon test-avx512 cuda-kernels
 
 # What a cluster without a compiler installs: a wheel for the torch of .venv, whose minor version its own version names, and no
-# other. auditwheel tags it with the oldest C library that it runs on, and leaves torch's libraries where they are.
+# other. auditwheel tags it with the oldest C library that it runs on, and leaves torch's libraries where they are. OpenSSL is
+# part of it, where its static libraries are here: make wheels anew when OpenSSL mends itself.
 TORCH_LIBRARIES := libc10.so libtorch.so libtorch_cpu.so libtorch_python.so
 DIST ?= dist
 wheel: build
 	rm -rf build/wheel && mkdir -p build/wheel
-	$(BIN)/python -W ignore setup.py -q egg_info --egg-base build/wheel \
+	LOWCOMM_OPENSSL=static $(BIN)/python -W ignore setup.py -q egg_info --egg-base build/wheel \
 	  --tag-build +torch$$($(BIN)/python cmake/find_torch.py | cut -d';' -f2 | cut -d. -f1,2) \
 	  build --build-base build/wheel bdist_wheel --dist-dir build/wheel
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
@@ -148,7 +156,7 @@ test-sanitized: gtest
 # Makes up frames, payloads, texts and headers of slot files under AddressSanitizer and UndefinedBehaviorSanitizer; needs clang and its runtime
 # (Debian: clang libclang-rt-14-dev). What crashes is written to build-fuzz/; add it to tests/fuzz/corpus with the fix.
 FUZZ_SECONDS ?= 60
-FUZZ_TARGETS := frame decode text slot_file
+FUZZ_TARGETS := frame decode text slot_file tcp strangers
 FUZZ_CXX ?= $(firstword $(foreach c,clang++ clang++-19 clang++-16 clang++-14,$(if $(shell command -v $(c)),$(c))) clang++)
 fuzz:
 	cmake -S . -B build-fuzz -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_CXX_FLAGS_RELEASE="-O1 -g" -DLOWCOMM_FUZZ=ON \

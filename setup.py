@@ -19,7 +19,8 @@ class CMakeBuild(build_ext):
         build = ROOT / "build"
         configure = ["cmake", "-S", str(ROOT), "-B", str(build), f"-DPython3_EXECUTABLE={sys.executable}"]
         configure += ["-DCMAKE_BUILD_TYPE=" + ("Debug" if os.environ.get("DEBUG") == "1" else "Release")]
-        configure += ["-DLOWCOMM_CUDA=" + os.environ.get("LOWCOMM_CUDA", "auto")]
+        for option in ("LOWCOMM_CUDA", "LOWCOMM_OPENSSL"):
+            configure += [f"-D{option}=" + os.environ.get(option, "auto")]
         if not (build / "CMakeCache.txt").exists() and shutil.which("ninja"):
             configure += ["-G", "Ninja"]
         if shutil.which("ccache"):

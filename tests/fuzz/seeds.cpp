@@ -1,6 +1,9 @@
 // Writes the inputs that fuzzing starts from: for every codec what its own encoder makes, in a frame and alone.
 // Run by hand (`make fuzz-seeds`) when a codec is added; the corpus keeps what it writes next to what fuzzing
 // found.
+#include <sys/socket.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +18,7 @@
 #include "collective/announcement.h"
 #include "pipeline/slot_file_header.h"
 #include "target.h"
+#include "transport/tcp/secure.h"
 #include "transport/tcp/wire.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
@@ -71,6 +75,18 @@ std::string nameOf(std::string text, uint64_t count) {
     if (c == ':' || c == ',' || c == '=') c = '-';
   }
   return text + "-" + std::to_string(count);
+}
+
+// Of an end with the secret of strangers.cpp.
+std::string clientHello(const tcp::Identity& identity) {
+  int fds[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) != 0) return "";
+  const tcp::Fd theirs(fds[1]);
+  const auto tls = std::make_shared<tcp::Tls>(tcp::Secret("b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI", "fuzz"));
+  tls->dial(tcp::Fd(fds[0]), identity)->open();
+  std::string bytes(tcp::kMostClientHelloBytes, 0);
+  bytes.resize(std::max<ssize_t>(0, ::recv(theirs.get(), bytes.data(), bytes.size(), MSG_DONTWAIT)));
+  return bytes;
 }
 
 }  // namespace
@@ -143,6 +159,13 @@ int main(int argc, char** argv) {
     tcp::write(record, bytesIn(stream, at, tcp::kRecordHeaderBytes).first<tcp::kRecordHeaderBytes>());
   }
   write(corpus / "tcp", "stream", stream);
+  std::string identity(tcp::kIdentityBytes, 0);
+  const tcp::Identity named{.from = 1, .channel = 2, .incarnation = 88, .peer_incarnation = 77};
+  tcp::write(named, bytesIn(identity, 0, identity.size()).first<tcp::kIdentityBytes>());
+  write(corpus / "strangers", "identity", identity);
+  // A ClientHello is another one each time: the first is kept.
+  if (!tcp::tlsLibrary().empty() && !std::filesystem::exists(corpus / "strangers" / "client_hello"))
+    write(corpus / "strangers", "client_hello", clientHello(named));
   write(corpus / "slot_file", "header", {reinterpret_cast<const char*>(header.data()), header.size()});
   return 0;
 }

@@ -43,7 +43,7 @@ bool Connection::nextPiece(bool even_empty) {
 }
 
 std::optional<uint64_t> Connection::next() {
-  if (out_header_left_ + out_left_ > 0) return place_;
+  if (out_header_left_ + out_left_ > 0 || pipe_->holds()) return place_;
   const auto lock = channel_.lock();
   if (out_ == channel_.outEnd()) return {};
   return channel_.placeOf(out_);
@@ -57,7 +57,11 @@ std::optional<std::string> Connection::unblock() {
 
 std::optional<std::string> Connection::write() {
   const auto lock = channel_.lock();
-  if (out_header_left_ + out_left_ == 0 && !nextPiece(false)) return {};
+  if (pipe_->holds()) {
+    if (auto over = pipe_->flush()) return over;
+  } else if (out_header_left_ + out_left_ == 0 && !nextPiece(false)) {
+    return {};
+  }
   while (out_header_left_ + out_left_ > 0) {
     std::array<iovec, kParts> parts;
     size_t count = 0;

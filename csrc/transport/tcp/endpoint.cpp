@@ -22,8 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-constexpr size_t kHalfOpen = 64;
-constexpr auto kIntroduceWithin = 3s;
+constexpr size_t kAcceptsATurn = 8;
 constexpr milliseconds kTick{20}, kStuck{2};
 
 std::string variable(const char* name) {
@@ -54,13 +53,16 @@ uint64_t randomNumber() {
 
 EndpointOptions EndpointOptions::fromEnvironment() {
   EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"), withLocalRank("LOWCOMM_ADVERTISE"),
-                          variable("LOWCOMM_SOCKET_IFNAME"), variable("LOWCOMM_RATE")};
+                          variable("LOWCOMM_SOCKET_IFNAME"), variable("LOWCOMM_RATE"), Secret::fromEnvironment()};
   if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
   return options;
 }
 
 Endpoint::Endpoint(const EndpointOptions& options)
-    : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)), incarnation_(randomNumber()), pace_(options.rate) {
+    : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      incarnation_(randomNumber()),
+      tls_(options.secret ? std::make_shared<Tls>(*options.secret) : nullptr),
+      pace_(options.rate) {
   std::string host, port = "0";
   if (!options.listen.empty()) std::tie(host, port) = hostAndPort(options.listen, "LOWCOMM_LISTEN");
   std::vector<std::string> hosts = host.empty() ? localHosts(options.interface) : std::vector<std::string>{host};
@@ -73,13 +75,18 @@ Endpoint::Endpoint(const EndpointOptions& options)
     for (const std::string& one : hosts)
       addresses_.push_back(joined(one, port));
   }
+  strangers_.emplace(port, tls_, incarnation_);
   thread_ = std::thread([this] { run(); });
 }
 
 Endpoint::~Endpoint() {
+  halt();
+}
+
+void Endpoint::halt() {
   stop_ = true;
   wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<Endpoint> Endpoint::shared() {
@@ -89,7 +96,20 @@ std::shared_ptr<Endpoint> Endpoint::shared() {
   std::lock_guard lock(mutex);
   std::shared_ptr<Endpoint> endpoint = only.lock();
   const bool is_forked = std::exchange(process, ::getpid()) != ::getpid();  // then its thread is not here
-  if (!endpoint || is_forked) only = endpoint = std::make_shared<Endpoint>(EndpointOptions::fromEnvironment());
+  const EndpointOptions options = EndpointOptions::fromEnvironment();
+  if (!endpoint || is_forked) {
+    only = endpoint = std::make_shared<Endpoint>(options);
+    // A group that nobody destroys still has it when the process ends, and OpenSSL, if it is not ours alone, cleans up
+    // then: before it does, for it was there first, the thread rests.
+    static const int at_exit = std::atexit([] {
+      if (const auto living = only.lock(); living && process == ::getpid()) living->halt();
+    });
+    if (at_exit != 0) throw ValueError("at exit: expected room for a function, got none");
+  } else if ((endpoint->tls() ? std::optional(endpoint->tls()->secret()) : std::nullopt) != options.secret) {
+    throw ValueError(
+        "LOWCOMM_SECRET, LOWCOMM_SECRET_FILE: expected the secret of the groups that this process has, "
+        "got another, or one where they have none");
+  }
   return endpoint;
 }
 
@@ -143,16 +163,13 @@ void Endpoint::run() {
 void Endpoint::turn() {
   std::vector<pollfd> waits{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
   std::vector<std::shared_ptr<Link>> links;
-  size_t strangers = 0;
   {
     std::lock_guard lock(mutex_);
     if (Clock::now() < accept_at_) waits[1].fd = -1;
     links = links_;
     for (const auto& link : links)
       waits.push_back(link->waitsFor());
-    for (const Stranger& stranger : strangers_)
-      waits.push_back({stranger.pipe->fd(), POLLIN, 0});
-    strangers = strangers_.size();
+    strangers_->waitFor(waits);
   }
   ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
   if (waits[0].revents) {
@@ -168,14 +185,16 @@ void Endpoint::turn() {
     if (wait.revents && links[i]->waitsFor().fd == wait.fd) links[i]->ready(wait.revents);
   }
   patience_ = writeAll();
-  auto stranger = strangers_.begin();
-  for (size_t i = 0; i < strangers; ++i) {
-    const bool over = waits[2 + links.size() + i].revents ? hear(*stranger) : Clock::now() > stranger->deadline;
-    stranger = over ? strangers_.erase(stranger) : std::next(stranger);
+  Strangers::Heard heard = strangers_->hear(std::span(waits).subspan(2 + links.size()));
+  for (auto& [pipe, hello] : heard.introductions)
+    introduce(std::move(pipe), hello);
+  for (const Identity& identity : heard.other_secrets) {
+    if (Link* link = linkTo(identity.group, identity.from, identity.to, identity.channel)) link->noteOtherSecret();
   }
-  if (waits[1].revents) acceptAll();
+  if (waits[1].revents && heard.all) acceptSome();
   if (Clock::now() < tick_at_) return;
   tick_at_ = Clock::now() + kTick;
+  strangers_->report();
   for (const auto& link : links)
     link->tick();
 }
@@ -205,43 +224,37 @@ std::chrono::milliseconds Endpoint::writeAll() {
   }
 }
 
-void Endpoint::acceptAll() {
-  for (size_t i = 0; i < kHalfOpen; ++i) {
-    Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+// No more than can be heard soon: who has said something already would have to give way to who has not.
+void Endpoint::acceptSome() {
+  for (size_t i = 0; i < kAcceptsATurn; ++i) {
+    Address from;
+    from.size = sizeof(from.storage);
+    Fd fd(::accept4(listener_.get(), from.get(), &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       // No descriptor may be left: the connections that wait are accepted later.
       if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) accept_at_ = Clock::now() + 100ms;
       return;
     }
-    if (strangers_.size() >= kHalfOpen) strangers_.pop_front();  // the one that has been silent longest
-    strangers_.push_back({std::make_unique<Pipe>(std::move(fd)), Clock::now() + kIntroduceWithin, {}, 0});
+    strangers_->admit(std::move(fd), from);
   }
 }
 
-bool Endpoint::hear(Stranger& stranger) {
-  size_t turn = kHelloBytes;
-  const Moved got = stranger.pipe->read(std::span(stranger.hello).subspan(stranger.have), turn);
-  if (got.bytes == 0) return got.over.has_value();
-  stranger.have += got.bytes;
-  if (stranger.have < kHelloBytes) return false;
-  try {
-    introduce(std::move(stranger.pipe), parseHello(stranger.hello));
-  } catch (const WireError&) {
-    // No rank of any group.
+Link* Endpoint::linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const {
+  for (const auto& link : links_) {
+    const Route& route = link->route();
+    if (route.group == group && route.channel == channel && route.peer == static_cast<int>(from) &&
+        route.rank == static_cast<int>(to))
+      return link.get();
   }
-  return true;
+  return nullptr;
 }
 
 void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
-  for (const auto& link : links_) {
-    const Route& route = link->route();
-    if (route.group != hello.group || route.channel != hello.channel || route.peer != static_cast<int>(hello.from) ||
-        route.rank != static_cast<int>(hello.to))
-      continue;
-    if (route.peer_incarnation != hello.incarnation || link->channel.failed()) break;
+  Link* link = linkTo(hello.group, hello.from, hello.to, hello.channel);
+  if (link && link->route().peer_incarnation == hello.incarnation && !link->channel.failed())
     return link->accept(std::move(pipe), hello);
-  }
   if (std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end()) return;
+  strangers_->count(Strangers::Kind::unknown);
   Hello answer = hello;
   std::swap(answer.from, answer.to);
   answer.incarnation = incarnation_;

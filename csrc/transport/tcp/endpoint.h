@@ -3,9 +3,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,7 +13,9 @@
 #include "transport/tcp/link.h"
 #include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
+#include "transport/tcp/secret.h"
 #include "transport/tcp/socket.h"
+#include "transport/tcp/strangers.h"
 
 namespace lowcomm::tcp {
 
@@ -23,9 +25,10 @@ struct EndpointOptions {
   std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
   std::string interface = "";  // of the machine; empty: all
   std::string rate = "";       // Pace
+  std::optional<Secret> secret = {};
 
   // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
-  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE. ValueError naming the variable.
+  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE; Secret::fromEnvironment(). ValueError naming the variable.
   static EndpointOptions fromEnvironment();
 };
 
@@ -37,19 +40,21 @@ struct EndpointOptions {
 // to each other in an order in which no two send to the same one keep to it, and links are shared by no more flows than
 // need be (the kernel holds little unsent: connection.cpp).
 //
-// A connection from outside has to say a Hello of a group that is here within seconds. No more than kHalfOpen wait for
-// theirs at a time, with kHelloBytes each; the oldest gives way to another.
+// A connection from outside has to say a Hello of a group that is here within seconds (Strangers). With a secret, all
+// connections are TLS, from here and from outside.
 class Endpoint {
  public:
-  // ValueError where it cannot listen.
+  // ValueError where it cannot listen, or where there is a secret and no TLS.
   explicit Endpoint(const EndpointOptions& options);
   ~Endpoint();
 
-  // That of this process, which lives as long as anybody has it. Of the environment's options.
+  // That of this process, which lives as long as anybody has it. Of the environment's options; ValueError where the
+  // environment has come to have another secret meanwhile.
   static std::shared_ptr<Endpoint> shared();
 
   uint64_t incarnation() const { return incarnation_; }
   const std::vector<std::string>& addresses() const { return addresses_; }
+  const std::shared_ptr<Tls>& tls() const { return tls_; }  // null: without a secret
 
   // A group is being made: a rank that dials for it too early gets no answer, where it would be told that there is no
   // such group.
@@ -76,24 +81,18 @@ class Endpoint {
   void cut();
 
  private:
-  // Accepted, and yet to say who it is.
-  struct Stranger {
-    std::unique_ptr<Pipe> pipe;
-    Clock::time_point deadline;
-    std::array<std::byte, kHelloBytes> hello;
-    size_t have = 0;
-  };
-
   void run();
   void turn();
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
-  void acceptAll();
-  bool hear(Stranger& stranger);  // whether that is over
+  void acceptSome();
   void introduce(std::unique_ptr<Pipe> pipe, const Hello& hello);
+  Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;
+  void halt();
 
   Fd listener_, waker_;
   std::vector<std::string> addresses_;
   const uint64_t incarnation_;
+  const std::shared_ptr<Tls> tls_;
   Pace pace_;
   std::atomic<bool> stop_{false}, awake_{false};
   std::atomic<uint64_t> places_{0};
@@ -101,7 +100,7 @@ class Endpoint {
   std::mutex mutex_;
   std::vector<std::shared_ptr<Link>> links_;
   std::vector<GroupId> expected_;
-  std::list<Stranger> strangers_;
+  std::optional<Strangers> strangers_;  // from when the port is known
   Clock::time_point accept_at_{}, tick_at_{};
   std::chrono::milliseconds patience_{0};  // of the next poll()
   std::thread thread_;

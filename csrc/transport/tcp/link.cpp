@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 constexpr auto kAnswerWithin = 3s;
 constexpr auto kFirstPause = 10ms, kLongestPause = 500ms;
 constexpr int kRounds = 3;
+constexpr size_t kAnswerBytes = 1024;  // a Hello, and what TLS puts around it
 
 }  // namespace
 
@@ -37,6 +38,16 @@ Hello Link::hello() {
           route_.channel,
           route_.incarnation,
           channel.in()};
+}
+
+Identity Link::identity() const {
+  return {route_.group,
+          static_cast<uint32_t>(route_.rank),
+          static_cast<uint32_t>(route_.peer),
+          route_.channel,
+          route_.incarnation,
+          route_.peer_incarnation,
+          Tls::preferred()};
 }
 
 pollfd Link::waitsFor() const {
@@ -104,7 +115,13 @@ void Link::dial() {
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd) beginCongestion(fd.get());
   if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
-    dial_ = Dial{std::make_unique<Pipe>(std::move(fd)), false, false, Clock::now() + kAnswerWithin, {}, 0};
+    std::unique_ptr<Pipe> pipe;
+    if (route_.tls) {
+      pipe = route_.tls->dial(std::move(fd), identity());
+    } else {
+      pipe = std::make_unique<Pipe>(std::move(fd));
+    }
+    dial_ = Dial{std::move(pipe), false, false, Clock::now() + kAnswerWithin, {}, 0};
     return;
   }
   const int error = errno;
@@ -124,21 +141,11 @@ void Link::dialReady() {
     }
     dial_->connected = true;
   }
-  auto over = pipe.isOpen() ? pipe.flush() : pipe.open();
-  if (!over && pipe.isOpen()) {
-    if (!dial_->said && !say(pipe, hello())) return silent();
-    dial_->said = true;
-    while (!over && dial_->have < kHelloBytes) {
-      size_t turn = kHelloBytes;
-      const Moved got = pipe.read(std::span(dial_->answer).subspan(dial_->have), turn);
-      if (got.bytes == 0 && !got.over) return;
-      dial_->have += got.bytes;
-      over = got.over;
-    }
-  }
-  if (over) {
+  if (const auto over = hearAnswer()) {
     lost_why_ = route_.addresses[next_address_].first + ": " + *over;
-    return silent();
+    if (pipe.wrong() == Pipe::Wrong::nothing) return silent();
+    if (pipe.wrong() == Pipe::Wrong::secret) noteOtherSecret();
+    return refused();
   }
   if (dial_->have < kHelloBytes) return;
   Hello answer;
@@ -160,6 +167,22 @@ void Link::dialReady() {
   if (route_.dials()) attach(std::move(made), answer);
 }
 
+// As far as that goes: the pipe is opened, the Hello said and the answer heard. Returns why there will be none.
+std::optional<std::string> Link::hearAnswer() {
+  Pipe& pipe = *dial_->pipe;
+  if (auto over = pipe.isOpen() ? pipe.flush() : pipe.open()) return over;
+  if (!pipe.isOpen()) return {};
+  if (!dial_->said && !say(pipe, hello())) return "no room for a hello";
+  dial_->said = true;
+  while (dial_->have < kHelloBytes) {
+    size_t turn = kAnswerBytes;
+    const Moved got = pipe.read(std::span(dial_->answer).subspan(dial_->have), turn);
+    if (got.bytes == 0) return got.over;
+    dial_->have += got.bytes;
+  }
+  return {};
+}
+
 // The address has said that nobody is there.
 void Link::refused() {
   dial_.reset();
@@ -168,7 +191,9 @@ void Link::refused() {
     refused_rounds_ = all_refused_ ? refused_rounds_ + 1 : 0;
     all_refused_ = true;
     pause_ = std::clamp(2 * pause_, std::chrono::milliseconds(kFirstPause), std::chrono::milliseconds(kLongestPause));
-    if (refused_rounds_ >= kRounds) return fail("the peer's process or group is gone: " + lost_why_);
+    if (refused_rounds_ >= kRounds) {
+      return fail(hasOtherSecret() ? kOtherSecret : "the peer's process or group is gone: " + lost_why_);
+    }
     dial_at_ = Clock::now() + std::max(pause_, std::chrono::milliseconds(100));
   }
 }

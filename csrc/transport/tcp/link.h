@@ -14,6 +14,7 @@
 #include "transport/tcp/channel.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/pipe.h"
+#include "transport/tcp/secure.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/wire.h"
 
@@ -26,9 +27,14 @@ struct Route {
   uint32_t channel = 0;
   uint64_t incarnation = 0, peer_incarnation = 0;
   std::vector<std::pair<std::string, Address>> addresses;  // of the peer's endpoint, as text too; tried in turn
+  std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
 
   bool dials() const { return rank > peer; }
 };
+
+// Of a peer that has another secret than this process.
+inline constexpr const char* kOtherSecret =
+    "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there";
 
 // Whether a Hello went whole into a connection that was just made.
 bool say(Pipe& pipe, const Hello& hello);
@@ -73,6 +79,11 @@ class Link {
 
   ConnectionReport report() const;
 
+  // Somebody who calls himself the peer has another secret. It is only said where no connection is ever made: anybody
+  // can call himself so.
+  void noteOtherSecret() { other_secret_ = true; }
+  bool hasOtherSecret() const { return other_secret_ && connections_ == 0; }
+
  private:
   // A connection that is being made from here.
   struct Dial {
@@ -84,12 +95,14 @@ class Link {
   };
 
   Hello hello();
+  Identity identity() const;
   void attach(std::unique_ptr<Pipe> pipe, const Hello& hello);
   void receive();
   void drop();
   void lost(const std::string& why);
   void dial();
   void dialReady();
+  std::optional<std::string> hearAnswer();
   void refused();
   void silent();
   void fail(const std::string& why);
@@ -104,7 +117,7 @@ class Link {
   int refused_rounds_ = 0;
   uint64_t connections_ = 0;
   ConnectionReport past_;  // the sums of connections that are no more
-  bool ended_ = false;
+  bool ended_ = false, other_secret_ = false;
   std::string lost_why_ = "no connection was made yet";
 };
 

@@ -32,6 +32,11 @@ class Pipe {
   virtual bool isOpen() const { return true; }
   virtual std::optional<std::string> open() { return {}; }
 
+  // What is wrong with the other end where open() has failed for that: it is another process than the one that is
+  // meant, or it has another secret.
+  enum class Wrong { nothing, process, secret };
+  virtual Wrong wrong() const { return Wrong::nothing; }
+
   // Reads into `room`, which is not empty. `turn`: how many bytes the socket may still be asked for, before others have
   // their turn; it counts down. Until this returns no bytes, there may be some that poll() does not know of.
   virtual Moved read(std::span<std::byte> room, size_t& turn);

@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -55,6 +56,22 @@ std::pair<std::string, std::string> hostAndPort(const std::string& text, const s
 
 std::string joined(const std::string& host, const std::string& port) {
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
+}
+
+std::string networkOf(const Address& address) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.storage.ss_family == AF_INET) {
+    inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(address.get())->sin_addr, text.data(), text.size());
+    return text.data();
+  }
+  in6_addr number = reinterpret_cast<const sockaddr_in6*>(address.get())->sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&number)) {
+    inet_ntop(AF_INET, number.s6_addr + 12, text.data(), text.size());
+    return text.data();
+  }
+  std::memset(number.s6_addr + 8, 0, 8);
+  inet_ntop(AF_INET6, &number, text.data(), text.size());
+  return text.data() + std::string("/64");
 }
 
 std::vector<Address> resolve(const std::string& text, const std::string& what) {

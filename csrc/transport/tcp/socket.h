@@ -39,6 +39,10 @@ struct Address {
 // "host:port", "[v6 address]:port" or ":port" as host and port; host without brackets. ValueError naming `what`.
 std::pair<std::string, std::string> hostAndPort(const std::string& text, const std::string& what);
 
+// The network that an address is one of, as text: an IPv4 address, or the first half of an IPv6 one, for a host has the
+// other half to itself.
+std::string networkOf(const Address& address);
+
 // The other way round.
 std::string joined(const std::string& host, const std::string& port);
 

@@ -130,9 +130,14 @@ class Expectation {
   const tcp::GroupId group_;
 };
 
-// "incarnation address address …", as said at the rendezvous.
+// How a process makes its connections.
+std::string manner(const std::shared_ptr<tcp::Tls>& tls) {
+  return tls ? "tls" : "plain";
+}
+
+// "incarnation manner address address …", as said at the rendezvous. Nothing of the secret but that there is one.
 std::string introduction(const tcp::Endpoint& endpoint) {
-  std::string text = std::to_string(endpoint.incarnation());
+  std::string text = std::to_string(endpoint.incarnation()) + " " + manner(endpoint.tls());
   for (const std::string& address : endpoint.addresses())
     text += " " + address;
   return text;
@@ -140,8 +145,14 @@ std::string introduction(const tcp::Endpoint& endpoint) {
 
 void hearIntroduction(tcp::Route& route, const std::string& text) {
   std::istringstream words(text);
-  if (!(words >> route.peer_incarnation))
-    throw WireError(keyOf(route.peer) + ": expected a number and addresses, got '" + text + "'");
+  std::string manner;
+  if (!(words >> route.peer_incarnation >> manner) || (manner != "tls" && manner != "plain"))
+    throw WireError(keyOf(route.peer) + ": expected a number, 'tls' or 'plain', and addresses, got '" + text + "'");
+  if (manner != lowcomm::manner(route.tls)) {
+    throw TransportError(Kind::closed, route.peer,
+                         std::string("expected LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks or on none, got ") +
+                             (route.tls ? "none there and one here" : "one there and none here"));
+  }
   // Here, and not where it is dialled: a slow resolver would hold up all groups.
   for (std::string text; words >> text;) {
     for (const tcp::Address& address : tcp::resolve(text, "address of rank " + std::to_string(route.peer)))
@@ -154,6 +165,16 @@ std::string joinedAddresses(const tcp::Route& route) {
   for (const auto& [address, resolved] : route.addresses)
     text += (text.empty() ? "" : ", ") + address;
   return text;
+}
+
+// Of several peers that cannot be reached, one with another secret may be why the others have given up.
+void expectOneSecret(tcp::Endpoint& endpoint, const std::vector<std::vector<std::shared_ptr<Link>>>& links) {
+  for (const auto& channels : links) {
+    for (const auto& link : channels) {
+      if (endpoint.locked([&] { return link->hasOtherSecret(); }))
+        throw TransportError(Kind::closed, link->route().peer, tcp::kOtherSecret);
+    }
+  }
 }
 
 }  // namespace
@@ -171,7 +192,7 @@ std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     rendezvous.wait(keyOf(peer), left());
-    tcp::Route route{group, rank, peer, 0, endpoint->incarnation(), 0, {}};
+    tcp::Route route{group, rank, peer, 0, endpoint->incarnation(), 0, {}, endpoint->tls()};
     hearIntroduction(route, rendezvous.get(keyOf(peer)));
     for (int channel = 0; channel <= connections; ++channel) {
       route.channel = static_cast<uint32_t>(channel);
@@ -186,8 +207,10 @@ std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size
   for (const auto& channels : links) {
     for (const auto& link : channels) {
       while (!endpoint->locked([&] { return link->connections() > 0; })) {
+        const bool over = link->channel.failed() || Clock::now() > end;
+        if (over) expectOneSecret(*endpoint, links);
         if (link->channel.failed()) link->channel.send(0, {});  // throws why
-        if (Clock::now() > end) {
+        if (over) {
           throw TransportError(Kind::timed_out, link->route().peer,
                                "expected a connection within " + std::to_string(timeout.count()) + " ms, got none by " +
                                    joinedAddresses(link->route()));

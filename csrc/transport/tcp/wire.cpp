@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kMagic = 0x316d6f63776f6cull << 8 | 0x0a;  // "\nlowcom1"
 constexpr uint32_t kVersion = 1;
 constexpr uint8_t kUnknown = 1, kLast = 1;
+constexpr uint64_t kIdentityMagic = 0x31736c74776f6cull << 8 | 0x0a;  // "\nlowtls1"
 constexpr size_t kSummed = kHelloBytes - sizeof(uint32_t);
 
 template <typename T>
@@ -63,6 +64,58 @@ Hello parseHello(std::span<const std::byte, kHelloBytes> bytes) {
   hello.received = cursor.read<uint64_t>("received");
   hello.unknown = cursor.read<uint8_t>("flags") == kUnknown;
   return hello;
+}
+
+void write(const Identity& identity, std::span<std::byte, kIdentityBytes> bytes) {
+  std::memset(bytes.data(), 0, bytes.size());
+  Writer(bytes.data())
+      .put(kIdentityMagic)
+      .put(identity.group)
+      .put(identity.from)
+      .put(identity.to)
+      .put(identity.channel)
+      .put(identity.incarnation)
+      .put(identity.peer_incarnation)
+      .put(static_cast<uint32_t>(identity.suite));
+}
+
+Identity parseIdentity(std::span<const std::byte> bytes) {
+  constexpr const char* kWhat = "PSK identity";
+  expect(kWhat, "bytes", kIdentityBytes, bytes.size());
+  Cursor cursor(bytes, kWhat);
+  expect(kWhat, "magic", kIdentityMagic, cursor.read<uint64_t>("magic"));
+  Identity identity;
+  identity.group = cursor.read<GroupId>("group");
+  identity.from = cursor.read<uint32_t>("from");
+  identity.to = cursor.read<uint32_t>("to");
+  identity.channel = cursor.read<uint32_t>("channel");
+  identity.incarnation = cursor.read<uint64_t>("incarnation");
+  identity.peer_incarnation = cursor.read<uint64_t>("peer_incarnation");
+  const auto suite = cursor.read<uint32_t>("suite");
+  if (suite != 1 && suite != 2) throw WireError("PSK identity: suite: expected 1 or 2, got " + std::to_string(suite));
+  identity.suite = static_cast<Identity::Suite>(suite);
+  return identity;
+}
+
+bool belongs(const Hello& hello, const Identity& identity) {
+  return hello.group == identity.group && hello.from == identity.from && hello.to == identity.to &&
+         hello.channel == identity.channel && hello.incarnation == identity.incarnation;
+}
+
+std::optional<size_t> clientHelloBytes(std::span<const std::byte> begin) {
+  constexpr const char* kWhat = "ClientHello";
+  constexpr unsigned kHandshake = 22, kMajor = 3, kClientHello = 1;  // RFC 8446, sections 5.1 and 4
+  constexpr size_t kRecordHeader = 5, kMessageHeader = 4;
+  const auto at = [&](size_t i) { return std::to_integer<unsigned>(begin[i]); };
+  if (begin.size() > 0) expect(kWhat, "record", kHandshake, at(0));
+  if (begin.size() > 1) expect(kWhat, "version", kMajor, at(1));
+  if (begin.size() < kRecordHeader) return {};
+  const size_t bytes = kRecordHeader + (at(3) << 8 | at(4));
+  expectAtMost(kWhat, "bytes", kMostClientHelloBytes, bytes);
+  if (begin.size() > kRecordHeader) expect(kWhat, "message", kClientHello, at(kRecordHeader));
+  if (begin.size() >= kRecordHeader + kMessageHeader)
+    expect(kWhat, "bytes of the message", bytes, kRecordHeader + kMessageHeader + (at(6) << 16 | at(7) << 8 | at(8)));
+  return bytes;
 }
 
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes) {

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace lowcomm::tcp {
@@ -29,6 +30,31 @@ void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes);
 
 // Throws WireError naming the field: magic, version, checksum.
 Hello parseHello(std::span<const std::byte, kHelloBytes> bytes);
+
+// Where ranks share a secret, Hello and pieces travel inside TLS. What anybody can read before that is the PSK identity
+// of the ClientHello: it names the key of this one connection, which is made of the secret and of these bytes.
+struct Identity {
+  enum class Suite : uint8_t { aes_256_gcm = 1, chacha20_poly1305 = 2 };
+  GroupId group{};
+  uint32_t from = 0, to = 0;  // ranks of the group: of the dialling end, of the accepting one
+  uint32_t channel = 0;
+  uint64_t incarnation = 0, peer_incarnation = 0;  // of the processes of both ends, in the same order
+  Suite suite = Suite::aes_256_gcm;                // the dialling end's choice
+};
+
+inline constexpr size_t kIdentityBytes = 56;
+
+void write(const Identity& identity, std::span<std::byte, kIdentityBytes> bytes);
+Identity parseIdentity(std::span<const std::byte> bytes);  // throws WireError
+
+// Whether the Hello is what the end that dials with this identity says.
+bool belongs(const Hello& hello, const Identity& identity);
+
+// How many bytes the ClientHello takes that begins with these, its record's header included; nothing where that cannot
+// be told yet. WireError for what no ClientHello begins with that this version sends: those are one record of at most
+// kMostClientHelloBytes, so nothing larger is waited for.
+inline constexpr size_t kMostClientHelloBytes = 1024;
+std::optional<size_t> clientHelloBytes(std::span<const std::byte> begin);
 
 struct Piece {
   uint32_t bytes = 0;     // of the stream, that follow

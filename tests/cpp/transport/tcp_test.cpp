@@ -4,81 +4,38 @@
 #include <sys/socket.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "base/error.h"
-#include "transport/transport_cases.h"
+#include "transport/tcp_ranks.h"
 
 namespace lowcomm {
 namespace {
 
 using tcp::Endpoint;
 
-class MapRendezvous final : public Rendezvous {
- public:
-  void set(const std::string& key, const std::string& value) override {
-    std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  void wait(const std::string& key, milliseconds timeout) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) throw std::runtime_error("no " + key);
-  }
-  std::string get(const std::string& key) override {
-    std::lock_guard lock(mutex_);
-    return values_.at(key);
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
+// With and without a secret: nothing else may differ.
+class TcpTransport : public testing::TestWithParam<bool> {
+ protected:
+  std::optional<tcp::Secret> secret() const { return GetParam() ? std::optional(aSecret()) : std::nullopt; }
 };
 
-tcp::EndpointOptions onLoopback() {
-  return {"127.0.0.1:0", "", ""};
-}
+INSTANTIATE_TEST_SUITE_P(Tcp, TcpTransport,
+                         testing::ValuesIn(tcp::tlsLibrary().empty() ? std::vector{false} : std::vector{false, true}),
+                         [](const auto& info) { return std::string(info.param ? "Secret" : "Plain"); });
 
-// Ranks as threads, each with an endpoint of its own, as processes have.
-struct Ranks {
-  explicit Ranks(int size, int connections = 2) : transports(size) {
-    for (int rank = 0; rank < size; ++rank)
-      endpoints.push_back(std::make_shared<Endpoint>(onLoopback()));
-    each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
-  }
-
-  template <class F>
-  void each(F&& f) {
-    std::vector<std::thread> threads;
-    for (size_t rank = 0; rank < endpoints.size(); ++rank)
-      threads.emplace_back([&f, rank] { f(static_cast<int>(rank)); });
-    for (std::thread& thread : threads)
-      thread.join();
-  }
-
-  Transport& operator[](int rank) { return *transports[rank]; }
-
-  MapRendezvous rendezvous;
-  std::vector<std::shared_ptr<Endpoint>> endpoints;
-  std::vector<std::unique_ptr<Transport>> transports;
-};
-
-TEST(TcpTransport, KnowsItsPlace) {
-  Ranks ranks(3);
+TEST_P(TcpTransport, KnowsItsPlace) {
+  Ranks ranks(3, 2, secret());
   EXPECT_EQ(ranks[2].rank(), 2);
   EXPECT_EQ(ranks[1].size(), 3);
 }
 
 // In order for a (lane, peer, tag), whichever side comes first, and into rooms that are longer.
-TEST(TcpTransport, KeepsOrderInEveryLaneAndTag) {
-  Ranks ranks(2);
+TEST_P(TcpTransport, KeepsOrderInEveryLaneAndTag) {
+  Ranks ranks(2, 2, secret());
   for (bool receive_first : {true, false}) {
     std::vector<Bytes> in, out;
     std::vector<std::unique_ptr<Transfer>> receives, sends;
@@ -106,8 +63,8 @@ TEST(TcpTransport, KeepsOrderInEveryLaneAndTag) {
 }
 
 // A send is done when its receive is, so that what waits for receives is no more than its senders have under way.
-TEST(TcpTransport, ASendWaitsForItsReceive) {
-  Ranks ranks(2);
+TEST_P(TcpTransport, ASendWaitsForItsReceive) {
+  Ranks ranks(2, 2, secret());
   const Bytes out = message(1000, 1);
   Bytes in(1000);
   const auto sent = ranks[0].isend(Lane::bulk, 1, 4, out);
@@ -119,8 +76,8 @@ TEST(TcpTransport, ASendWaitsForItsReceive) {
 }
 
 // One that is never received does not hold up others of its connection.
-TEST(TcpTransport, AMessageThatNobodyWantsBlocksNoOther) {
-  Ranks ranks(2, 1);
+TEST_P(TcpTransport, AMessageThatNobodyWantsBlocksNoOther) {
+  Ranks ranks(2, 1, secret());
   const Bytes unwanted = message(9'000'000, 1), out = message(500'000, 2);
   Bytes in(out.size());
   const auto never = ranks[0].isend(Lane::bulk, 1, 1, unwanted);
@@ -132,8 +89,8 @@ TEST(TcpTransport, AMessageThatNobodyWantsBlocksNoOther) {
   expectFails(*never, Kind::cancelled, 1);
 }
 
-TEST(TcpTransport, ACancelledLaneEndsOnBothSidesAndTheOtherLives) {
-  Ranks ranks(2);
+TEST_P(TcpTransport, ACancelledLaneEndsOnBothSidesAndTheOtherLives) {
+  Ranks ranks(2, 2, secret());
   Bytes in(10), out = message(10, 3);
   const auto waiting = ranks[0].irecv(Lane::bulk, 1, 0, in);
   const auto theirs = ranks[1].irecv(Lane::bulk, 0, 0, in);
@@ -150,14 +107,14 @@ TEST(TcpTransport, ACancelledLaneEndsOnBothSidesAndTheOtherLives) {
 }
 
 // All ranks exchange with all, of several sizes, while every connection is reset again and again.
-void exchangeUnderCuts(int size, int rounds) {
-  Ranks ranks(size);
+void exchangeUnderCuts(int size, int rounds, const std::optional<tcp::Secret>& secret) {
+  Ranks ranks(size, 2, secret);
   std::atomic<bool> over{false};
   std::atomic<int> cuts{0};
   std::thread cutter([&] {
     std::mt19937 random(7);
     while (!over) {
-      std::this_thread::sleep_for(milliseconds(15));
+      std::this_thread::sleep_for(milliseconds(secret ? 50 : 15));  // TLS needs a round trip more
       ranks.endpoints[random() % size]->cut();
       ++cuts;
     }
@@ -188,15 +145,15 @@ void exchangeUnderCuts(int size, int rounds) {
   EXPECT_GT(cuts, 3);
 }
 
-TEST(TcpTransport, LosesNothingWhereConnectionsAreReset) {
-  exchangeUnderCuts(2, 120);
-  exchangeUnderCuts(4, 40);
+TEST_P(TcpTransport, LosesNothingWhereConnectionsAreReset) {
+  exchangeUnderCuts(2, 120, secret());
+  exchangeUnderCuts(4, 40, secret());
 }
 
 // The endpoint of rank 1 is gone at once, with all its connections, as a process that was killed.
-TEST(TcpTransport, APeerThatIsGoneIsNamedWhicheverSideDials) {
+TEST_P(TcpTransport, APeerThatIsGoneIsNamedWhicheverSideDials) {
   for (int gone : {0, 1}) {
-    Ranks ranks(2);
+    Ranks ranks(2, 2, secret());
     Bytes in(10);
     const auto waiting = ranks[1 - gone].irecv(Lane::bulk, gone, 0, in);
     ranks.transports[gone].reset();
@@ -211,13 +168,6 @@ tcp::Hello helloTo(const tcp::Hello& like, uint64_t incarnation) {
   return hello;
 }
 
-tcp::Fd dial(const Endpoint& endpoint) {
-  const tcp::Address address = tcp::resolve(endpoint.addresses()[0], "test").front();
-  tcp::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(fd.get(), address.get(), address.size), 0);
-  return fd;
-}
-
 tcp::Hello ask(const Endpoint& endpoint, const tcp::Hello& hello) {
   const tcp::Fd fd = dial(endpoint);
   std::array<std::byte, tcp::kHelloBytes> bytes;
@@ -228,7 +178,7 @@ tcp::Hello ask(const Endpoint& endpoint, const tcp::Hello& hello) {
 }
 
 // A process that was started again, or one that guesses, takes nobody's place.
-TEST(TcpTransport, OthersThanThePeersAreRefused) {
+TEST(TcpEndpoint, OthersThanThePeersAreRefused) {
   Ranks ranks(2);
   tcp::Hello real;
   const std::string group = ranks.rendezvous.get("lowcomm/tcp/group");
@@ -243,12 +193,13 @@ TEST(TcpTransport, OthersThanThePeersAreRefused) {
   Bytes in(1000);
   const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
   ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
+  sent->wait(kLong);
   EXPECT_EQ(in, out) << "the connection that was there goes on";
 }
 
 // Silent strangers keep no member from coming back.
-TEST(TcpTransport, StrangersLetMembersIn) {
-  Ranks ranks(2, 1);
+TEST_P(TcpTransport, StrangersLetMembersIn) {
+  Ranks ranks(2, 1, secret());
   std::atomic<bool> over{false};
   std::thread crowd([&] {
     std::vector<tcp::Fd> strangers;
@@ -265,6 +216,7 @@ TEST(TcpTransport, StrangersLetMembersIn) {
     Bytes in(out.size());
     const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
     ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(milliseconds(1500));
+    sent->wait(kLong);
     EXPECT_EQ(in, out);
   }
   over = true;
@@ -272,8 +224,8 @@ TEST(TcpTransport, StrangersLetMembersIn) {
 }
 
 // Strangers that say nothing, garbage or little by little cost no member anything.
-TEST(TcpTransport, StrangersAreLetGo) {
-  Ranks ranks(2);
+TEST_P(TcpTransport, StrangersAreLetGo) {
+  Ranks ranks(2, 2, secret());
   std::vector<tcp::Fd> strangers;
   for (int i = 0; i < 200; ++i) {
     strangers.push_back(dial(*ranks.endpoints[i % 2]));
@@ -291,7 +243,7 @@ TEST(TcpTransport, StrangersAreLetGo) {
 }
 
 // Rank 1 dials while rank 0 has not read yet who that is.
-TEST(TcpTransport, WaitsForARankThatIsLate) {
+TEST_P(TcpTransport, WaitsForARankThatIsLate) {
   class Late final : public Rendezvous {
    public:
     explicit Late(Rendezvous& inner) : inner_(inner) {}
@@ -307,7 +259,8 @@ TEST(TcpTransport, WaitsForARankThatIsLate) {
   };
   MapRendezvous rendezvous;
   Late late(rendezvous);
-  const auto first = std::make_shared<Endpoint>(onLoopback()), second = std::make_shared<Endpoint>(onLoopback());
+  const auto first = std::make_shared<Endpoint>(onLoopback(secret())),
+             second = std::make_shared<Endpoint>(onLoopback(secret()));
   std::unique_ptr<Transport> other;
   std::thread thread([&] { other = connectTcp(rendezvous, 1, 2, 1, kLong, second); });
   const auto one = connectTcp(late, 0, 2, 1, kLong, first);
@@ -316,13 +269,14 @@ TEST(TcpTransport, WaitsForARankThatIsLate) {
   Bytes in(100);
   const auto sent = one->isend(Lane::control, 1, 0, out);
   other->irecv(Lane::control, 0, 0, in)->wait(kLong);
+  sent->wait(kLong);
   EXPECT_EQ(in, out);
 }
 
-TEST(TcpTransport, NamesWhoCannotBeReached) {
+TEST(TcpEndpoint, NamesWhoCannotBeReached) {
   MapRendezvous rendezvous;
   const auto endpoint = std::make_shared<Endpoint>(onLoopback());
-  rendezvous.set("lowcomm/tcp/1", "77 127.0.0.1:9");
+  rendezvous.set("lowcomm/tcp/1", "77 plain 127.0.0.1:9");
   try {
     connectTcp(rendezvous, 0, 2, 1, milliseconds(5000), endpoint);
     ADD_FAILURE();

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp/tcp.h"
+#include "transport/transport_cases.h"
+
+namespace lowcomm {
+
+class MapRendezvous final : public Rendezvous {
+ public:
+  void set(const std::string& key, const std::string& value) override {
+    std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  void wait(const std::string& key, milliseconds timeout) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, timeout, [&] { return values_.contains(key); })) throw std::runtime_error("no " + key);
+  }
+  std::string get(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    return values_.at(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+inline tcp::Secret aSecret(char first = 'b') {
+  return {first + std::string("0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"), "test"};
+}
+
+inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}) {
+  return {"127.0.0.1:0", "", "", "", std::move(secret)};
+}
+
+// Ranks as threads, each with an endpoint of its own, as processes have.
+struct Ranks {
+  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {}) : transports(size) {
+    for (int rank = 0; rank < size; ++rank)
+      endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret)));
+    each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
+  }
+
+  template <class F>
+  void each(F&& f) {
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < endpoints.size(); ++rank)
+      threads.emplace_back([&f, rank] { f(static_cast<int>(rank)); });
+    for (std::thread& thread : threads)
+      thread.join();
+  }
+
+  Transport& operator[](int rank) { return *transports[rank]; }
+
+  MapRendezvous rendezvous;
+  std::vector<std::shared_ptr<tcp::Endpoint>> endpoints;
+  std::vector<std::unique_ptr<Transport>> transports;
+};
+
+// A connection to it, of nobody's.
+inline tcp::Fd dial(const tcp::Endpoint& endpoint) {
+  const tcp::Address address = tcp::resolve(endpoint.addresses()[0], "test").front();
+  tcp::Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(fd.get(), address.get(), address.size), 0);
+  return fd;
+}
+
+}  // namespace lowcomm
