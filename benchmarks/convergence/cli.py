@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
-    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_table1|diloco_unequal|
-        aq|aq_replicas|subspace|seed_replay|seed_replay_lora
+    python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_residuals|diloco_table1|
+        diloco_unequal|aq|aq_replicas|subspace|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -22,6 +22,7 @@ from convergence import link_curves
 from convergence.ddp import runs as ddp_runs
 from convergence.diloco import adaptive as diloco_adaptive
 from convergence.diloco import plot as diloco_plot
+from convergence.diloco import residuals as diloco_residuals
 from convergence.diloco import runs as diloco_runs
 from convergence.diloco import table1 as diloco_table1
 from convergence.diloco import unequal as diloco_unequal
@@ -45,6 +46,7 @@ METHODS: dict[str, Callable] = {
     "ddp": ddp_runs.measure,
     "diloco": diloco_runs.measure,
     "diloco_adaptive": diloco_adaptive.measure,
+    "diloco_residuals": diloco_residuals.measure,
     "diloco_table1": diloco_table1.measure,
     "diloco_unequal": diloco_unequal.measure,
     "aq": pipeline_runs.measure,
@@ -60,7 +62,7 @@ PARTS: dict[str, Mapping[str, Any]] = {
     "aq": pipeline_runs.PARTS,
     "subspace": subspace_runs.PARTS,
 }
-SEEDS = {"aq": 3, "aq_replicas": 1, "diloco_unequal": 3, "subspace": 3}  # of other methods 5
+SEEDS = {"aq": 3, "aq_replicas": 1, "diloco_residuals": 3, "diloco_unequal": 3, "subspace": 3}  # of other methods 5
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
@@ -81,7 +83,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("method", metavar="METHOD", help=f"one of: {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="a subset of about a minute by the same code")
     parser.add_argument(
-        "--seeds", type=int, help="paired seeds (default 5, of aq, diloco_unequal and subspace 3, with --quick 1)"
+        "--seeds",
+        type=int,
+        help="paired seeds (default 5, of aq, diloco_residuals, diloco_unequal and subspace 3, with --quick 1)",
     )
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")

@@ -32,6 +32,13 @@ def test_unequal_quick(tmp_path):
     assert len(by_clock["slow_step"]) == len(by_clock["step"]) == 4, "both sites make the same outer steps"
 
 
+@pytest.mark.slow
+def test_residuals_quick(tmp_path):
+    content = quick_convergence("diloco_residuals", 2, tmp_path)
+    kept = {c["outer"]["residual_dtype"] for c in content["configurations"].values()}
+    assert kept == {"float32", "int8"} and len(content["curves"]) == 4
+
+
 def test_the_settings_of_table1_have_the_papers_ratios(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     table1 = importlib.import_module("convergence.diloco.table1")
