@@ -176,6 +176,7 @@ WorkPtr issueLowRankAllReduce(GroupParts& parts, const Tensors& tensors, const c
       LowRankTensor& tensor = message.tensors[i];
       tensor.residual = lent.residual;
       tensor.kept = lent.kept;
+      tensor.elsewhere.coded = lent.coded;
       tensor.factor = lent.factor;
     } catch (...) {
       for (size_t before = 0; before < i; ++before)

@@ -73,6 +73,20 @@ std::vector<std::shared_ptr<OpQueue>> queuesOf(const std::vector<Backend>& backe
   return queues;
 }
 
+py::dict memoryOf(const OuterMemory& memory) {
+  py::dict entry;
+  entry["outer"] = memory.outer;
+  entry["momentum"] = memory.momentum;
+  entry["start"] = memory.start;
+  entry["mark"] = memory.mark;
+  entry["average"] = memory.average;
+  entry["residual"] = memory.residual;
+  entry["rounding"] = memory.rounding;
+  entry["own"] = memory.own;
+  entry["total"] = memory.total();
+  return entry;
+}
+
 py::dict reportOf(const OuterReport& report) {
   py::dict entry;
   entry["outer_steps"] = report.outer_steps;
@@ -87,6 +101,7 @@ py::dict reportOf(const OuterReport& report) {
   entry["stripe_elements"] = report.stripe_elements;
   entry["waited_s"] = report.waited_s;
   entry["local_s"] = report.local_s;
+  entry["memory"] = memoryOf(report.memory);
   return entry;
 }
 

@@ -18,16 +18,21 @@ std::span<std::byte> roomFor(size_t bytes, std::vector<std::byte>& scratch) {
 
 }  // namespace
 
-Pieces::Pieces(const Codec& codec, uint64_t count) : codec_(codec), count_(count), step_(count) {
+Pieces::Pieces(const Codec& codec, uint64_t count, uint64_t first, uint64_t size)
+    : codec_(codec), count_(count), step_(size), at_(first), end_(first + size) {
   if (const auto head = codec.headBytes(count, DType::float32)) {
-    step_ = std::min(count, std::max(kPiece, codec.granularity()));
+    step_ = std::min(size, std::max(kPiece, codec.granularity()));
     body_at_ = up64(*head);
+    if (first > 0) {
+      head_at_ = *codec.headBytes(first, DType::float32);
+      body_at_ += codec.encodedBytes(first, DType::float32) - up64(head_at_);
+    }
   }
   measure();
 }
 
 void Pieces::measure() {
-  const uint64_t size = std::min(step_, count_ - at_);
+  const uint64_t size = std::min(step_, end_ - at_);
   if (size == size_) return;
   size_ = size;
   bytes_ = codec_.encodedBytes(size_, DType::float32);
@@ -38,7 +43,7 @@ void Pieces::next() {
   at_ += size_;
   head_at_ += head_;
   body_at_ += bytes_ - up64(head_);
-  if (at_ < count_) measure();
+  if (more()) measure();
 }
 
 std::span<std::byte> Pieces::room(std::span<std::byte> whole, std::vector<std::byte>& scratch) const {

@@ -17,9 +17,13 @@ namespace lowcomm {
 class Pieces {
  public:
   // `codec` outlives the walk.
-  Pieces(const Codec& codec, uint64_t count);
+  Pieces(const Codec& codec, uint64_t count) : Pieces(codec, count, 0, count) {}
 
-  bool more() const { return at_ < count_; }
+  // The same over `size` elements of the run from `first` on, a multiple of the codec's granularity; the part ends at
+  // another one or with the run. Of a codec with one piece it is the run.
+  Pieces(const Codec& codec, uint64_t count, uint64_t first, uint64_t size);
+
+  bool more() const { return at_ < end_; }
   void next();
 
   uint64_t at() const { return at_; }  // first element, counted in the run
@@ -39,7 +43,7 @@ class Pieces {
   bool only() const { return size_ == count_; }
 
   const Codec& codec_;
-  uint64_t count_, step_, at_ = 0, size_ = 0;
+  uint64_t count_, step_, at_, end_, size_ = 0;
   size_t bytes_ = 0, head_ = 0;       // of the piece: its payload, the metadata in front of it
   size_t head_at_ = 0, body_at_ = 0;  // in the whole payload
 };

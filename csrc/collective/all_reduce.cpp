@@ -34,14 +34,19 @@ ScatterEntries shareOut(const AllReduceMessage& message, int ranks) {
   }
   const size_t item = itemBytes(message.dtype);
   ScatterEntries entries(ranks);
-  for (const ReduceTensor& tensor : message.tensors) {
+  for (uint32_t t = 0; t < message.tensors.size(); ++t) {
+    const ReduceTensor& tensor = message.tensors[t];
     const std::vector<Slice> slices = slicesOf(tensor.elements, message.codec, ranks);
     for (int s = 0; s < ranks; ++s) {
-      if (slices[s].count == 0) continue;
-      auto* data = static_cast<std::byte*>(tensor.data) + slices[s].first * item;
-      float* residual = tensor.residual ? tensor.residual + slices[s].first : nullptr;
-      entries[(tensor.first_owner + s) % ranks].push_back(
-          {slices[s].count, data, data, residual, tensor.slot + static_cast<uint64_t>(s)});
+      const auto [first, count] = slices[s];
+      if (count == 0) continue;
+      ScatterEntry entry{.count = count, .slot = tensor.slot + static_cast<uint64_t>(s), .first = first, .tensor = t};
+      if (tensor.data) entry.output = static_cast<std::byte*>(tensor.data) + first * item;
+      entry.input = tensor.elsewhere.from ? tensor.elsewhere.from + first : entry.output;
+      entry.make = tensor.elsewhere.make;
+      if (tensor.residual) entry.residual = tensor.residual + first;
+      entry.coded = tensor.elsewhere.coded;
+      entries[(tensor.first_owner + s) % ranks].push_back(entry);
     }
   }
   return entries;
@@ -93,14 +98,20 @@ class SendSums final : public Phase {
 struct SlicedTensors {
   SlicedTensors(OpContext& op, const AllReduceMessage& message, const Reduction& reduction, DeviceCodec* device_codec)
       : entries(shareOut(message, op.size())),
-        slices(layoutsOf(entries, message.codec), message.dtype, op.chunkBytes(), op.size()),
-        summer(makeSummer(op, device_codec,
-                          {slices, entries, message.dtype, message.draws, reduction, /*encoded_again=*/true})),
+        plans(std::make_shared<const RankPlans>(layoutsOf(entries, message.codec), message.dtype, op.chunkBytes(),
+                                                op.size())),
+        slices(*plans),
+        sums(message.sums ? std::make_shared<CodedSums>(plans, entries) : nullptr),
+        summer(
+            makeSummer(op, device_codec,
+                       {slices, entries, message.dtype, message.draws, reduction, /*encoded_again=*/true, sums.get()})),
         send_slices(op, slices, *summer),
         send_sums(op, slices, *summer) {}
 
   const ScatterEntries entries;
-  const RankPlans slices;
+  const std::shared_ptr<const RankPlans> plans;
+  const RankPlans& slices;
+  const std::shared_ptr<CodedSums> sums;
   const std::unique_ptr<Summer> summer;
   SendSlices send_slices;
   SendSums send_sums;
@@ -124,6 +135,9 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   std::vector<MessageSummary> summaries;
   Exchange exchange;
   for (const AllReduceMessage& message : messages) {
+    if (message.sums && (device_codec || op.size() == 1))
+      throw ValueError(op.op + ": sums that stay in codes: expected host memory and 2 ranks or more, got " +
+                       (device_codec ? "a device's" : "1"));
     SlicedTensors& tensor = tensors.emplace_back(op, message, reduction, device_codec);
     summaries.push_back(summaryOf(message, tensor.slices));
     op.counters.raw_bytes +=
@@ -140,8 +154,10 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   }
   exchange.description = describeReduction(op.op, summaries, reduction);
   runExchange(op, exchange);
-  for (SlicedTensors& tensor : tensors)
-    tensor.summer->wait();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    tensors[i].summer->wait();
+    if (messages[i].sums) *messages[i].sums = tensors[i].sums;
+  }
 }
 
 }  // namespace lowcomm

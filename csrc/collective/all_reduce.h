@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "base/dtype.h"
 #include "codec/codec.h"
 #include "codec/spec.h"
+#include "collective/coded_sums.h"
+#include "collective/plan.h"
 
 namespace lowcomm {
 
@@ -14,7 +17,8 @@ class DeviceCodec;
 class OpContext;
 struct Reduction;
 
-// One tensor to reduce, in place: `data` holds this rank's `elements` elements, then the reduction.
+// One tensor to reduce, in place: `data` holds this rank's `elements` elements, then the reduction. Null: they come
+// from elsewhere (Elsewhere), and the reduction stays in its codes (AllReduceMessage::sums).
 struct ReduceTensor {
   uint64_t elements = 0;
   void* data = nullptr;
@@ -27,6 +31,8 @@ struct ReduceTensor {
 
   uint64_t slot = 0;         // of the message's draws: the tensor takes one for each rank from here on
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
+
+  Elsewhere elsewhere = {};
 };
 
 // Tensors that travel together: all of one type, by one codec. Each is cut into slices, encoded and drawn for by
@@ -44,6 +50,7 @@ struct AllReduceMessage {
   DType dtype;
   Draws draws;  // stream of slot 0: the slice for rank r is r slots on, and its sum's the same in phase 1
   std::vector<ReduceTensor> tensors;
+  std::shared_ptr<CodedSums>* sums = nullptr;  // takes the reductions of tensors without data; null: there are none
 };
 
 // all_reduce. Every tensor is cut into a slice a rank (slicesOf in collective/plan.h), whose owner sums what it gets
@@ -57,7 +64,8 @@ struct AllReduceMessage {
 //
 // The elements are in host memory, or where `device_codec` is, with the limits of makeSummer; frames, bits and errors
 // are the same. Throws as runExchange and makeSummer; TypeError for a dtype that the codec does not take, ValueError
-// for several exact tensors in one message.
+// for several exact tensors in one message, and for one without data that is exact, not fp32, on a device, or in a
+// group of one rank, where nothing is encoded.
 void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction,
                DeviceCodec* device_codec = nullptr);
 
@@ -84,6 +92,8 @@ struct LowRankTensor {
   // Null, or a number that becomes an estimate of the squared norm of what P·Rᵀ leaves out of the reduction of A
   // (kernels/low_rank: probeRest). Where any tensor asks for it, as on all ranks, kProbes more numbers a matrix travel.
   double* rest = nullptr;
+
+  Elsewhere elsewhere = {};  // of a tensor without data, whose reduction stays in codes or factors
 };
 
 struct LowRankMessage {
@@ -92,6 +102,7 @@ struct LowRankMessage {
   CodecSpec projection;  // P's, likewise
   Draws draws;           // stream of this rank, slot 0
   std::vector<LowRankTensor> tensors;
+  CodedAverage* average = nullptr;  // takes the reductions of tensors without data; null: there are none
 };
 
 // Whether factors of that rank are smaller than the matrix.

@@ -4,8 +4,10 @@
 #include <string>
 
 #include "base/error.h"
+#include "codec/coded_residual.h"
 #include "codec/float_codec.h"
 #include "codec/fused.h"
+#include "collective/coded_sums.h"
 #include "collective/context.h"
 #include "collective/summer.h"
 #include "kernels/reduce.h"
@@ -44,9 +46,10 @@ void expectReducible(const SumElements& elements) {
     const auto& segments = elements.slices.of(static_cast<int>(rank)).layout.segments();
     for (size_t s = 0; s < segments.size(); ++s) {
       const bool exact = segments[s].codec.id == CodecId::none;
-      if (exact && elements.entries[rank][s].residual) {
-        throw ValueError("all_reduce: expected no residual of exact elements, got one");
-      }
+      const ScatterEntry& entry = elements.entries[rank][s];
+      if (exact && entry.feedback()) throw ValueError("all_reduce: expected no residual of exact elements, got one");
+      if (!entry.output && (exact || elements.dtype != DType::float32 || !elements.sums))
+        throw ValueError("all_reduce: expected memory for what does not stay in codes of float32 elements, got none");
       if (!exact && elements.reduction.kind != ReduceKind::sum) {
         throw ValueError(std::string("all_reduce of codes: expected a sum, got ") +
                          reduceName(elements.reduction.kind));
@@ -65,7 +68,7 @@ HostSummer::HostSummer(OpContext& op, const SumElements& elements)
       contributions_(op, elements) {
   if (!elements.encoded_again) return;
   expectReducible(elements);
-  codes_.emplace(own_);
+  codes_ = elements.sums ? &elements.sums->of(op.rank()) : &own_codes_.emplace(own_);
 }
 
 void HostSummer::check(size_t k) {
@@ -97,6 +100,12 @@ std::byte* HostSummer::output(int owner, const Run& run) const {
          run.offset * itemBytes(elements_.dtype);
 }
 
+// Where a coded run is decoded to: its output, or where it has none memory for it to be looked at.
+std::byte* HostSummer::decoded(int owner, const Run& run) {
+  if (elements_.entries[owner][run.segment].output) return output(owner, run);
+  return scratch(op_.group.accumulator, run.count * sizeof(float));
+}
+
 // Exact elements are reduced in their own type (fp16 and bf16 in fp32), codes are decoded into an fp32 sum.
 void HostSummer::sum(const Run& run, const Payloads& payloads) {
   const DType dtype = elements_.dtype;
@@ -123,10 +132,11 @@ void HostSummer::encodeSum(const Run& run, std::span<std::byte> codes, const Pay
     all[rank].payload = payloads[rank];
   all[own].own = contributions_.own(run);
   all[own].own_type = contributions_.ownType(run);
+  std::byte* out = decoded(own, run);
   try {
-    contributions_.fused(run).encodeSum(codes, output(own, run), elements_.dtype, all, average_over_, run.offset,
-                                        run.count, contributions_.drawsOf(run, own).again(),
-                                        contributions_.residualOf(run, own));
+    contributions_.fused(run).encodeSum(codes, out, elements_.dtype, all, average_over_, run.offset, run.count,
+                                        contributions_.drawsOf(run, own).again(), contributions_.residualOf(run, own));
+    contributions_.keep(run, own);
   } catch (const NonFiniteError& error) {
     contributions_.checkOwn(run);  // this rank's elements may be why
     throw run.inMessage(error, "of the sum");
@@ -137,6 +147,7 @@ void HostSummer::encodeSum(const Run& run, std::span<std::byte> codes, const Pay
     attribute(run, payloads);
     throw;
   }
+  if (elements_.sums) elements_.sums->see(reinterpret_cast<const float*>(out), run.count);
 }
 
 // Throws PeerError for the first rank whose payload does not decode.
@@ -150,12 +161,16 @@ void HostSummer::attribute(const Run& run, const Payloads& payloads) const {
 }
 
 void HostSummer::takeSums(int owner, size_t k, std::span<const std::byte> payload) {
+  if (elements_.sums) elements_.sums->of(owner).take(k, payload);
   op_.attribute(owner, [&] {
     size_t at = 0;
     for (const Run& run : elements_.slices.of(owner).frames[k].runs) {
       const auto whole = sums_.take(run, owner, payload.subspan(at, run.bytes));
       at += run.bytes;
-      if (run.last()) run.codec->decode(output(owner, run), elements_.dtype, whole, run.offset, run.count);
+      if (!run.last()) continue;
+      std::byte* out = decoded(owner, run);
+      run.codec->decode(out, elements_.dtype, whole, run.offset, run.count);
+      if (elements_.sums) elements_.sums->see(reinterpret_cast<const float*>(out), run.count);
     }
   });
 }
@@ -164,7 +179,7 @@ namespace {
 
 bool anyResidual(const ScatterEntries& entries) {
   return std::any_of(entries.begin(), entries.end(), [](const auto& slice) {
-    return std::any_of(slice.begin(), slice.end(), [](const ScatterEntry& entry) { return entry.residual; });
+    return std::any_of(slice.begin(), slice.end(), [](const ScatterEntry& entry) { return entry.feedback(); });
   });
 }
 
@@ -214,7 +229,7 @@ void Contributions::encodeRun(size_t k, const Run& run, int peer, const std::str
   const size_t frames = elements_.slices.of(peer).frames.size();
   const Draws draws = drawsOf(run, peer);
   const void* x = contribution(run, peer);
-  float* residual = residualOf(run, peer);
+  float* residual = takeResidual(run, peer);
   Loss& loss = op_.counters.loss;
   if (!residual) {
     run.encode(payload, x, dtype, draws, of);
@@ -227,6 +242,7 @@ void Contributions::encodeRun(size_t k, const Run& run, int peer, const std::str
   } catch (const NonFiniteError& error) {
     throw run.inMessage(error, of);
   }
+  keep(run, peer);
   if (window) addLost(loss, residual, *window);
 }
 
@@ -250,16 +266,39 @@ void Contributions::addLost(Loss& loss, const float* residual, const Window& win
 // This rank's elements of `run` for `peer`, scaled where the reduction says so.
 const void* Contributions::contribution(const Run& run, int peer) {
   const size_t item = itemBytes(elements_.dtype);
-  const void* input = static_cast<const std::byte*>(entry(run, peer).input) + run.offset * item;
+  const ScatterEntry& of = entry(run, peer);
+  if (of.make) {
+    auto* made = reinterpret_cast<float*>(scratch(op_.group.scaled, run.count * item));
+    (*of.make)(made, of.first + run.offset, run.count);
+    return made;
+  }
+  const void* input = static_cast<const std::byte*>(of.input) + run.offset * item;
   if (!elements_.reduction.premultiplied) return input;
   std::byte* scaled = scratch(op_.group.scaled, run.count * item);
   scale(scaled, input, elements_.dtype, elements_.reduction.premultiply, run.count);
   return scaled;
 }
 
-float* Contributions::residualOf(const Run& run, int peer) const {
-  float* residual = entry(run, peer).residual;
-  return residual ? residual + run.offset : nullptr;
+float* Contributions::residualOf(const Run& run, int peer) {
+  const ScatterEntry& of = entry(run, peer);
+  if (of.coded) {
+    if (residual_.size() < run.count) residual_.resize(run.count);
+    return residual_.data();
+  }
+  return of.residual ? of.residual + run.offset : nullptr;
+}
+
+// As it was before the op.
+float* Contributions::takeResidual(const Run& run, int peer) {
+  float* residual = residualOf(run, peer);
+  const ScatterEntry& of = entry(run, peer);
+  if (of.coded) of.coded->read(of.first + run.offset, run.count, residual);
+  return residual;
+}
+
+void Contributions::keep(const Run& run, int peer) {
+  const ScatterEntry& of = entry(run, peer);
+  if (of.coded) of.coded->write(of.first + run.offset, run.count, residual_.data());
 }
 
 Draws Contributions::drawsOf(const Run& run, int peer) const {
@@ -267,13 +306,13 @@ Draws Contributions::drawsOf(const Run& run, int peer) const {
 }
 
 DType Contributions::ownType(const Run& run) const {
-  return residualOf(run, op_.rank()) ? DType::float32 : elements_.dtype;
+  return entry(run, op_.rank()).feedback() ? DType::float32 : elements_.dtype;
 }
 
 const void* Contributions::own(const Run& run) {
   const void* x = contribution(run, op_.rank());
   const size_t bytes = run.count * itemBytes(ownType(run));
-  float* residual = residualOf(run, op_.rank());
+  float* residual = takeResidual(run, op_.rank());
   if (residual) {
     repaired_.resize(bytes);
     reduceAssign(repaired_.data(), x, elements_.dtype, run.count);

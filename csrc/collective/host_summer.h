@@ -11,6 +11,7 @@
 #include "codec/fused.h"
 #include "collective/plan.h"
 #include "collective/source_sink.h"
+#include "collective/sum_codes.h"
 #include "collective/summer.h"
 
 namespace lowcomm {
@@ -39,8 +40,10 @@ class Contributions {
   const void* own(const Run& run);
   DType ownType(const Run& run) const;
 
-  // The residual of a run of the slice for `peer`, or null, and what its encoding draws.
-  float* residualOf(const Run& run, int peer) const;
+  // Where the residual of a run of the slice for `peer` is written, or null, and what its encoding draws. One that is
+  // kept in codes has a place until the next run's; keep() keeps it.
+  float* residualOf(const Run& run, int peer);
+  void keep(const Run& run, int peer);
   Draws drawsOf(const Run& run, int peer) const;
 
   // The codec of a run with the arithmetic around it.
@@ -49,6 +52,7 @@ class Contributions {
  private:
   const ScatterEntry& entry(const Run& run, int peer) const { return elements_.entries[peer][run.segment]; }
   const void* contribution(const Run& run, int peer);
+  float* takeResidual(const Run& run, int peer);
   void encodeRun(size_t k, const Run& run, int peer, const std::string& of, std::span<std::byte> payload);
   void withFeedback(const void* x, const float* residual, const Window& window);
   void addLost(Loss& loss, const float* residual, const Window& window);
@@ -57,6 +61,7 @@ class Contributions {
   const SumElements elements_;
   std::optional<FusedCodec> fused_;
   std::vector<std::byte> repaired_;
+  std::vector<float> residual_;           // of a run, where residuals are kept in codes
   std::vector<float> encoded_, decoded_;  // of the loss's sample
   OutgoingParts parts_;
 };
@@ -75,6 +80,7 @@ class HostSummer final : public Summer {
 
  private:
   std::byte* output(int owner, const Run& run) const;
+  std::byte* decoded(int owner, const Run& run);
   void sum(const Run& run, const Payloads& payloads);
   void encodeSum(const Run& run, std::span<std::byte> codes, const Payloads& payloads);
   void attribute(const Run& run, const Payloads& payloads) const;
@@ -84,8 +90,9 @@ class HostSummer final : public Summer {
   const MessagePlan& own_;  // this rank's slice
   const int average_over_;  // 0: a sum
   Contributions contributions_;
-  IncomingParts slices_, sums_;    // of contributions to the own slice, and of the sums of others
-  std::optional<SumCodes> codes_;  // of an all_reduce
+  IncomingParts slices_, sums_;        // of contributions to the own slice, and of the sums of others
+  std::optional<SumCodes> own_codes_;  // where nobody else keeps them
+  SumCodes* codes_ = nullptr;          // of an all_reduce
 };
 
 }  // namespace lowcomm

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -15,6 +16,7 @@
 
 namespace lowcomm {
 
+class CodedResidual;
 struct FrameHeader;
 struct MessageSummary;
 struct NonFiniteError;
@@ -120,13 +122,24 @@ class RankPlans {
   std::vector<MessagePlan> plans_;
 };
 
+// Makes the elements [first, first + count) of a tensor, fp32, at `out`, for a tensor that nobody holds as a whole.
+// Called more than once of the same ones.
+using MakeElements = std::function<void(float* out, uint64_t first, uint64_t count)>;
+
 // The elements of one segment of a slice that ranks reduce: part of a tensor.
 struct ScatterEntry {
   uint64_t count = 0;  // elements, 1 or more
   const void* input = nullptr;
-  void* output = nullptr;     // takes the reduction; may be the input; null: this rank does not get it
+  void* output = nullptr;     // takes the reduction; may be the input; null: this rank does not get it as elements
   float* residual = nullptr;  // of error feedback for these elements; null: none
   uint64_t slot = 0;          // of the message's draws
+
+  uint64_t first = 0;                    // of the entry in its tensor, by which the next two count
+  const MakeElements* make = nullptr;    // in place of the input
+  const CodedResidual* coded = nullptr;  // in place of the residual
+  uint32_t tensor = 0;                   // its number in the message
+
+  bool feedback() const { return residual || coded; }
 };
 
 // By rank, whose slice they make up, in the order of the slice's segments.

@@ -13,6 +13,7 @@
 #include "collective/device_codec.h"
 #include "collective/plan.h"
 #include "collective/source_sink.h"
+#include "collective/sum_codes.h"
 #include "collective/summer.h"
 
 namespace lowcomm {

@@ -1,8 +1,8 @@
 #include "collective/summer.h"
 
 #include <cmath>
-#include <cstring>
 
+#include "codec/coded_residual.h"
 #include "collective/host_summer.h"
 #include "collective/op_context.h"
 #include "collective/staged.h"
@@ -25,42 +25,23 @@ void reduceAlone(const ScatterEntry& entry, const CodecSpec& spec, DType dtype, 
   codec->expectTaken(entry.output, dtype, 0, n, "");
   if (reduction.premultiplied) scale(entry.output, entry.output, dtype, reduction.premultiply, n);
   if (codec->needsRepair(entry.output, dtype, n)) codec->repair(entry.output, dtype, n);
-  if (!entry.residual) return;
-  std::vector<float> rounded(n);
-  reduceInto(entry.residual, entry.output, dtype, ReduceKind::sum, n);
-  reduceFinish(entry.output, entry.residual, dtype, n, 0);
+  if (!entry.feedback()) return;
+  std::vector<float> rounded(n), wide(entry.coded ? n : 0);
+  float* residual = entry.coded ? wide.data() : entry.residual;
+  if (entry.coded) entry.coded->read(entry.first, n, residual);
+  reduceInto(residual, entry.output, dtype, ReduceKind::sum, n);
+  reduceFinish(entry.output, residual, dtype, n, 0);
   reduceAssign(rounded.data(), entry.output, dtype, n);
   for (uint64_t i = 0; i < n; ++i) {
-    const float left = entry.residual[i] - rounded[i];
-    entry.residual[i] = std::isfinite(left) ? left : 0;  // as FusedCodec keeps it
+    const float left = residual[i] - rounded[i];
+    residual[i] = std::isfinite(left) ? left : 0;  // as FusedCodec keeps it
   }
+  if (entry.coded) entry.coded->write(entry.first, n, residual);
 }
 
 SendSlices::SendSlices(const OpContext& op, const RankPlans& slices, Summer& summer) : summer_(summer) {
   out = slices.all();
   in.assign(op.size(), &slices.of(op.rank()));
-}
-
-SumCodes::SumCodes(const MessagePlan& slice) : slice_(slice) {
-  size_t bytes = 0;
-  for (const Frame& frame : slice.frames) {
-    starts_.push_back(bytes);
-    bytes += frame.payload_bytes;
-  }
-  bytes_.resize(bytes);
-}
-
-std::span<std::byte> SumCodes::of(size_t k, const Run& run) {
-  size_t at = starts_[k];
-  for (const Run& before : slice_.frames[k].runs) {
-    if (&before == &run) break;
-    at += before.bytes;
-  }
-  return std::span(bytes_).subspan(at - run.part, run.whole);
-}
-
-void SumCodes::copy(size_t k, std::span<std::byte> payload) const {
-  std::memcpy(payload.data(), bytes_.data() + starts_[k], payload.size());
 }
 
 }  // namespace lowcomm

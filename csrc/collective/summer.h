@@ -14,6 +14,7 @@
 
 namespace lowcomm {
 
+class CodedSums;
 class DeviceCodec;
 class OpContext;
 struct CodecSpec;
@@ -26,7 +27,8 @@ struct SumElements {
   DType dtype;
   Draws draws;  // an entry's slot is counted from here
   const Reduction& reduction;
-  bool encoded_again;  // whether the owner's sums are encoded for all others: an all_reduce
+  bool encoded_again;         // whether the owner's sums are encoded for all others: an all_reduce
+  CodedSums* sums = nullptr;  // takes their codes, of all slices; entries without an output are not decoded
 };
 
 // The arithmetic of a reduction, and the codes around it: on the host, or on a device. Frames, bits and errors are the
@@ -79,23 +81,6 @@ class SendSlices final : public Phase {
 
  private:
   Summer& summer_;
-};
-
-// The codes of the own slice's sums, for implementations.
-class SumCodes {
- public:
-  explicit SumCodes(const MessagePlan& slice);
-
-  // Of a whole run, given the number of the frame that its last part is in.
-  std::span<std::byte> of(size_t k, const Run& run);
-
-  // Writes those of frame k.
-  void copy(size_t k, std::span<std::byte> payload) const;
-
- private:
-  const MessagePlan& slice_;
-  std::vector<size_t> starts_;  // by frame: where its payload is in bytes_
-  std::vector<std::byte> bytes_;
 };
 
 // The operation on the elements of all ranks.

@@ -110,6 +110,7 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     report_.stripe_elements = model_->stripeElements();
     report_.stripes = model_->stripes();
     checks_.resize(model_->stripes().size());
+    measure();
   });
   if (mistake) {
     tellStripes(error, groups_);
@@ -251,9 +252,18 @@ void DiLoCoX::landed(FragmentSchedule& s) {
   }
   conclude(s, effective, error);
   waited_s_ += waited;
+  measure();
   if (s.buffers) return;
   report_.waited_s = waited;
   report_.sent_bytes = sent;
+}
+
+void DiLoCoX::measure() {
+  report_.memory = {};
+  for (const FragmentSchedule& s : fragments_) {
+    for (const Fragment& stripe : s.stripes)
+      report_.memory += stripe.memory();
+  }
 }
 
 // After an outer step was applied, every so often: the ranks' θ̄ are compared, on the control lane and behind no other

@@ -30,6 +30,7 @@ struct OuterReport {
   double taken_s = 0;                    // that taking it lasted, waits for the others included
   double waited_s = 0;                   // for that average to come: what of its way was not hidden
   double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
+  OuterMemory memory;                    // of all fragments, each with its last average
 };
 
 // An outer loop around any inner optimizer (DiLoCo, arXiv 2311.08105; DiLoCoX, arXiv 2506.21263; Streaming DiLoCo,
@@ -156,6 +157,7 @@ class DiLoCoX {
   void outerStep(FragmentSchedule& scheduled);
   void arrive(FragmentSchedule& scheduled, Move move);
   void landed(FragmentSchedule& scheduled);
+  void measure();
   void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
   EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
   void keepError(const std::function<void()>& f);

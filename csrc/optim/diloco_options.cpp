@@ -127,7 +127,7 @@ int64_t Adaptation::syncEvery(double rank) const {
 
 namespace {
 
-constexpr size_t kBlock = 4096;  // elements that stay in the first cache from one loop to the next
+constexpr size_t kBlock = kOuterBlock;
 
 OuterSpan part(const OuterSpan& s, size_t at) {
   const auto on = [at](float* x) { return x ? x + at : nullptr; };

@@ -112,6 +112,8 @@ class Adaptation {
 // The arithmetic of outer steps on spans of fp32, one pass over memory each. Every operation is rounded by itself and
 // in the order written, so that equal averages give equal outer parameters on every CPU; called under FloatEnv.
 
+constexpr int64_t kOuterBlock = 4096;  // elements that stay in the first cache from one loop to the next
+
 // Elements of one tensor. Those that a function does not name may be null.
 struct OuterSpan {
   float* parameter;               // θ, the rank's own

@@ -1,34 +1,19 @@
 #include "optim/fragment.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
 
 #include <c10/core/GradMode.h>
 
 #include "base/error.h"
-#include "base/float_env.h"
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
-#include "collective/summer.h"
 #include "kernels/low_rank/low_rank.h"
-#include "optim/gather_values.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {
 namespace {
 
 constexpr const char* kOp = "outer_step";
-const Reduction kAverage{ReduceKind::sum, /*average=*/true};
-
-bool isFinite(const at::Tensor& tensor) {
-  const float* x = tensor.const_data_ptr<float>();
-  bool finite = true;
-  for (int64_t i = 0; i < tensor.numel(); ++i)
-    finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
-  return finite;
-}
 
 int64_t rowsOf(const at::Tensor& tensor) {
   return tensor.dim() == 0 ? 1 : tensor.size(0);
@@ -39,44 +24,11 @@ bool factored(const at::Tensor& tensor, int64_t rank) {
   return rank > 0 && tensor.dim() >= 2 && rank < rows && rank < columns && isLowRank(rows, columns, rank);
 }
 
+bool isHalf(at::ScalarType type) {
+  return type == at::kBFloat16 || type == at::kHalf;
+}
+
 }  // namespace
-
-// A message under way: shared with its job, which may outlive the fragment.
-struct Fragment::OuterMessage {
-  std::vector<at::Tensor> messages;
-  std::vector<std::shared_ptr<Compression>> compressions;
-  std::vector<std::vector<double>> energies;  // by tensor; empty without a rank
-  std::vector<double> rests;                  // by tensor: what the factors left out; 0 where it is not measured
-  LowRankMessage coded;
-  std::vector<AllReduceMessage> exact;
-  double weight = 0;
-  bool finite = false;  // coded; written on the worker, read after the ticket's wait
-
-  // Weights are compared here, behind training: a site that is late would hold the others up otherwise.
-  void weigh(OpContext& op) const {
-    double sum = 0;
-    for (const std::vector<double>& one : gatherNumbers({weight}, op))
-      sum += one[0];
-    ++op.sequence;
-    const auto share = static_cast<float>(weight * op.size() / sum);
-    const FloatEnv env;
-    for (const at::Tensor& tensor : messages) {
-      float* x = tensor.mutable_data_ptr<float>();
-      for (int64_t i = 0; i < tensor.numel(); ++i)
-        x[i] *= share;
-    }
-  }
-
-  void run(OpContext& op) {
-    if (weight > 0) weigh(op);
-    op.counters.exact = !exact.empty();
-    if (!exact.empty()) {
-      allReduce(op, exact, kAverage);
-    } else {
-      finite = lowRankAllReduce(op, coded, kAverage);
-    }
-  }
-};
 
 Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> parameters)
     : options_(options), next_rank_(options.rank) {
@@ -97,11 +49,15 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     ParameterState kept;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
     kept.outer = hosts.wide(i).clone();
-    kept.message = at::zeros_like(kept.outer);
+    const bool narrow = tensor.scalar_type() != at::kFloat, delayed = options.mode != OuterMode::sync;
+    const bool eager = options.mode == OuterMode::eager;
     if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
-    if (options.mode != OuterMode::sync) kept.mark = at::zeros_like(kept.outer);
-    if (tensor.scalar_type() != at::kFloat) kept.rounding = at::zeros_like(kept.outer);
-    if (options.mode == OuterMode::eager) {
+    if (isExact()) kept.message = at::zeros_like(kept.outer);
+    if (isExact() || eager ? delayed && !narrow : delayed || narrow) kept.start = at::zeros_like(kept.outer);
+    if (narrow) kept.rounding = at::zeros_like(kept.outer);
+    if (narrow && delayed)
+      kept.mark = at::zeros_like(kept.outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
+    if (eager) {
       kept.own_message = at::zeros_like(kept.outer);
       if (options.momentum > 0) kept.own_momentum = at::zeros_like(kept.outer);
     }
@@ -113,6 +69,7 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     kept.parameter = std::move(parameter);
     kept_.push_back(std::move(kept));
   }
+  measure();
 }
 
 int64_t Fragment::elements() const {
@@ -122,53 +79,15 @@ int64_t Fragment::elements() const {
   return elements;
 }
 
-OuterRule Fragment::rule() const {
-  return {options_.mode, static_cast<float>(options_.lr), static_cast<float>(options_.momentum),
-          static_cast<float>(options_.alpha), 1.0f / static_cast<float>(ranks_)};
+// Where the pseudo-gradient of a coded message is.
+Elsewhere Fragment::elsewhere(OuterMessage& flight, size_t i, const std::vector<at::Tensor>& parameters) const {
+  const ParameterState& kept = kept_[i];
+  if (kept.own_message.defined()) return flight.from(kept.own_message);
+  if (!kept.start.defined()) return flight.difference(kept.outer, parameters[i]);
+  return holdsDelta(kept) ? flight.from(kept.start) : flight.difference(kept.outer, kept.start);
 }
 
-// f(span) of every tensor, whose parameter takes what f writes.
-template <class F>
-void Fragment::pass(F&& f) {
-  const c10::NoGradGuard no_grad;
-  const FloatEnv env;
-  std::vector<at::Tensor> parameters;
-  for (const ParameterState& kept : kept_)
-    parameters.push_back(kept.parameter.tensor);
-  HostParameters hosts(std::move(parameters));
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    ParameterState& kept = kept_[i];
-    const at::Tensor host = hosts.wide(i);
-    const auto at = [](const at::Tensor& tensor) {
-      return tensor.defined() ? tensor.mutable_data_ptr<float>() : nullptr;
-    };
-    f(OuterSpan{at(host), at(kept.outer), at(kept.momentum), at(kept.mark), at(kept.message), at(kept.rounding),
-                at(kept.own_message), at(kept.own_momentum), static_cast<size_t>(host.numel())});
-    hosts.round(i, host);
-    if (!kept.rounding.defined()) continue;
-    // Training starts from what was written: what rounding added is no training.
-    kept.rounding.copy_(hosts.wide(i).sub_(host));
-    if (kept.mark.defined()) kept.mark.add_(kept.rounding);
-  }
-  hosts.store();
-}
-
-void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
-  TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
-  ranks_ = queue.size();
-  finite_ = true;
-  const OuterRule rule = this->rule();
-  pass([&](const OuterSpan& s) {
-    finite_ &= takeFromOuter(s);
-    if (!marks) return;
-    if (rule.mode == OuterMode::eager) stepOwn(s, rule, s.message, s.outer, /*arrived=*/false);
-    std::memcpy(s.mark, s.parameter, s.n * sizeof(float));
-  });
-  this->queue(queue, step, weight);
-}
-
-void Fragment::queue(OpQueue& queue, uint32_t step, double weight) {
-  const bool exact = options_.codec.id == CodecId::none;
+void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters) {
   const CodecSpec codec = poisoning(options_.codec);
   auto flight = std::make_shared<OuterMessage>();
   flight->weight = weight;
@@ -179,22 +98,26 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight) {
                    options_.projection.id == CodecId::none ? codec : poisoning(options_.projection),
                    // Not by the group's key: replicas of one cluster average in groups of their own, to the same bits.
                    {options_.seed, streamOf(queue.rank(), 0), step},
-                   {}};
+                   {},
+                   in_place_ ? nullptr : &flight->average};
   for (size_t i = 0; i < kept_.size(); ++i) {
     ParameterState& kept = kept_[i];
-    const auto elements = static_cast<uint64_t>(kept.message.numel());
-    flight->messages.push_back(kept.message);
-    if (exact) {
-      flight->exact.push_back({elements, CodecSpec{}, DType::float32, kept.message.mutable_data_ptr<float>()});
+    if (!in_place_) kept.message = at::Tensor();
+    const ReduceTensor whole =
+        in_place_ ? flight->inPlace(kept.message) : ReduceTensor{static_cast<uint64_t>(kept.outer.numel())};
+    if (isExact()) {
+      flight->exact.push_back({whole.elements, CodecSpec{}, DType::float32, whole.data});
       continue;
     }
     Compression& compression = *kept.compression;
     if (kept.first_rank > 0) compression.setRank(std::min(next_rank_, kept.first_rank));
     flight->compressions.push_back(kept.compression);
-    LowRankTensor tensor{kept.message.mutable_data_ptr<float>(), elements};
-    const Compression::StateView lent = compression.begin(kept.message.numel());
+    LowRankTensor tensor{whole.data, whole.elements};
+    if (!in_place_) tensor.elsewhere = elsewhere(*flight, i, parameters);
+    const Compression::StateView lent = compression.begin(kept.outer.numel());
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;
+    tensor.elsewhere.coded = lent.coded;
     tensor.factor = lent.factor;
     tensor.rank = static_cast<uint64_t>(compression.rank());
     if (tensor.rank > 0) {
@@ -223,6 +146,7 @@ void Fragment::wait() {
   const auto ended = [this](bool well) {
     for (const auto& compression : flight_->compressions)
       compression->end(well);
+    if (own_is_zero_) forgetOwn();
   };
   if (ticket_.pending()) {
     const auto start = std::chrono::steady_clock::now();
@@ -235,11 +159,7 @@ void Fragment::wait() {
     }
     waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : true;
-  if (!flight_->exact.empty()) {
-    for (const at::Tensor& message : flight_->messages)
-      finite = finite && isFinite(message);
-  }
+  const bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
   ended(finite);
   if (!finite) {
     forget();
@@ -257,33 +177,7 @@ void Fragment::wait() {
     ++effective_.matrices;
   }
   phase_ = Phase::landed;
-}
-
-void Fragment::apply(Move move) {
-  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
-  const OuterRule rule = this->rule();
-  pass([&](const OuterSpan& s) {
-    stepOuter(s, rule);
-    moveParameter(s, rule, move);
-  });
-  for (ParameterState& kept : kept_) {
-    if (kept.compression && kept.compression->done()) kept.compression->commit();
-    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
-  }
-  flight_.reset();
-  phase_ = Phase::idle;
-}
-
-void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
-  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
-  ranks_ = queue.size();
-  finite_ = true;
-  const OuterRule rule = this->rule();
-  pass([&](const OuterSpan& s) { finite_ &= stepAndRestart(s, rule); });
-  for (const ParameterState& kept : kept_) {
-    if (kept.compression && kept.compression->done()) kept.compression->commit();
-  }
-  this->queue(queue, step, weight);
+  measure();
 }
 
 void Fragment::drop() {
@@ -305,17 +199,39 @@ void Fragment::forget() {
   phase_ = Phase::idle;
   for (ParameterState& kept : kept_) {
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);
+    if (!isExact()) kept.message = at::Tensor();
   }
 }
 
-void Fragment::restore() {
-  // A message under way is still applied, to a training that starts here.
-  pass([](const OuterSpan& s) {
-    std::memcpy(s.parameter, s.outer, s.n * sizeof(float));
-    if (s.mark) std::memcpy(s.mark, s.outer, s.n * sizeof(float));
-    if (s.own_message) std::memset(s.own_message, 0, s.n * sizeof(float));
-    if (s.own_momentum) std::memcpy(s.own_momentum, s.momentum, s.n * sizeof(float));
-  });
+void Fragment::forgetOwn() {
+  for (ParameterState& kept : kept_) {
+    if (kept.own_message.defined()) kept.own_message.zero_();
+  }
+  own_is_zero_ = false;
+}
+
+void Fragment::measure() {
+  memory_ = {};
+  const auto bytes = [](const at::Tensor& tensor) { return tensor.defined() ? tensor.nbytes() : 0; };
+  for (const ParameterState& kept : kept_) {
+    memory_ += {bytes(kept.outer),    bytes(kept.momentum),
+                bytes(kept.start),    bytes(kept.mark),
+                bytes(kept.message),  kept.compression ? kept.compression->bytes() : 0,
+                bytes(kept.rounding), bytes(kept.own_message) + bytes(kept.own_momentum)};
+  }
+  if (flight_) memory_.average += flight_->average.bytes();
+}
+
+OuterMemory& OuterMemory::operator+=(const OuterMemory& more) {
+  outer += more.outer;
+  momentum += more.momentum;
+  start += more.start;
+  mark += more.mark;
+  average += more.average;
+  residual += more.residual;
+  rounding += more.rounding;
+  own += more.own;
+  return *this;
 }
 
 uint32_t Fragment::checksum() const {

@@ -11,6 +11,7 @@
 
 #include "engine/op_queue.h"
 #include "optim/diloco_options.h"
+#include "optim/outer_message.h"
 #include "optim/outer_parameter.h"
 #include "tensor/compression.h"
 
@@ -26,11 +27,27 @@ struct EffectiveRanks {
   double mean() const { return matrices == 0 ? 0 : sum / matrices; }
 };
 
-// Some of the parameters and all that an outer loop keeps of them: θ̄ and momentum, equal on all ranks; residuals,
-// low-rank factors and the message under way. In host memory, 4 bytes an element each: θ̄; the message; with momentum
-// u; with a delay the mark; of parameters that are not fp32 what rounding added to them; with error feedback the
-// residual and a second one, for a failed op to be rolled back (of residuals in 8 bits, 1 byte each, only while a
-// message is under way); with mode eager two more. The caller sees to the order of calls and of ranks; one thread.
+// Bytes of a rank's outer state, by what they hold.
+struct OuterMemory {
+  uint64_t outer = 0, momentum = 0, start = 0, mark = 0, average = 0, residual = 0, rounding = 0, own = 0;
+
+  uint64_t total() const { return outer + momentum + start + mark + average + residual + rounding + own; }
+  OuterMemory& operator+=(const OuterMemory& more);
+};
+
+// Some of the parameters and all that an outer loop keeps of them, in host memory. 4 bytes an element of each unless
+// said: θ̄ and momentum, equal on all ranks; with error feedback the residual, 1 byte in 8 bits; of parameters that are
+// not fp32 what rounding added to them; with mode eager δ and u of the own outer steps.
+//
+// While a message is under way these are needed besides: δ, which the codes are made of as they are sent; the mark; the
+// average; and the residual as it will be, next to the one that a failed op falls back to. Of δ and mark one is kept,
+// the start, and the other follows from it, to the bit: with δ = θ̄ − θ and mark = θ, δ is θ̄ − start; in mode
+// continue training goes on from θ̄ − δ, which is the mark; in mode restart from θ̄. A coded average stays in its codes
+// until the outer step (CodedAverage), and with them in the cache each element's. What does not follow is kept: the
+// mark in mode restart with an alpha, and of 16-bit parameters, 2 bytes; the average, where it is exact or of a group
+// of one rank, or loaded. Mode sync waits for the average, and takes δ from the parameters themselves.
+//
+// The caller sees to the order of calls and of ranks; one thread.
 class Fragment {
  public:
   // idle: nothing under way; flying: a message is; landed: it has come and is not applied.
@@ -70,6 +87,9 @@ class Fragment {
   const OpCounters& moved() const { return moved_; }
   double waited() const { return waited_s_; }
 
+  // When the last average had come, which is when there is most; before the first message what there is.
+  const OuterMemory& memory() const { return memory_; }
+
   // The parameters become θ̄.
   void restore();
 
@@ -96,16 +116,27 @@ class Fragment {
  private:
   struct ParameterState {
     OuterParameter parameter;
-    at::Tensor outer, momentum, message, mark, rounding, own_message, own_momentum;
+    at::Tensor outer, momentum, start, mark, message, rounding, own_message, own_momentum;
     std::shared_ptr<Compression> compression;  // null: exact
     int64_t first_rank = 0;
   };
-  struct OuterMessage;
+  enum class Start : uint8_t { mark, delta };
   template <class F>
   void pass(F&& f);
-  template <class K, class F>
-  static void eachTensor(K& kept, F&& f);
-  void queue(OpQueue& queue, uint32_t step, double weight);
+  template <class F>
+  static void eachTensor(const ParameterState& kept, F&& f);
+  at::Tensor averageOf(size_t tensor) const;
+  at::Tensor wholeMark(size_t tensor) const;
+  bool isExact() const { return options_.codec.id == CodecId::none; }
+  bool isMarked() const { return options_.mode != OuterMode::sync; }
+  bool holdsDelta(const ParameterState& kept) const;
+  float* markOf(const ParameterState& kept, int64_t first, int64_t count, float* scratch) const;
+  void arrived(size_t tensor, const TakeElements& take) const;
+  OuterSpan spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const;
+  void queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters);
+  Elsewhere elsewhere(OuterMessage& flight, size_t tensor, const std::vector<at::Tensor>& parameters) const;
+  void forgetOwn();
+  void measure();
 
   // -> idle: the message is none any more, and with mode eager the rank's own outer steps, which were taken for it and
   // may hold what made it fail, start from θ̄ and its momentum again.
@@ -117,6 +148,11 @@ class Fragment {
   Phase phase_ = Phase::idle;
   Ticket ticket_;
   std::shared_ptr<OuterMessage> flight_;
+  Start start_ = Start::mark;        // what `start` holds
+  bool mark_is_outer_ = false;       // the mark of fp32 parameters is θ̄ ...
+  bool mark_is_apart_ = false;       // ... or stands in `mark`
+  bool in_place_ = true;             // the average is in `message`, decoded
+  bool own_is_zero_ = false;         // own_message is to become 0 when no op reads it any more
   std::vector<at::Tensor> factors_;  // between shared() and share(); by tensor
   int ranks_ = 1;
   int64_t next_rank_;
@@ -124,6 +160,7 @@ class Fragment {
   double waited_s_ = 0;
   bool finite_ = true;
   OpCounters moved_;
+  OuterMemory memory_;
 };
 
 }  // namespace lowcomm

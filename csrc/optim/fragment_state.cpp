@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/float_env.h"
 #include "optim/fragment.h"
 
 namespace lowcomm {
@@ -43,28 +44,54 @@ void Fragment::share(bool behind) {
   if (behind) restore();
 }
 
-// f(key, tensor) of every tensor that a checkpoint holds in addition to those of Compression.
-template <class K, class F>
-void Fragment::eachTensor(K& kept, F&& f) {
+// f(key, tensor) of what a checkpoint holds as it stands here, in addition to residuals and factors. The message (the
+// average) and the mark are in it too, in fp32, whatever they are kept as.
+template <class F>
+void Fragment::eachTensor(const ParameterState& kept, F&& f) {
   const std::string& name = kept.parameter.name;
   f(name + ".outer", kept.outer);
   f(name + ".momentum", kept.momentum);
-  f(name + ".message", kept.message);
-  f(kOwn + name + ".mark", kept.mark);
   f(kOwn + name + ".rounding", kept.rounding);
   f(kOwn + name + ".own_message", kept.own_message);
   f(kOwn + name + ".own_momentum", kept.own_momentum);
 }
 
+// Where there is no message under way both have no meaning, and a place: checkpoints have one shape.
+at::Tensor Fragment::averageOf(size_t i) const {
+  at::Tensor average = at::zeros_like(kept_[i].outer);
+  auto* x = average.mutable_data_ptr<float>();
+  if (phase_ == Phase::landed) {
+    arrived(i, [&](uint64_t first, uint64_t count, const float* from) { std::copy_n(from, count, x + first); });
+  }
+  return average;
+}
+
+at::Tensor Fragment::wholeMark(size_t i) const {
+  const ParameterState& kept = kept_[i];
+  at::Tensor mark = kept.outer.clone();
+  auto* x = mark.mutable_data_ptr<float>();
+  for (int64_t first = 0; phase_ == Phase::landed && first < mark.numel(); first += kOuterBlock) {
+    const int64_t count = std::min(kOuterBlock, mark.numel() - first);
+    float scratch[kOuterBlock];
+    const float* from = markOf(kept, first, count, scratch);
+    if (from != x + first) std::copy_n(from, count, x + first);
+  }
+  return mark;
+}
+
 TensorMap Fragment::state() const {
   TORCH_INTERNAL_ASSERT(phase_ != Phase::flying);
+  const FloatEnv env;
   TensorMap state;
-  for (const ParameterState& kept : kept_) {
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const ParameterState& kept = kept_[i];
     // The ranks that write a checkpoint have all come so far: the message will not be taken back.
     if (kept.compression && kept.compression->done()) kept.compression->commit();
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) state[key] = tensor.clone();
     });
+    state[kept.parameter.name + ".message"] = averageOf(i);
+    if (isMarked()) state[kOwn + kept.parameter.name + ".mark"] = wholeMark(i);
     if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
     if (residual.defined()) state[kOwn + kept.parameter.name + ".residual"] = residual.clone();
@@ -88,8 +115,10 @@ void Fragment::check(const TensorMap& state) const {
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) expect(key, tensor);
     });
-    if (!kept.compression) continue;
     const std::string& name = kept.parameter.name;
+    expect(name + ".message", kept.outer);
+    if (isMarked()) expect(kOwn + name + ".mark", kept.outer);
+    if (!kept.compression) continue;
     const at::Tensor residual = kept.compression->residual(), factor = kept.compression->factor();
     if (residual.defined()) expect(kOwn + name + ".residual", residual);
     if (factor.defined()) expect(name + ".factor", factor, /*any_rows=*/true);
@@ -101,13 +130,21 @@ void Fragment::load(const TensorMap& state, Phase phase, const EffectiveRanks& e
   const auto find = [&](const std::string& key, bool wanted) {
     return wanted ? std::optional(state.at(key)) : std::nullopt;
   };
+  in_place_ = true;
+  start_ = Start::mark;
+  mark_is_outer_ = mark_is_apart_ = false;
   for (ParameterState& kept : kept_) {
-    eachTensor(kept, [&](const std::string& key, at::Tensor& tensor) {
+    eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) tensor.copy_(state.at(key));
     });
+    const std::string& name = kept.parameter.name;
+    if (phase == Phase::landed || isExact()) {
+      if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);
+      kept.message.copy_(state.at(name + ".message"));
+    }
+    if (isMarked()) (kept.rounding.defined() ? kept.mark : kept.start).copy_(state.at(kOwn + name + ".mark"));
     if (!kept.compression) continue;
     Compression& compression = *kept.compression;
-    const std::string& name = kept.parameter.name;
     const auto factor = find(name + ".factor", compression.factor().defined());
     if (factor) compression.setRank(factor->size(0));
     compression.set(find(kOwn + name + ".residual", compression.residual().defined()), factor);

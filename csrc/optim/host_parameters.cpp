@@ -1,9 +1,7 @@
 #include "optim/host_parameters.h"
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <map>
 #include <string>
 #include <utility>
 
@@ -28,25 +26,28 @@ HostParameters::HostParameters(std::vector<at::Tensor> parameters) : parameters_
     parameter = parameter.detach();
     if (parameter.is_cuda()) bytes += roomOf(parameter);
   }
-  pinned_.resize(parameters_.size());
+  copies_.resize(parameters_.size());
   if (bytes == 0) return;
   const at::Tensor buffer = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
-  std::map<c10::DeviceIndex, c10::Event> copied;
   int64_t first = 0;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& from = parameters_[i];
     if (!from.is_cuda()) continue;
+    const auto [queue, is_new] = queues_.try_emplace(from.device().index(), from.device());
+    if (is_new) queue->second.enter();
     const auto size = static_cast<int64_t>(from.numel() * from.element_size());
-    pinned_[i] = buffer.narrow(0, first, size).view(from.scalar_type()).view(from.sizes());
-    pinned_[i].copy_(from, /*non_blocking=*/true);
-    copied.try_emplace(from.device().index(), from.device().type());
+    copies_[i].pinned = buffer.narrow(0, first, size).view(from.scalar_type()).view(from.sizes());
+    queue->second.run([&] { copies_[i].pinned.copy_(from, /*non_blocking=*/true); });
+    copies_[i].copied = queue->second.mark();
     first += roomOf(from);
   }
-  for (auto& [index, event] : copied) {
-    const c10::impl::VirtualGuardImpl guard(event.device_type());
-    event.record(guard.getStream({event.device_type(), index}));
-    event.synchronize();
-  }
+}
+
+const at::Tensor& HostParameters::host(size_t i) const {
+  Copy& copy = copies_[i];
+  if (!copy.pinned.defined()) return parameters_[i];
+  if (copy.copied) DeviceQueue::block(std::exchange(copy.copied, nullptr));
+  return copy.pinned;
 }
 
 at::Tensor HostParameters::wide(size_t i) const {
@@ -55,11 +56,23 @@ at::Tensor HostParameters::wide(size_t i) const {
 
 void HostParameters::round(size_t i, const at::Tensor& wide) {
   if (!wide.is_alias_of(host(i))) host(i).copy_(wide);
+  if (copies_[i].pinned.defined()) send(i);
 }
 
-void HostParameters::store() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (pinned_[i].defined()) parameters_[i].copy_(pinned_[i], /*non_blocking=*/true);
+void HostParameters::send(size_t i) {
+  queues_.at(parameters_[i].device().index()).run([&] {
+    parameters_[i].copy_(copies_[i].pinned, /*non_blocking=*/true);
+  });
+  copies_[i].sent = true;
+}
+
+void HostParameters::store() {
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    if (copies_[i].pinned.defined() && !copies_[i].sent) send(i);
+  }
+  for (auto& [index, queue] : queues_) {
+    const c10::impl::VirtualGuardImpl guard(queue.device().type());
+    queue.mark()->block(guard.getStream(queue.device()));
   }
 }
 

@@ -2,34 +2,48 @@
 
 #include <ATen/ATen.h>
 
+#include <map>
 #include <vector>
 
 #include "codec/spec.h"
+#include "tensor/device_queue.h"
 
 namespace lowcomm {
 
 // Parameters in host memory for a pass over them. Those of CUDA devices come there and go back through one pinned
-// buffer, with one wait for all of them: one by one and pageable they would take several times as long.
+// buffer and a copy stream a device: the copy of one overlaps the pass over those before it, and its way back the pass
+// over those behind it.
 class HostParameters {
  public:
-  // Waits until the device has copied; of other tensors nothing is copied yet.
+  // The copy streams wait for what is enqueued on each device's current stream; of other tensors nothing is copied yet.
   explicit HostParameters(std::vector<at::Tensor> parameters);
 
-  // The parameter's copy in host memory, of its own type; the parameter itself where it is there.
-  const at::Tensor& host(size_t i) const { return pinned_[i].defined() ? pinned_[i] : parameters_[i]; }
+  // The parameter's copy in host memory, of its own type, once the device has copied it; the parameter itself where it
+  // is there.
+  const at::Tensor& host(size_t i) const;
 
   // fp32 and contiguous: the parameter's own memory where it is that on the host.
   at::Tensor wide(size_t i) const;
 
-  // Rounds what a pass made of wide(i) to the parameter's type. wide(i) is that from then on.
+  // Rounds what a pass made of wide(i) to the parameter's type, and sends it to its device. wide(i) is that from then
+  // on, and not to be written any more.
   void round(size_t i, const at::Tensor& wide);
 
-  // The CUDA parameters become what they were rounded to: enqueued on each device's current stream.
-  void store() const;
+  // Sends what round() has not, and each device's current stream waits for what was sent.
+  void store();
 
  private:
+  // A CUDA parameter's.
+  struct Copy {
+    at::Tensor pinned;         // of its type and shape; undefined where it is on the host
+    DeviceQueue::Mark copied;  // null: it has been waited for
+    bool sent = false;
+  };
+  void send(size_t i);
+
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> pinned_;  // of a parameter's type and shape; undefined where it is on the host
+  mutable std::vector<Copy> copies_;
+  std::map<c10::DeviceIndex, DeviceQueue> queues_;
 };
 
 // Throws ValueError in the name of the optimizer `who` unless its messages can have this codec: of flat tensors,

@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/float_env.h"
@@ -13,8 +14,6 @@
 namespace lowcomm {
 
 namespace {
-
-constexpr const char* kEightBits = "sym8:bucket=512";
 
 int64_t product(at::IntArrayRef shape) {
   int64_t numel = 1;
@@ -39,7 +38,7 @@ Compression::Compression(at::IntArrayRef shape, int64_t rank, bool feedback, boo
       rank_(rank),
       feedback_(feedback),
       seed_(seed),
-      eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(kEightBits)) : nullptr) {
+      eight_bits_(eight_bits && feedback ? makeCodec(CodecSpec::parse(CodedResidual::kEightBits)) : nullptr) {
   expectRank(rank_);
   c10::InferenceMode normal(false);  // whatever mode the caller is in: an inference tensor could not be written outside
   if (feedback_) residual_ = eight_bits_ ? narrowed(at::zeros({numel_}, at::kFloat)) : at::zeros(shape_, at::kFloat);
@@ -140,13 +139,17 @@ Compression::StateView Compression::begin(int64_t numel) {
   c10::NoGradGuard no_grad;
   StateView lent;
   if (feedback_) {
+    if (!next_residual_.defined()) next_residual_ = at::empty_like(residual_);
     if (eight_bits_) {
-      next_residual_ = widened();
+      const auto* kept = static_cast<const std::byte*>(residual_.const_data_ptr());
+      auto* next = static_cast<std::byte*>(next_residual_.mutable_data_ptr());
+      coded_.emplace(*eight_bits_, static_cast<uint64_t>(numel_), std::span(kept, residual_.nbytes()),
+                     std::span(next, next_residual_.nbytes()));
+      lent.coded = &*coded_;
     } else {
-      if (!next_residual_.defined()) next_residual_ = at::empty_like(residual_);
       lent.kept = residual_.const_data_ptr<float>();
+      lent.residual = next_residual_.mutable_data_ptr<float>();
     }
-    lent.residual = next_residual_.mutable_data_ptr<float>();
   }
   if (rank_ > 0) {
     next_factor_ = factor_.clone();
@@ -158,9 +161,6 @@ Compression::StateView Compression::begin(int64_t numel) {
 
 void Compression::end(bool done) {
   std::lock_guard<std::mutex> lock(mutex_);
-  c10::InferenceMode normal(false);
-  // At once: until the step ends other tensors' fp32 need not wait next to this one's.
-  if (eight_bits_) next_residual_ = done ? narrowed(next_residual_) : at::Tensor();
   loan_ = done ? Loan::done : Loan::idle;
 }
 
@@ -174,8 +174,7 @@ void Compression::commit() {
   TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
   if (feedback_) std::swap(residual_, next_residual_);
   // A new tensor where somebody holds the old one, or it cannot be used again: what they have read stays what it was.
-  if (next_residual_.defined() &&
-      (eight_bits_ || next_residual_.use_count() > 1 || next_residual_.storage().use_count() > 1)) {
+  if (next_residual_.defined() && (next_residual_.use_count() > 1 || next_residual_.storage().use_count() > 1)) {
     next_residual_ = at::Tensor();
   }
   if (rank_ > 0) factor_ = std::move(next_factor_);
@@ -187,8 +186,15 @@ void Compression::rollBack() {
   TORCH_CHECK_VALUE(loan_ != Loan::lent,
                     "lowcomm: compression: roll back: expected an op that has ended, got one "
                     "under way");
-  if (eight_bits_) next_residual_ = at::Tensor();
   loan_ = Loan::idle;
+}
+
+size_t Compression::bytes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  size_t bytes = 0;
+  for (const at::Tensor& tensor : {residual_, next_residual_, factor_, next_factor_})
+    bytes += tensor.defined() ? tensor.nbytes() : 0;
+  return bytes;
 }
 
 // Whatever mode the caller is in: an inference tensor could not be written outside it.

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <optional>
 
-#include "codec/codec.h"
+#include "codec/coded_residual.h"
 
 namespace lowcomm {
 
@@ -18,8 +18,8 @@ class Compression {
  public:
   // Of a contiguous tensor of that shape. `rank`: 0, or where isLowRank holds of its matrix [size(0), the rest]: that
   // of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
-  // `eight_bits`: kept in 8 bits an element (and a scale every 512) between steps, as in LoCo (arXiv 2407.04480), so
-  // that what 8 bits lose of it is lost. ValueError for a rank that does not fit.
+  // `eight_bits`: kept in 8 bits an element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8
+  // bits lose of it is lost. ValueError for a rank that does not fit.
   Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
 
   // As last committed. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes of 8 bits;
@@ -44,11 +44,12 @@ class Compression {
   // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
   void scale(double factor);
 
-  // What an op on a tensor of `numel` elements works on; where `kept` is not null the residual is still to be copied
-  // from there. ValueError for another number, or while an op is under way or not committed.
+  // What an op on a tensor of `numel` elements works on: `residual`, to be copied from `kept` first, or in 8 bits
+  // `coded`. ValueError for another number, or while an op is under way or not committed.
   struct StateView {
     float* residual = nullptr;
     const float* kept = nullptr;
+    const CodedResidual* coded = nullptr;
     float* factor = nullptr;
   };
   StateView begin(int64_t numel);
@@ -61,6 +62,9 @@ class Compression {
 
   void commit();
   void rollBack();
+
+  // Of residuals and factors, those that an op works on among them.
+  size_t bytes() const;
 
  private:
   enum class Loan { idle, lent, done };
@@ -78,6 +82,7 @@ class Compression {
 
   mutable std::mutex mutex_;
   at::Tensor residual_, factor_, next_residual_, next_factor_;
+  std::optional<CodedResidual> coded_;
   Loan loan_ = Loan::idle;
 };
 

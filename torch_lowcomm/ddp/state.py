@@ -59,7 +59,7 @@ class State:
         error_feedback: Whether residuals are kept (8 bytes a coded element, in host memory).
         warm_up_steps: Number of first steps that are exact.
         residual_dtype: "float32", or "int8" for 8 bits an element and a scale every 512 elements (LoCo, arXiv 2407.04480).
-            "int8" takes 2 bytes an element, and 4 more while its bucket is under way; it loses what 8 bits cannot hold.
+            "int8" takes 2 bytes an element in place of 8; it loses what 8 bits cannot hold.
         model: The model or its DDP wrapper: residuals are then keyed by parameter name. Without it they are keyed by the order
             of the first backward's buckets, which the same model and bucket_cap_mb make again.
         exact: Called with (name, parameter) for the parameters of `model`; True keeps a parameter exact.

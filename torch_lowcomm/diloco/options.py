@@ -36,8 +36,9 @@ class DiLoCoXOptions:
             `codec`; None for no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
         projection_codec: Codec text of each first factor; None for `codec`.
         error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
-            "gauss", which loses little. Residuals and their copy take 8 bytes an element in host memory.
-        residual_dtype: "float32", or "int8" for residuals of 1 byte an element between outer steps.
+            "gauss", which loses little. A residual and its next value take 8 bytes an element in host memory.
+        residual_dtype: "float32", or "int8" for residuals of 1 byte an element (sym8:bucket=512), 2 with their next value. What
+            8 bits lose of a residual is lost.
         adapt_rank: Whether the rank r_t follows the effective rank of pseudo-gradients (arXiv 2506.21263, section 2.4.3).
         adapt_sync_every: Whether the interval follows r_t too: H·r_t/r. Shards need `cluster`, or a `mesh` of two dimensions.
         adapt_to: Whose effective rank: "pseudo_gradient", the average of what was to be sent, with the residual, by which r_t

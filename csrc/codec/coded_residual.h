@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "codec/codec.h"
+
+namespace lowcomm {
+
+// The residual of a tensor, kept as the codes of one run over it: what was kept before an op, and room for what the op
+// leaves. Parts are read and written by themselves, and no fp32 copy of the whole is made. What the codes lose of a
+// residual is lost. One thread at a time; the memory is the caller's.
+class CodedResidual {
+ public:
+  // What every residual in 8 bits is kept as: a scale every 512 elements, at which every codec's runs begin and end.
+  static constexpr const char* kEightBits = "sym8:bucket=512";
+
+  // `kept` and `next` are of codec->encodedBytes(elements, float32) bytes. `codec` outlives this, and has pieces.
+  CodedResidual(const Codec& codec, uint64_t elements, std::span<const std::byte> kept, std::span<std::byte> next)
+      : codec_(codec), elements_(elements), kept_(kept), next_(next) {}
+
+  // out = the elements [first, first + count) as they were kept; `first` is a multiple of the codec's granularity, and
+  // so is the end unless it is the tensor's. WireError for codes that are none.
+  void read(uint64_t first, uint64_t count, float* out) const;
+
+  // Keeps x as those elements. NonFiniteError for a NaN or an infinity.
+  void write(uint64_t first, uint64_t count, const float* x) const;
+
+ private:
+  const Codec& codec_;
+  const uint64_t elements_;
+  const std::span<const std::byte> kept_;
+  const std::span<std::byte> next_;
+  mutable std::vector<std::byte> piece_;  // a piece's own payload
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "collective/plan.h"
+#include "collective/sum_codes.h"
+
+namespace lowcomm {
+
+// Where the elements of a tensor without data come from, fp32, and what its residual is kept in.
+struct Elsewhere {
+  const float* from = nullptr;         // all of them; null: `make`
+  const MakeElements* make = nullptr;  // lives until the op has ended
+  const CodedResidual* coded = nullptr;
+};
+
+// Elements [first, first + count) of a tensor, decoded; the caller may write to them.
+using TakeElements = std::function<void(uint64_t first, uint64_t count, float* x)>;
+
+// The result of an all_reduce as its codes, those of this rank's slice and those that came: some half a byte an element
+// in 4 bits, where the elements would take 4.
+class CodedSums {
+ public:
+  CodedSums(std::shared_ptr<const RankPlans> slices, const ScatterEntries& entries);
+
+  // The codes of the slice that a rank owns.
+  SumCodes& of(int owner) { return codes_[owner]; }
+
+  // Calls with all elements of a tensor of the message, piece by piece and in order. After the op.
+  void decode(uint32_t tensor, const TakeElements& take) const;
+
+  // Whether all elements are finite: what was seen of them while they came.
+  bool finite() const { return finite_; }
+  void see(const float* x, uint64_t count);
+
+  size_t bytes() const;
+
+ private:
+  struct Place {  // of a whole run
+    int owner;
+    size_t frame, run;
+    uint64_t first;  // of the run in its tensor
+  };
+
+  std::shared_ptr<const RankPlans> slices_;
+  std::vector<SumCodes> codes_;             // by owner
+  std::vector<std::vector<Place>> places_;  // by tensor, in the order of its elements
+  bool finite_ = true;
+};
+
+// The result of a lowRankAllReduce whose tensors have no data: in codes, and of tensors with a rank in their factors,
+// P and R.
+class CodedAverage {
+ public:
+  // Calls with all elements of a tensor of the message, in order, some rows at a time of one with a rank. Called under
+  // FloatEnv.
+  void decode(size_t tensor, const TakeElements& take) const;
+
+  size_t bytes() const;
+
+  // What the op makes of it.
+  struct Tensor {
+    uint32_t number = 0;  // among the tensors of `sums`
+    uint64_t rows = 0, columns = 0, rank = 0;
+    std::vector<float> p = {}, r = {};  // [rank, rows], [rank, columns]
+  };
+  std::shared_ptr<CodedSums> sums;
+  std::vector<Tensor> tensors;
+};
+
+}  // namespace lowcomm

@@ -1,0 +1,211 @@
+// The passes of a fragment over its parameters, and what they make of start, mark and average.
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/float_env.h"
+#include "kernels/isa/table.h"
+#include "kernels/reduce.h"
+#include "optim/fragment.h"
+#include "optim/host_parameters.h"
+#include "tensor/wire_type.h"
+
+namespace lowcomm {
+namespace {
+
+float* dataAt(const at::Tensor& tensor, int64_t first) {
+  return tensor.defined() ? tensor.mutable_data_ptr<float>() + first : nullptr;
+}
+
+// f(first, count) of elements that stay in the first cache.
+template <class F>
+void eachBlock(int64_t elements, F&& f) {
+  for (int64_t first = 0; first < elements; first += kOuterBlock)
+    f(first, std::min<int64_t>(kOuterBlock, elements - first));
+}
+
+void copy(float* to, const float* from, int64_t count) {
+  if (to != from) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+}
+
+}  // namespace
+
+OuterRule Fragment::rule() const {
+  return {options_.mode, static_cast<float>(options_.lr), static_cast<float>(options_.momentum),
+          static_cast<float>(options_.alpha), 1.0f / static_cast<float>(ranks_)};
+}
+
+// f(kept, host) of every tensor: its state and its parameter, fp32 in host memory, which takes what f writes there.
+template <class F>
+void Fragment::pass(F&& f) {
+  const c10::NoGradGuard no_grad;
+  const FloatEnv env;
+  std::vector<at::Tensor> parameters;
+  for (const ParameterState& kept : kept_)
+    parameters.push_back(kept.parameter.tensor);
+  HostParameters hosts(std::move(parameters));
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    ParameterState& kept = kept_[i];
+    const at::Tensor host = hosts.wide(i);
+    f(i, host);
+    hosts.round(i, host);
+    if (!kept.rounding.defined()) continue;
+    // Training starts from what was written: what rounding added is no training.
+    kept.rounding.copy_(hosts.wide(i).sub_(host));
+    if (kept.mark.defined()) kept.mark.copy_(hosts.host(i));
+  }
+  hosts.store();
+}
+
+// Without message and mark.
+OuterSpan Fragment::spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const {
+  return {dataAt(host, first),
+          dataAt(kept.outer, first),
+          dataAt(kept.momentum, first),
+          nullptr,
+          nullptr,
+          dataAt(kept.rounding, first),
+          dataAt(kept.own_message, first),
+          dataAt(kept.own_momentum, first),
+          static_cast<size_t>(count)};
+}
+
+// The mark of elements [first, first + count), where it stands or in `scratch`; may be written to.
+float* Fragment::markOf(const ParameterState& kept, int64_t first, int64_t count, float* scratch) const {
+  const auto n = static_cast<uint64_t>(count);
+  if (kept.rounding.defined()) {
+    if (kept.mark.scalar_type() == at::kFloat) return dataAt(kept.mark, first);
+    const auto* mark = static_cast<const uint16_t*>(kept.mark.const_data_ptr()) + first;
+    reduceAssign(scratch, mark, wireType(kept.mark.scalar_type()), n);
+  } else if (mark_is_outer_) {
+    copy(scratch, dataAt(kept.outer, first), count);
+  } else if (start_ == Start::mark) {
+    return dataAt(kept.start, first);
+  } else if (mark_is_apart_) {
+    return dataAt(kept.mark, first);
+  } else {
+    kernels().difference(scratch, dataAt(kept.outer, first), dataAt(kept.start, first), n);
+  }
+  return scratch;
+}
+
+void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
+  ranks_ = queue.size();
+  finite_ = true;
+  in_place_ = isExact() || ranks_ == 1;
+  const OuterRule rule = this->rule();
+  const bool eager = rule.mode == OuterMode::eager;
+  start_ = marks || isExact() || eager ? Start::mark : Start::delta;
+  mark_is_outer_ = mark_is_apart_ = false;
+  std::vector<at::Tensor> parameters;
+  pass([&](size_t i, const at::Tensor& host) {
+    ParameterState& kept = kept_[i];
+    if (in_place_ && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
+    const bool delta = kept.start.defined() && holdsDelta(kept);
+    eachBlock(host.numel(), [&](int64_t first, int64_t count) {
+      float scratch[kOuterBlock];
+      OuterSpan s = spanOf(kept, host, first, count);
+      s.message = in_place_ ? dataAt(kept.message, first)
+                  : eager   ? s.own_message
+                  : delta   ? dataAt(kept.start, first)
+                            : scratch;
+      finite_ &= takeFromOuter(s);
+      if (!marks) return;
+      if (eager) stepOwn(s, rule, s.message, s.outer, /*arrived=*/false);
+      if (kept.start.defined() && !delta) copy(dataAt(kept.start, first), s.parameter, count);
+    });
+    parameters.push_back(host);
+  });
+  this->queue(queue, step, weight, parameters);
+}
+
+bool Fragment::holdsDelta(const ParameterState& kept) const {
+  return start_ == Start::delta || (kept.rounding.defined() && !isExact());
+}
+
+// f(first, count, Δ) of a tensor, of the average that has landed.
+void Fragment::arrived(size_t i, const TakeElements& take) const {
+  const auto blocks = [&](uint64_t first, uint64_t count, float* x) {
+    eachBlock(static_cast<int64_t>(count), [&](int64_t more, int64_t n) { take(first + more, n, x + more); });
+  };
+  if (in_place_) {
+    blocks(0, static_cast<uint64_t>(kept_[i].outer.numel()), dataAt(kept_[i].message, 0));
+  } else {
+    flight_->average.decode(i, blocks);
+  }
+}
+
+void Fragment::apply(Move move) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
+  const OuterRule rule = this->rule();
+  const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
+  pass([&](size_t i, const at::Tensor& host) {
+    arrived(i, [&](uint64_t first, uint64_t count, float* average) {
+      float scratch[kOuterBlock];
+      OuterSpan s = spanOf(kept_[i], host, first, count);
+      s.message = average;
+      if (by_mark) s.mark = markOf(kept_[i], first, count, scratch);
+      stepOuter(s, rule);
+      moveParameter(s, rule, move);
+    });
+  });
+  for (ParameterState& kept : kept_) {
+    if (kept.compression && kept.compression->done()) kept.compression->commit();
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
+    if (!isExact()) kept.message = at::Tensor();
+  }
+  flight_.reset();
+  phase_ = Phase::idle;
+}
+
+void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
+  TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
+  ranks_ = queue.size();
+  finite_ = true;
+  const OuterRule rule = this->rule();
+  const bool in_place = isExact() || ranks_ == 1, eager = rule.mode == OuterMode::eager;
+  const bool deltas = !in_place && !eager, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
+  pass([&](size_t i, const at::Tensor& host) {
+    ParameterState& kept = kept_[i];
+    const bool wide = !kept.rounding.defined();
+    if (in_place && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
+    if (apart && wide && !kept.mark.defined()) kept.mark = at::empty_like(kept.outer);
+    arrived(i, [&](uint64_t first, uint64_t count, float* average) {
+      float scratch[kOuterBlock];
+      OuterSpan s = spanOf(kept, host, first, count);
+      s.message = average;
+      s.mark = markOf(kept, first, count, scratch);
+      finite_ &= stepAndRestart(s, rule);
+      if (in_place) copy(dataAt(kept.message, first), s.message, count);
+      if (apart && wide) copy(dataAt(kept.mark, first), s.mark, count);  // which may stand in the start
+      if (deltas) {
+        copy(dataAt(kept.start, first), s.message, count);
+      } else if (kept.start.defined() && wide) {
+        copy(dataAt(kept.start, first), s.mark, count);
+      }
+    });
+  });
+  in_place_ = in_place;
+  start_ = deltas ? Start::delta : Start::mark;
+  mark_is_apart_ = apart;
+  mark_is_outer_ = deltas && !apart && rule.mode == OuterMode::restart;
+  for (const ParameterState& kept : kept_) {
+    if (kept.compression && kept.compression->done()) kept.compression->commit();
+  }
+  this->queue(queue, step, weight, {});
+}
+
+void Fragment::restore() {
+  // A message under way is still applied, to a training that starts here. Its op may read what it is made of.
+  pass([&](size_t i, const at::Tensor& host) {
+    copy(dataAt(host, 0), dataAt(kept_[i].outer, 0), host.numel());
+    if (kept_[i].own_momentum.defined()) kept_[i].own_momentum.copy_(kept_[i].momentum);
+  });
+  mark_is_outer_ = true;
+  own_is_zero_ = true;
+  if (phase_ != Phase::flying) forgetOwn();
+}
+
+}  // namespace lowcomm

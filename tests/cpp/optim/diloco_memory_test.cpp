@@ -1,0 +1,111 @@
+// Bytes of an outer loop's state, counted, next to those that docs/diloco.md gives ("Memory").
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <string>
+
+#include "diloco_ranks.h"
+
+namespace lowcomm {
+namespace {
+
+using test::coded;
+using test::onRanks;
+using test::options;
+using test::Ranks;
+using test::Trainee;
+
+const std::vector<std::vector<int64_t>> kLarge = {{512, 512}, {256, 1024}};
+constexpr double kElements = 2 * 512 * 512;
+
+// Of rank 0, after some outer steps of which the last is under way (mode sync: applied).
+OuterMemory memoryOf(const DiLoCoXOptions& o, int size = 2, at::ScalarType type = at::kFloat) {
+  Ranks ranks(size);
+  OuterMemory memory;
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, kLarge);
+    for (OuterParameter& parameter : trainee.parameters)
+      parameter.tensor = parameter.tensor.to(type);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+    for (int64_t step = 0; step < 9; ++step) {
+      for (OuterParameter& parameter : trainee.parameters)
+        parameter.tensor.mul_(0.99);
+      trainee.loop->step();
+    }
+    if (rank == 0) memory = trainee.loop->report().memory;
+    trainee.loop->finish();
+  });
+  return memory;
+}
+
+double each(uint64_t bytes) {
+  return static_cast<double>(bytes) / kElements;
+}
+
+constexpr double kFourBits = (4 + 32.0 / 128) / 8, kTwoBits = 0.26, kEightBits = 1 + 4.0 / 512;
+
+TEST(DiLoCoXMemory, IsWhatThePageSays) {
+  struct Case {
+    const char* name;
+    DiLoCoXOptions options;
+    double bytes;
+  };
+  const std::string four = "sym4:bucket=128";
+  std::vector<Case> cases;
+  for (const OuterMode mode : {OuterMode::proceed, OuterMode::restart}) {
+    DiLoCoXOptions eight = coded(options(2, mode), four);
+    eight.eight_bits = true;
+    cases.push_back({"4 bits, residuals in 8", eight, 12 + 2 * kEightBits + kFourBits});
+    cases.push_back({"4 bits", coded(options(2, mode), four), 12 + 8 + kFourBits});
+    cases.push_back({"2 bits", coded(options(2, mode), "gauss2", 0, false), 12 + kTwoBits});
+    cases.push_back({"none", options(2, mode), 16});
+  }
+  DiLoCoXOptions eight = coded(options(2, OuterMode::sync), four);
+  eight.eight_bits = true;
+  cases.push_back({"sync, 4 bits, residuals in 8", eight, 8 + 2 * kEightBits + kFourBits});
+  cases.push_back({"sync, 4 bits", coded(options(2, OuterMode::sync), four), 8 + 8 + kFourBits});
+  cases.push_back({"sync, 2 bits", coded(options(2, OuterMode::sync), "gauss2", 0, false), 8 + kTwoBits});
+  cases.push_back({"sync, none", options(2, OuterMode::sync), 12});
+  DiLoCoXOptions late = coded(options(4, OuterMode::restart), "gauss2", 0, false);
+  late.delay = 1;
+  late.alpha = 0.5;
+  cases.push_back({"an alpha, applied before the next is sent", late, 12 + kTwoBits});
+  DiLoCoXOptions alpha = coded(options(2, OuterMode::restart), "gauss2", 0, false);
+  alpha.alpha = 0.5;
+  cases.push_back({"an alpha, late by an interval", alpha, 16 + kTwoBits});
+  cases.push_back({"eager, 2 bits", coded(options(2, OuterMode::eager), "gauss2", 0, false), 20 + kTwoBits});
+  DiLoCoXOptions plain = coded(options(2, OuterMode::sync), "gauss2", 0, false);
+  plain.momentum = 0;
+  cases.push_back({"sync, 2 bits, no momentum", plain, 4 + kTwoBits});
+  for (const Case& one : cases)
+    EXPECT_NEAR(each(memoryOf(one.options).total()), one.bytes, 0.01 * one.bytes) << one.name;
+}
+
+TEST(DiLoCoXMemory, IsCountedByWhatItHolds) {
+  DiLoCoXOptions o = coded(options(2, OuterMode::proceed), "sym4:bucket=128");
+  const OuterMemory wide = memoryOf(o);
+  EXPECT_EQ(each(wide.outer), 4);
+  EXPECT_EQ(each(wide.momentum), 4);
+  EXPECT_EQ(each(wide.start), 4);
+  EXPECT_EQ(each(wide.residual), 8);
+  EXPECT_NEAR(each(wide.average), kFourBits, 0.01);
+  EXPECT_EQ(wide.mark + wide.rounding + wide.own, 0);
+
+  o.rank = 16;  // factors in place of codes
+  EXPECT_NEAR(each(memoryOf(o).average), 4.0 * 16 * (512 + 512 + 256 + 1024) / kElements, 0.01);
+}
+
+TEST(DiLoCoXMemory, OfSixteenBitParametersHasTheirMark) {
+  const OuterMemory memory = memoryOf(coded(options(2, OuterMode::proceed), "gauss2", 0, false), 2, at::kBFloat16);
+  EXPECT_EQ(each(memory.mark), 2);
+  EXPECT_EQ(each(memory.rounding), 4);
+  EXPECT_EQ(each(memory.start), 4);
+}
+
+// Nothing is encoded in a group of one rank: the average is its own pseudo-gradient, in fp32.
+TEST(DiLoCoXMemory, OfOneRankHasItsAverageDecoded) {
+  EXPECT_EQ(each(memoryOf(coded(options(2, OuterMode::proceed), "gauss2", 0, false), 1).total()), 16);
+}
+
+}  // namespace
+}  // namespace lowcomm
