@@ -32,6 +32,7 @@ PROGRAMS = {
     "collectives": ("collectives.loopback", "speed of coded collectives on loopback, next to gloo's exact ones"),
     "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
     "faults": ("faults.cli", "whether every op ends every fault as promised; as root"),
+    "tcp_cuts": ("faults.tcp_cuts", "what resets of connections cost ops over transport tcp; as root"),
     "exit_aborts": ("faults.exit_aborts", "trainings that abort or hang as their processes end"),
     "pages": ("pages", "whether the figures of all pages are those of the results"),
 }
