@@ -61,8 +61,10 @@ LowcommBackend::LowcommBackend(StorePtr store, int rank, int size, c10::intrusiv
     : c10d::Backend(rank, size), make_(std::move(make)), parts_(*this, std::move(options), store, make_) {
   Group& group = parts_.group;
   StoreRendezvous rendezvous(store);
+  std::shared_ptr<tcp::Endpoint> endpoint;  // until the transport has it; what is wrong with it, peers are told
   try {
     group.resolve();
+    if (group.settings().transport == "tcp") endpoint = tcp::Endpoint::shared();
     if (group.settings().nccl == true && !parts_.backends.device()) {
       throw ValueError("nccl: expected a torch with NCCL and a CUDA device where it is True, got none");
     }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "backend/secret.h"
 #include "base/error.h"
 #include "collective/plan.h"
 
@@ -112,7 +113,9 @@ void Options::check() const {
 
 Settings Options::resolve() const {
   checkTimeout(timeout);
-  return fill(*this, environment);
+  Settings settings = fill(*this, environment);
+  applySecret(settings);
+  return settings;
 }
 
 void Options::inherit(const Settings& parent) {

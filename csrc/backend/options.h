@@ -91,7 +91,8 @@ struct Options : c10d::Backend::Options {
   // Throws ValueError naming a field that the user gave and that is wrong, with expected and actual.
   void check() const;
 
-  // Everything filled in. Throws ValueError as check(), of any timeout, or naming the environment variable.
+  // Everything filled in. Throws ValueError as check(), of any timeout, or naming the environment variable; where there
+  // is a secret also as applySecret() (secret.h).
   Settings resolve() const;
 
   // Fills what is unset from the settings of a living group.

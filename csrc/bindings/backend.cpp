@@ -12,6 +12,8 @@
 #include "tensor/compression.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
+#include "transport/tcp/secret.h"
+#include "transport/tcp/tls.h"
 #include "wire/frame.h"
 
 namespace py = pybind11;
@@ -164,6 +166,18 @@ void bindBackend(py::module_& m) {
       "Name of the kernel form in use: scalar, avx2, avx512 or neon. ValueError when LOWCOMM_KERNELS asks for one "
       "there "
       "is not.");
+  m.def("tls_library", &tcp::tlsLibrary,
+        "The library that encrypts where there is a secret; empty in a build without.");
+  m.def(
+      "secret_from",
+      [] {
+        return translated([] {
+          const auto secret = tcp::Secret::fromEnvironment();
+          return secret ? secret->from() : std::string();
+        });
+      },
+      "The variable that the secret is from, LOWCOMM_SECRET or LOWCOMM_SECRET_FILE; empty without one. ValueError\n"
+      "naming the variable where the secret is none.");
   m.def("in_exact", &ExactScope::active);
   py::class_<ExactScope>(m, "ExactScope")
       .def(py::init<>())

@@ -62,7 +62,8 @@ Strangers::Heard Strangers::hear(std::span<const pollfd> waits) {
     } else if (wait.revents) {
       ++work;
       over = hear(*stranger, heard);
-    } else if (Clock::now() > stranger->deadline) {
+    }
+    if (!over && Clock::now() > stranger->deadline) {  // also where it speaks on and on
       over = true;
       last_host_ = stranger->host;
       count(Kind::silent);
@@ -111,8 +112,9 @@ void Strangers::report() {
   const auto now = Clock::now();
   if (!log_at_) log_at_ = now + log_every_;
   if (now < *log_at_) return;
-  constexpr const char* kSaid[kKinds] = {" said nothing for 3 s", " spoke otherwise or hung up", " had another secret",
-                                         " belonged to no group here", " gave way to later ones"};
+  constexpr const char* kSaid[kKinds] = {" said too little in 3 s", " spoke otherwise or hung up",
+                                         " had another secret", " belonged to no group here",
+                                         " gave way to later ones"};
   std::string text = "port " + port_ + ": " + std::to_string(all) + " connections from outside came to nothing:";
   for (size_t i = 0; i < kKinds; ++i) {
     if (counts_[i] > 0) text += (text.back() == ':' ? " " : ", ") + std::to_string(counts_[i]) + kSaid[i];
