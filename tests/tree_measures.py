@@ -26,10 +26,10 @@ WANTED = {
     "lines of benchmarks/README.md": (1, 250),
 }
 BOUNDS = WANTED | {
-    # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport and its secret, and
-    # averages that stay in codes came after the goal was set.
-    "files of csrc": (1, 345),
-    "lines of csrc": (1, 43_500),
+    # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport and its secret,
+    # averages that stay in codes, and loops for deltas came after the goal was set.
+    "files of csrc": (1, 360),
+    "lines of csrc": (1, 45_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -17,10 +17,6 @@
 namespace lowcomm {
 namespace {
 
-const void* elementsAt(Elements x, uint64_t at) {
-  return static_cast<const std::byte*>(x.data) + at * itemBytes(x.dtype);
-}
-
 // Not inlined: the control register must be set before the first division (base/float_env.h).
 __attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i)
@@ -40,16 +36,13 @@ void keepFinite(float* x, const float* otherwise, uint64_t count) {
   }
 }
 
-float largestOf(DType dtype) {
-  return dtype == DType::float16 ? kFloat16Largest : kBfloat16Largest;
-}
-
 }  // namespace
 
 FusedCodec::FusedCodec(std::shared_ptr<const Codec> codec) : codec_(std::move(codec)) {
   if (codec_->spec().id == CodecId::none) {
     throw TypeError("fused codec: expected one that rounds its elements, got none");
   }
+  changes_ = staysFinite(codec_->spec()) ? dynamic_cast<const ChangeCodec*>(codec_.get()) : nullptr;
 }
 
 void FusedCodec::check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const {
@@ -68,11 +61,8 @@ float* FusedCodec::room(std::vector<float>& memory, uint64_t count) {
 
 // Elements [at, at + count) as floats, where they stand or in `memory`.
 const float* FusedCodec::widened(Elements x, uint64_t at, uint64_t count, std::vector<float>& memory) {
-  const void* from = elementsAt(x, at);
-  if (x.dtype == DType::float32) return static_cast<const float*>(from);
-  const auto widen = x.dtype == DType::float16 ? kernels().float16_to_float : kernels().bfloat16_to_float;
-  widen(room(memory, count), static_cast<const uint16_t*>(from), count);
-  return memory.data();
+  float* place = x.dtype == DType::float32 ? nullptr : room(memory, count);
+  return lowcomm::widened(kernels(), further(x, at), count, place);
 }
 
 void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
@@ -86,12 +76,7 @@ void FusedCodec::write(State to, const float* x, uint64_t at, uint64_t count) {
 
 // As write, held to what a state of that type can go on from.
 void FusedCodec::keep(State to, float* x, uint64_t at, uint64_t count) {
-  if (to.dtype != DType::float32) {
-    const float largest = largestOf(to.dtype);
-    for (uint64_t i = 0; i < count; ++i)
-      x[i] = heldState(x[i], largest);
-  }
-  write(to, x, at, count);
+  lowcomm::keep(kernels(), further(to, at), x, count);
 }
 
 void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first,
@@ -99,15 +84,13 @@ void FusedCodec::encodeDelta(std::span<std::byte> dst, Elements x, Elements befo
   check({x.dtype, before.dtype, after.dtype}, dst.size(), count);
   checkMemory(before, after);
   FloatEnv env;
+  if (encodeInOnePass(dst, x, before, after, first, count, draws)) return;
   const auto difference = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
     kernels().difference(work, widened(x, at, n, work_), widened(before, at, n, other_), n);
-    return Piece{work, elementsAt(x, at + n)};
+    return Piece{work, further(x, at + n).data};
   };
   codec_->encodeMade(dst, difference, first, count, draws);
-  if (after.data == before.data && after.dtype == DType::float32 && staysFinite(codec_->spec())) {
-    return codec_->decodeAdd(static_cast<float*>(after.data), DType::float32, dst, first, count);
-  }
   advance(dst, std::nullopt, before, after, first, count);
 }
 
@@ -115,9 +98,48 @@ void FusedCodec::decodeDelta(std::span<const std::byte> src, State y, Elements b
                              uint64_t count) {
   check({y.dtype, before.dtype, after.dtype}, codec_->encodedBytes(count, DType::float32), count);
   checkMemory(before, after);
-  checkPayload(src, count);
   FloatEnv env;
+  if (decodeInOnePass(src, y, before, after, first, count)) return;
+  checkPayload(src, count);
   advance(src, y, before, after, first, count);
+}
+
+// False where the codec has no loops for it, or has met an element that it refuses: the loops for all codecs then say
+// which one.
+bool FusedCodec::encodeInOnePass(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first,
+                                 uint64_t count, const Draws& draws) {
+  const auto encoder = changes_ ? changes_->changeEncoder(dst, first, count, draws) : nullptr;
+  if (!encoder) return false;
+  const uint64_t piece = x.dtype == DType::float32 ? count : encoder->piece();
+  const auto each = [&](auto&& step) {
+    bool taken = true;
+    for (uint64_t at = 0; taken && at < count; at += piece) {
+      const uint64_t n = std::min(piece, count - at);
+      taken = step(widened(x, at, n, work_), at, n);
+    }
+    return taken;
+  };
+  if (encoder->measures() &&
+      !each([&](const float* from, uint64_t at, uint64_t n) { return encoder->measure(from, further(before, at), n); }))
+    return false;
+  return each([&](const float* from, uint64_t at, uint64_t n) {
+    return encoder->encode(from, further(before, at), further(after, at), n);
+  });
+}
+
+bool FusedCodec::decodeInOnePass(std::span<const std::byte> src, State y, Elements before, State after, uint64_t first,
+                                 uint64_t count) {
+  const auto decoder = changes_ ? changes_->changeDecoder(src, first, count) : nullptr;
+  if (!decoder) return false;
+  const bool wide = y.dtype == DType::float32;
+  const uint64_t piece = wide ? count : decoder->piece();
+  for (uint64_t at = 0; at < count; at += piece) {
+    const uint64_t n = std::min(piece, count - at);
+    float* out = wide ? static_cast<float*>(y.data) + at : room(work_, n);
+    decoder->decode(out, further(before, at), further(after, at), n);
+    if (!wide) write(y, out, at, n);
+  }
+  return true;
 }
 
 void FusedCodec::checkMemory(Elements before, State after) const {
@@ -155,7 +177,7 @@ void FusedCodec::encodeFeedback(std::span<std::byte> dst, Elements g, State e, u
   const auto sum = [&](uint64_t at, uint64_t n) {
     float* work = room(work_, n);
     kernels().sum(work, widened(g, at, n, work_), widened({e.data, e.dtype}, at, n, other_), n);
-    return Piece{work, elementsAt(g, at + n)};
+    return Piece{work, further(g, at + n).data};
   };
   codec_->encodeMade(dst, sum, first, count, draws);
   const bool finite = staysFinite(codec_->spec());

@@ -9,19 +9,10 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "codec/change.h"
 #include "codec/codec.h"
 
 namespace lowcomm {
-
-// Elements that are read, and elements that are read and written: float32, float16 or bfloat16.
-struct Elements {
-  const void* data;
-  DType dtype;
-};
-struct State {
-  void* data;
-  DType dtype;
-};
 
 // One contribution to a sum: a payload from a peer, or this rank's own elements where `own` is not null.
 struct Contribution {
@@ -34,8 +25,8 @@ struct Contribution {
 // over whole tensors otherwise, and no tensor is copied. Every result has the bits of those passes, made in fp32, each
 // operation rounded; a state in a 16-bit type is widened, and rounded once when it is written.
 //
-// A failed call leaves the state as it was: it is written only when the last element has been encoded, and is read a
-// second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
+// A failed call of encodeFeedback leaves the state as it was: it is written only when the last element has been
+// encoded, and is read a second time for it. In calls of a chunk (up to some 64 K elements) that is from the cache.
 //
 // No state ever holds a NaN or an infinity that came with the elements: where the codec takes them (nonfinite=saturate,
 // poison), a memory keeps its value there and a residual becomes 0, or one bad step would spoil all later ones. Nor one
@@ -54,12 +45,14 @@ class FusedCodec {
   const Codec& codec() const { return *codec_; }
 
   // The change of x against what the receiver knows of it: dst = encode(x - m), then m += decode(dst), which the
-  // receiver does too (AQ-SGD: Wang et al., Fine-tuning Language Models over Slow Networks; NeurIPS 2022).
+  // receiver does too (AQ-SGD: Wang et al., Fine-tuning Language Models over Slow Networks; NeurIPS 2022). A failed
+  // call leaves m without meaning, part old and part new: who needs the old one gives the new one a place of its own.
   void encodeDelta(std::span<std::byte> dst, Elements x, State m, uint64_t first, uint64_t count, const Draws& draws) {
     encodeDelta(dst, x, {m.data, m.dtype}, m, first, count, draws);
   }
 
-  // The same with the memory's next value in a place of its own: `before` stays as it is. Both have one type.
+  // The same with the memory's next value in a place of its own: `before` stays as it is, in a failed call too. Both
+  // have one type.
   void encodeDelta(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first, uint64_t count,
                    const Draws& draws);
 
@@ -87,6 +80,10 @@ class FusedCodec {
   void check(std::initializer_list<DType> dtypes, size_t bytes, uint64_t count) const;
   void checkPayload(std::span<const std::byte> payload, uint64_t count) const;
   void checkMemory(Elements before, State after) const;
+  bool encodeInOnePass(std::span<std::byte> dst, Elements x, Elements before, State after, uint64_t first,
+                       uint64_t count, const Draws& draws);
+  bool decodeInOnePass(std::span<const std::byte> src, State y, Elements before, State after, uint64_t first,
+                       uint64_t count);
   void advance(std::span<const std::byte> payload, std::optional<State> y, Elements before, State after, uint64_t first,
                uint64_t count);
   float* room(std::vector<float>& memory, uint64_t count);
@@ -95,6 +92,7 @@ class FusedCodec {
   void keep(State to, float* x, uint64_t at, uint64_t count);
 
   std::shared_ptr<const Codec> codec_;
+  const ChangeCodec* changes_;  // the same codec, where it has loops for deltas that keep all finite; else null
   std::vector<float> work_, other_, decoded_;
   std::vector<std::byte> payload_;
 };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "codec/change.h"
 #include "codec/family.h"
 #include "codec/float_codec.h"
 #include "codec/level_table.h"
@@ -71,7 +72,7 @@ void expectUnusedZero(std::span<const std::byte> words, int bits, uint64_t count
 //
 // levels is a grid of unequal steps within a bucket's range (QSDP's learned levels); gauss has the best levels for a
 // normal distribution, which the rotation before it makes of nearly any.
-class GridCodec final : public FloatCodec {
+class GridCodec final : public FloatCodec, public ChangeCodec {
  public:
   // `table` outlives the codec; other than kernels() only in tests, which compare the forms.
   GridCodec(const CodecSpec& spec, const KernelTable& table);
@@ -88,7 +89,15 @@ class GridCodec final : public FloatCodec {
   uint32_t stateVersion() const override { return version_; }
   void repair(void* x, DType dtype, uint64_t count) const override;
 
+  // None of buckets that no piece holds, bucket=tensor among them.
+  std::unique_ptr<ChangeEncoder> changeEncoder(std::span<std::byte> dst, uint64_t first, uint64_t count,
+                                               const Draws& draws) const override;
+  std::unique_ptr<ChangeDecoder> changeDecoder(std::span<const std::byte> src, uint64_t first,
+                                               uint64_t count) const override;
+
  private:
+  friend class GridChange;
+
   uint32_t bucketOf(uint64_t count) const;
   GridForm formOf(uint64_t count) const;
   uint64_t codes(uint64_t count) const;    // of `count` elements: whole blocks where they are rotated

@@ -1,12 +1,13 @@
 #include "operations.h"
 
+#include <algorithm>
 #include <memory>
 #include <random>
 #include <span>
+#include <type_traits>
 
 #include "base/hashes.h"
 #include "codec/fused.h"
-#include "codec/grid.h"
 #include "kernels/noise/noise.h"
 #include "streams.h"
 
@@ -19,12 +20,12 @@ constexpr size_t kRanks = 4;
 
 constexpr const char* kOfAdd = "of in-place add";
 constexpr const char* kOfTwelve = "of 12 bytes an element at in-place add's rate";
-constexpr const char* kOfSixteen = "of 16 bytes an element at in-place add's rate";
+constexpr const char* kOfDelta = "of plain loops over the same memory";
 constexpr const char* kOfPasses = "times as fast as 16 passes";
 constexpr const char* kGigabytes = "GB/s";
 
 std::shared_ptr<const Codec> codecOf(const std::string& text, const KernelTable& form) {
-  return std::make_shared<GridCodec>(CodecSpec::parse(text), form);
+  return makeCodec(CodecSpec::parse(text), form);
 }
 
 class Operations {
@@ -50,27 +51,13 @@ class Operations {
     // (noise_peers.py), and seeds have nothing to share but the pass over memory, which is hidden already.
     perturb(form, Noise::gaussian, "gaussian", {0, 0}, {0, 0}, std::max<size_t>(1, calls_ / 8));
     for (const char* text : {"minmax4:bucket=512", "minmax4:bucket=1024", "sym4:bucket=1024"}) {
-      const char* names[] = {"delta ", "decode delta ", "feedback "};
-      if (std::none_of(std::begin(names), std::end(names),
-                       [&](const char* n) { return wanted(n + std::string(text)); }))
-        continue;
-      FusedCodec fused(codecOf(text, form));
-      const size_t bytes = fused.codec().encodedBytes(kCall, DType::float32);
-      const auto places = [&](size_t i) { return std::span<std::byte>(payload_.get() + i * bytes, bytes); };
-      against(form, std::string("delta ") + text, calls_, 1.5, kOfTwelve, {.75, .80}, [&](size_t i) {
-        fused.encodeDelta(places(i), {x_.get() + i * kCall, DType::float32}, {y_.get() + i * kCall, DType::float32},
-                          i * kCall, kCall, {});
-      });
-      // Its memory: m read and written, y written, whose lines are read before.
-      against(form, std::string("decode delta ") + text, calls_ / 2, 2, kOfSixteen, {.75, .80}, [&](size_t i) {
-        float *m = y_.get() + i * kCall, *y = y_.get() + (calls_ / 2 + i) * kCall;
-        fused.decodeDelta(places(i), {y, DType::float32}, {m, DType::float32}, {m, DType::float32}, i * kCall, kCall);
-      });
-      against(form, std::string("feedback ") + text, calls_, 1.5, kOfTwelve, {0, 0}, [&](size_t i) {
-        fused.encodeFeedback(places(i), {x_.get() + i * kCall, DType::float32}, {y_.get() + i * kCall, DType::float32},
-                             i * kCall, kCall, {});
-      });
+      delta(form, text, DType::float32, {.75, .80});
+      feedback(form, text);
     }
+    // More arithmetic an element, or two passes over it.
+    delta(form, "sym4:bucket=1024", DType::float16, {0, 0});
+    for (const char* text : {"qsgd4:bucket=512", "sym4:axis=channel,C=1024", "gauss2:bucket=512", "gauss4:bucket=512"})
+      delta(form, text, DType::float32, {0, 0});
     sum(form);
   }
 
@@ -84,6 +71,58 @@ class Operations {
   std::vector<Operation> measured;
 
  private:
+  // encodeDelta and decodeDelta of float32 elements against a memory of `type`.
+  void delta(const KernelTable& form, const std::string& text, DType type, Floor floor) {
+    if (type == DType::float32) {
+      delta<4>(form, "delta " + text, text, type, floor);
+    } else {
+      delta<2>(form, "delta " + text + ", m in " + dtypeName(type), text, type, floor);
+    }
+  }
+
+  template <size_t kBytes>
+  void delta(const KernelTable& form, const std::string& name, const std::string& text, DType type, Floor floor) {
+    if (!wanted(name) && !wanted("decode " + name)) return;
+    FusedCodec fused(codecOf(text, form));
+    const size_t bytes = fused.codec().encodedBytes(kCall, DType::float32), calls = calls_ / 2;
+    const auto codes = [&](size_t i) { return reinterpret_cast<char*>(payload_.get()) + i * bytes; };
+    const auto payload = [&](size_t i) { return std::span<std::byte>(payload_.get() + i * bytes, bytes); };
+    const auto memory = [&](size_t i) { return reinterpret_cast<char*>(y_.get()) + i * kCall * kBytes; };
+    const auto x = [&](size_t i) { return x_.get() + i * kCall; };
+    const auto y = [&](size_t i) { return y_.get() + (calls + i) * kCall; };
+    const auto first = [&](size_t i) { return fused.codec().granularity() == Codec::kUncut ? 0 : i * kCall; };
+    std::fill_n(y_.get(), calls_ * kCall, 0.0f);
+    const auto encode = [&](size_t i) {
+      const State m{memory(i), type};
+      fused.encodeDelta(payload(i), {x(i), DType::float32}, m, first(i), kCall, {});
+    };
+    const auto decode = [&](size_t i) {
+      const State m{memory(i), type};
+      fused.decodeDelta(payload(i), {y(i), DType::float32}, {m.data, type}, m, first(i), kCall);
+    };
+    const auto encodeBound = [&](size_t i, auto prefetch) {
+      streams::encodeDelta<prefetch, kBytes>(memory(i), x(i), codes(i), kCall, 0);
+    };
+    const auto decodeBound = [&](size_t i, auto prefetch) {
+      streams::decodeDelta<prefetch, kBytes>(y(i), memory(i), codes(i), kCall, 0);
+    };
+    against(form, name, calls, 1, kOfDelta, floor, encode, encodeBound);
+    for (size_t i = 0; i < calls; ++i)
+      encode(i);
+    against(form, "decode " + name, calls, 1, kOfDelta, floor, decode, decodeBound);
+  }
+
+  void feedback(const KernelTable& form, const std::string& text) {
+    const std::string name = "feedback " + text;
+    if (!wanted(name)) return;
+    FusedCodec fused(codecOf(text, form));
+    const size_t bytes = fused.codec().encodedBytes(kCall, DType::float32);
+    against(form, name, calls_, 1.5, kOfTwelve, {0, 0}, [&](size_t i) {
+      fused.encodeFeedback({payload_.get() + i * bytes, bytes}, {x_.get() + i * kCall, DType::float32},
+                           {y_.get() + i * kCall, DType::float32}, i * kCall, kCall, {});
+    });
+  }
+
   void perturb(const KernelTable& form, Noise noise, const std::string& kind, Floor one, Floor many, size_t calls) {
     const auto add = [&](size_t i, size_t seeds) {
       float* y = y_.get() + i * kCall;
@@ -135,10 +174,18 @@ class Operations {
   template <class F>
   double against(const KernelTable& form, const std::string& name, size_t calls, double share, const char* what,
                  Floor floor, F&& call) {
+    return against(form, name, calls, share, what, floor, call,
+                   [&](size_t i, auto prefetch) { streams::addInPlace<prefetch>(y_.get() + i * kCall, kCall, 1e-9f); });
+  }
+
+  // Next to a loop that is called with and without prefetches.
+  template <class F, class Bound>
+  double against(const KernelTable& form, const std::string& name, size_t calls, double share, const char* what,
+                 Floor floor, F&& call, Bound&& loop) {
     Fastest own(calls), bound(calls);
     for (int r = 0; r < options_.repetitions; ++r) {
-      bound.pass([&](size_t i) { streams::addInPlace<false>(y_.get() + i * kCall, kCall, 1e-9f); });
-      bound.pass([&](size_t i) { streams::addInPlace<true>(y_.get() + i * kCall, kCall, 1e-9f); });
+      bound.pass([&](size_t i) { loop(i, std::false_type{}); });
+      bound.pass([&](size_t i) { loop(i, std::true_type{}); });
       own.pass(call);
     }
     report({form.name, name, rate(calls, own.seconds()), share * bound.seconds() / own.seconds(), what,

@@ -100,11 +100,11 @@ constexpr ChannelKernels kChannels = {range, largest, sums, encode, decode};
 
 // ---- a tensor: scales of its channels, then its codes ----
 
-namespace {
-
 size_t periodOf(size_t channels) {
   return std::lcm(channels, size_t{16});
 }
+
+namespace {
 
 // One value a channel, repeated over the period.
 std::vector<float> repeated(std::vector<float> of_channels, size_t period) {
@@ -128,8 +128,11 @@ void fold(std::vector<T>& of_period, size_t channels, F&& better) {
 std::vector<uint32_t> largestOf(const ChannelKernels& kernels, const float* x, size_t count, size_t channels) {
   std::vector<uint32_t> largest(periodOf(channels), 0);
   kernels.largest(largest.data(), x, count, largest.size());
-  fold(largest, channels, [](uint32_t a, uint32_t b) { return a > b; });
   return largest;
+}
+
+void foldLargest(std::vector<uint32_t>& largest, size_t channels) {
+  fold(largest, channels, [](uint32_t a, uint32_t b) { return a > b; });
 }
 
 // Sum of |y| or of y·y over each channel, in the order that FORMAT.md fixes: its element t into partial sum t mod 64.
@@ -149,30 +152,66 @@ std::vector<float> sumsOf(const ChannelKernels& kernels, const float* x, size_t 
   return partial;
 }
 
-bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
-                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
-  const std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
-  const bool mean = rule == GridRule::sign, summed = mean || form.rms;
+// The same of ranges that are sums, which are taken of x.
+bool scalesOfSums(const ChannelKernels& kernels, std::byte* meta, std::vector<float>& inverse,
+                  std::vector<uint32_t> largest, const float* x, size_t count, size_t channels, const GridForm& form,
+                  bool mean) {
+  foldLargest(largest, channels);
   for (uint32_t bits_of_largest : largest) {
     if (bits_of_largest >= floatBits(kFiniteLimit)) return false;
   }
-  const std::vector<float> sums =
-      summed ? sumsOf(kernels, x, count, largest, !mean) : std::vector<float>(channels, 0.0f);
+  const std::vector<float> sums = sumsOf(kernels, x, count, largest, !mean);
   const size_t each = count / channels;
-  std::vector<float> inverse(channels);
+  inverse.resize(channels);
   for (size_t c = 0; c < channels; ++c) {
-    const float s = mean       ? meanOf(sums[c], each, largest[c])
-                    : form.rms ? 2 * rmsOf(sums[c], each, largest[c])
-                               : floatOf(largest[c]);
+    const float s = mean ? meanOf(sums[c], each, largest[c]) : 2 * rmsOf(sums[c], each, largest[c]);
     const CentredScale scale = centredScale(s, form);
     inverse[c] = scale.inverse;
     meta = putScale(meta, scale.step, form.bf16);
   }
   inverse = repeated(std::move(inverse), periodOf(channels));
+  return true;
+}
+
+bool encodeCentred(const ChannelKernels& kernels, std::byte* meta, std::byte* words, const float* x, size_t count,
+                   size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
+  std::vector<uint32_t> largest = largestOf(kernels, x, count, channels);
+  std::vector<float> inverse;
+  const bool mean = rule == GridRule::sign;
+  const bool taken = mean || form.rms
+                         ? scalesOfSums(kernels, meta, inverse, std::move(largest), x, count, channels, form, mean)
+                         : scalesOfLargest(meta, inverse, std::move(largest), channels, form);
+  if (!taken) return false;
   return kernels.encode(words, x, count, {nullptr, inverse.data(), nullptr, inverse.size()}, form, rule, bits, key);
 }
 
 }  // namespace
+
+bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<uint32_t> largest, size_t channels,
+                     const GridForm& form) {
+  foldLargest(largest, channels);
+  inverse.resize(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    if (largest[c] >= floatBits(kFiniteLimit)) return false;
+    const CentredScale scale = centredScale(floatOf(largest[c]), form);
+    inverse[c] = scale.inverse;
+    meta = putScale(meta, scale.step, form.bf16);
+  }
+  inverse = repeated(std::move(inverse), periodOf(channels));
+  return true;
+}
+
+void decodingScales(std::vector<float>& base, std::vector<float>& step, const std::byte* meta, size_t channels,
+                    const GridForm& form, bool centred) {
+  base.assign(channels, form.centre);
+  step.resize(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    step[c] = centred ? scaleAt(meta, c, form.bf16) * form.unit : scaleAt(meta, 2 * c + 1, form.bf16);
+    if (!centred) base[c] = scaleAt(meta, 2 * c, form.bf16);
+  }
+  base = repeated(std::move(base), periodOf(channels));
+  step = repeated(std::move(step), periodOf(channels));
+}
 
 bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words, const float* x, size_t count,
                     size_t channels, const GridForm& form, GridRule rule, int bits, const PhiloxKey& key) {
@@ -212,15 +251,9 @@ bool encodeChannels(const KernelTable& table, std::byte* meta, std::byte* words,
 
 void decodeChannels(const KernelTable& table, float* y, const std::byte* meta, const std::byte* words, size_t count,
                     size_t channels, const GridForm& form, bool centred, bool add, int bits) {
-  const size_t period = periodOf(channels);
-  std::vector<float> base(channels, form.centre), step(channels);
-  for (size_t c = 0; c < channels; ++c) {
-    step[c] = centred ? scaleAt(meta, c, form.bf16) * form.unit : scaleAt(meta, 2 * c + 1, form.bf16);
-    if (!centred) base[c] = scaleAt(meta, 2 * c, form.bf16);
-  }
-  base = repeated(std::move(base), period);
-  step = repeated(std::move(step), period);
-  table.channels->decode(y, words, count, base.data(), step.data(), period, centred, add, bits);
+  std::vector<float> base, step;
+  decodingScales(base, step, meta, channels, form, centred);
+  table.channels->decode(y, words, count, base.data(), step.data(), base.size(), centred, add, bits);
 }
 
 }  // namespace lowcomm

@@ -260,6 +260,7 @@ constexpr KernelTable kTable = {
     combine<false>,
     combine<true>,
     &kCasts,
+    &kChanges,
     &kChannels,
     &kSelect,
     &kNoise,

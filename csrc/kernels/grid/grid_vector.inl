@@ -82,9 +82,10 @@ void combine(float* out, const float* a, const float* b, size_t count) {
 }  // namespace lowcomm
 
 // A form's table, with what the other kinds' translation units define.
-#define LOWCOMM_GRID_FORM(form)                                                                                       \
-  namespace lowcomm::form {                                                                                           \
-  constexpr KernelTable kTable = {#form,          LOWCOMM_GRID_LOOPS, &kCodebooks,    &kRotation,     halvesToFloats, \
-                                  floatsToHalves, brainsToFloats,     floatsToBrains, combine<false>, combine<true>,  \
-                                  &kCasts,        &kChannels,         &kSelect,       &kNoise,        &kLowRank};     \
+#define LOWCOMM_GRID_FORM(form)                                                                       \
+  namespace lowcomm::form {                                                                           \
+  constexpr KernelTable kTable = {#form,          LOWCOMM_GRID_LOOPS, &kCodebooks,    &kRotation,     \
+                                  halvesToFloats, floatsToHalves,     brainsToFloats, floatsToBrains, \
+                                  combine<false>, combine<true>,      &kCasts,        &kChanges,      \
+                                  &kChannels,     &kSelect,           &kNoise,        &kLowRank};     \
   }

@@ -67,6 +67,43 @@ TEST(FusedDelta, BothSidesHaveTheSameMemory) {
   }
 }
 
+// A channel's scale depends on the whole tensor: the same bits in two passes.
+TEST(FusedDelta, OfChannels) {
+  for (const char* text : {"sym4:axis=channel", "sym2:axis=channel,meta=bf16", "mid8:axis=channel", "tern:axis=channel",
+                           "sym3:axis=channel,range=l2", "minmax4:axis=channel"}) {
+    for (size_t channels : {1, 40, 768, 1024, 5000}) {
+      const std::string whole = std::string(text) + ",C=" + std::to_string(channels);
+      FusedCodec fused(codecOf(whole)), plain(std::make_shared<test::Opaque>(codecOf(whole)));
+      size_t turn = 0;
+      for (size_t rows : {1, 5, 16, 33}) {
+        for (DType of_x : kTypes) {
+          const DType of_m = kTypes[turn++ % 3];
+          const size_t n = rows * channels;
+          SCOPED_TRACE(whole + " " + std::to_string(rows) + " " + dtypeName(of_x) + " " + dtypeName(of_m));
+          const Tensor x(normal(n, 1), of_x), m(normal(n, 2, 0.3f), of_m);
+          const Sides expected = exchange(plain, x, m, 0, true);
+          for (bool apart : {true, false}) {
+            const Sides got = exchange(fused, x, m, 0, apart);
+            ASSERT_EQ(got.payload, expected.payload);
+            ASSERT_EQ(got.sender, expected.sender);
+            ASSERT_EQ(got.receiver, expected.sender);
+            ASSERT_EQ(got.y.bytes, expected.y.bytes);
+          }
+        }
+      }
+      Tensor x(normal(5 * channels, 1), DType::float32), m = x;
+      x.set(2 * channels, NAN);
+      Bytes payload(fused.codec().encodedBytes(5 * channels, DType::float32));
+      try {
+        fused.encodeDelta(payload, x.elements(), m.state(), 0, 5 * channels, kDraws);
+        ADD_FAILURE() << whole;
+      } catch (const NonFiniteError& error) {
+        EXPECT_EQ(error.position, 2 * channels) << error.what();
+      }
+    }
+  }
+}
+
 // Of a codec that lets a NaN through y has it, and no memory keeps it.
 TEST(FusedDelta, NoMemoryKeepsANan) {
   for (const char* text : {"minmax4:bucket=64,nonfinite=poison", "sym4:bucket=64,nonfinite=saturate", "logbyte"}) {
