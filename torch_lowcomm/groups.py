@@ -150,6 +150,7 @@ def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[s
         * "round_trip_s", "least_round_trip_s": seconds, by the kernel, of the connection at the moment.
         * "congestion": its congestion control.
         * "cipher": its encryption; "" for none.
+        * "path": "direct", or "relay host:port"; "" where there is no connection.
 
     Raises:
         TypeError, ValueError: As `backend_of`.

@@ -150,6 +150,7 @@ py::list connectionsOf(LowcommBackend& backend) {
     entry["least_round_trip_s"] = report.least_round_trip_s;
     entry["congestion"] = report.congestion;
     entry["cipher"] = report.cipher;
+    entry["path"] = report.path;
     found.append(entry);
   }
   return found;

@@ -46,6 +46,7 @@ struct ConnectionReport {
   double round_trip_s = 0, least_round_trip_s = 0;
   std::string congestion;  // the kernel's congestion control
   std::string cipher;      // empty: none
+  std::string path;        // "direct", or "relay " and its address; empty where there is no connection
 };
 
 // Moves bytes between the ranks of one group, in order for a given (lane, peer, tag). Thread-safe.

@@ -30,6 +30,13 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+bool truth(const char* name) {
+  const std::string text = variable(name);
+  if (text != "" && text != "0" && text != "1")
+    throw ValueError(std::string(name) + ": expected 0 or 1, got '" + text + "'");
+  return text == "1";
+}
+
 // A port that several processes of a machine are given counts from LOCAL_RANK.
 std::string withLocalRank(const char* name) {
   const std::string text = variable(name);
@@ -52,9 +59,17 @@ uint64_t randomNumber() {
 }  // namespace
 
 EndpointOptions EndpointOptions::fromEnvironment() {
-  EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"), withLocalRank("LOWCOMM_ADVERTISE"),
-                          variable("LOWCOMM_SOCKET_IFNAME"), variable("LOWCOMM_RATE"), Secret::fromEnvironment()};
+  EndpointOptions options{withLocalRank("LOWCOMM_LISTEN"),
+                          withLocalRank("LOWCOMM_ADVERTISE"),
+                          variable("LOWCOMM_SOCKET_IFNAME"),
+                          variable("LOWCOMM_RATE"),
+                          truth("LOWCOMM_DIAL_ONLY"),
+                          variable("LOWCOMM_RELAY"),
+                          false,
+                          Secret::fromEnvironment()};
   if (options.interface.empty()) options.interface = variable("GLOO_SOCKET_IFNAME");
+  if (options.dials_only && !(options.listen.empty() && options.advertise.empty()))
+    throw ValueError("LOWCOMM_DIAL_ONLY: expected no LOWCOMM_LISTEN and no LOWCOMM_ADVERTISE beside it, got one");
   return options;
 }
 
@@ -62,21 +77,29 @@ Endpoint::Endpoint(const EndpointOptions& options)
     : waker_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       incarnation_(randomNumber()),
       tls_(options.secret ? std::make_shared<Tls>(*options.secret) : nullptr),
+      relay_address_(options.relay),
+      relays_all_(options.relays_all),
       pace_(options.rate) {
+  checkCongestion(Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).get());
+  const std::string port = options.dials_only ? "none" : listen(options);
+  strangers_.emplace(port, tls_, incarnation_);
+  thread_ = std::thread([this] { run(); });
+}
+
+// Returns the port.
+std::string Endpoint::listen(const EndpointOptions& options) {
   std::string host, port = "0";
   if (!options.listen.empty()) std::tie(host, port) = hostAndPort(options.listen, "LOWCOMM_LISTEN");
   std::vector<std::string> hosts = host.empty() ? localHosts(options.interface) : std::vector<std::string>{host};
   if (host.empty() && !options.interface.empty()) host = hosts.front();
   std::tie(listener_, port) = listenOn(host, port, "LOWCOMM_LISTEN");
-  checkCongestion(listener_.get());
   if (!options.advertise.empty()) {
     addresses_ = {options.advertise};
   } else {
     for (const std::string& one : hosts)
       addresses_.push_back(joined(one, port));
   }
-  strangers_.emplace(port, tls_, incarnation_);
-  thread_ = std::thread([this] { run(); });
+  return port;
 }
 
 Endpoint::~Endpoint() {
@@ -143,6 +166,11 @@ void Endpoint::wake() {
   [[maybe_unused]] const ssize_t written = ::write(waker_.get(), &one, sizeof(one));
 }
 
+void Endpoint::deafen() {
+  std::lock_guard lock(mutex_);
+  accept_at_ = Clock::time_point::max();
+}
+
 void Endpoint::cut() {
   std::lock_guard lock(mutex_);
   for (const auto& link : links_) {
@@ -163,6 +191,7 @@ void Endpoint::run() {
 void Endpoint::turn() {
   std::vector<pollfd> waits{{waker_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
   std::vector<std::shared_ptr<Link>> links;
+  size_t strangers = 0;
   {
     std::lock_guard lock(mutex_);
     if (Clock::now() < accept_at_) waits[1].fd = -1;
@@ -170,6 +199,8 @@ void Endpoint::turn() {
     for (const auto& link : links)
       waits.push_back(link->waitsFor());
     strangers_->waitFor(waits);
+    strangers = strangers_->size();
+    relay_.waitFor(waits);
   }
   ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
   if (waits[0].revents) {
@@ -185,7 +216,9 @@ void Endpoint::turn() {
     if (wait.revents && links[i]->waitsFor().fd == wait.fd) links[i]->ready(wait.revents);
   }
   patience_ = writeAll();
-  Strangers::Heard heard = strangers_->hear(std::span(waits).subspan(2 + links.size()));
+  const auto from_outside = std::span(waits).subspan(2 + links.size());
+  relay_.ready(from_outside.subspan(strangers));
+  Strangers::Heard heard = strangers_->hear(from_outside.first(strangers));
   for (auto& [pipe, hello] : heard.introductions)
     introduce(std::move(pipe), hello);
   for (const Identity& identity : heard.other_secrets) {
@@ -195,8 +228,11 @@ void Endpoint::turn() {
   if (Clock::now() < tick_at_) return;
   tick_at_ = Clock::now() + kTick;
   strangers_->report();
-  for (const auto& link : links)
+  relay_.tick();
+  for (const auto& link : links) {
     link->tick();
+    if (Fd joined = link->takeJoined()) strangers_->admit(std::move(joined), {});
+  }
 }
 
 std::chrono::milliseconds Endpoint::writeAll() {
@@ -249,7 +285,21 @@ Link* Endpoint::linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_
   return nullptr;
 }
 
+bool Endpoint::knows(const GroupId& group) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->route().group == group; }) ||
+         std::find(expected_.begin(), expected_.end(), group) != expected_.end();
+}
+
+std::pair<size_t, uint64_t> Endpoint::relayed() {
+  std::lock_guard lock(mutex_);
+  return {relay_.joined(), relay_.bytes()};
+}
+
 void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
+  if (hello.relays) {
+    if (relays_all_ || knows(hello.group)) return relay_.admit(pipe->release(), hello);
+    return strangers_->count(Strangers::Kind::unknown);
+  }
   Link* link = linkTo(hello.group, hello.from, hello.to, hello.channel);
   if (link && link->route().peer_incarnation == hello.incarnation && !link->channel.failed())
     return link->accept(std::move(pipe), hello);

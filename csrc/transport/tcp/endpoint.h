@@ -8,11 +8,13 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "transport/tcp/link.h"
 #include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
+#include "transport/tcp/relay.h"
 #include "transport/tcp/secret.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/strangers.h"
@@ -25,10 +27,14 @@ struct EndpointOptions {
   std::string advertise = "";  // "host:port"; empty: the addresses of the machine with the port
   std::string interface = "";  // of the machine; empty: all
   std::string rate = "";       // Pace
+  bool dials_only = false;     // nobody can reach it: it does not listen
+  std::string relay = "";      // "host:port" of one; empty: a rank that can be reached
+  bool relays_all = false;     // it is a relay for groups that it does not belong to
   std::optional<Secret> secret = {};
 
   // LOWCOMM_LISTEN and LOWCOMM_ADVERTISE, whose ports count from LOCAL_RANK where that is set; LOWCOMM_SOCKET_IFNAME,
-  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE; Secret::fromEnvironment(). ValueError naming the variable.
+  // else GLOO_SOCKET_IFNAME; LOWCOMM_RATE; LOWCOMM_DIAL_ONLY; LOWCOMM_RELAY; Secret::fromEnvironment(). ValueError
+  // naming the variable.
   static EndpointOptions fromEnvironment();
 };
 
@@ -53,6 +59,13 @@ class Endpoint {
   static std::shared_ptr<Endpoint> shared();
 
   uint64_t incarnation() const { return incarnation_; }
+  // Of the relay that ranks of this process take; empty: another rank.
+  const std::string& relay() const { return relay_address_; }
+
+  // Connections that it joins, and the bytes that it has passed on between them.
+  std::pair<size_t, uint64_t> relayed();
+
+  // None of one that only dials.
   const std::vector<std::string>& addresses() const { return addresses_; }
   const std::shared_ptr<Tls>& tls() const { return tls_; }  // null: without a secret
 
@@ -77,15 +90,20 @@ class Endpoint {
     return f();
   }
 
+  // For tests: accepts nobody from now on, as one whose address has changed.
+  void deafen();
+
   // For tests: closes every connection at once, as a network does that resets them.
   void cut();
 
  private:
+  std::string listen(const EndpointOptions& options);
   void run();
   void turn();
   std::chrono::milliseconds writeAll();  // returns for how long nothing more can be done
   void acceptSome();
   void introduce(std::unique_ptr<Pipe> pipe, const Hello& hello);
+  bool knows(const GroupId& group) const;
   Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;
   void halt();
 
@@ -93,7 +111,10 @@ class Endpoint {
   std::vector<std::string> addresses_;
   const uint64_t incarnation_;
   const std::shared_ptr<Tls> tls_;
+  const std::string relay_address_;
+  const bool relays_all_;
   Pace pace_;
+  Relay relay_;
   std::atomic<bool> stop_{false}, awake_{false};
   std::atomic<uint64_t> places_{0};
 

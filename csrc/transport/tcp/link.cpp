@@ -16,9 +16,12 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAnswerWithin = 3s;
+constexpr auto kAnswerWithin = 3s, kAnswerSoon = 1s;
 constexpr auto kFirstPause = 10ms, kLongestPause = 500ms;
 constexpr int kRounds = 3;
+constexpr auto kReverseAfter = 2s, kRelayAfter = 4s;
+constexpr auto kJoinedWithin = 10s;
+constexpr const char* kDirect = "direct";
 constexpr size_t kAnswerBytes = 1024;  // a Hello, and what TLS puts around it
 
 }  // namespace
@@ -30,14 +33,21 @@ bool say(Pipe& pipe, const Hello& hello) {
   return pipe.write({&part, 1}).bytes == bytes.size();
 }
 
-Hello Link::hello() {
+bool Link::wantsToCarry() const {
+  return dials_ || Clock::now() - down_since_ > kReverseAfter;
+}
+
+Hello Link::hello(bool carries) {
+  Hello hello;
+  hello.group = route_.group;
+  hello.from = static_cast<uint32_t>(route_.rank);
+  hello.to = static_cast<uint32_t>(route_.peer);
+  hello.channel = route_.channel;
+  hello.incarnation = route_.incarnation;
   const auto lock = channel.lock();
-  return {route_.group,
-          static_cast<uint32_t>(route_.rank),
-          static_cast<uint32_t>(route_.peer),
-          route_.channel,
-          route_.incarnation,
-          channel.in()};
+  hello.received = channel.in();
+  hello.carries = carries;
+  return hello;
 }
 
 Identity Link::identity() const {
@@ -95,7 +105,7 @@ void Link::tick() {
     if (const auto over = connection_->tick()) lost(*over);
   } else if (dial_) {
     if (Clock::now() > dial_->deadline) silent();
-  } else if (Clock::now() >= dial_at_ && !route_.addresses.empty()) {
+  } else if (Clock::now() >= dial_at_) {
     dial();
   }
 }
@@ -103,46 +113,63 @@ void Link::tick() {
 // ---- made by the peer ----
 
 void Link::accept(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
-  if (!say(*pipe, hello())) return;
-  if (route_.dials()) return;  // it only asks
+  // Of two that dial at once, the one who was to, unless it gets no answer.
+  const bool is_dialling = dial_ && dial_->said && dial_->deadline - Clock::now() > kAnswerWithin - kAnswerSoon;
+  const bool is_turned = dials_ && !connection_ && !is_dialling;
+  const bool carries = theirs.carries && (!dials_ || is_turned);
+  if (!say(*pipe, hello(carries)) || !carries) return;
+  dials_ = false;
   attach(std::move(pipe), theirs);
 }
 
 // ---- made from here ----
 
+std::unique_ptr<Pipe> Link::pipeOver(Fd fd) const {
+  if (route_.tls) return route_.tls->dial(std::move(fd), identity());
+  return std::make_unique<Pipe>(std::move(fd));
+}
+
+bool Link::wantsRelay() const {
+  return route_.addresses.empty() || was_relayed_ || Clock::now() - down_since_ > kRelayAfter;
+}
+
 void Link::dial() {
-  const auto& [text, address] = route_.addresses[next_address_];
+  const size_t direct = route_.addresses.size(), all = direct + (wantsRelay() ? route_.relays.size() : 0);
+  if (all == 0) return;
+  if (next_address_ >= all) next_address_ = 0;
+  const bool by_relay = next_address_ >= direct;
+  const auto& [text, address] = by_relay ? route_.relays[next_address_ - direct] : route_.addresses[next_address_];
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd) beginCongestion(fd.get());
   if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
-    std::unique_ptr<Pipe> pipe;
-    if (route_.tls) {
-      pipe = route_.tls->dial(std::move(fd), identity());
-    } else {
-      pipe = std::make_unique<Pipe>(std::move(fd));
-    }
-    dial_ = Dial{std::move(pipe), false, false, Clock::now() + kAnswerWithin, {}, 0};
+    dial_.emplace();
+    dial_->to = (by_relay ? "relay " : "") + text;
+    dial_->by_relay = by_relay;
+    dial_->pipe = by_relay ? std::make_unique<Pipe>(std::move(fd)) : pipeOver(std::move(fd));
+    dial_->carries = by_relay || wantsToCarry();
+    dial_->deadline = Clock::now() + (by_relay ? kJoinedWithin : kAnswerWithin);
     return;
   }
   const int error = errno;
   lost_why_ = text + ": " + std::strerror(error);
-  error == ECONNREFUSED ? refused() : silent();
+  error == ECONNREFUSED && !by_relay ? refused() : silent();
 }
 
 void Link::dialReady() {
-  Pipe& pipe = *dial_->pipe;
   if (!dial_->connected) {
     int error = 0;
     socklen_t size = sizeof(error);
-    ::getsockopt(pipe.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+    ::getsockopt(dial_->pipe->fd(), SOL_SOCKET, SO_ERROR, &error, &size);
     if (error != 0) {
-      lost_why_ = route_.addresses[next_address_].first + ": " + std::strerror(error);
-      return error == ECONNREFUSED ? refused() : silent();
+      lost_why_ = dial_->to + ": " + std::strerror(error);
+      return error == ECONNREFUSED && !dial_->by_relay ? refused() : silent();
     }
     dial_->connected = true;
   }
+  if (dial_->by_relay && !dial_->joined) return relayReady();
+  Pipe& pipe = *dial_->pipe;
   if (const auto over = hearAnswer()) {
-    lost_why_ = route_.addresses[next_address_].first + ": " + *over;
+    lost_why_ = dial_->to + ": " + *over;
     if (pipe.wrong() == Pipe::Wrong::nothing) return silent();
     if (pipe.wrong() == Pipe::Wrong::secret) noteOtherSecret();
     return refused();
@@ -152,19 +179,52 @@ void Link::dialReady() {
   try {
     answer = parseHello(dial_->answer);
   } catch (const WireError& error) {
-    lost_why_ = route_.addresses[next_address_].first + ": " + error.what();
+    lost_why_ = dial_->to + ": " + error.what();
     return silent();
   }
   if (answer.unknown || answer.group != route_.group || answer.incarnation != route_.peer_incarnation) {
-    lost_why_ = route_.addresses[next_address_].first + ": another process, or one that has left the group";
+    lost_why_ = dial_->to + ": another process, or one that has left the group";
     return refused();
   }
   auto made = std::move(dial_->pipe);
+  const bool carries = dial_->carries, by_relay = dial_->by_relay;
   dial_.reset();
   refused_rounds_ = 0;
-  pause_ = route_.dials() ? 0ms : kLongestPause;
+  pause_ = kLongestPause;
   dial_at_ = Clock::now() + pause_;
-  if (route_.dials()) attach(std::move(made), answer);
+  if (!carries || !answer.carries) return;
+  if (!by_relay) dials_ = true;
+  attach(std::move(made), answer);
+}
+
+// The relay is asked, and answers when the peer is there too.
+void Link::relayReady() {
+  Hello request = hello(/*carries=*/false);
+  request.relays = true;
+  if (!dial_->said && !say(*dial_->pipe, request)) return silent();
+  dial_->said = true;
+  if (const auto over = hearAnswer()) {
+    lost_why_ = dial_->to + ": " + *over;
+    return silent();
+  }
+  if (dial_->have < kHelloBytes) return;
+  try {
+    if (!parseHello(dial_->answer).relays) throw WireError("expected the answer of a relay");
+  } catch (const WireError& error) {
+    lost_why_ = dial_->to + ": " + error.what();
+    return silent();
+  }
+  Fd fd = dial_->pipe->release();
+  if (route_.rank < route_.peer) {
+    joined_ = std::move(fd);
+    return silent();  // of this rank's dials; the peer's Hello comes as from outside
+  }
+  dial_->pipe = pipeOver(std::move(fd));
+  dial_->joined = true;
+  dial_->said = false;
+  dial_->have = 0;
+  dial_->deadline = Clock::now() + kAnswerWithin;
+  dialReady();
 }
 
 // As far as that goes: the pipe is opened, the Hello said and the answer heard. Returns why there will be none.
@@ -172,7 +232,7 @@ std::optional<std::string> Link::hearAnswer() {
   Pipe& pipe = *dial_->pipe;
   if (auto over = pipe.isOpen() ? pipe.flush() : pipe.open()) return over;
   if (!pipe.isOpen()) return {};
-  if (!dial_->said && !say(pipe, hello())) return "no room for a hello";
+  if (!dial_->said && !say(pipe, hello(dial_->carries))) return "no room for a hello";
   dial_->said = true;
   while (dial_->have < kHelloBytes) {
     size_t turn = kAnswerBytes;
@@ -183,24 +243,34 @@ std::optional<std::string> Link::hearAnswer() {
   return {};
 }
 
-// The address has said that nobody is there.
+// Whether addresses that refuse say anything of the peer. Those that nobody has got through to may be another host's,
+// seen from here, and the peer has some time to dial by itself.
+bool Link::refusalsCount() const {
+  if (route_.addresses.empty()) return false;
+  if (hasOtherSecret()) return true;
+  if (connections_ > 0) return dials_ == route_.dials;
+  return Clock::now() - down_since_ > 2 * kReverseAfter;
+}
+
 void Link::refused() {
-  dial_.reset();
-  if (++next_address_ == route_.addresses.size()) {
-    next_address_ = 0;
-    refused_rounds_ = all_refused_ ? refused_rounds_ + 1 : 0;
-    all_refused_ = true;
-    pause_ = std::clamp(2 * pause_, std::chrono::milliseconds(kFirstPause), std::chrono::milliseconds(kLongestPause));
-    if (refused_rounds_ >= kRounds) {
-      return fail(hasOtherSecret() ? kOtherSecret : "the peer's process or group is gone: " + lost_why_);
-    }
-    dial_at_ = Clock::now() + std::max(pause_, std::chrono::milliseconds(100));
-  }
+  tryNext();
 }
 
 void Link::silent() {
-  all_refused_ = false;
-  refused();
+  if (next_address_ < route_.addresses.size()) all_refused_ = false;  // a relay says nothing of the peer
+  tryNext();
+}
+
+void Link::tryNext() {
+  dial_.reset();
+  if (++next_address_ < route_.addresses.size() + (wantsRelay() ? route_.relays.size() : 0)) return;
+  next_address_ = 0;
+  refused_rounds_ = all_refused_ && refusalsCount() ? refused_rounds_ + 1 : 0;
+  all_refused_ = true;
+  pause_ = std::clamp(2 * pause_, std::chrono::milliseconds(kFirstPause), std::chrono::milliseconds(kLongestPause));
+  if (refused_rounds_ >= kRounds)
+    return fail(hasOtherSecret() ? kOtherSecret : "the peer's process or group is gone: " + lost_why_);
+  dial_at_ = Clock::now() + std::max(pause_, std::chrono::milliseconds(100));
 }
 
 // ---- either way ----
@@ -217,6 +287,8 @@ void Link::attach(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
   connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received);
   ++connections_;
   refused_rounds_ = 0;
+  was_relayed_ = pathOf(connection_->pipe().fd()) != kDirect;
+  next_address_ = was_relayed_ ? route_.addresses.size() : 0;
   ready(POLLIN);  // the pipe may hold more than the Hello
 }
 
@@ -226,6 +298,17 @@ void Link::drop() {
   past_.received_bytes += connection_->received();
   past_.retransmitted += reportOf(connection_->pipe().fd()).retransmitted;
   connection_.reset();
+}
+
+// By the address at the other end.
+std::string Link::pathOf(int fd) const {
+  Address peer;
+  peer.size = sizeof(peer.storage);
+  if (::getpeername(fd, peer.get(), &peer.size) != 0) return kDirect;
+  for (const auto& [text, address] : route_.relays) {
+    if (address.size == peer.size && std::memcmp(address.get(), peer.get(), peer.size) == 0) return "relay " + text;
+  }
+  return kDirect;
 }
 
 ConnectionReport Link::report() const {
@@ -244,13 +327,15 @@ ConnectionReport Link::report() const {
   report.least_round_trip_s = socket.least_round_trip_s;
   report.congestion = std::move(socket.congestion);
   report.cipher = connection_->pipe().cipher();
+  report.path = pathOf(connection_->pipe().fd());
   return report;
 }
 
 void Link::lost(const std::string& why) {
   lost_why_ = why;
   drop();
-  pause_ = route_.dials() ? 0ms : std::chrono::milliseconds(kLongestPause) / 2;
+  down_since_ = Clock::now();
+  pause_ = dials_ ? 0ms : std::chrono::milliseconds(kLongestPause) / 2;
   dial_at_ = Clock::now() + pause_;
 }
 

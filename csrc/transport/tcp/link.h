@@ -20,16 +20,17 @@
 
 namespace lowcomm::tcp {
 
-// Where a channel leads. Of two ranks the higher dials.
+// Where a channel leads.
 struct Route {
   GroupId group{};
   int rank = 0, peer = 0;
   uint32_t channel = 0;
   uint64_t incarnation = 0, peer_incarnation = 0;
   std::vector<std::pair<std::string, Address>> addresses;  // of the peer's endpoint, as text too; tried in turn
+  std::vector<std::pair<std::string, Address>> relays;     // of a relay, tried where these lead nowhere
   std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
 
-  bool dials() const { return rank > peer; }
+  bool dials = false;  // at first: this rank does, the other waits to be dialled
 };
 
 // Of a peer that has another secret than this process.
@@ -39,15 +40,21 @@ inline constexpr const char* kOtherSecret =
 // Whether a Hello went whole into a connection that was just made.
 bool say(Pipe& pipe, const Hello& hello);
 
-// A channel and the connection that carries it at the moment. Where that was lost, the higher rank dials again, at
-// first at once, then twice a second. The lower one only asks by a Hello, in the same way, whether the peer's process
-// and group are still there, as nobody would dial if they are not. They are gone, and the channel fails as closed, when
-// every address has refused kRounds times running; silence proves nothing, and is for the op's deadline to judge.
+// A channel and the connection that carries it at the moment. Where that was lost, the rank that dials does so again,
+// at first at once, then twice a second. The other one only asks by a Hello, in the same way, whether the peer's
+// process and group are still there, as nobody would dial if they are not. They are gone, and the channel fails as
+// closed, when every address has refused kRounds times running; silence proves nothing, and is for the op's deadline to
+// judge.
+//
+// Who cannot be reached is found out: where there has been no connection for kReverseAfter, what the other one dials is
+// to carry the channel (Hello::carries), and where it gets through, that rank dials from then on. Where neither gets
+// through for kRelayAfter, both dial a relay (Relay), over whose connection the higher rank goes on as the one that
+// dials, and the lower one as the one that is dialled.
 //
 // But for the channel, used by the endpoint's thread, or under its lock.
 class Link {
  public:
-  explicit Link(Route route) : channel(route.peer), route_(std::move(route)) {}
+  explicit Link(Route route) : channel(route.peer), route_(std::move(route)), dials_(route_.dials) {}
 
   Channel channel;
 
@@ -64,6 +71,9 @@ class Link {
   // Since when the kernel takes no more.
   std::optional<Clock::time_point> blocked() const { return connection_ ? connection_->blocked() : std::nullopt; }
   void tick();
+
+  // A connection to the peer by a relay, on which it is about to say its Hello; none: an empty one.
+  Fd takeJoined() { return std::move(joined_); }
 
   // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.
   void accept(std::unique_ptr<Pipe> pipe, const Hello& hello);
@@ -87,14 +97,21 @@ class Link {
  private:
   // A connection that is being made from here.
   struct Dial {
+    std::string to;
+    bool by_relay = false, joined = false;  // and that has joined it
     std::unique_ptr<Pipe> pipe;
-    bool connected = false, said = false;
+    bool connected = false, said = false, carries = false;
     Clock::time_point deadline;
     std::array<std::byte, kHelloBytes> answer;
     size_t have = 0;
   };
 
-  Hello hello();
+  Hello hello(bool carries);
+  bool wantsToCarry() const;
+  bool wantsRelay() const;
+  std::string pathOf(int fd) const;
+  std::unique_ptr<Pipe> pipeOver(Fd fd) const;
+  void relayReady();
   Identity identity() const;
   void attach(std::unique_ptr<Pipe> pipe, const Hello& hello);
   void receive();
@@ -103,8 +120,10 @@ class Link {
   void dial();
   void dialReady();
   std::optional<std::string> hearAnswer();
-  void refused();
+  bool refusalsCount() const;
+  void refused();  // the address has said that nobody is there
   void silent();
+  void tryNext();
   void fail(const std::string& why);
 
   const Route route_;
@@ -112,6 +131,10 @@ class Link {
   std::optional<Dial> dial_;
   Clock::time_point dial_at_ = Clock::now();
   std::chrono::milliseconds pause_{0};  // before the next dial
+  bool dials_;
+  bool was_relayed_ = false;  // the last connection
+  Fd joined_;
+  Clock::time_point down_since_ = Clock::now();
   size_t next_address_ = 0;
   bool all_refused_ = true;  // in this round over the addresses
   int refused_rounds_ = 0;

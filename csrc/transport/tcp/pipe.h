@@ -27,6 +27,9 @@ class Pipe {
 
   int fd() const { return fd_.get(); }
 
+  // The socket, for another pipe; this one is of no use afterwards.
+  Fd release() { return std::move(fd_); }
+
   // Whether bytes can be written and read. Until then open() does what that needs, as far as the socket allows it, and
   // returns why it cannot be, or nothing.
   virtual bool isOpen() const { return true; }
@@ -54,7 +57,7 @@ class Pipe {
   virtual std::string cipher() const { return {}; }
 
  private:
-  const Fd fd_;
+  Fd fd_;
   int expected_ = 1;
 };
 

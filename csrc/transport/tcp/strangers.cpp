@@ -1,5 +1,7 @@
 #include "transport/tcp/strangers.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -11,6 +13,7 @@ namespace lowcomm::tcp {
 namespace {
 
 constexpr size_t kTurnBytes = 1024;  // a Hello, and what TLS puts around it
+constexpr std::byte kHelloBegins{0x0a};
 
 }  // namespace
 
@@ -80,6 +83,17 @@ bool Strangers::hear(Stranger& stranger, Heard& heard) {
     count(kind);
     return true;
   };
+  if (stranger.secure && !stranger.has_spoken) {
+    std::byte first{};
+    if (::recv(pipe.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) == 1) {
+      stranger.has_spoken = true;
+      if (first == kHelloBegins) {  // not TLS, whose first byte is 22: it may ask for the relay, which reads no secrets
+        stranger.pipe = std::make_unique<Pipe>(pipe.release());
+        stranger.secure = nullptr;
+        return hear(stranger, heard);
+      }
+    }
+  }
   if (!pipe.isOpen()) {
     if (pipe.open()) {
       if (pipe.wrong() != Pipe::Wrong::secret) return noMember(Kind::other);
@@ -98,6 +112,7 @@ bool Strangers::hear(Stranger& stranger, Heard& heard) {
   }
   try {
     const Hello hello = parseHello(stranger.hello);
+    if (tls_ && !stranger.secure && !hello.relays) return noMember(Kind::other);
     if (stranger.secure && !belongs(hello, *stranger.secure->identity())) return noMember(Kind::other);
     heard.introductions.push_back({std::move(stranger.pipe), hello});
     return true;

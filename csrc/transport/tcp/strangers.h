@@ -71,7 +71,7 @@ class Strangers {
     SecurePipe* secure;  // the same, or null
     std::string host;
     Clock::time_point deadline;
-    bool has_secret = false;
+    bool has_secret = false, has_spoken = false;
     std::array<std::byte, kHelloBytes> hello = {};
     size_t have = 0;
   };

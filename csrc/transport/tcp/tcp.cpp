@@ -1,5 +1,6 @@
 #include "transport/tcp/tcp.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <random>
@@ -160,6 +161,35 @@ void hearIntroduction(tcp::Route& route, const std::string& text) {
   }
 }
 
+using Addresses = std::vector<std::pair<std::string, tcp::Address>>;
+
+// What two ranks take that cannot reach each other: LOWCOMM_RELAY's, or the lowest other rank that can be reached.
+Addresses relayOf(const std::string& named, const std::vector<Addresses>& of_ranks, int rank, int peer) {
+  Addresses found;
+  if (!named.empty()) {
+    for (const tcp::Address& address : tcp::resolve(named, "LOWCOMM_RELAY"))
+      found.emplace_back(named, address);
+    return found;
+  }
+  for (int other = 0; other < static_cast<int>(of_ranks.size()) && found.empty(); ++other) {
+    if (other != rank && other != peer) found = of_ranks[other];
+  }
+  return found;
+}
+
+// The higher of two ranks, but who cannot be reached in any case. `reachable`: this rank.
+void decideWhoDials(tcp::Route& route, bool reachable) {
+  const bool peer_reachable = !route.addresses.empty();
+  if (!reachable && !peer_reachable && route.relays.empty()) {
+    const int low = std::min(route.rank, route.peer), high = std::max(route.rank, route.peer);
+    throw TransportError(Kind::closed, route.peer,
+                         "expected a relay between ranks " + std::to_string(low) + " and " + std::to_string(high) +
+                             ", which only dial (LOWCOMM_DIAL_ONLY=1), got no other rank that can be reached and no "
+                             "LOWCOMM_RELAY");
+  }
+  route.dials = reachable == peer_reachable ? route.rank > route.peer : peer_reachable;
+}
+
 std::string joinedAddresses(const tcp::Route& route) {
   std::string text;
   for (const auto& [address, resolved] : route.addresses)
@@ -188,12 +218,21 @@ std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size
   const tcp::GroupId group = agreeOnGroup(rendezvous, rank, timeout);
   const Expectation expectation(*endpoint, group);
   rendezvous.set(keyOf(rank), introduction(*endpoint));
+  std::vector<tcp::Route> routes;
+  std::vector<Addresses> addresses(size);
+  for (int peer = 0; peer < size; ++peer) {
+    routes.push_back({group, rank, peer, 0, endpoint->incarnation(), 0, {}, {}, endpoint->tls()});
+    if (peer == rank) continue;
+    rendezvous.wait(keyOf(peer), left());
+    hearIntroduction(routes[peer], rendezvous.get(keyOf(peer)));
+    addresses[peer] = routes[peer].addresses;
+  }
   std::vector<std::vector<std::shared_ptr<Link>>> links(size);
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
-    rendezvous.wait(keyOf(peer), left());
-    tcp::Route route{group, rank, peer, 0, endpoint->incarnation(), 0, {}, endpoint->tls()};
-    hearIntroduction(route, rendezvous.get(keyOf(peer)));
+    tcp::Route& route = routes[peer];
+    route.relays = relayOf(endpoint->relay(), addresses, rank, peer);
+    decideWhoDials(route, /*reachable=*/!endpoint->addresses().empty());
     for (int channel = 0; channel <= connections; ++channel) {
       route.channel = static_cast<uint32_t>(channel);
       links[peer].push_back(std::make_shared<Link>(route));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x316d6f63776f6cull << 8 | 0x0a;  // "\nlowcom1"
 constexpr uint32_t kVersion = 1;
-constexpr uint8_t kUnknown = 1, kLast = 1;
+constexpr uint8_t kUnknown = 1, kCarries = 2, kRelays = 4, kLast = 1;
 constexpr uint64_t kIdentityMagic = 0x31736c74776f6cull << 8 | 0x0a;  // "\nlowtls1"
 constexpr size_t kSummed = kHelloBytes - sizeof(uint32_t);
 
@@ -42,7 +42,8 @@ void write(const Hello& hello, std::span<std::byte, kHelloBytes> bytes) {
       .put(hello.channel)
       .put(hello.incarnation)
       .put(hello.received)
-      .put(static_cast<uint8_t>(hello.unknown ? kUnknown : 0));
+      .put(static_cast<uint8_t>((hello.unknown ? kUnknown : 0) | (hello.carries ? kCarries : 0) |
+                                (hello.relays ? kRelays : 0)));
   const uint32_t sum = crc32c(bytes.data(), kSummed);
   std::memcpy(bytes.data() + kSummed, &sum, sizeof(sum));
 }
@@ -62,7 +63,11 @@ Hello parseHello(std::span<const std::byte, kHelloBytes> bytes) {
   hello.channel = cursor.read<uint32_t>("channel");
   hello.incarnation = cursor.read<uint64_t>("incarnation");
   hello.received = cursor.read<uint64_t>("received");
-  hello.unknown = cursor.read<uint8_t>("flags") == kUnknown;
+  const auto flags = cursor.read<uint8_t>("flags");
+  expectAtMost(kWhat, "flags", kUnknown | kCarries | kRelays, flags);
+  hello.unknown = flags & kUnknown;
+  hello.carries = flags & kCarries;
+  hello.relays = flags & kRelays;
   return hello;
 }
 

@@ -22,6 +22,8 @@ struct Hello {
   uint64_t incarnation = 0;  // of the process: one that was started again knows nothing of the stream
   uint64_t received = 0;     // bytes of the stream to this end
   bool unknown = false;      // an answer: there is no such group here (any more)
+  bool relays = false;       // to a relay: join this connection with that of `to`; its answer: it is joined
+  bool carries = false;      // this connection is to carry the channel; without, its maker only asks who is there
 };
 
 inline constexpr size_t kHelloBytes = 64;

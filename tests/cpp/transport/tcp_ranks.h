@@ -45,7 +45,7 @@ inline tcp::Secret aSecret(char first = 'b') {
 }
 
 inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}) {
-  return {"127.0.0.1:0", "", "", "", std::move(secret)};
+  return {.listen = "127.0.0.1:0", .secret = std::move(secret)};
 }
 
 // Ranks as threads, each with an endpoint of its own, as processes have.

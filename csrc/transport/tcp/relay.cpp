@@ -1,0 +1,110 @@
+#include "transport/tcp/relay.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "transport/tcp/congestion.h"
+
+namespace lowcomm::tcp {
+namespace {
+
+bool wouldBlock() {
+  return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+}
+
+// Whether `two` is the rank that `one` asks for.
+bool mirrors(const Hello& one, const Hello& two) {
+  return one.group == two.group && one.channel == two.channel && one.from == two.to && one.to == two.from;
+}
+
+}  // namespace
+
+void Relay::admit(Fd fd, const Hello& request) {
+  const auto same = [&](const Waiting& one) {
+    return one.request.group == request.group && one.request.channel == request.channel &&
+           one.request.from == request.from && one.request.to == request.to;
+  };
+  waiting_.remove_if(same);
+  Waiting mine{std::move(fd), request, Clock::now() + kWithin};
+  const auto other =
+      std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& one) { return mirrors(one.request, request); });
+  if (other == waiting_.end()) {
+    if (waiting_.size() < kMostWaiting) waiting_.push_back(std::move(mine));
+    return;
+  }
+  Waiting first = std::move(*other);
+  waiting_.erase(other);
+  if (pairs_.size() < kMostJoined) join(std::move(first), std::move(mine));
+}
+
+void Relay::join(Waiting first, Waiting second) {
+  for (const Waiting* one : {&first, &second}) {
+    Hello answer = one->request;
+    std::swap(answer.from, answer.to);
+    std::array<std::byte, kHelloBytes> bytes;
+    write(answer, bytes);
+    if (::send(one->fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != kHelloBytes) return;
+    judgeCongestion(one->fd.get());
+  }
+  pairs_.emplace_back();
+  pairs_.back().a.fd = std::move(first.fd);
+  pairs_.back().b.fd = std::move(second.fd);
+}
+
+void Relay::waitFor(std::vector<pollfd>& waits) const {
+  for (const Waiting& one : waiting_)
+    waits.push_back({one.fd.get(), POLLIN, 0});
+  for (const Pair& pair : pairs_) {
+    const auto add = [&](const Side& side, const Side& other) {
+      const int in = side.end < kBufferBytes && !side.is_over ? POLLIN : 0;
+      const int out = other.end > other.begin ? POLLOUT : 0;
+      // Negative: left out by poll(), which would tell of a closed connection again and again.
+      waits.push_back({in | out ? side.fd.get() : ~side.fd.get(), static_cast<short>(in | out), 0});
+    };
+    add(pair.a, pair.b);
+    add(pair.b, pair.a);
+  }
+}
+
+void Relay::ready(std::span<const pollfd> waits) {
+  size_t next = 0;
+  const auto isReady = [&](const Fd& fd) {
+    const bool is_next = next < waits.size() && (waits[next].fd == fd.get() || waits[next].fd == ~fd.get());
+    if (!is_next) return false;  // it came after poll()
+    return waits[next++].revents != 0;
+  };
+  // Who waits has nothing to say until it is answered: it has hung up, or is none of ours.
+  waiting_.remove_if([&](const Waiting& one) { return isReady(one.fd); });
+  pairs_.remove_if([&](Pair& pair) {
+    const bool a = isReady(pair.a.fd), b = isReady(pair.b.fd);
+    return (a || b) && !(pass(pair.a, pair.b) && pass(pair.b, pair.a));
+  });
+}
+
+bool Relay::pass(Side& from, Side& to) {
+  if (from.end < kBufferBytes && !from.is_over) {
+    const ssize_t count = ::recv(from.fd.get(), from.buffer.data() + from.end, kBufferBytes - from.end, MSG_DONTWAIT);
+    if (count < 0 && !wouldBlock()) return false;
+    if (count == 0) from.is_over = true;
+    if (count > 0) from.end += count;
+  }
+  if (from.begin < from.end) {
+    const ssize_t count =
+        ::send(to.fd.get(), from.buffer.data() + from.begin, from.end - from.begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0 && !wouldBlock()) return false;
+    if (count > 0) from.begin += count, bytes_ += count;
+  }
+  if (from.begin < from.end) return true;
+  from.begin = from.end = 0;
+  return !from.is_over;  // all that it said was passed on: an end of both
+}
+
+void Relay::tick() {
+  waiting_.remove_if([](const Waiting& one) { return Clock::now() > one.deadline; });
+}
+
+}  // namespace lowcomm::tcp

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "transport/tcp/socket.h"
+#include "transport/tcp/wire.h"
+
+namespace lowcomm::tcp {
+
+// Joins the connections of two ranks that both dial, because nobody can reach them: each asks for the other by a Hello
+// (Hello::relays), is answered by one when the other is there, and from then on what one sends the other gets. With a
+// secret that is TLS between the two, of which the relay can read nothing.
+//
+// Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting who wait for kWithin.
+// Used by the endpoint's thread.
+class Relay {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  static constexpr size_t kMostJoined = 256, kMostWaiting = 256, kBufferBytes = 64 * 1024;
+  static constexpr std::chrono::seconds kWithin{10};
+
+  // One that asks. Where it has asked before the older connection goes; where there is no room, this one.
+  void admit(Fd fd, const Hello& request);
+
+  // Appends what to wait for, of each connection; ready() gets the same, after poll().
+  void waitFor(std::vector<pollfd>& waits) const;
+  void ready(std::span<const pollfd> waits);
+
+  // Lets go of who has waited too long.
+  void tick();
+
+  size_t joined() const { return pairs_.size(); }
+  uint64_t bytes() const { return bytes_; }  // passed on
+
+ private:
+  struct Waiting {
+    Fd fd;
+    Hello request;
+    Clock::time_point deadline;
+  };
+  // One of two joined connections, and what it has said that the other has yet to be given.
+  struct Side {
+    Fd fd;
+    std::vector<std::byte> buffer = std::vector<std::byte>(kBufferBytes);
+    size_t begin = 0, end = 0;
+    bool is_over = false;  // it says no more
+  };
+  struct Pair {
+    Side a, b;
+  };
+
+  void join(Waiting first, Waiting second);
+  bool pass(Side& from, Side& to);  // whether both connections are still there
+
+  std::list<Waiting> waiting_;
+  std::list<Pair> pairs_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace lowcomm::tcp

@@ -1,0 +1,199 @@
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "transport/tcp/socket.h"
+#include "transport/tcp/tcp.h"
+#include "transport/tcp/tls.h"
+#include "transport/tcp_ranks.h"
+#include "transport/transport_cases.h"
+
+// Who dials whom where not every rank can be reached.
+
+namespace lowcomm {
+namespace {
+
+using tcp::Endpoint;
+using tcp::EndpointOptions;
+
+const EndpointOptions kDialsOnly{.dials_only = true};
+
+// Ranks whose endpoints differ.
+struct Reach {
+  explicit Reach(const std::vector<EndpointOptions>& options) : transports(options.size()), errors(options.size()) {
+    for (const EndpointOptions& one : options)
+      endpoints.push_back(std::make_shared<Endpoint>(one));
+    std::vector<std::thread> threads;
+    for (size_t rank = 0; rank < options.size(); ++rank) {
+      threads.emplace_back([this, rank, size = static_cast<int>(options.size())] {
+        try {
+          transports[rank] = connectTcp(rendezvous, static_cast<int>(rank), size, 1, kLong, endpoints[rank]);
+        } catch (const std::exception& error) {
+          errors[rank] = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads)
+      thread.join();
+  }
+
+  // A message each way between two ranks; `cut`: their connections are lost while it is under way.
+  void exchange(int a, int b, bool cut = false) {
+    const Bytes out = message(3'000'000, 7);
+    Bytes at_a(out.size()), at_b(out.size());
+    std::vector<std::unique_ptr<Transfer>> transfers;
+    transfers.push_back(transports[a]->irecv(Lane::bulk, b, 1, at_a));
+    transfers.push_back(transports[b]->irecv(Lane::bulk, a, 1, at_b));
+    transfers.push_back(transports[a]->isend(Lane::bulk, b, 1, out));
+    transfers.push_back(transports[b]->isend(Lane::bulk, a, 1, out));
+    if (cut) endpoints[a]->cut();
+    for (auto& transfer : transfers)
+      transfer->wait(kLong);
+    EXPECT_EQ(at_a, out);
+    EXPECT_EQ(at_b, out);
+  }
+
+  MapRendezvous rendezvous;
+  std::vector<std::shared_ptr<Endpoint>> endpoints;
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::string> errors;
+};
+
+TEST(TcpReach, WhoOnlyDialsReachesHigherAndLowerRanks) {
+  Reach ranks({onLoopback(), kDialsOnly, onLoopback()});
+  for (const std::string& error : ranks.errors)
+    ASSERT_EQ(error, "");
+  EXPECT_TRUE(ranks.endpoints[1]->addresses().empty());
+  ranks.exchange(0, 1);
+  ranks.exchange(1, 2);
+  ranks.exchange(2, 1, /*cut=*/true);
+  ranks.exchange(0, 1, /*cut=*/true);
+}
+
+TEST(TcpReach, TwoWhoOnlyDialAndHaveNoRelayAreNamed) {
+  Reach ranks({kDialsOnly, kDialsOnly});
+  for (const std::string& error : ranks.errors)
+    EXPECT_NE(error.find("expected a relay between ranks 0 and 1"), std::string::npos) << error;
+}
+
+std::string pathOf(const Transport& transport, int peer) {
+  for (const ConnectionReport& one : transport.report()) {
+    if (one.peer == peer && one.lane == Lane::bulk) return one.path;
+  }
+  return "none";
+}
+
+// Another rank passes on what they say, plain or encrypted for the two.
+void expectRelayedByARank(const std::optional<tcp::Secret>& secret) {
+  EndpointOptions dials_only = kDialsOnly;
+  dials_only.secret = secret;
+  Reach ranks({dials_only, onLoopback(secret), dials_only});
+  for (const std::string& error : ranks.errors)
+    ASSERT_EQ(error, "");
+  ranks.exchange(0, 2);
+  ranks.exchange(2, 0, /*cut=*/true);
+  ranks.exchange(0, 1);
+  EXPECT_EQ(pathOf(*ranks.transports[0], 2), "relay " + ranks.endpoints[1]->addresses()[0]);
+  EXPECT_EQ(pathOf(*ranks.transports[2], 0), "relay " + ranks.endpoints[1]->addresses()[0]);
+  EXPECT_EQ(pathOf(*ranks.transports[0], 1), "direct");
+  EXPECT_GE(ranks.endpoints[1]->relayed().second, 2u * 2 * 3'000'000);
+}
+
+TEST(TcpReach, TwoWhoOnlyDialMeetAtARankPlain) {
+  expectRelayedByARank({});
+}
+
+TEST(TcpReach, TwoWhoOnlyDialMeetAtARankEncrypted) {
+  if (!tcp::tlsLibrary().empty()) expectRelayedByARank(aSecret());
+}
+
+// A relay of its own, which starts again in the middle: ranks wait, and go on.
+TEST(TcpReach, ARelayThatStartsAgainCostsAPause) {
+  const EndpointOptions relay_options{.listen = "127.0.0.1:0", .relays_all = true};
+  auto relay = std::make_unique<Endpoint>(relay_options);
+  const std::string address = relay->addresses()[0];
+  EndpointOptions dials_only = kDialsOnly;
+  dials_only.relay = address;
+  Reach ranks({dials_only, dials_only});
+  ASSERT_EQ(ranks.errors[0], "");
+  ASSERT_EQ(ranks.errors[1], "");
+  ranks.exchange(0, 1);
+  EXPECT_EQ(pathOf(*ranks.transports[0], 1), "relay " + address);
+  relay = nullptr;
+  std::thread again([&] {
+    std::this_thread::sleep_for(milliseconds(1500));
+    relay = std::make_unique<Endpoint>(EndpointOptions{.listen = address, .relays_all = true});
+  });
+  ranks.exchange(1, 0);
+  again.join();
+}
+
+TEST(TcpReach, ARelayIsForItsGroupsOnly) {
+  Endpoint rank(onLoopback());
+  EndpointOptions dials_only = kDialsOnly;
+  dials_only.relay = rank.addresses()[0];
+  MapRendezvous rendezvous;
+  std::vector<std::thread> threads;
+  for (const int me : {0, 1}) {
+    threads.emplace_back([&, me] {
+      try {
+        connectTcp(rendezvous, me, 2, 1, milliseconds(800), std::make_shared<Endpoint>(dials_only));
+        ADD_FAILURE() << me;
+      } catch (const TransportError& error) {
+        EXPECT_EQ(error.kind, Kind::timed_out) << error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads)
+    thread.join();
+  EXPECT_EQ(rank.relayed().second, 0u);
+}
+
+// Neither can be reached, and neither says so.
+TEST(TcpReach, TwoWhoCannotBeReachedFindTheRelay) {
+  const auto [listener, port] = tcp::listenOn("127.0.0.1", "0", "a port that nobody serves");
+  EndpointOptions unreachable = onLoopback();
+  unreachable.advertise = "127.0.0.1:" + port;
+  Reach ranks({unreachable, unreachable, onLoopback()});
+  for (const std::string& error : ranks.errors)
+    ASSERT_EQ(error, "");
+  ranks.exchange(0, 1);
+  EXPECT_EQ(pathOf(*ranks.transports[0], 1), "relay " + ranks.endpoints[2]->addresses()[0]);
+}
+
+// Rank 0 was to be dialled and cannot be: it dials, and goes on doing so.
+void expectTurned(const std::string& advertised) {
+  EndpointOptions unreachable = onLoopback();
+  unreachable.advertise = advertised;
+  Reach ranks({unreachable, onLoopback()});
+  ASSERT_EQ(ranks.errors[0], "");
+  ASSERT_EQ(ranks.errors[1], "");
+  ranks.exchange(0, 1);
+  ranks.exchange(0, 1, /*cut=*/true);
+  ranks.exchange(1, 0, /*cut=*/true);
+}
+
+TEST(TcpReach, WhoseAddressRefusesDialsItself) {
+  expectTurned("127.0.0.1:1");
+}
+
+TEST(TcpReach, WhoseAddressIsSilentDialsItself) {
+  const auto [listener, port] = tcp::listenOn("127.0.0.1", "0", "a port that nobody serves");
+  expectTurned("127.0.0.1:" + port);
+}
+
+// An address that changes: the peer's redials lead nowhere from then on.
+TEST(TcpReach, WhoseAddressIsSilentLaterDialsItself) {
+  Reach ranks({onLoopback(), onLoopback()});
+  ranks.exchange(0, 1);
+  ranks.endpoints[0]->deafen();
+  ranks.exchange(0, 1, /*cut=*/true);
+}
+
+}  // namespace
+}  // namespace lowcomm
