@@ -1,4 +1,4 @@
-"""`python -m torch_lowcomm info | run | bench`."""
+"""`python -m torch_lowcomm info | run | bench | secret`."""
 
 import sys
 

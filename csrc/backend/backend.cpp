@@ -34,6 +34,7 @@ KeyValues greeting(const Settings& settings) {
       {"chunk_bytes", std::to_string(settings.chunk_bytes)},
       {"connections", std::to_string(settings.connections)},
       {"ring_from", std::to_string(settings.ring_from)},
+      {"secret", settings.secret ? "yes" : "no"},
       {"nccl", settings.ncclText()},
       {"transport", settings.transport},
   };

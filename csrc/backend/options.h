@@ -56,6 +56,7 @@ struct Settings {
   bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
   std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
   std::string transport = "gloo";    // what carries frames: "gloo", or "tcp" (transport/tcp)
+  bool secret = false;               // whether the environment has one (secret.h)
 
   std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
 };

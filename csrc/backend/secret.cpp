@@ -17,6 +17,7 @@ void applySecret(Settings& settings) {
   if (settings.nccl == true)
     throw ValueError("nccl: expected None or False with " + secret->from() + ", as NCCL encrypts nothing, got True");
   settings.nccl = false;
+  settings.secret = true;
 }
 
 }  // namespace lowcomm

@@ -103,14 +103,25 @@ def _nccl() -> str:
     return "nccl for exact ops from a group's first CUDA tensor on (LOWCOMM_NCCL=0: never)"
 
 
+def _secret() -> str:
+    """Tells whether connections are encrypted; ValueError for a secret that is none."""
+    library, variable = _C.tls_library(), _C.secret_from()
+    if not library:
+        return "this build has no OpenSSL and takes no secret"
+    if not variable:
+        return f"none is set, connections are not encrypted (LOWCOMM_SECRET_FILE with LOWCOMM_TRANSPORT=tcp; {library})"
+    return f"of {variable}, TLS 1.3 by {library}"
+
+
 def main(arguments: argparse.Namespace) -> int:
     """Prints the report.
 
     Returns:
-        0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not have.
+        0; 1 if the self-test fails; 2 if the environment names kernels that this machine does not have, or a secret that
+        is none.
     """
     try:
-        kernels = _C.kernels()
+        kernels, secret = _C.kernels(), _secret()
     except ValueError as error:
         print(f"torch_lowcomm info: {error}", file=sys.stderr)
         return 2
@@ -126,6 +137,7 @@ def main(arguments: argparse.Namespace) -> int:
         ("kernels", f"{kernels} (LOWCOMM_KERNELS={os.environ.get('LOWCOMM_KERNELS', '')})"),
         ("codecs", _C.codec_names()),
         ("inner backends", f"gloo; {_nccl()}"),
+        ("secret", secret),
         ("machine", f"{platform.machine()}, {os.cpu_count()} cores"),
     ]
     for name, value in rows:

@@ -1,0 +1,269 @@
+"""Groups with a secret: the bits of groups without, cuts that lose nothing, nothing to read on the way, and named errors."""
+
+import base64
+import hashlib
+import hmac
+import os
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from reset_proxy import ResetProxy
+from test_tcp import POLICY, _results
+
+from torch_lowcomm import _C
+
+DEADLINE_S = 90.0
+ROOT = Path(__file__).parents[3]
+SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
+OTHER = "c0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
+OPTIONS = {"min_bytes": 0, "transport": "tcp"}
+
+pytestmark = pytest.mark.skipif(not _C.tls_library(), reason="this build has no OpenSSL")
+
+
+def _equal(r, policy, connections):
+    import torch_lowcomm as lc
+
+    found = []
+    for secret in (None, SECRET):
+        if secret:
+            os.environ["LOWCOMM_SECRET"] = secret
+        r.init("lowcomm", pg_options=lc.Options(policy=policy, connections=connections, **OPTIONS))
+        found.append(_results(r))
+        dist.destroy_process_group()
+    for op, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][op]), op
+
+
+@pytest.mark.parametrize(("size", "policy", "connections"), [(2, POLICY, 1), (2, "", 2), (4, POLICY, 2)])
+def test_the_bits_are_those_without_a_secret(size, policy, connections):
+    ranks.run_ranks(_equal, size, policy, connections, timeout=DEADLINE_S)
+
+
+class Tap:
+    """Forwards 127.0.0.1:`port` to another port, and keeps what it has seen."""
+
+    def __init__(self, to):
+        self._to, self.seen = to, bytearray()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            outside, _ = self._listener.accept()
+            inside = socket.create_connection(("127.0.0.1", self._to))
+            for one, other in ((outside, inside), (inside, outside)):
+                threading.Thread(target=self._forward, args=(one, other), daemon=True).start()
+
+    def _forward(self, one, other):
+        try:
+            while got := one.recv(1 << 16):
+                self.seen += got
+                other.sendall(got)
+        except OSError:
+            pass
+        other.close()
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def _tapped(r, secret):
+    """Rank 0 is reached through a tap only, which sees the elements without a secret, and none with one."""
+    import torch_lowcomm as lc
+
+    if secret:
+        os.environ["LOWCOMM_SECRET"] = secret
+    tap = None
+    if r.rank == 0:
+        port = _free_port()
+        tap = Tap(port)
+        os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
+        os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{tap.port}"
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=fp16", **OPTIONS))
+    mine = torch.full((5000,), float(r.rank + 1))
+    both = torch.empty(10_000)
+    dist.all_gather_into_tensor(both, mine)
+    assert torch.equal(both, torch.tensor([1.0, 2.0]).repeat_interleave(5000))
+    dist.destroy_process_group()
+    if tap:
+        ones = torch.ones(500, dtype=torch.float16).numpy().tobytes()
+        assert len(tap.seen) > 20_000
+        assert (ones in tap.seen) == (secret is None)
+        assert (b"lowcom1" in tap.seen) == (secret is None)
+        assert SECRET.encode() not in tap.seen
+        assert (b"lowtls1" in tap.seen) == (secret is not None)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_who_listens_sees_elements_only_without_a_secret(secret):
+    ranks.run_ranks(_tapped, 2, secret, timeout=DEADLINE_S)
+
+
+def _behind_a_router(r, every_s):
+    """Rank 0 is reached through a router only, which resets connections; the sums are right all the same."""
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_SECRET"] = SECRET
+    proxy = None
+    if r.rank == 0:
+        port = _free_port()
+        proxy = ResetProxy(port, every_s)
+        os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
+        os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{proxy.port}"
+    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", **OPTIONS))
+    n = 1 << 20
+    mine = torch.linspace(-1, 1, n) * (r.rank + 1)
+    once = mine.clone()
+    dist.all_reduce(once)
+    for _ in range(40):
+        again = mine.clone()
+        dist.all_reduce(again)
+        assert torch.equal(again, once), "the codes of sym4 are the same every time"
+    dist.barrier()
+    if proxy:
+        assert proxy.resets > 2, proxy.resets
+        proxy.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_resets_lose_nothing(size):
+    ranks.run_ranks(_behind_a_router, size, 0.25, timeout=DEADLINE_S)
+
+
+# ---- secrets that are wrong ----
+
+
+def _wrong(r, variable, texts, patterns):
+    """Each rank has its own text, or none; each has its own pattern of error, at once."""
+    import torch_lowcomm as lc
+
+    if texts[r.rank] is not None:
+        os.environ[variable] = texts[r.rank]
+    with pytest.raises((ValueError, dist.DistBackendError), match=patterns[r.rank]):
+        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(**OPTIONS))
+
+
+def test_a_rank_with_another_secret_is_named_on_all():
+    another = "expected the same LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks, got another secret there"
+    texts, patterns = [SECRET, SECRET, OTHER], [f"rank 2: {another}", f"rank 2: {another}", f"rank [01]: {another}"]
+    ranks.run_ranks(_wrong, 3, "LOWCOMM_SECRET", texts, patterns, timeout=DEADLINE_S)
+
+
+def test_a_rank_without_a_secret_is_named_on_all():
+    patterns = [
+        "making a group: secret differs: rank 0 has 'yes', rank 1 has 'no'",
+        "making a group: secret differs: rank 1 has 'no', rank 0 has 'yes'",
+    ]
+    ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET", [SECRET, None], patterns, timeout=DEADLINE_S)
+
+
+def test_a_short_secret_is_named_on_both_ranks():
+    what = "LOWCOMM_SECRET: expected 32 random bytes as text .* got 11 characters"
+    for texts in (["hello world"] * 2, [SECRET, "hello world"]):
+        ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET", texts, [what, what], timeout=DEADLINE_S)
+
+
+def test_a_file_is_refused_by_name(tmp_path):
+    good, read_by_others, short = (str(tmp_path / name) for name in ("good", "read_by_others", "short"))
+    for path, text, mode in ((good, SECRET, 0o600), (read_by_others, SECRET, 0o644), (short, "short", 0o600)):
+        with open(path, "w") as file:
+            file.write(text + "\n")
+        os.chmod(path, mode)
+    for wrong, what in (
+        (read_by_others, "LOWCOMM_SECRET_FILE: '.*': expected a file that its owner alone may read .* got mode 0644"),
+        (short, "LOWCOMM_SECRET_FILE: expected 32 random bytes as text"),
+        (str(tmp_path / "missing"), "LOWCOMM_SECRET_FILE: '.*missing': expected a file, got: No such file"),
+    ):
+        ranks.run_ranks(_wrong, 2, "LOWCOMM_SECRET_FILE", [good, wrong], [what, what], timeout=DEADLINE_S)
+
+
+def _combinations(r):
+    """What a secret goes with, and that a process has one."""
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_SECRET"] = SECRET
+    with pytest.raises(ValueError, match=r'LOWCOMM_SECRET: expected transport="tcp" .* got \'gloo\''):
+        r.init("lowcomm", timeout_s=20)
+    with pytest.raises(ValueError, match="nccl: expected None or False with LOWCOMM_SECRET, .* got True"):
+        r.init("lowcomm", timeout_s=20, pg_options=lc.Options(nccl=True, transport="tcp"))
+    r.init("lowcomm", pg_options=lc.Options(**OPTIONS))
+    os.environ["LOWCOMM_SECRET"] = OTHER
+    what = "LOWCOMM_SECRET, LOWCOMM_SECRET_FILE: expected the secret of the groups that this process has, got another"
+    with pytest.raises(ValueError, match=what):
+        dist.new_group()
+    os.environ["LOWCOMM_SECRET"] = SECRET
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    assert x[0] == r.size
+    dist.destroy_process_group()
+
+
+def test_what_a_secret_goes_with():
+    ranks.run_ranks(_combinations, 2, timeout=DEADLINE_S)
+
+
+def _left_alive(r):
+    """Ends without destroying the group."""
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_SECRET"] = SECRET
+    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym8", **OPTIONS))
+    for _ in range(3):
+        dist.all_reduce(torch.ones(100_000))
+
+
+def test_a_process_that_ends_with_its_group_ends_cleanly():
+    for _ in range(3):
+        ranks.run_ranks(_left_alive, 2, timeout=DEADLINE_S)
+
+
+# ---- the command line and the document ----
+
+
+def _command(*arguments, **environment):
+    command = [sys.executable, "-W", "ignore", "-m", "torch_lowcomm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **environment})
+
+
+def test_the_command_makes_a_secret(tmp_path):
+    made = [_command("secret").stdout.strip() for _ in range(2)]
+    assert made[0] != made[1]
+    assert all(len(base64.urlsafe_b64decode(text + "=")) == 32 for text in made)
+    path = tmp_path / "secret"
+    with path.open("w") as file:
+        subprocess.run([sys.executable, "-W", "ignore", "-m", "torch_lowcomm", "secret"], stdout=file, check=True)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    said = _command("info", "--no-self-test", LOWCOMM_SECRET_FILE=str(path))
+    assert f"secret          of LOWCOMM_SECRET_FILE, TLS 1.3 by {_C.tls_library()}\n" in said.stdout, said.stderr
+    assert path.read_text().strip() not in said.stdout
+
+
+def test_info_tells_of_none_and_of_one_that_is_none():
+    assert "secret          none is set, connections are not encrypted" in _command("info", "--no-self-test").stdout
+    said = _command("info", "--no-self-test", LOWCOMM_SECRET="short")
+    assert said.returncode == 2
+    assert "torch_lowcomm info: LOWCOMM_SECRET: expected 32 random bytes" in said.stderr
+
+
+def test_the_documented_key():
+    """As csrc/wire/FORMAT.md says it: TcpSecure.DerivesTheDocumentedKey has the same from the library."""
+    identity = b"\nlowtls1" + bytes(range(16)) + struct.pack("<IIIQQI", 1, 0, 2, 88, 77, 1)
+    assert len(identity) == 56
+    extracted = hmac.new(bytes(32), SECRET.encode(), hashlib.sha256).digest()
+    key = hmac.new(extracted, b"lowcomm tls 1" + identity + b"\x01", hashlib.sha256).hexdigest()
+    document = (ROOT / "csrc/wire/FORMAT.md").read_text()
+    assert f"`{SECRET}`" in document and f"`{key}`" in document
