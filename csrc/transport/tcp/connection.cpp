@@ -21,6 +21,7 @@ constexpr size_t kTurnBytes = 1 << 20;
 constexpr size_t kParts = 16;
 constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
 constexpr auto kJudge = 1s;
+constexpr size_t kMostBytes = kPieceBytes - kPieceHeaderBytes;  // of a piece: with its header four full records of TLS
 
 }  // namespace
 
@@ -33,7 +34,7 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t fr
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
-  const size_t bytes = std::min<uint64_t>(kPieceBytes, channel_.outEnd() - out_);
+  const size_t bytes = std::min<uint64_t>(kMostBytes, channel_.outEnd() - out_);
   if (bytes == 0 && !even_empty) return false;
   tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in()}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
