@@ -17,6 +17,9 @@ namespace {
 constexpr uint64_t kExpanded = 1 << 16;
 constexpr uint64_t kLeastRows = 16;
 
+// Elements that are decoded before they are taken: a reader of several other arrays wants some pages of each at a time.
+constexpr uint64_t kTaken = 1 << 12;
+
 }  // namespace
 
 SumCodes::SumCodes(const MessagePlan& slice) : slice_(slice) {
@@ -78,10 +81,16 @@ void CodedSums::decode(uint32_t tensor, const TakeElements& take) const {
   for (const Place& place : places_[tensor]) {
     const Run& run = slices_->of(place.owner).frames[place.frame].runs[place.run];
     const std::span<const std::byte> codes = codes_[place.owner].of(place.frame, run);
-    for (Pieces piece(*run.codec, run.count); piece.more(); piece.next()) {
-      x.resize(std::max<size_t>(x.size(), piece.size()));
-      run.codec->decode(x.data(), DType::float32, piece.get(codes, scratch), run.offset + piece.at(), piece.size());
-      take(place.first + piece.at(), piece.size(), x.data());
+    uint64_t first = 0, count = 0;  // decoded and not taken
+    for (Pieces piece(*run.codec, run.count); piece.more();) {
+      x.resize(std::max<size_t>(x.size(), count + piece.size()));
+      run.codec->decode(x.data() + count, DType::float32, piece.get(codes, scratch), run.offset + piece.at(),
+                        piece.size());
+      count += piece.size();
+      piece.next();
+      if (count < kTaken && piece.more()) continue;
+      take(place.first + first, count, x.data());
+      first += std::exchange(count, 0);
     }
   }
 }

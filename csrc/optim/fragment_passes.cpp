@@ -2,7 +2,9 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/float_env.h"
 #include "kernels/isa/table.h"
@@ -23,6 +25,32 @@ template <class F>
 void eachBlock(int64_t elements, F&& f) {
   for (int64_t first = 0; first < elements; first += kOuterBlock)
     f(first, std::min<int64_t>(kOuterBlock, elements - first));
+}
+
+// stepAndRestart in mode continue where the mark is θ̄ − start, with the new δ for the start: its operations on each
+// element in one loop, which reads all arrays from memory side by side. Not inlined: FloatEnv.
+template <bool kMomentum>
+__attribute__((noinline)) bool stepAndContinue(const OuterSpan& s, const OuterRule& rule, float* start_at) {
+  float* __restrict parameter = s.parameter, * __restrict outer = s.outer, * __restrict momentum = s.momentum;
+  float* __restrict start = start_at;
+  const float* __restrict average = s.message;
+  const float lr = rule.lr, mu = rule.momentum;
+  bool finite = true;
+  for (size_t i = 0; i < s.n; ++i) {
+    const float mark = outer[i] - start[i], own = mark - parameter[i];
+    finite &= std::fabs(own) <= std::numeric_limits<float>::max();
+    float step = average[i];
+    if constexpr (kMomentum) {
+      const float u = mu * momentum[i] + average[i];
+      momentum[i] = u;
+      step += mu * u;
+    }
+    const float moved = outer[i] - lr * step;
+    outer[i] = moved;
+    parameter[i] = moved + (parameter[i] - mark);
+    start[i] = own;
+  }
+  return finite;
 }
 
 void copy(float* to, const float* from, int64_t count) {
@@ -167,6 +195,7 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   const OuterRule rule = this->rule();
   const bool in_place = isExact() || ranks_ == 1, eager = rule.mode == OuterMode::eager;
   const bool deltas = !in_place && !eager, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
+  const bool follows = deltas && rule.mode == OuterMode::proceed && start_ == Start::delta && !mark_is_outer_;
   pass([&](size_t i, const at::Tensor& host) {
     ParameterState& kept = kept_[i];
     const bool wide = !kept.rounding.defined();
@@ -176,6 +205,11 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
       float scratch[kOuterBlock];
       OuterSpan s = spanOf(kept, host, first, count);
       s.message = average;
+      if (follows && wide) {
+        float* start = dataAt(kept.start, first);
+        finite_ &= s.momentum ? stepAndContinue<true>(s, rule, start) : stepAndContinue<false>(s, rule, start);
+        return;
+      }
       s.mark = markOf(kept, first, count, scratch);
       finite_ &= stepAndRestart(s, rule);
       if (in_place) copy(dataAt(kept.message, first), s.message, count);
