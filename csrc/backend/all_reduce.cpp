@@ -11,7 +11,7 @@
 #include "tensor/op_buffers.h"
 #include "tensor/wire_type.h"
 
-// all_reduce by policy or by a codec that the caller names; without either it is the inner backend's.
+// all_reduce by policy, by a codec that the caller names, or exact; what lowcomm does not carry is the inner backend's.
 
 namespace lowcomm {
 
@@ -19,8 +19,10 @@ namespace {
 
 constexpr const char* kOp = "all_reduce";
 
-WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const std::vector<CodecSpec>& codecs,
-                   const Reduction& reduction, std::shared_ptr<Residual> residual) {
+// `results`: the caller's tensors, which `tensors` are or view.
+WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const Tensors& results,
+                   const std::vector<CodecSpec>& codecs, const Reduction& reduction,
+                   std::shared_ptr<Residual> residual) {
   parts.group.expectLiving(kOp);
   for (const auto& tensor : tensors)
     checkOutput(kOp, tensor);
@@ -52,11 +54,13 @@ WorkPtr reduceMany(GroupParts& parts, c10d::OpType op, Tensors tensors, const st
   if (residual) {
     buffers->ended = [residual](std::exception_ptr error) { error ? residual->rollBack() : residual->commit(); };
   }
-  return parts.issuer.submit({op, kOp, sequence, exact}, tensors, tensors, queue, std::move(buffers));
+  return parts.issuer.submit({op, kOp, sequence, exact}, tensors, results, queue, std::move(buffers));
 }
 
-// An op that the policy names, on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.
-WorkPtr reduceByPolicy(GroupParts& parts, c10d::OpType op, const Tensors& tensors, const c10d::ReduceOp& reduce) {
+// An op on lowcomm's own lane, encoded or exact; null where only the inner backend can serve it.
+WorkPtr reduceOnOwnLane(GroupParts& parts, c10d::OpType op, const Tensors& given, const c10d::ReduceOp& reduce) {
+  const bool named = parts.codecs.names(kOp);
+  const Tensors tensors = parts.group.carriesAll() ? asReal(given, reduce) : given;
   std::optional<Reduction> reduction;
   const bool own = std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
     reduction = ownReduction(reduce, tensor.scalar_type());
@@ -66,29 +70,32 @@ WorkPtr reduceByPolicy(GroupParts& parts, c10d::OpType op, const Tensors& tensor
   const bool one_sum = op == c10d::OpType::ALLREDUCE && tensors.size() != 1;
   if (!own || !reduction || one_sum) {
     const std::string type = tensors.empty() ? "none" : c10::toString(tensors[0].scalar_type());
-    parts.group.noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
+    if (named)
+      parts.group.noteExact(kOp, one_sum ? "several tensors in one call" : "layout, reduce op or dtype " + type);
     return nullptr;
   }
   if (reduction->kind != ReduceKind::sum) {
-    parts.group.noteExact(kOp, std::string("reduce op ") + reduction->name());
-    return reduceMany(parts, op, tensors, std::vector<CodecSpec>(tensors.size()), *reduction, nullptr);
+    if (named) parts.group.noteExact(kOp, std::string("reduce op ") + reduction->name());
+    return reduceMany(parts, op, tensors, given, std::vector<CodecSpec>(tensors.size()), *reduction, nullptr);
   }
-  return reduceMany(parts, op, tensors, parts.codecs.codecsOf(kOp, tensors), *reduction, nullptr);
+  return reduceMany(parts, op, tensors, given, parts.codecs.codecsOf(kOp, given), *reduction, nullptr);
 }
 
 }  // namespace
 
 WorkPtr issueAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts) {
   parts.group.expectLiving(kOp);
+  if (parts.group.carriesAll() && tensors.size() == 1 && tensors[0].layout() == at::kSparse)
+    return issueAllReduceSparse(parts, tensors, opts);
   WorkPtr own =
-      parts.codecs.names(kOp) ? reduceByPolicy(parts, c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
+      parts.issuer.carries(kOp) ? reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE, tensors, opts.reduceOp) : nullptr;
   return own ? own : exactAllReduce(parts, tensors, opts);
 }
 
 WorkPtr issueAllReduceCoalesced(GroupParts& parts, Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   parts.group.expectLiving(kOp);
-  WorkPtr own = parts.codecs.names(kOp)
-                    ? reduceByPolicy(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)
+  WorkPtr own = parts.issuer.carries(kOp)
+                    ? reduceOnOwnLane(parts, c10d::OpType::ALLREDUCE_COALESCED, tensors, opts.reduceOp)
                     : nullptr;
   return own ? own : exactAllReduceCoalesced(parts, tensors, opts);
 }
@@ -110,7 +117,7 @@ WorkPtr issueCodedAllReduce(GroupParts& parts, const at::Tensor& tensor, const c
   TORCH_CHECK_VALUE(!needsTable(codec), "lowcomm: all_reduce: expected a codec that needs no level table, got ",
                     codec.str());
   const CodecSpec closed = tensor.dim() == 0 ? codec : codec.withChannels(static_cast<uint64_t>(tensor.size(-1)));
-  return reduceMany(parts, c10d::OpType::ALLREDUCE, {tensor}, {closed}, *reduction, std::move(residual));
+  return reduceMany(parts, c10d::OpType::ALLREDUCE, {tensor}, {tensor}, {closed}, *reduction, std::move(residual));
 }
 
 // all_reduce of several tensors by codes and low-rank factors, with a state each that the caller owns.

@@ -1,5 +1,5 @@
-// all_to_all of codes. Every part is encoded by itself, or not, by a rule that both of its ends can apply: equal splits
-// or not, neither needs to know another pair's sizes.
+// all_to_all, encoded or exact. Every part is encoded by itself, or not, by a rule that both of its ends can apply:
+// equal splits or not, neither needs to know another pair's sizes.
 #include <ATen/ATen.h>
 
 #include "backend/collectives.h"
@@ -34,7 +34,7 @@ Tensors partsOf(const at::Tensor& tensor, const std::vector<int64_t>& sizes, int
 
 // Whether all parts go by lowcomm's own exchange.
 bool takes(GroupParts& parts, const Tensors& inputs, const Tensors& outputs) {
-  if (!parts.codecs.names(kOp)) return false;
+  if (!parts.issuer.carries(kOp) || inputs.empty()) return false;
   bool own = true;
   for (const Tensors* list : {&inputs, &outputs}) {
     for (const auto& tensor : *list) {
@@ -47,7 +47,7 @@ bool takes(GroupParts& parts, const Tensors& inputs, const Tensors& outputs) {
     }
   }
   if (own) return true;
-  parts.group.noteExact(kOp, "layout");
+  if (parts.codecs.names(kOp)) parts.group.noteExact(kOp, "layout");
   return false;
 }
 
@@ -67,7 +67,7 @@ WorkPtr exchangeParts(GroupParts& parts, c10d::OpType op, Tensors outputs, Tenso
   bool exact = true, coded = false;  // what is sent, and anything
   StagingRequest staged{inputs, {}, /*keeps_own=*/true};
   const std::string because = CodecChooser::reasonAgainst(inputs[0].scalar_type()).text;
-  if (!because.empty()) parts.group.noteExact(kOp, because);  // once, not for each part
+  if (!because.empty() && parts.codecs.names(kOp)) parts.group.noteExact(kOp, because);  // once, not for each part
   const auto layoutOf = [&](const at::Tensor& part, bool sent) {
     // As if every part had this one's size: what equal splits are measured by.
     const uint64_t contribution = part.nbytes() * static_cast<uint64_t>(parts.group.size);

@@ -89,7 +89,7 @@ std::unique_ptr<Transport> LowcommBackend::connect(StoreRendezvous& rendezvous) 
   const Group& group = parts_.group;
   const Settings settings = group.settings();
   const auto connections = static_cast<int>(settings.connections);
-  if (settings.transport != "tcp") return connectGloo(rendezvous, rank_, size_, group.options, connections, make_.gloo);
+  if (!group.carriesAll()) return connectGloo(rendezvous, rank_, size_, group.options, connections, make_.gloo);
   std::unique_ptr<Transport> transport;
   translated([&] {
     try {
@@ -135,15 +135,13 @@ bool LowcommBackend::settledBy(std::chrono::steady_clock::time_point end) {
 void LowcommBackend::setTimeout(std::chrono::milliseconds timeout) {
   translated([&] { checkTimeout(timeout); });
   parts_.group.options->timeout = timeout;
-  parts_.backends.host()->setTimeout(timeout);
-  if (BackendPtr device = parts_.backends.deviceIfMade()) device->setTimeout(timeout);
+  parts_.backends.eachMade([&](c10d::Backend& inner) { inner.setTimeout(timeout); });
   if (Engine* engine = parts_.group.running()) engine->setTimeout(timeout);
 }
 
 void LowcommBackend::setGroupUid(const std::string& uid) {
   c10d::Backend::setGroupUid(uid);
-  parts_.backends.host()->setGroupUid(uid);
-  if (BackendPtr device = parts_.backends.deviceIfMade()) device->setGroupUid(uid);
+  parts_.backends.eachMade([&](c10d::Backend& inner) { inner.setGroupUid(uid); });
 }
 
 BackendPtr LowcommBackend::split(const StorePtr& store, const std::vector<int>& ranks,
@@ -197,13 +195,15 @@ c10d::ErrorType LowcommBackend::getError() {
   return engine && !engine->endedWhy().empty() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
+// What follows is asked of an inner backend; without one c10d's own answer says that there is none.
 std::shared_ptr<c10::Allocator> LowcommBackend::getMemAllocator() {
-  return parts_.backends.deviceOrHost()->getMemAllocator();
+  const BackendPtr inner = parts_.backends.deviceOrHost();
+  return inner ? inner->getMemAllocator() : c10d::Backend::getMemAllocator();
 }
 
 at::Tensor LowcommBackend::allocateTensor(long size, at::TensorOptions options) {
-  BackendPtr device = options.device().is_cpu() ? nullptr : parts_.backends.device();
-  return (device ? device : parts_.backends.host())->allocateTensor(size, options);
+  const BackendPtr inner = options.device().is_cpu() ? parts_.backends.host() : parts_.backends.deviceOrHost();
+  return inner ? inner->allocateTensor(size, options) : c10d::Backend::allocateTensor(size, options);
 }
 
 bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
@@ -212,25 +212,25 @@ bool LowcommBackend::supportsTensorAlloc(c10::DeviceIndex device) {
 }
 
 void LowcommBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  parts_.backends.deviceOrHost()->registerOnCompletionHook(std::move(hook));
+  const BackendPtr inner = parts_.backends.deviceOrHost();
+  inner ? inner->registerOnCompletionHook(std::move(hook)) : c10d::Backend::registerOnCompletionHook(std::move(hook));
 }
 
 void LowcommBackend::enableCollectivesTiming() {
-  parts_.backends.deviceOrHost()->enableCollectivesTiming();
+  const BackendPtr inner = parts_.backends.deviceOrHost();
+  inner ? inner->enableCollectivesTiming() : c10d::Backend::enableCollectivesTiming();
 }
 
 void LowcommBackend::abort() {
   if (Engine* engine = parts_.group.running(/*stop=*/true))
     blocking([&] { engine->abort("aborted by the program of rank " + std::to_string(rank_)); });
-  parts_.backends.host()->abort();
-  if (BackendPtr device = parts_.backends.deviceIfMade()) device->abort();
+  parts_.backends.eachMade([](c10d::Backend& inner) { inner.abort(); });
 }
 
 void LowcommBackend::shutdown() {
   parts_.group.stop();
   leaveRegistry();
-  parts_.backends.host()->shutdown();
-  if (BackendPtr device = parts_.backends.deviceIfMade()) device->shutdown();
+  parts_.backends.eachMade([](c10d::Backend& inner) { inner.shutdown(); });
 }
 
 std::string LowcommBackend::flightRecord() {

@@ -13,8 +13,9 @@
 
 namespace lowcomm {
 
-// The collectives that lowcomm carries itself. Each checks its arguments, chooses codecs, takes the op's number and
-// submits it; tensors, reductions and types that it does not take go to the inner backend (exact.h). Arguments and
+// The collectives that lowcomm carries itself, with transport="gloo" all_gather, reduce_scatter and what the policy
+// names (OpIssuer::carries). Each checks its arguments, chooses codecs, takes the op's number and submits it; tensors,
+// reductions and types that it does not take go to the inner backend (exact.h). Arguments and
 // results are c10d's. ValueError or TypeError before anything is sent. All are called inside Coalescing::run().
 
 // ---- all_gather in every form of c10d (all_gather.cpp) ----
@@ -63,14 +64,25 @@ WorkPtr issueLowRankAllReduce(GroupParts& parts, const Tensors& tensors, const c
                               const std::vector<std::shared_ptr<Compression>>& states,
                               const std::vector<uint64_t>& slots, const std::vector<uint32_t>& owners, uint32_t step);
 
-// ---- all_to_all where the policy names it (all_to_all.cpp) ----
+// Of sparse tensors on the host: the sum of all, coalesced, in rank order (sparse.cpp).
+WorkPtr issueAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
+
+// ---- all_to_all (all_to_all.cpp) ----
 WorkPtr issueAllToAllBase(GroupParts& parts, at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                           std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& opts);
 WorkPtr issueAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts);
 
-// ---- broadcast and gather where the policy names them (rooted.cpp) ----
+// ---- ops with a root (rooted.cpp) ----
 WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts);
 WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts);
+WorkPtr issueReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptions& opts);
+WorkPtr issueScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& inputs,
+                     const c10d::ScatterOptions& opts);
+
+// ---- barriers (barrier.cpp) ----
+WorkPtr issueBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
+// Blocks until all ranks are there; a rank that does not come is a fault of the group.
+void runMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
 
 // Agreements of a group's ranks on what was not known when the group was made. Collective; DistBackendError names the
 // first value that differs and where.
@@ -88,8 +100,8 @@ void agreeOnLayouts(GroupParts& parts, const std::vector<std::pair<std::string, 
 void agreeOnTexts(GroupParts& parts, const std::string& what, std::vector<std::pair<std::string, std::string>> fields,
                   const std::string& error);
 
-// send and recv: on lowcomm's own lane, encoded or exact, where the policy names `p2p`; else served by the inner
-// backend. Messages of lowcomm's own are sent and posted by the caller and finished by the thread that waits.
+// send and recv: on lowcomm's own lane, encoded or exact, where it carries `p2p` (OpIssuer::carries); else served by
+// the inner backend. Messages of lowcomm's own are sent and posted by the caller and finished by the thread that waits.
 class PointToPoint {
  public:
   // `parts` outlive this.
@@ -98,7 +110,7 @@ class PointToPoint {
   // Arguments and results are c10d's. Called inside Coalescing::run().
   WorkPtr send(Tensors& tensors, int to, int tag);
   WorkPtr recv(Tensors& tensors, int from, int tag);
-  // ValueError where the policy names p2p: the sender must be named.
+  // ValueError where the policy names p2p over gloo: the sender must be named.
   WorkPtr recvAnysource(Tensors& tensors, int tag);
 
  private:

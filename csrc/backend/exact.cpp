@@ -208,7 +208,7 @@ WorkPtr exactBarrier(GroupParts& parts, const c10d::BarrierOptions& opts) {
                            [opts](c10d::Backend& inner) { return inner.barrier(opts); });
 }
 
-void monitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+void exactMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   parts.blocks.startPutOff();
   parts.inner.waitForAll();
   parts.group.expectLiving("monitored_barrier");
@@ -229,6 +229,17 @@ std::optional<double> premultiplyFactor(const c10d::ReduceOp& op) {
   const auto* given = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM || !given) return std::nullopt;
   return given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor;
+}
+
+Tensors asReal(const Tensors& tensors, const c10d::ReduceOp& op) {
+  const bool sums =
+      op.op_ == c10d::ReduceOp::SUM || op.op_ == c10d::ReduceOp::AVG || op.op_ == c10d::ReduceOp::PREMUL_SUM;
+  Tensors real;
+  for (const auto& tensor : tensors) {
+    const bool seen = sums && tensor.is_complex() && tensor.layout() == at::kStrided && !tensor.is_conj();
+    real.push_back(seen ? at::view_as_real(tensor) : tensor);
+  }
+  return real;
 }
 
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type) {

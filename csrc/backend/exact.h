@@ -11,7 +11,9 @@
 namespace lowcomm {
 
 // c10d's ops as the inner backend serves them: those without a schedule of lowcomm's own, and those that travel exact.
-// Arguments, results and errors are c10d's. Called inside Coalescing::run(), but monitoredBarrier().
+// Arguments, results and errors are c10d's. Called inside Coalescing::run(), but exactMonitoredBarrier(). Where no
+// inner backend takes the tensors (transport="tcp") NotImplementedError names the op, but what lowcomm carries never
+// comes here.
 WorkPtr exactBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts);
 WorkPtr exactAllReduce(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
 WorkPtr exactAllReduceSparse(GroupParts& parts, Tensors& tensors, const c10d::AllreduceOptions& opts);
@@ -26,10 +28,14 @@ WorkPtr exactAllToAll(GroupParts& parts, Tensors& outputs, Tensors& inputs, cons
 WorkPtr exactBarrier(GroupParts& parts, const c10d::BarrierOptions& opts);
 
 // Blocks until all ranks are there; a rank that does not come is a fault of the group.
-void monitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
+void exactMonitoredBarrier(GroupParts& parts, const c10d::BarrierOptions& opts, bool wait_all_ranks);
 
 // The reduction that the exchange does by itself; nothing for the rest, which are the inner backend's.
 std::optional<Reduction> ownReduction(const c10d::ReduceOp& op, at::ScalarType type);
+
+// Complex tensors as twice as many real numbers, where the reduction does the same to both parts (sums); others as they
+// are.
+Tensors asReal(const Tensors& tensors, const c10d::ReduceOp& op);
 
 // The factor of a PREMUL_SUM, by which every rank multiplies its contribution; nothing for other ops. Reads the tensor
 // that holds it, so a device's is waited for.

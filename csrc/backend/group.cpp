@@ -95,6 +95,7 @@ StorePtr InnerBackends::keys(const char* prefix) const {
 }
 
 void InnerBackends::openHost() {
+  if (group_.carriesAll()) return;
   host_ = make_.gloo(keys("host"), group_.rank, group_.size, group_.options, std::nullopt);
 }
 

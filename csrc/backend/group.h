@@ -45,6 +45,9 @@ class Group {
   std::optional<CodecSpec> policyCodec(const std::string& op) const;
   uint64_t minBytes() const { return settings_.min_bytes; }  // never changes
 
+  // Whether lowcomm's own transport carries every op of host tensors: no group of gloo is made. Never changes.
+  bool carriesAll() const { return settings_.transport == "tcp"; }
+
   // Counts a call that goes exact though somebody named it, and logs it (INFO) the first time for this reason.
   void noteExact(const std::string& op, const std::string& because);
 
@@ -96,19 +99,21 @@ struct InnerMakers {
   MakeNccl nccl;
 };
 
-// The backends that serve the ops which lowcomm does not: one for host tensors, gloo, and one for CUDA tensors, NCCL,
-// where there is one. Thread-safe, but openHost() and close().
+// The backends that serve the ops which lowcomm does not: one for host tensors, gloo, where lowcomm's own transport
+// does not carry all of them, and one for CUDA tensors, NCCL, where there is one. Thread-safe, but openHost() and
+// close().
 class InnerBackends {
  public:
   // `group` outlives this.
   InnerBackends(Group& group, StorePtr store, InnerMakers make);
 
-  // Collective: gloo connects all ranks.
+  // Collective: gloo connects all ranks. Nothing where Group::carriesAll().
   void openHost();
 
   // Lets go of both.
   void close();
 
+  // Null where there is none.
   const BackendPtr& host() const { return host_; }
 
   // The backend of CUDA tensors, or null where there is none. Made when the first of them comes, on each rank by
@@ -119,11 +124,18 @@ class InnerBackends {
   // The same, null also where nobody has needed it yet.
   BackendPtr deviceIfMade() const;
 
-  // The backend of a tensor's device.
+  // The backend of a tensor's device; null where there is none.
   BackendPtr of(const at::Tensor& tensor);
 
   // That of CUDA tensors where there is one, else the host's.
   BackendPtr deviceOrHost();
+
+  // Calls `f` with each that there is.
+  template <class F>
+  void eachMade(F&& f) const {
+    if (host_) f(*host_);
+    if (const BackendPtr device = deviceIfMade()) f(*device);
+  }
 
  private:
   StorePtr keys(const char* prefix) const;  // the store, for one backend

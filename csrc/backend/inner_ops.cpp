@@ -45,6 +45,7 @@ InnerOps::InnerOps(Group& group, InnerBackends& backends, const CodecChooser& co
 WorkPtr InnerOps::issue(Op op, Call call) {
   group_.expectLiving(op.name);
   op.inner = op.tensors.empty() ? backends_.host() : backends_.of(op.tensors[0]);
+  if (!op.inner) refuse(op);
   if (!op.tensors.empty() && op.tensors[0].defined() && op.inner == backends_.host())
     expectNoCapture(group_, op.name, op.tensors[0]);
   op.bytes = bytesOf(op.tensors);
@@ -58,6 +59,21 @@ WorkPtr InnerOps::issue(Op op, Call call) {
     const BackendPtr held = living();
     return serve(op, call);
   });
+}
+
+void InnerOps::refuse(const Op& op) const {
+  std::string what;
+  for (size_t i = 0; i < op.tensors.size() && i < 3; ++i) {
+    const MessageSummary summary = describedTensor(op.tensors[i]);
+    what += ", " + summary.dtype + " of " + summary.elements + " elements";
+  }
+  if (op.tensors.size() > 3) what += ", ...";
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, "lowcomm: ", op.name, " on group ", group_.name(),
+      ": expected what transport=\"tcp\" carries (one dense tensor a call, or a list where the op has one, of a dtype "
+      "that its reduce op takes), got ",
+      op.tensors.size(), op.tensors.size() == 1 ? " tensor" : " tensors", what, op.detail,
+      "; transport=\"gloo\" hands it to gloo");
 }
 
 WorkPtr InnerOps::serve(const Op& op, const Call& call) {
@@ -161,16 +177,17 @@ std::optional<KeyValues> InnerOps::describe(const std::string& op, const Tensors
 
 InnerOpAccount InnerOps::accountOf(const std::string& name, uint64_t sequence, const std::string& detail,
                                    std::shared_ptr<OpProgress> progress) const {
+  const std::string inner = backends_.host() ? backends_.host()->getBackendName() : "nccl";
   if (!progress) progress = group_.sharedEngine()->record().add(name, static_cast<uint32_t>(sequence));
   if (progress) {
     progress->update([&](OpProgress::State& state) {
-      state.description.emplace_back("inner backend", backends_.host()->getBackendName() + detail);
+      state.description.emplace_back("inner backend", inner + detail);
       state.start();
     });
   }
   return {"lowcomm: " + name + " failed on rank " + std::to_string(group_.rank) + " of " + std::to_string(group_.size) +
               " [op " + name + ", sequence " + std::to_string(sequence) + ", group " + group_.name() +
-              ", inner backend " + backends_.host()->getBackendName() + detail,
+              ", inner backend " + inner + detail,
           std::chrono::steady_clock::now(), group_.sharedEngine(), std::move(progress),
           static_cast<uint32_t>(sequence)};
 }

@@ -44,6 +44,7 @@ class InnerOps {
   InnerOps(Group& group, InnerBackends& backends, const CodecChooser& codecs, Coalescing& blocks, OpIssuer& issuer);
 
   // Hands the op to the inner backend: now, or at the end of an open block. `call` keeps what it needs.
+  // NotImplementedError where there is none for its tensors.
   WorkPtr issue(Op op, Call call);
 
   // The fields that ranks compare of an op that the policy names and the inner backend is to serve, with `more` before
@@ -60,6 +61,7 @@ class InnerOps {
   void waitForAll();
 
  private:
+  [[noreturn]] void refuse(const Op& op) const;
   WorkPtr serve(const Op& op, const Call& call);
   WorkPtr serveOnWorker(const Op& op, const Call& call);
   void runOnWorker(const Op& op, const Call& call, OpContext& context);

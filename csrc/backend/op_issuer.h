@@ -36,6 +36,10 @@ class OpIssuer {
   // All of them outlive this.
   OpIssuer(Group& group, InnerBackends& inner, const CodecChooser& codecs, Coalescing& blocks);
 
+  // Whether lowcomm carries the op itself, coded or exact: the policy names it, or no inner backend serves host
+  // tensors.
+  bool carries(const std::string& op) const { return group_.carriesAll() || codecs_.names(op); }
+
   // Whether lowcomm's own schedules take this tensor: dense memory of the host, or of a device whose own backend is
   // missing or may not be used because the policy wants the op coded.
   bool takes(const std::string& op, const at::Tensor& tensor) const;

@@ -48,7 +48,7 @@ WorkPtr LowcommBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 }
 
 WorkPtr LowcommBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return parts_.blocks.run(OpType::_ALLREDUCE_SPARSE, [&] { return exactAllReduceSparse(parts_, tensors, opts); });
+  return parts_.blocks.run(OpType::_ALLREDUCE_SPARSE, [&] { return issueAllReduceSparse(parts_, tensors, opts); });
 }
 
 WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
@@ -56,7 +56,7 @@ WorkPtr LowcommBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allred
 }
 
 WorkPtr LowcommBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
-  return parts_.blocks.run(OpType::REDUCE, [&] { return exactReduce(parts_, tensors, opts); });
+  return parts_.blocks.run(OpType::REDUCE, [&] { return issueReduce(parts_, tensors, opts); });
 }
 
 WorkPtr LowcommBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
@@ -78,15 +78,15 @@ WorkPtr LowcommBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, c
 }
 
 WorkPtr LowcommBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) {
-  return parts_.blocks.run(OpType::SCATTER, [&] { return exactScatter(parts_, outputs, inputs, opts); });
+  return parts_.blocks.run(OpType::SCATTER, [&] { return issueScatter(parts_, outputs, inputs, opts); });
 }
 
 WorkPtr LowcommBackend::barrier(const c10d::BarrierOptions& opts) {
-  return parts_.blocks.run(OpType::BARRIER, [&] { return exactBarrier(parts_, opts); });
+  return parts_.blocks.run(OpType::BARRIER, [&] { return issueBarrier(parts_, opts); });
 }
 
 void LowcommBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
-  lowcomm::monitoredBarrier(parts_, opts, wait_all_ranks);
+  runMonitoredBarrier(parts_, opts, wait_all_ranks);
 }
 
 WorkPtr LowcommBackend::send(Tensors& tensors, int to, int tag) {

@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/ThreadLocalState.h>
 
+#include <atomic>
+#include <tuple>
+#include <utility>
+
 #include "backend/stats.h"
 #include "collective/p2p.h"
 #include "tensor/errors.h"
@@ -29,6 +33,8 @@ struct PointToPoint::P2pRequest {
   std::shared_ptr<OpBuffers> buffers = {};
   const void* input = nullptr;
   Draws draws = {};
+  // Of a receive: the sender, below 0 until one is known; null of a send.
+  std::shared_ptr<std::atomic<int>> source = {};
 
   bool exact() const { return codec.id == CodecId::none; }
   bool sends() const { return type == c10d::OpType::SEND; }
@@ -44,7 +50,8 @@ struct PointToPoint::P2pRequest {
 // frames.
 struct PointToPoint::P2pInFlight {
   std::shared_ptr<P2pRequest> request;
-  std::shared_ptr<P2pMessage> message;
+  std::shared_ptr<AnyRecv> any;         // null where the peer is named
+  std::shared_ptr<P2pMessage> message;  // else null until it is known
   std::shared_ptr<OpBuffers> buffers;
   std::shared_ptr<DeviceQueue> queue;
   std::shared_ptr<ProfilerRanges> ranges;  // null where no profiler runs
@@ -73,25 +80,32 @@ void PointToPoint::checkExact(c10d::OpType op, const Tensors& tensors, int peer,
   TORCH_CHECK_VALUE(tag >= 0, "lowcomm: ", name, ": expected a tag of 0 or more, got ", tag);
 }
 
-// The op as a message of lowcomm's own, encoded or exact, or null where the policy does not name messages.
+// The op as a message of lowcomm's own, encoded or exact, or null where the inner backend serves it.
 std::shared_ptr<PointToPoint::P2pRequest> PointToPoint::requestOf(c10d::OpType type, const Tensors& tensors, int peer,
                                                                   int tag) {
-  if (!parts_.codecs.names(kPolicyKey)) return nullptr;
+  if (!parts_.issuer.carries(kPolicyKey)) return nullptr;
   const char* name = type == c10d::OpType::SEND ? "send" : "recv";
+  const bool named = parts_.codecs.names(kPolicyKey), any = type == c10d::OpType::RECVANYSOURCE;
   parts_.group.expectLiving(name);
-  // A sender cannot know that its receiver would take anybody's, and frames wait under their sender's name.
-  TORCH_CHECK_VALUE(type != c10d::OpType::RECVANYSOURCE,
+  if (!named) {
+    checkExact(type, tensors, peer, tag);
+    if (!parts_.issuer.takes(kPolicyKey, tensors[0])) return nullptr;
+  }
+  TORCH_CHECK_VALUE(!any || parts_.group.carriesAll(),
                     "lowcomm: recv under a policy that names p2p: expected a named source, got any");
+  const char* why = named ? " under a policy that names p2p" : " under transport=\"tcp\"";
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].defined() && parts_.issuer.takes(kPolicyKey, tensors[0]),
-                    "lowcomm: ", name, " under a policy that names p2p: expected one dense tensor, got ",
-                    tensors.size(), tensors.size() == 1 ? " of another layout" : "");
-  checkPeer(name, peer);
-  TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name,
-                    " under a policy that names p2p: expected a tag of 0...", kP2pTags - 1, ", got ", tag);
-  if (type == c10d::OpType::RECV) checkOutput(name, tensors[0]);
+                    "lowcomm: ", name, why, ": expected one dense tensor, got ", tensors.size(),
+                    tensors.size() == 1 ? " of another layout" : "");
+  if (!any) checkPeer(name, peer);
+  TORCH_CHECK_VALUE(tag >= 0 && static_cast<uint32_t>(tag) < kP2pTags, "lowcomm: ", name, why,
+                    ": expected a tag of 0...", kP2pTags - 1, ", got ", tag);
+  if (type != c10d::OpType::SEND) checkOutput(name, tensors[0]);
   const CodecSpec codec = parts_.codecs.codecOf(kPolicyKey, tensors[0], tensors[0].nbytes(), name);
-  return std::shared_ptr<P2pRequest>(
+  std::shared_ptr<P2pRequest> request(
       new P2pRequest{parts_.group.sharedEngine(), type, tensors[0], codec, peer, static_cast<uint32_t>(tag)});
+  if (!request->sends()) request->source = std::make_shared<std::atomic<int>>(peer);
+  return request;
 }
 
 // What of a send can be under way before anything is posted: copies of values from a device.
@@ -118,6 +132,7 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
   std::shared_ptr<P2pMessage> message;
   std::shared_ptr<P2pSend> sent;
   std::shared_ptr<P2pRecv> received;
+  std::shared_ptr<AnyRecv> any;
   std::unique_ptr<Source> source;
   std::unique_ptr<Sink> sink;
   const auto ranges = ProfilerRanges::ofCaller(request->name());
@@ -133,35 +148,49 @@ WorkPtr PointToPoint::post(const std::shared_ptr<P2pRequest>& request) {
     buffers->enter(queue.get(), request->exact() ? nullptr
                                                  : parts_.issuer.deviceCodecFor(request->name(), queue.get(),
                                                                                 {{request->tensor}, {request->codec}}));
-    received = std::make_shared<P2pRecv>(engine.group(), request->peer, request->key(), request->plan(),
-                                         elements.type_name, elements.type_elements);
-    sink = makeSink(received->op, buffers->device_codec.get(), {received->plan, buffers->target(request->tensor)});
-    message = received;
+    const auto receiveFrom = [&group = engine.group(), key = request->key(), plan = request->plan(), elements,
+                              device_codec = buffers->device_codec, source = request->source,
+                              target = buffers->target(request->tensor)](int peer) {
+      auto message = std::make_shared<P2pRecv>(group, peer, key, plan, elements.type_name, elements.type_elements);
+      auto sink = makeSink(message->op, device_codec.get(), {message->plan, target});
+      *source = peer;
+      return std::pair(std::move(message), std::move(sink));
+    };
+    if (request->peer < 0) {
+      any = std::make_shared<AnyRecv>(engine.group(), request->key().flow, receiveFrom);
+    } else {
+      std::tie(received, sink) = receiveFrom(request->peer);
+      message = received;
+    }
   }
-  if (ranges) ranges->follow(message->op);
+  OpContext& op = any ? any->op : message->op;
+  if (ranges) ranges->follow(op);
   const auto part = [&] {
+    if (any) return engine.messages().recvAny(any);
     sent ? engine.messages().send(sent, std::move(source)) : engine.messages().recv(received, std::move(sink));
   };
-  if (auto error = engine.runInline(message->op, part)) std::rethrow_exception(asTorchError(error));
-  if (request->buffers) request->buffers->count(message->op.counters);
+  if (auto error = engine.runInline(op, part)) std::rethrow_exception(asTorchError(error));
+  if (request->buffers) request->buffers->count(op.counters);
   request->buffers.reset();  // it is encoded
   parts_.group.stats.call(request->name(), request->exact());
-  parts_.group.stats.moved(request->name(), message->op.counters);
+  parts_.group.stats.moved(request->name(), op.counters);
 
   NoPythonObjects guard;
   const std::shared_ptr<P2pInFlight> flight(
-      new P2pInFlight{request, message, buffers, queue, ranges, at::ThreadLocalState()});
+      new P2pInFlight{request, any, message, buffers, queue, ranges, at::ThreadLocalState()});
   // `this` is used in runInline() alone: the group's end waits for what runs there, and nothing does afterwards.
   const auto finish = [this, flight] {
     Engine& engine = *flight->request->engine;
-    const auto error = engine.runInline(flight->message->op, [&] { this->finish(*flight); });
+    std::exception_ptr error;
+    if (flight->any) error = engine.runInline(flight->any->op, [&] { flight->message = flight->any->wait(); });
+    if (!error) error = engine.runInline(flight->message->op, [&] { this->finish(*flight); });
     if (flight->ranges) flight->ranges->report();
     return asTorchError(error);
   };
   return c10::make_intrusive<MessageWork>(
       parts_.group.rank, request->type, profilerTitle(parts_.group.options->name, request->name()),
-      EngineWork::Name{request->name(), parts_.group.name(), message->op.sequence}, Tensors{request->tensor},
-      request->peer, parts_.group.callbacks, queue, finish);
+      EngineWork::Name{request->name(), parts_.group.name(), op.sequence}, Tensors{request->tensor}, request->source,
+      parts_.group.callbacks, queue, finish);
 }
 
 void PointToPoint::finish(P2pInFlight& flight) {
@@ -169,10 +198,14 @@ void PointToPoint::finish(P2pInFlight& flight) {
     Stats& stats;
     const P2pInFlight& flight;
     ~Count() {
-      OpCounters later;  // the rest was counted when it was posted
+      OpCounters later;  // the rest was counted when it was posted, where it was
       later.wait = flight.message->op.counters.wait;
       later.decode = flight.message->op.counters.decode;
       later.wait_by_peer = flight.message->op.counters.wait_by_peer;
+      if (flight.any) {
+        later.wire_bytes = flight.message->op.counters.wire_bytes;
+        later.wait += flight.any->op.counters.wait;
+      }
       flight.buffers->count(later);
       flight.buffers->device_codec.reset();
       stats.moved(flight.request->name(), later);

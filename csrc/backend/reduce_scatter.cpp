@@ -23,8 +23,9 @@ void checkSlice(const at::Tensor& output, const at::Tensor& input, int64_t expec
   checkOutput(kOp, output);
 }
 
+// `results`: the caller's outputs, which `outputs` are or view; nothing complex is coded.
 WorkPtr scatterMany(GroupParts& parts, c10d::OpType op, Tensors outputs, std::vector<Tensors> inputs,
-                    const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
+                    const Tensors& results, const c10d::ReduceOp& reduce, const Layout* layout, Counter counter) {
   parts.group.expectLiving(kOp);
   auto buffers = std::make_shared<OpBuffers>();
   const Reduction reduction = *ownReduction(reduce, outputs[0].scalar_type());
@@ -44,7 +45,7 @@ WorkPtr scatterMany(GroupParts& parts, c10d::OpType op, Tensors outputs, std::ve
   bool exact = !(layout && layout->coded());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Tensors& slices = inputs[i].size() == 1 ? Tensors{outputs[i]} : inputs[i];
-    const bool coded = !layout && reducible;
+    const bool coded = !layout && reducible && !results[i].is_complex();
     codecs.push_back(coded ? parts.codecs.codecsOfParts(kOp, slices, contribution)
                            : std::vector<CodecSpec>(slices.size()));
     exact = exact && codecs[i][0].id == CodecId::none;
@@ -79,12 +80,16 @@ WorkPtr scatterMany(GroupParts& parts, c10d::OpType op, Tensors outputs, std::ve
     message.draws.step = layout ? counter.step : static_cast<uint32_t>(sequence);
   buffers->run = [messages = std::move(messages), reduction, device_codec = buffers->device_codec.get()](
                      OpContext& context) { reduceScatter(context, messages, reduction, device_codec); };
-  return parts.issuer.submit({op, kOp, sequence, exact}, flat, outputs, queue, std::move(buffers));
+  return parts.issuer.submit({op, kOp, sequence, exact}, flat, results, queue, std::move(buffers));
+}
+
+Tensors real(GroupParts& parts, const Tensors& tensors, const c10d::ReduceOp& op) {
+  return parts.group.carriesAll() ? asReal(tensors, op) : tensors;
 }
 
 // Whether lowcomm reduces it itself; where it does not and a policy named the op, that is said.
 bool takes(GroupParts& parts, const at::Tensor& output, const c10d::ReduceOp& op) {
-  if (parts.issuer.takes(kOp, output) && ownReduction(op, output.scalar_type())) return true;
+  if (parts.issuer.takes(kOp, output) && ownReduction(op, real(parts, {output}, op)[0].scalar_type())) return true;
   if (parts.codecs.names(kOp))
     parts.group.noteExact(kOp, std::string("reduce op or dtype ") + c10::toString(output.scalar_type()));
   return false;
@@ -108,7 +113,8 @@ WorkPtr issueReduceScatter(GroupParts& parts, Tensors& outputs, std::vector<Tens
   checkSlice(outputs[0], inputs[0][parts.group.rank], outputs[0].numel());
   for (auto& input : inputs[0])
     checkSlice(outputs[0], input, input.numel());  // a rank's slice may be longer or shorter than this one's
-  return scatterMany(parts, c10d::OpType::REDUCE_SCATTER, outputs, inputs, opts.reduceOp, nullptr, {});
+  return scatterMany(parts, c10d::OpType::REDUCE_SCATTER, real(parts, outputs, opts.reduceOp),
+                     {real(parts, inputs[0], opts.reduceOp)}, outputs, opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor& input,
@@ -124,7 +130,8 @@ WorkPtr issueReduceScatterBase(GroupParts& parts, at::Tensor& output, at::Tensor
                              });
   }
   checkSlice(output, input, output.numel() * parts.group.size);
-  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, opts.reduceOp, nullptr, {});
+  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, real(parts, {output}, opts.reduceOp),
+                     {real(parts, {input}, opts.reduceOp)}, {output}, opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors& inputs,
@@ -145,9 +152,10 @@ WorkPtr issueReduceScatterCoalesced(GroupParts& parts, Tensors& outputs, Tensors
   std::vector<Tensors> slices;
   for (size_t i = 0; i < outputs.size(); ++i) {
     checkSlice(outputs[i], inputs[i], outputs[i].numel() * parts.group.size);
-    slices.push_back({inputs[i]});
+    slices.push_back(real(parts, {inputs[i]}, opts.reduceOp));
   }
-  return scatterMany(parts, c10d::OpType::COALESCED, outputs, std::move(slices), opts.reduceOp, nullptr, {});
+  return scatterMany(parts, c10d::OpType::COALESCED, real(parts, outputs, opts.reduceOp), std::move(slices), outputs,
+                     opts.reduceOp, nullptr, {});
 }
 
 WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, const at::Tensor& input,
@@ -161,7 +169,7 @@ WorkPtr issueReduceScatterLayout(GroupParts& parts, const at::Tensor& output, co
       reduction && reduction->kind == ReduceKind::sum,
       "lowcomm: reduce_scatter by layout: expected SUM, AVG or PREMUL_SUM of a floating dtype, got another op or ",
       output.scalar_type());
-  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, op, &layout, counter);
+  return scatterMany(parts, c10d::OpType::_REDUCE_SCATTER_BASE, {output}, {{input}}, {output}, op, &layout, counter);
 }
 
 }  // namespace lowcomm

@@ -1,9 +1,11 @@
-// broadcast and gather, encoded or exact, where the policy names them; else they are the inner backend's.
+// broadcast and gather, encoded or exact; reduce and scatter, exact. What lowcomm does not carry is the inner
+// backend's.
 #include <ATen/ATen.h>
 
 #include "backend/collectives.h"
 #include "backend/exact.h"
 #include "collective/collectives.h"
+#include "collective/summer.h"
 #include "tensor/errors.h"
 #include "tensor/op_buffers.h"
 #include "tensor/wire_type.h"
@@ -21,11 +23,12 @@ int checkedRoot(const char* op, int64_t root, int size) {
 
 WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::BroadcastOptions& opts) {
   constexpr const char* kOp = "broadcast";
-  if (!parts.codecs.names(kOp)) return exactBroadcast(parts, tensors, opts);
+  if (!parts.issuer.carries(kOp)) return exactBroadcast(parts, tensors, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
   // Several tensors in one call are one tensor to c10d, to be written to all of them.
   if (tensors.size() != 1 || !parts.issuer.takes(kOp, tensors[0])) {
-    parts.group.noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
+    if (parts.codecs.names(kOp))
+      parts.group.noteExact(kOp, tensors.size() == 1 ? "layout" : "several tensors in one call");
     return exactBroadcast(parts, tensors, opts);
   }
   parts.group.expectLiving(kOp);
@@ -52,10 +55,10 @@ WorkPtr issueBroadcast(GroupParts& parts, Tensors& tensors, const c10d::Broadcas
 WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& inputs,
                     const c10d::GatherOptions& opts) {
   constexpr const char* kOp = "gather";
-  if (!parts.codecs.names(kOp)) return exactGather(parts, outputs, inputs, opts);
+  if (!parts.issuer.carries(kOp)) return exactGather(parts, outputs, inputs, opts);
   const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
   if (inputs.size() != 1 || !parts.issuer.takes(kOp, inputs[0])) {
-    parts.group.noteExact(kOp, "layout");
+    if (parts.codecs.names(kOp)) parts.group.noteExact(kOp, "layout");
     return exactGather(parts, outputs, inputs, opts);
   }
   parts.group.expectLiving(kOp);
@@ -92,6 +95,70 @@ WorkPtr issueGather(GroupParts& parts, std::vector<Tensors>& outputs, Tensors& i
     lowcomm::gather(context, {message}, root);
   };
   return parts.issuer.submit({c10d::OpType::GATHER, kOp, sequence, exact}, inputs, to, queue, std::move(buffers));
+}
+
+WorkPtr issueReduce(GroupParts& parts, Tensors& tensors, const c10d::ReduceOptions& opts) {
+  constexpr const char* kOp = "reduce";
+  std::optional<Reduction> reduction;
+  const Tensors real = asReal(tensors, opts.reduceOp);
+  if (parts.group.carriesAll() && tensors.size() == 1 && parts.issuer.takes(kOp, tensors[0]))
+    reduction = ownReduction(opts.reduceOp, real[0].scalar_type());
+  if (!reduction) return exactReduce(parts, tensors, opts);
+  const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  parts.group.expectLiving(kOp);
+  const bool takes = root == parts.group.rank;
+  if (takes) checkOutput(kOp, real[0]);
+  auto buffers = std::make_shared<OpBuffers>();
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, real[0]);
+  buffers->enter(queue);
+  RootReduceMessage message{static_cast<uint64_t>(real[0].numel()), wireType(real[0].scalar_type())};
+  if (takes) {
+    message.input = message.output = buffers->sourceAndTarget(real[0], queue);
+  } else {
+    message.input = buffers->source(real[0], queue);
+  }
+  const uint64_t sequence = ++parts.group.sequence;
+  buffers->run = [message, root, reduction = *reduction](OpContext& context) {
+    lowcomm::reduce(context, {message}, reduction, root);
+  };
+  return parts.issuer.submit({c10d::OpType::REDUCE, kOp, sequence, /*exact=*/true}, tensors, tensors, queue,
+                             std::move(buffers));
+}
+
+WorkPtr issueScatter(GroupParts& parts, Tensors& outputs, std::vector<Tensors>& inputs,
+                     const c10d::ScatterOptions& opts) {
+  constexpr const char* kOp = "scatter";
+  if (!parts.group.carriesAll() || outputs.size() != 1 || !parts.issuer.takes(kOp, outputs[0]))
+    return exactScatter(parts, outputs, inputs, opts);
+  const int root = checkedRoot(kOp, opts.rootRank, parts.group.size);
+  parts.group.expectLiving(kOp);
+  const at::Tensor& output = outputs[0];
+  const Tensors from = inputs.empty() ? Tensors{} : inputs[0];
+  const size_t expected = root == parts.group.rank ? static_cast<size_t>(parts.group.size) : 0;
+  TORCH_CHECK_VALUE(from.size() == expected, "lowcomm: scatter: expected ", expected, " inputs on rank ",
+                    parts.group.rank, ", got ", from.size());
+  for (const auto& input : from) {
+    TORCH_CHECK_VALUE(input.numel() == output.numel() && input.device() == output.device(),
+                      "lowcomm: scatter: expected inputs of ", output.numel(), " elements on ", output.device(),
+                      ", got ", input.numel(), " on ", input.device());
+    TORCH_CHECK_TYPE(input.scalar_type() == output.scalar_type(), "lowcomm: scatter: expected inputs of dtype ",
+                     output.scalar_type(), ", got ", input.scalar_type());
+  }
+  checkOutput(kOp, output);
+  auto buffers = std::make_shared<OpBuffers>();
+  DeviceQueue* queue = parts.issuer.queueOf(kOp, output);
+  buffers->enter(queue);
+  const WireElements elements(output);
+  RootScatterMessage message{elements.count,          elements.dtype,     {},
+                             buffers->target(output), elements.type_name, elements.type_elements};
+  for (const auto& input : from)
+    message.inputs.push_back(buffers->source(input, queue));
+  const uint64_t sequence = ++parts.group.sequence;
+  buffers->run = [message = std::move(message), root](OpContext& context) {
+    lowcomm::scatter(context, {message}, root);
+  };
+  return parts.issuer.submit({c10d::OpType::SCATTER, kOp, sequence, /*exact=*/true}, from, outputs, queue,
+                             std::move(buffers));
 }
 
 }  // namespace lowcomm

@@ -194,11 +194,11 @@ void CallbackThreads::stop() {
   }
 }
 
-MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
-                         std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish)
-    : EngineWork(rank, type, title, std::move(name), tensors, type == c10d::OpType::RECV ? tensors : Tensors{}, threads,
-                 queue.get()),
-      source_(type == c10d::OpType::RECV ? peer : -1),
+MessageWork::MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors,
+                         std::shared_ptr<const std::atomic<int>> source, std::shared_ptr<CallbackThreads> threads,
+                         std::shared_ptr<DeviceQueue> queue, Finish finish)
+    : EngineWork(rank, type, title, std::move(name), tensors, source ? tensors : Tensors{}, threads, queue.get()),
+      source_(std::move(source)),
       threads_(std::move(threads)),
       queue_(std::move(queue)),
       finish_(std::move(finish)) {}

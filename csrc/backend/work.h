@@ -103,20 +103,22 @@ class MessageWork : public EngineWork {
   // Waits until the message is through; returns its error, as torch's. Called once.
   using Finish = std::function<std::exception_ptr()>;
 
-  // `tensors` are the outputs of a receive. `queue`: the device queue that fills them, null for host tensors.
-  MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors, int peer,
-              std::shared_ptr<CallbackThreads> threads, std::shared_ptr<DeviceQueue> queue, Finish finish);
+  // `tensors` are the outputs of a receive, `source` its sender, below 0 until it is known; null of a send. `queue`:
+  // the device queue that fills them, null for host tensors.
+  MessageWork(int rank, c10d::OpType type, const char* title, Name name, Tensors tensors,
+              std::shared_ptr<const std::atomic<int>> source, std::shared_ptr<CallbackThreads> threads,
+              std::shared_ptr<DeviceQueue> queue, Finish finish);
 
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
   FuturePtr getFuture() override;
-  int sourceRank() const override { return source_ >= 0 ? source_ : c10d::Work::sourceRank(); }
+  int sourceRank() const override { return source_ && *source_ >= 0 ? source_->load() : c10d::Work::sourceRank(); }
 
  private:
   void finishHere();
   void finishBeside();
 
-  const int source_;
+  const std::shared_ptr<const std::atomic<int>> source_;
   const std::shared_ptr<CallbackThreads> threads_;
   const std::shared_ptr<DeviceQueue> queue_;  // outlives the group's
   Finish finish_;

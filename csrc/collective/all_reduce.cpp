@@ -6,7 +6,9 @@
 //   3. It sends the encoded sum to all others, (W - 1)/W·n bytes out, and decodes it too. Frame k leaves as soon as the
 //      shares that it was summed from are there, while later ones still arrive.
 //   4. It decodes the sums of the others, (W - 1)/W·n bytes in. All ranks have decoded the same codes.
-// Exact tensors take the same steps, without codes.
+// Exact tensors take the same steps, without codes, but for small ones, which a second message would make wait longer
+// than their bytes do: every rank sends all of its elements to all others, (W - 1)·n bytes out, and adds all up in rank
+// order itself. The bits are the same.
 #include "collective/all_reduce.h"
 
 #include <algorithm>
@@ -117,6 +119,13 @@ struct SlicedTensors {
   SendSums send_sums;
 };
 
+bool isSmallAndExact(const AllReduceMessage& message, const Reduction& reduction, int ranks) {
+  if (message.codec.id != CodecId::none || message.sums) return false;
+  if (reduction.premultiplied || message.tensors.size() != 1) return false;
+  const ReduceTensor& tensor = message.tensors[0];
+  return !tensor.residual && travelsWhole(tensor.elements * itemBytes(message.dtype), ranks);
+}
+
 // By the message's elements, not the slices'.
 MessageSummary summaryOf(const AllReduceMessage& message, const RankPlans& slices) {
   uint64_t elements = 0;
@@ -132,12 +141,23 @@ MessageSummary summaryOf(const AllReduceMessage& message, const RankPlans& slice
 void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction,
                DeviceCodec* device_codec) {
   std::deque<SlicedTensors> tensors;
+  std::deque<MessagePlan> plans;
+  std::vector<std::unique_ptr<Phase>> whole;
   std::vector<MessageSummary> summaries;
   Exchange exchange;
   for (const AllReduceMessage& message : messages) {
     if (message.sums && (device_codec || op.size() == 1))
       throw ValueError(op.op + ": sums that stay in codes: expected host memory and 2 ranks or more, got " +
                        (device_codec ? "a device's" : "1"));
+    if (!device_codec && isSmallAndExact(message, reduction, op.size())) {
+      const MessagePlan& plan = plans.emplace_back(
+          planMessage(Layout::single(message.tensors[0].elements, message.codec), message.dtype, op.chunkBytes()));
+      whole.push_back(sendWhole(op, plan, message.tensors[0].data, reduction));
+      summaries.emplace_back(plan);
+      op.counters.raw_bytes += (op.size() - 1) * plan.rawBytes();
+      exchange.phases.push_back(whole.back().get());
+      continue;
+    }
     SlicedTensors& tensor = tensors.emplace_back(op, message, reduction, device_codec);
     summaries.push_back(summaryOf(message, tensor.slices));
     op.counters.raw_bytes +=

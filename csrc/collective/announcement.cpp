@@ -32,6 +32,21 @@ uint32_t numberIn(const std::string& field, std::string_view value) {
   return number;
 }
 
+MessageFlow flowIn(const std::string& text) {
+  const std::string_view tag = "tag ", channel = "channel ";
+  const bool tagged = text.starts_with(tag);
+  if (!tagged && !text.starts_with(channel)) {
+    throw WireError("announcement: expected a flow 'tag N' or 'channel N', got '" + text + "'");
+  }
+  const MessageFlow flow{tagged ? MessageFlow::Kind::tag : MessageFlow::Kind::channel,
+                         numberIn("flow", std::string_view(text).substr(tagged ? tag.size() : channel.size()))};
+  const uint32_t flows = tagged ? kP2pTags : kChannels;
+  if (flow.number >= flows) {
+    throw WireError("announcement: expected a number below " + std::to_string(flows) + ", got '" + text + "'");
+  }
+  return flow;
+}
+
 }  // namespace
 
 std::string Announcement::text() const {
@@ -47,19 +62,11 @@ Announcement Announcement::parse(std::string_view text) {
     throw WireError("announcement: expected the fields 'flow' and 'frames' first, got '" + std::string(text) + "'");
   }
   Announcement announcement;
-  const std::string& flow = all.fields[0].second;
-  const std::string_view tag = "tag ", channel = "channel ";
-  const bool tagged = flow.starts_with(tag);
-  if (!tagged && !flow.starts_with(channel)) {
-    throw WireError("announcement: expected a flow 'tag N' or 'channel N', got '" + flow + "'");
-  }
-  announcement.flow.kind = tagged ? MessageFlow::Kind::tag : MessageFlow::Kind::channel;
-  announcement.flow.number = numberIn("flow", std::string_view(flow).substr(tagged ? tag.size() : channel.size()));
+  announcement.flow = flowIn(all.fields[0].second);
   announcement.frames = numberIn("frames", all.fields[1].second);
-  const uint32_t flows = tagged ? kP2pTags : kChannels;
-  if (announcement.flow.number >= flows || announcement.frames > kMostFrames) {
-    throw WireError("announcement: expected a number below " + std::to_string(flows) + " and at most " +
-                    std::to_string(kMostFrames) + " frames, got '" + std::string(text) + "'");
+  if (announcement.frames > kMostFrames) {
+    throw WireError("announcement: expected at most " + std::to_string(kMostFrames) + " frames, got '" +
+                    std::string(text) + "'");
   }
   announcement.description.fields.assign(all.fields.begin() + 2, all.fields.end());
   return announcement;
@@ -69,6 +76,33 @@ std::string Withdrawal::text() const {
   KeyValues all;
   all.fields = {{"withdrawn", std::to_string(block)}, {"period", std::to_string(period)}, {"why", why}};
   return all.text();
+}
+
+std::string AnySourceWord::text() const {
+  KeyValues all;
+  if (offer) {
+    all.fields = {{"offered", flow.name()}, {"announced", std::to_string(*offer)}};
+  } else {
+    all.fields = {{"wanted", flow.name()}};
+  }
+  return all.text();
+}
+
+bool AnySourceWord::is(std::string_view text) {
+  return text.starts_with("wanted=") || text.starts_with("offered=");
+}
+
+AnySourceWord AnySourceWord::parse(std::string_view text) {
+  const KeyValues all = KeyValues::parse(text);
+  const bool offers = text.starts_with("offered=");
+  if (all.fields.size() != (offers ? 2 : 1) || (offers && all.fields[1].first != "announced")) {
+    throw WireError("receive from any rank: expected the field 'wanted', or 'offered' and 'announced', got '" +
+                    std::string(text) + "'");
+  }
+  AnySourceWord word{flowIn(all.fields[0].second), {}};
+  if (word.flow.channel()) throw WireError("receive from any rank: expected a tag, got '" + word.flow.name() + "'");
+  if (offers) word.offer = numberIn("announced", all.fields[1].second);
+  return word;
 }
 
 bool Withdrawal::is(std::string_view text) {
@@ -90,10 +124,12 @@ Withdrawal Withdrawal::parse(std::string_view text) {
   return withdrawal;
 }
 
-AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, Lost lost)
+AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn,
+                                     HeardAnySource any_source, Lost lost)
     : group_(group),
       heard_(std::move(heard)),
       withdrawn_(std::move(withdrawn)),
+      any_source_(std::move(any_source)),
       lost_(std::move(lost)),
       buffers_(kFrameHeaderBytes + kMaxText) {}
 
@@ -151,6 +187,8 @@ void AnnouncementBoard::hear(int peer) {
       const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
       if (Withdrawal::is(text)) {
         withdrawn_(peer, Withdrawal::parse(text));
+      } else if (AnySourceWord::is(text)) {
+        any_source_(peer, AnySourceWord::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
         announcement.bytes = kFrameHeaderBytes + got.payload_bytes;

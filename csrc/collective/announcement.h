@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -119,17 +120,32 @@ struct Withdrawal {
   static Withdrawal parse(std::string_view text);
 };
 
+// A rank that receives a message of a tag from any rank asks each of them for one, and hears of it from those that have
+// one (FORMAT.md, "Receives from any rank").
+struct AnySourceWord {
+  MessageFlow flow;               // a tag's
+  std::optional<uint32_t> offer;  // nothing: a question; else how many receives of the flow were announced since it
+
+  std::string text() const;
+  // Whether a text is one of these.
+  static bool is(std::string_view text);
+  // Throws WireError.
+  static AnySourceWord parse(std::string_view text);
+};
+
 // A group's announcements: those that this rank makes, and, from each peer that it has sent to or withdrawn from, those
-// it hears; withdrawals among them, in order. They travel over the control lane, where they never queue behind frames.
-// Thread-safe.
+// it hears; withdrawals and words of receives from any rank among them, in order. They travel over the control lane,
+// where they never queue behind frames. Thread-safe.
 class AnnouncementBoard {
  public:
   // Called on a thread of the board's own, of one peer in the order in which it announced: `heard` with an
-  // announcement, `withdrawn` with a withdrawal; `lost` once, when there will be no more.
+  // announcement, `withdrawn` with a withdrawal, `any_source` with such a word; `lost` once, when there will be no
+  // more.
   using Heard = std::function<void(int peer, Announcement announcement)>;
   using HeardWithdrawal = std::function<void(int peer, const Withdrawal& withdrawal)>;
+  using HeardAnySource = std::function<void(int peer, const AnySourceWord& word)>;
   using Lost = std::function<void(int peer, const TransportError& why)>;
-  AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, Lost lost);
+  AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, HeardAnySource any_source, Lost lost);
   ~AnnouncementBoard();  // as stop()
 
   // Bytes of an announcement's payload at most.
@@ -148,6 +164,7 @@ class AnnouncementBoard {
   Delivery tell(int peer, const Announcement& announcement, uint32_t sequence) {
     return tell(peer, announcement.text(), sequence);
   }
+  Delivery tell(int peer, const AnySourceWord& word) { return tell(peer, word.text(), 0); }
   Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
 
   // Hears `peer` from now on; any number of times.
@@ -168,6 +185,7 @@ class AnnouncementBoard {
   GroupContext& group_;
   const Heard heard_;
   const HeardWithdrawal withdrawn_;
+  const HeardAnySource any_source_;
   const Lost lost_;
   BufferPool buffers_;
   std::mutex mutex_;

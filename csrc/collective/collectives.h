@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -90,6 +91,39 @@ struct RootGatherMessage {
 // gather, encoded or exact: every rank sends its encoded tensor to `root`, which decodes them, and its own as the
 // others would see it. Throws as broadcast.
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root);
+
+// One tensor to reduce to a root, exact.
+struct RootReduceMessage {
+  uint64_t elements = 0;
+  DType dtype = DType::float32;
+  const void* input = nullptr;
+  void* output = nullptr;  // on the root; may be `input`. Null on other ranks, which keep their elements
+};
+
+// reduce: the root has what an exact allReduce() would leave there, bit for bit, and the others nothing. Sums are in
+// rank order. Throws as allReduce() and broadcast.
+void reduce(OpContext& op, const std::vector<RootReduceMessage>& messages, const Reduction& reduction, int root);
+
+struct RootScatterMessage {
+  uint64_t elements = 0;  // of a part
+  DType dtype = DType::float32;
+  std::vector<const void*> inputs;  // on the root, by rank; empty on the others
+  void* output = nullptr;
+  std::string type_name = {}, type_elements = {};  // as of a broadcast
+};
+
+// scatter, exact: the root sends every rank the part that is its, and copies its own. Throws as broadcast.
+void scatter(OpContext& op, const std::vector<RootScatterMessage>& messages, int root);
+
+// Throws ValueError for a root that is none of the ranks.
+void expectRoot(const OpContext& op, int root);
+
+// Returns when every rank has called it. Throws as runExchange.
+void barrier(OpContext& op);
+
+// The same, by rank 0, which waits for `timeout` at most and names the first rank that has not come, or with
+// `wait_all_ranks` all of them. PeerError on every rank that came: the group is over.
+void monitoredBarrier(OpContext& op, std::chrono::milliseconds timeout, bool wait_all_ranks);
 
 // One tensor a pair of ranks: that at `inputs[r]` for rank r, that of rank r to `outputs[r]`. Sizes and codecs may
 // differ by pair; what one rank sends the other expects. No output overlaps an input.

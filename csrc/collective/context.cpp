@@ -26,6 +26,7 @@ GroupContext::GroupContext(Transport& transport, GroupConfig config)
       window(transport.size() - 1) {}
 
 std::string GroupContext::rankName(int rank) const {
+  if (rank < 0) return "any rank";
   std::string name = "rank " + std::to_string(rank);
   if (rank >= 0 && static_cast<size_t>(rank) < global_ranks.size()) {
     name += " (global " + std::to_string(global_ranks[rank]) + ")";

@@ -68,11 +68,26 @@ HostSummer::HostSummer(OpContext& op, const SumElements& elements)
       contributions_(op, elements) {
   if (!elements.encoded_again) return;
   expectReducible(elements);
-  codes_ = elements.sums ? &elements.sums->of(op.rank()) : &own_codes_.emplace(own_);
+  if (elements.sums) {
+    codes_ = &elements.sums->of(op.rank());
+  } else if (own_.layout.coded()) {
+    codes_ = &own_codes_.emplace(own_);
+  }
 }
 
 void HostSummer::check(size_t k) {
-  if (!codes_) contributions_.checkOwn(k);  // in an all_reduce the encoding of the sum looks at the own elements too
+  // In an all_reduce the encoding of the sum looks at the own elements too.
+  if (!elements_.encoded_again) contributions_.checkOwn(k);
+}
+
+// Codes as they were made of the sums, exact elements from where the sums are.
+void HostSummer::encodeSums(size_t k, std::span<std::byte> payload) {
+  if (codes_) return codes_->copy(k, payload);
+  size_t at = 0;
+  for (const Run& run : own_.frames[k].runs) {
+    run.encode(payload.subspan(at, run.bytes), output(op_.rank(), run), elements_.dtype, {}, "of the sum");
+    at += run.bytes;
+  }
 }
 
 void HostSummer::absorb(size_t k, const Payloads& payloads) {
@@ -112,14 +127,19 @@ void HostSummer::sum(const Run& run, const Payloads& payloads) {
   const ReduceKind kind = elements_.reduction.kind;
   std::byte* out = output(op_.rank(), run);
   const void* own = contributions_.own(run);
-  // In the output, if it has the type of the sum and is not read after something has been written there.
-  const bool direct = accumulatorType(dtype) == dtype && (own != out || op_.rank() == 0);
+  // In the output, if it has the type of the sum and is not read after something has been written there. Of the first
+  // two terms of a sum or a product either may come first.
+  const bool commutes = kind == ReduceKind::sum || kind == ReduceKind::product;
+  const bool own_first = op_.rank() == 0 || (op_.rank() == 1 && own == out && commutes && isExact(run));
+  const bool direct = accumulatorType(dtype) == dtype && (own != out || own_first);
   std::byte* sum = direct ? out : scratch(op_.group.accumulator, run.count * itemBytes(accumulatorType(dtype)));
+  if (own_first) add(sum, own, dtype, kind, run.count, /*first=*/true);
   for (int rank = 0; rank < op_.size(); ++rank) {
-    if (rank == op_.rank()) {
-      add(sum, own, dtype, kind, run.count, rank == 0);
-    } else {
-      op_.attribute(rank, [&] { addReceived(sum, run, payloads[rank], dtype, kind, rank == 0); });
+    const bool first = rank == 0 && !own_first;
+    if (rank != op_.rank()) {
+      op_.attribute(rank, [&] { addReceived(sum, run, payloads[rank], dtype, kind, first); });
+    } else if (!own_first) {
+      add(sum, own, dtype, kind, run.count, first);
     }
   }
   reduceFinish(out, sum, dtype, run.count, average_over_);

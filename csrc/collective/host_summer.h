@@ -75,7 +75,7 @@ class HostSummer final : public Summer {
   void check(size_t k) override;
   void encode(size_t k, int peer, std::span<std::byte> payload) override { contributions_.encode(k, peer, payload); }
   void absorb(size_t k, const Payloads& payloads) override;
-  void encodeSums(size_t k, std::span<std::byte> payload) override { codes_->copy(k, payload); }
+  void encodeSums(size_t k, std::span<std::byte> payload) override;
   void takeSums(int owner, size_t k, std::span<const std::byte> payload) override;
 
  private:
@@ -92,7 +92,7 @@ class HostSummer final : public Summer {
   Contributions contributions_;
   IncomingParts slices_, sums_;        // of contributions to the own slice, and of the sums of others
   std::optional<SumCodes> own_codes_;  // where nobody else keeps them
-  SumCodes* codes_ = nullptr;          // of an all_reduce
+  SumCodes* codes_ = nullptr;          // of an all_reduce of codes
 };
 
 }  // namespace lowcomm

@@ -28,7 +28,8 @@ FrameHeader OpContext::header(FrameKind kind) const {
   return header;
 }
 
-void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame) {
+void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame,
+                     std::optional<std::chrono::milliseconds> deadline) {
   const auto since = Clock::now();
   note([&](OpProgress::State& state) {
     state.wait = {peer, frame, doing, since};
@@ -39,10 +40,10 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
     const auto now = Clock::now();
     spent(Doing::wait, since, now);
     counters.wait_by_peer.resize(group.size());
-    counters.wait_by_peer[peer] += now - since;
+    if (peer >= 0) counters.wait_by_peer[peer] += now - since;
   };
   try {
-    transfer.wait(std::chrono::milliseconds(group.timeout_ms.load()));
+    transfer.wait(deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load())));
   } catch (const TransportError& error) {
     waited();
     fail(peer, error, doing);  // what it waited for stays in the record

@@ -188,8 +188,10 @@ class OpContext {
   FrameHeader header(FrameKind kind) const;
 
   // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story. `doing` is a
-  // literal; `frame` the frame's number, where it is a frame (OpProgress::Wait).
-  void wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame = std::nullopt);
+  // literal; `frame` the frame's number, where it is a frame (OpProgress::Wait). A `deadline` takes the place of the
+  // group's. `peer` below 0 is any rank.
+  void wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame = std::nullopt,
+            std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
   // Adds to the counter of what was done, and to the timeline.
   void spent(Doing doing, Clock::time_point start, Clock::time_point end);

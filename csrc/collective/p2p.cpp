@@ -36,6 +36,7 @@ P2p::P2p(GroupContext& group)
       board_(
           group, [this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
           [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
+          [this](int peer, const AnySourceWord& word) { heardAnySource(peer, word); },
           [this](int peer, const TransportError& why) { lost(peer, why); }) {}
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
@@ -55,6 +56,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
   message->op.conversing = true;
   message->note(0);
   pair(flow);
+  offer(message->peer, message->key.flow);
   message->encode(*source);
 }
 
@@ -65,11 +67,18 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   Block* const block = message->key.flow.channel() ? &blockOf(message->peer, message->key.flow.block()) : nullptr;
   if (block) board_.listen(message->peer);  // for its withdrawal
   const auto announcing = block ? std::unique_lock<std::mutex>(block->announcing) : std::unique_lock<std::mutex>();
+  post(flow, message, std::move(sink), block);
+}
+
+// With the flow's in_order.
+void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (block) expectTaken(*message, *block);
     message->op.sequence = flow.last = numberAfter(flow.last);
     flow.under_way.push_back(message);
+    const auto source = any_.find(message->key.flow);
+    if (source != any_.end()) ++source->second.peers[message->peer].announced;
   }
   message->sink_ = std::move(sink);
   message->op.conversing = true;
@@ -88,6 +97,8 @@ void P2p::heard(int peer, Announcement announcement) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posting.flow().announced.push_back(std::move(announcement));
+    const auto wanted = wanted_.find({peer, name});
+    if (wanted != wanted_.end()) ++wanted->second.heard;
     if (name.channel()) {
       const Block& block = blocks_[{peer, name.block()}];
       refused = block.closed && !block.heard;  // after both it is of the next period, which has not begun here
@@ -121,6 +132,7 @@ void P2p::lost(int peer, const TransportError& why) {
     for (const auto& message : flow.unannounced)
       message->lose(why);
   }
+  loseAny(why);
   changed_.notify_all();
 }
 

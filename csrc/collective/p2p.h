@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +21,35 @@
 #include "collective/source_sink.h"
 
 namespace lowcomm {
+
+// A receive of a message with a tag from whichever rank sends one first. It becomes a P2pRecv once that is known.
+class AnyRecv {
+ public:
+  // Makes the message and its sink for a sender. Called once, on any thread.
+  using Make = std::function<std::pair<std::shared_ptr<P2pRecv>, std::unique_ptr<Sink>>(int peer)>;
+
+  AnyRecv(GroupContext& group, MessageFlow flow, Make make);
+
+  OpContext op;  // until the sender is known; the message goes on with its entry in the flight record
+  const MessageFlow flow;
+
+  // Waits for a sender, under the progress deadline; the message is then to be finished (P2p::finish). Throws as
+  // P2p::recv, and TransferError where nobody is left who could send.
+  std::shared_ptr<P2pRecv> wait();
+
+ private:
+  friend class P2p;
+  class SenderWait;
+  void settle(std::shared_ptr<P2pRecv> message, std::exception_ptr error);
+  void lose(const TransportError& why);
+
+  const Make make_;
+  std::mutex mutex_;  // of all below
+  std::condition_variable changed_;
+  std::shared_ptr<P2pRecv> message_;
+  std::exception_ptr error_;
+  std::optional<TransportError> lost_;
+};
 
 // The messages between two ranks of one group (FORMAT.md, "Point to point").
 //
@@ -57,6 +87,14 @@ class P2p {
   // Gives the message its number, posts its receives and announces it. `sink` takes its frames in finish(). Throws
   // TransferError.
   void recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink);
+
+  // Posts a receive from any rank. Does not wait.
+  // 1. The receiver asks every other rank for a message with the tag, if it has not been answered there.
+  // 2. A rank that has a message for which no receive was announced, or gets one later, offers it, once a question.
+  // 3. The receiver takes the first offer that still holds (no receive by name has had the message in the meantime):
+  // from
+  //    there on it is a receive from that rank. Other offers are kept for the next such receive.
+  void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
   // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
   // decodes those of a receive one by one as they come. The deadline runs from the wait: on a link that is busy with
@@ -126,7 +164,30 @@ class P2p {
     AnnouncementBoard::Delivery delivery;
   };
   class WithdrawalWait;
+  // Receives of a tag from any rank: those that wait, and the ranks that have a message, in the order of their offers.
+  struct AnySource {
+    struct Peer {
+      bool asked = false;                    // and the answer has not been made use of
+      uint32_t announced = 0;                // receives of the flow, since it was asked
+      std::optional<uint32_t> offered = {};  // the same number as the sender has it
+      AnnouncementBoard::Delivery question = {};
+    };
+    std::map<int, Peer> peers;
+    std::deque<int> offers;
+    std::deque<std::shared_ptr<AnyRecv>> waiting;
+  };
+  // A peer's question for a message.
+  struct Wanted {
+    uint32_t heard = 0;  // announcements of the flow since then
+    bool answered = false;
+    AnnouncementBoard::Delivery offer = {};
+  };
 
+  void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block);
+  void choose(const MessageFlow& name);
+  void heardAnySource(int peer, const AnySourceWord& word);
+  void offer(int peer, const MessageFlow& name);
+  void loseAny(const TransportError& why);
   void pair(Flow& flow);
   void heard(int peer, Announcement announcement);
   void heardWithdrawal(int peer, const Withdrawal& theirs);
@@ -148,13 +209,17 @@ class P2p {
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
   GroupContext& group_;
-  AnnouncementBoard board_;            // first: messages hold its buffers
+  AnnouncementBoard board_;  // first: messages hold its buffers
+  std::mutex choosing_;      // of senders for receives from any rank; before a flow's in_order
+  std::mutex offering_;
   std::mutex mutex_;                   // of all below
   std::map<Key, Flow> flows_;          // an entry stays where it is
   std::map<int, SenderNumbers> sent_;  // by peer
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
   std::map<std::pair<int, uint32_t>, Block> blocks_;
+  std::map<MessageFlow, AnySource> any_;
+  std::map<std::pair<int, MessageFlow>, Wanted> wanted_;
   std::condition_variable changed_;  // heard of a block, or lost_
 };
 

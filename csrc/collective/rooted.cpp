@@ -5,9 +5,14 @@
 // gather:
 //   1. Every rank encodes its tensor and sends it to the root: n bytes out. The root encodes its own too.
 //   2. The root decodes the frames of all ranks, (W - 1)·n bytes in, and its own.
+//
+// scatter, exact, of parts of n bytes:
+//   1. The root sends every other rank its part, (W - 1)·n bytes out, and copies its own.
+//   2. The others receive theirs, n bytes in.
 #include "collective/collectives.h"
 
 #include <cstddef>
+#include <cstring>
 #include <deque>
 #include <iterator>
 #include <memory>
@@ -106,11 +111,45 @@ class ToRoot final : public Phase {
   std::vector<std::unique_ptr<Sink>> sinks_;  // on the root, by rank
 };
 
-void expectRoot(const OpContext& op, int root) {
-  if (root >= 0 && root < op.size()) return;
-  throw ValueError(op.op + ": expected a root among the ranks 0..." + std::to_string(op.size() - 1) + ", got " +
-                   std::to_string(root));
-}
+// One tensor of a scatter.
+class PartsFromRoot final : public Phase {
+ public:
+  PartsFromRoot(OpContext& op, const RootScatterMessage& message, int root)
+      : message_(message),
+        root_(root),
+        sends_(op.rank() == root),
+        plan_(planMessage(Layout::single(message.elements, CodecSpec{}), message.dtype, op.chunkBytes())) {
+    out.assign(op.size(), sends_ ? &plan_ : nullptr);
+    out[op.rank()] = nullptr;
+    in = sends_ ? std::vector<const MessagePlan*>(op.size()) : onlyFor(root, op.size(), &plan_);
+    sources_.resize(op.size());
+    for (int rank = 0; sends_ && rank < op.size(); ++rank) {
+      if (rank != root) sources_[rank] = makeSource(op, nullptr, {plan_, message.inputs[rank], {}});
+    }
+    if (!sends_) sink_ = makeSink(op, nullptr, {plan_, message.output});
+  }
+
+  const MessagePlan& plan() const { return plan_; }
+  uint64_t rawBytes() const { return sends_ ? plan_.rawBytes() * (out.size() - 1) : 0; }
+
+  void encode(size_t k, int peer, std::span<std::byte> payload) override { sources_[peer]->encode(k, payload); }
+  void absorb(size_t k, const Payloads& payloads) override {
+    if (sink_ && !payloads[root_].empty()) sink_->take(k, payloads[root_], root_);
+  }
+  void wait() {
+    if (sink_) return sink_->wait();
+    const void* own = message_.inputs[root_];
+    if (own != message_.output && plan_.rawBytes() > 0) std::memcpy(message_.output, own, plan_.rawBytes());
+  }
+
+ private:
+  const RootScatterMessage& message_;
+  const int root_;
+  const bool sends_;
+  const MessagePlan plan_;
+  std::vector<std::unique_ptr<Source>> sources_;  // on the root, by rank; null for itself
+  std::unique_ptr<Sink> sink_;                    // on the others
+};
 
 // describe(), with the root before the codec.
 KeyValues describeRooted(const std::string& op, const std::vector<MessageSummary>& messages, int root) {
@@ -140,12 +179,22 @@ void exchangeWithRoot(OpContext& op, const std::vector<Message>& messages, int r
 
 }  // namespace
 
+void expectRoot(const OpContext& op, int root) {
+  if (root >= 0 && root < op.size()) return;
+  throw ValueError(op.op + ": expected a root among the ranks 0..." + std::to_string(op.size() - 1) + ", got " +
+                   std::to_string(root));
+}
+
 void broadcast(OpContext& op, const std::vector<BroadcastMessage>& messages, int root) {
   exchangeWithRoot<FromRoot>(op, messages, root);
 }
 
 void gather(OpContext& op, const std::vector<RootGatherMessage>& messages, int root) {
   exchangeWithRoot<ToRoot>(op, messages, root);
+}
+
+void scatter(OpContext& op, const std::vector<RootScatterMessage>& messages, int root) {
+  exchangeWithRoot<PartsFromRoot>(op, messages, root);
 }
 
 }  // namespace lowcomm

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -82,6 +83,14 @@ class SendSlices final : public Phase {
  private:
   Summer& summer_;
 };
+
+// Whether an exact tensor of so many bytes is reduced by every rank for itself (FORMAT.md, "Slices"): where its bytes
+// take less time than a second phase would.
+bool travelsWhole(uint64_t bytes, int ranks);
+
+// The only phase of such an all_reduce: every rank sends all of its elements to all others, and reduces them in rank
+// order, to the bits that the owners of slices come to. Plan and data live as long as it. TypeError as makeSummer.
+std::unique_ptr<Phase> sendWhole(OpContext& op, const MessagePlan& plan, void* data, const Reduction& reduction);
 
 // The operation on the elements of all ranks.
 struct Reduction {

@@ -210,7 +210,8 @@ std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
   // gives up about when we do: it is asked after it was told. One that sent what it must not has nothing to add.
   const auto ask = [&](TransportError::Kind kind) {
     if (!transfer || transfer->kind != kind) return;
-    const std::string said = notices_.read(lost.peer, kNoticePatience);
+    const std::string said =
+        lost.peer < 0 ? notices_.first(kNoticePatience) : notices_.read(lost.peer, kNoticePatience);
     if (!said.empty()) message += "; " + said;
   };
   ask(TransportError::Kind::closed);

@@ -66,6 +66,29 @@ TEST(Gather, TheRootHasWhatEverybodysCodesSay) {
   }
 }
 
+TEST(Scatter, EveryRankHasItsPart) {
+  for (int size : {1, 2, 4}) {
+    Ranks ranks(size);
+    for (uint64_t n : {uint64_t{0}, uint64_t{1}, uint64_t{700}, uint64_t{200000}}) {
+      const int root = size / 2;
+      std::vector<Bytes> inputs, outputs(size, Bytes(n * 2, std::byte{0xdd}));
+      for (int rank = 0; rank < size; ++rank)
+        inputs.push_back(test::randomTensor(DType::bfloat16, n, static_cast<uint32_t>(rank)));
+      const auto counters = ranks.expectRun("scatter", [&](int rank, OpContext& op) {
+        RootScatterMessage message{n, DType::bfloat16, {}, outputs[rank].data()};
+        for (const Bytes& input : inputs) {
+          if (rank == root) message.inputs.push_back(input.data());
+        }
+        scatter(op, {message}, root);
+      });
+      for (int rank = 0; rank < size; ++rank) {
+        ASSERT_TRUE(outputs[rank] == inputs[rank]) << "of rank " << rank << " of " << size << ", " << n;
+        EXPECT_EQ(counters[rank].raw_bytes, rank == root ? (size - 1) * n * 2 : 0);
+      }
+    }
+  }
+}
+
 TEST(Rooted, RanksThatDisagreeOnTheRootAreNamed) {
   Ranks ranks(3);
   std::vector<std::vector<float>> data(3, std::vector<float>(1000));

@@ -20,20 +20,20 @@ LARGE = 140_003  # more frames than are under way at a time, at two bytes an ele
 REDUCE_OPS = (SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR)
 
 
-def _groups(r):
+def _groups(r, transport="gloo"):
     """lowcomm as the world, gloo next to it."""
     import torch_lowcomm as lc
 
-    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536))
+    r.init("lowcomm", timeout_s=20, pg_options=lc.Options(chunk_bytes=65536, transport=transport))
     return dist.group.WORLD, dist.new_group(backend="gloo")
 
 
 class Sweep:
     """Runs cases on both groups, collects what differs, and counts what was compared and what gloo refuses."""
 
-    def __init__(self, r):
+    def __init__(self, r, transport):
         self.r = r
-        self.ours, self.gloo = _groups(r)
+        self.ours, self.gloo = _groups(r, transport)
         self.wrong = []
         self.compared = {}
         self.refused = set()
@@ -81,9 +81,9 @@ class Sweep:
         return self.compared, self.refused
 
 
-def _plain(r):
+def _plain(r, transport):
     """Ops that move values: every dtype, size and layout."""
-    sweep = Sweep(r)
+    sweep = Sweep(r, transport)
     dtypes = cases.FLOATS + cases.INTEGERS + cases.OTHERS
     for collective in cases.PLAIN:
         for dtype, n in itertools.product(dtypes, (0, 1, 5)):
@@ -99,9 +99,9 @@ def _plain(r):
     return sweep.end()
 
 
-def _reducing(r):
+def _reducing(r, transport):
     """Ops that combine values: every dtype, reduce op, size and layout."""
-    sweep = Sweep(r)
+    sweep = Sweep(r, transport)
     dtypes = cases.FLOATS + cases.INTEGERS + cases.OTHERS
     for collective in cases.REDUCING:
         for dtype, op in itertools.product(dtypes, REDUCE_OPS):
@@ -124,17 +124,18 @@ def _reducing(r):
     return sweep.end()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("transport", "size"), [("gloo", 2), ("gloo", 4), ("tcp", 2), ("tcp", 3)])
 @pytest.mark.parametrize("sweep", [_plain, _reducing], ids=["plain", "reducing"])
-def test_every_collective_gives_gloos_bits(request, sweep, size):
-    compared, refused = request.getfixturevalue({2: "pair", 4: "quad"}[size])(sweep, timeout=180)[0]
+def test_every_collective_gives_gloos_bits(request, sweep, transport, size):
+    ranks = request.getfixturevalue({2: "pair", 3: "trio", 4: "quad"}[size])
+    compared, refused = ranks(sweep, transport, timeout=180)[0]
     names = cases.PLAIN if sweep is _plain else cases.REDUCING + cases.FUNCTIONAL_REDUCING
     missing = [c.__name__ for c in names if not compared.get(c.__name__)]
     assert not missing, f"compared nothing for {missing}; gloo refuses {sorted(refused)[:10]}"
 
 
-def _sparse(r):
-    ours, gloo = _groups(r)
+def _sparse(r, transport):
+    ours, gloo = _groups(r, transport)
     for n, asynchronous in ((0, False), (3, False), (40, True)):
         results = []
         for group in (ours, gloo):
@@ -149,13 +150,15 @@ def _sparse(r):
         torch.testing.assert_close(*results)
 
 
-def test_sparse_all_reduce(pair, quad):
-    pair(_sparse)
-    quad(_sparse)
+def test_sparse_all_reduce(pair, trio, quad):
+    pair(_sparse, "gloo")
+    quad(_sparse, "gloo")
+    pair(_sparse, "tcp")
+    trio(_sparse, "tcp")
 
 
-def _functional_autograd(r):
-    ours, gloo = _groups(r)
+def _functional_autograd(r, transport):
+    ours, gloo = _groups(r, transport)
     results = []
     for group in (ours, gloo):
         x = values(torch.float32, 6 * r.size, r.rank).requires_grad_()
@@ -168,6 +171,8 @@ def _functional_autograd(r):
         torch.testing.assert_close(a, b)
 
 
-def test_functional_collectives_with_gradients(pair, quad):
-    pair(_functional_autograd)
-    quad(_functional_autograd)
+def test_functional_collectives_with_gradients(pair, trio, quad):
+    pair(_functional_autograd, "gloo")
+    quad(_functional_autograd, "gloo")
+    pair(_functional_autograd, "tcp")
+    trio(_functional_autograd, "tcp")

@@ -40,7 +40,8 @@ def _gather(r, n=N):
 def _of_a_living_group(r):
     import torch_lowcomm as lc
 
-    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", min_bytes=0, flight_record=5))
+    options = {"min_bytes": 0, "flight_record": 5, "transport": "gloo"}  # which serves the all_reduce
+    r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8; p2p=sym4", **options))
     name = dist.group.WORLD.group_name
     for _ in range(3):
         _gather(r).wait()

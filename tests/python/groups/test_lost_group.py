@@ -83,7 +83,8 @@ def _time_out_of_an_inner_op(r, how):
     import torch_lowcomm as lc
 
     policy = "all_gather=minmax8; broadcast=minmax8"  # all_reduce is gloo's
-    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(policy=policy, min_bytes=0, flight_record=0))
+    options = {"min_bytes": 0, "flight_record": 0, "transport": "gloo"}
+    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(policy=policy, **options))
     x, ints = torch.ones(300), torch.ones(3, dtype=torch.int64)
     dist.all_reduce(ints)
     ops = {

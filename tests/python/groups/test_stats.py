@@ -18,7 +18,8 @@ def _statistics(r):
     import torch_lowcomm as lc
 
     spec = "minmax8:bucket=1024"
-    r.init("lowcomm", pg_options=lc.Options(policy=f"all_gather={spec}; reduce_scatter={spec}", min_bytes=0))
+    options = {"min_bytes": 0, "transport": "gloo"}  # which serves the all_reduce
+    r.init("lowcomm", pg_options=lc.Options(policy=f"all_gather={spec}; reduce_scatter={spec}", **options))
     name = dist.group.WORLD.group_name
     n = 1 << 18
     others = r.size - 1
@@ -143,6 +144,7 @@ def _on_the_wire(r, op, policy):
     results = []
     for _ in range(3 if alone else 12):
         dist.barrier()
+        time.sleep(0.05)  # what the barrier still says is not idle
         start = _sent_on_loopback()
         time.sleep(0.1)
         idle = _sent_on_loopback() - start

@@ -1,0 +1,217 @@
+"""Groups with transport="tcp" make no group of gloo: every op travels on the transport, or is refused by name."""
+
+import os
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 90.0
+
+
+def _tcp(r, timeout_s=30.0, **options):
+    """A group over TCP in a process where making one of gloo fails the test."""
+    import torch_lowcomm as lc
+    from torch_lowcomm import _create
+
+    def no_gloo(*_):
+        raise AssertionError("a group of gloo was made")
+
+    _create.make_gloo = no_gloo
+    r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(transport="tcp", **options))
+    return lc
+
+
+def _any_rank(r):
+    """Every rank's messages reach a receive that names nobody, with the sender's rank; those of another tag stay apart."""
+    _tcp(r)
+    count = 20
+    if r.rank > 0:
+        for k in range(count):
+            dist.send(torch.full((3,), 100.0 * r.rank + k), 0, tag=k % 2)
+    else:
+        seen = {rank: [0, 1] for rank in range(1, r.size)}
+        for k in range(count * (r.size - 1)):
+            got, tag = torch.empty(3), (k // (r.size - 1)) % 2
+            rank = dist.recv(got, tag=tag)
+            assert got.tolist() == [100.0 * rank + seen[rank][tag]] * 3
+            seen[rank][tag] += 2
+    # Asynchronous, two at a time, next to one by name.
+    if r.rank == 0:
+        got = [torch.empty(2) for _ in range(r.size)]
+        works = [dist.irecv(t) for t in got[:-1]]
+        for work in works:
+            work.wait()
+        assert sorted(work._source_rank() for work in works) == list(range(1, r.size))
+        assert all(t[0] == work._source_rank() for t, work in zip(got, works, strict=False))
+        dist.recv(got[-1], src=r.size - 1)
+    else:
+        dist.send(torch.full((2,), float(r.rank)), 0)
+        if r.rank == r.size - 1:
+            dist.send(torch.zeros(2), 0)
+    dist.barrier()
+    stats = dist.group.WORLD._get_backend(torch.device("cpu")).stats()
+    assert stats["barrier"]["exact_calls"] == 1 and stats["barrier"]["wire_bytes"] > 0
+    if r.rank == 0:
+        assert stats["recv"]["calls"] == count * (r.size - 1) + r.size and stats["recv"]["wait_s"] > 0
+    dist.destroy_process_group()
+
+
+def test_two_ranks_receive_from_any(pair):
+    pair(_any_rank)
+
+
+def test_three_ranks_receive_from_any(trio):
+    trio(_any_rank)
+
+
+def _objects(r):
+    """What c10d builds of collectives and messages: objects, batches, coalesced ops, split groups, sparse tensors."""
+    _tcp(r)
+    gathered = [None] * r.size
+    dist.all_gather_object(gathered, {"rank": r.rank, "text": "x" * (10**r.rank)})
+    assert [g["rank"] for g in gathered] == list(range(r.size))
+    mine = [None]
+    dist.scatter_object_list(mine, [("to", k) for k in range(r.size)] if r.rank == 1 else None, src=1)
+    assert mine == [("to", r.rank)]
+    several = [r.rank if r.rank == 0 else None, "same" if r.rank == 0 else None]
+    dist.broadcast_object_list(several)
+    assert several == [0, "same"]
+    heap = [None] * r.size if r.rank == 0 else None
+    dist.gather_object(r.rank**2, heap)
+    assert heap is None or heap == [k * k for k in range(r.size)]
+
+    right, left = (r.rank + 1) % r.size, (r.rank - 1) % r.size
+    got = [torch.empty(5), torch.empty(2, 3, dtype=torch.int64)]
+    sent = [torch.full((5,), float(r.rank)), torch.full((2, 3), r.rank)]
+    ops = [dist.P2POp(dist.irecv, t, left, tag=k) for k, t in enumerate(got)]
+    ops += [dist.P2POp(dist.isend, t, right, tag=k) for k, t in enumerate(sent)]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert all((t == left).all() for t in got)
+
+    tensors = [torch.ones(3, dtype=torch.bfloat16), torch.arange(4)]
+    with dist._coalescing_manager():
+        for t in tensors:
+            dist.all_reduce(t)
+    assert tensors[0].tolist() == [r.size] * 3 and tensors[1].tolist() == [r.size * k for k in range(4)]
+
+    # Sparse: with a dense dimension, equal and different places, none on one rank.
+    rows = [0, 2] if r.rank == 0 else [2, 2, r.rank]
+    rows = [] if r.rank == 2 else rows
+    t = torch.sparse_coo_tensor(torch.tensor([rows], dtype=torch.int64), torch.ones(len(rows), 3), (5, 3))
+    want = t.to_dense()
+    dist.all_reduce(want)
+    dist.all_reduce(t)
+    assert t.is_sparse and t.is_coalesced() and torch.equal(t.to_dense(), want)
+
+    sub = dist.new_group([0, 1])
+    if r.rank < 2:
+        x = torch.full((4,), 2.0 + r.rank)
+        dist.all_reduce(x, op=dist.ReduceOp.PRODUCT, group=sub)
+        assert x.tolist() == [6.0] * 4
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_what_is_built_of_ops(trio):
+    trio(_objects)
+
+
+def _refused(r):
+    """What is not carried is named, on the rank that asks, and the group goes on."""
+    _tcp(r)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for dtype in (torch.int16, torch.float8_e4m3fn):
+        with pytest.raises(NotImplementedError, match=r'all_reduce .* expected what transport="tcp" carries.*gloo"'):
+            dist.all_reduce(torch.zeros(3).to(dtype))
+    with pytest.raises(NotImplementedError, match="reduce_scatter .* float32"):
+        dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(2 * r.size), op=dist.ReduceOp.BXOR)
+    with pytest.raises(NotImplementedError, match="reduce .* float32"):
+        dist.reduce(torch.zeros(2), 0, op=dist.ReduceOp.BAND)
+    with pytest.raises(NotImplementedError, match="broadcast .*got 2 tensors"):
+        backend.broadcast([torch.zeros(2), torch.zeros(2)])
+    with pytest.raises(ValueError, match="expected a root among"):
+        backend.scatter([torch.zeros(2)], [[torch.zeros(2)] * r.size], opts=_scatter_options(7))
+    sparse = torch.zeros(3).to_sparse()
+    with pytest.raises(ValueError, match="sparse tensor: expected SUM, got max"):
+        dist.all_reduce(sparse, op=dist.ReduceOp.MAX)
+    with pytest.raises(ValueError, match="scatter: expected inputs of 2 elements"):
+        backend.scatter([torch.zeros(2)], [[torch.zeros(3)] * r.size], opts=_scatter_options(r.rank))
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [r.size] * 2
+    dist.destroy_process_group()
+
+
+def _scatter_options(root):
+    options = dist.ScatterOptions()
+    options.rootRank = root
+    return options
+
+
+def test_what_is_not_carried_is_named(pair):
+    pair(_refused)
+
+
+def _differ(r):
+    """Ranks that call other ops, roots or sizes are told so, both values, and the group goes on."""
+    _tcp(r)
+    calls = {
+        "root": lambda: dist.reduce(torch.ones(4), r.rank),
+        "elements a rank": lambda: dist.scatter(
+            torch.ones(2 + r.rank), [torch.ones(2)] * r.size if not r.rank else None
+        ),
+        "op": lambda: dist.barrier() if r.rank else dist.all_reduce(torch.ones(2)),
+        "reduce op": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.MAX if r.rank else dist.ReduceOp.MIN),
+    }
+    for field, call in calls.items():
+        with pytest.raises(dist.DistBackendError, match=f"{field} differs"):
+            call()
+    got = torch.ones(3)
+    with pytest.raises(dist.DistBackendError, match="elements differs"):
+        dist.send(got, 0) if r.rank else dist.recv(torch.ones(2))
+    dist.all_reduce(got)
+    assert got.tolist() == [r.size] * 3
+    dist.destroy_process_group()
+
+
+def test_ranks_that_differ_are_told(pair):
+    pair(_differ)
+
+
+def _monitored(r):
+    """monitored_barrier names the rank that does not come, on all that did."""
+    _tcp(r)
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    backend.monitored_barrier(timedelta(seconds=20))
+    if r.rank == 2:
+        time.sleep(1.0)  # the others have given up by then
+        return
+    want = "Rank 2 failed to pass monitoredBarrier in 300 ms"
+    with pytest.raises(dist.DistBackendError, match=want):
+        backend.monitored_barrier(timedelta(seconds=0.3))
+
+
+def test_a_monitored_barrier_names_who_is_missing():
+    import ranks
+
+    ranks.run_ranks(_monitored, 3, timeout=DEADLINE_S)
+
+
+def _threads(r):
+    """How many threads and sockets a group adds."""
+    before = len(os.listdir("/proc/self/task"))
+    _tcp(r)
+    dist.all_reduce(torch.ones(4))
+    dist.barrier()
+    added = len(os.listdir("/proc/self/task")) - before
+    dist.destroy_process_group()
+    return added
+
+
+def test_a_group_adds_few_threads(pair):
+    # The group's worker, the endpoint's thread, and torch's store's where the fixture makes one.
+    assert max(pair(_threads)) <= 3
