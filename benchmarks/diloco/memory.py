@@ -1,4 +1,4 @@
-"""Resident memory of the outer state, by mode and codec, against the formula of csrc/optim/fragment.h."""
+"""Resident memory of the outer state, by mode and codec, against the formula of docs/diloco.md."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from linklab import Lab
 from linklab.job import run_on_hosts
 
+import torch_lowcomm as lc
 from diloco.cases import Case
 
 SHAPES = [[1024, 3072]] * 16  # 50.3 M parameters
@@ -39,13 +40,19 @@ class Row:
 
 
 def formula(case: Case) -> float:
-    """Bytes a parameter by the class comment, with a message under way but in mode sync."""
-    copies = 3 + (case.mode != "sync") + 2 * (case.mode == "eager")
-    if case.codec is None or case.codec.startswith("gauss"):
-        return _FLOAT * copies
-    if case.residual == "float32":
-        return _FLOAT * (copies + 2)
-    return _FLOAT * copies + 1 + _FLOAT / 512 + (_FLOAT if case.mode != "sync" else 0)
+    """Bytes a parameter by docs/diloco.md, "Memory", with a message under way but in mode sync."""
+    waits = case.mode == "sync"
+    copies = 2 + (not waits) + 2 * (case.mode == "eager")
+    if case.codec is None:
+        return _FLOAT * (copies + 1)
+    rows, columns = SHAPES[0]
+    sent = lc.codec(case.codec).encoded_bytes(rows * columns) / (rows * columns)
+    if case.rank:
+        sent = _FLOAT * case.rank * (rows + columns) / (rows * columns)
+    kept = _FLOAT * copies + (0 if waits else sent)
+    if case.codec.startswith("gauss"):
+        return kept
+    return kept + 2 * (_FLOAT if case.residual == "float32" else 1 + _FLOAT / 512)
 
 
 def measure() -> list[Row]:

@@ -141,6 +141,7 @@ MessageSummary summaryOf(const AllReduceMessage& message, const RankPlans& slice
 void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, const Reduction& reduction,
                DeviceCodec* device_codec) {
   std::deque<SlicedTensors> tensors;
+  std::vector<const AllReduceMessage*> sliced;  // of each of them
   std::deque<MessagePlan> plans;
   std::vector<std::unique_ptr<Phase>> whole;
   std::vector<MessageSummary> summaries;
@@ -159,6 +160,7 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
       continue;
     }
     SlicedTensors& tensor = tensors.emplace_back(op, message, reduction, device_codec);
+    sliced.push_back(&message);
     summaries.push_back(summaryOf(message, tensor.slices));
     op.counters.raw_bytes +=
         tensor.slices.rawBytesToPeers(op.rank()) + (op.size() - 1) * tensor.slices.of(op.rank()).rawBytes();
@@ -174,9 +176,9 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
   }
   exchange.description = describeReduction(op.op, summaries, reduction);
   runExchange(op, exchange);
-  for (size_t i = 0; i < messages.size(); ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     tensors[i].summer->wait();
-    if (messages[i].sums) *messages[i].sums = tensors[i].sums;
+    if (sliced[i]->sums) *sliced[i]->sums = tensors[i].sums;
   }
 }
 

@@ -40,7 +40,7 @@ void addReceived(std::byte* sum, const Run& run, std::span<const std::byte> payl
   }
 }
 
-// Of an all_reduce.
+// Of an all_reduce, or a reduce, where slices of others have no output.
 void expectReducible(const SumElements& elements) {
   for (size_t rank = 0; rank < elements.entries.size(); ++rank) {
     const auto& segments = elements.slices.of(static_cast<int>(rank)).layout.segments();
@@ -48,7 +48,7 @@ void expectReducible(const SumElements& elements) {
       const bool exact = segments[s].codec.id == CodecId::none;
       const ScatterEntry& entry = elements.entries[rank][s];
       if (exact && entry.feedback()) throw ValueError("all_reduce: expected no residual of exact elements, got one");
-      if (!entry.output && (exact || elements.dtype != DType::float32 || !elements.sums))
+      if (elements.sums && !entry.output && (exact || elements.dtype != DType::float32))
         throw ValueError("all_reduce: expected memory for what does not stay in codes of float32 elements, got none");
       if (!exact && elements.reduction.kind != ReduceKind::sum) {
         throw ValueError(std::string("all_reduce of codes: expected a sum, got ") +
