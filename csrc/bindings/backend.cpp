@@ -12,6 +12,7 @@
 #include "tensor/compression.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
+#include "transport/tcp/endpoint.h"
 #include "transport/tcp/secret.h"
 #include "transport/tcp/tls.h"
 #include "wire/frame.h"
@@ -133,6 +134,11 @@ py::dict statsOf(const LowcommBackend& backend) {
   return ops;
 }
 
+struct RelayProcess {
+  explicit RelayProcess(const std::string& listen) : endpoint({.listen = listen, .relays_all = true}) {}
+  tcp::Endpoint endpoint;
+};
+
 py::list connectionsOf(LowcommBackend& backend) {
   const Engine* engine = backend.parts().group.running();
   const auto reports = engine ? engine->connections() : std::vector<ConnectionReport>();
@@ -169,6 +175,13 @@ void bindBackend(py::module_& m) {
       "is not.");
   m.def("tls_library", &tcp::tlsLibrary,
         "The library that encrypts where there is a secret; empty in a build without.");
+  py::class_<RelayProcess>(
+      m, "Relay", "A relay for ranks of any group, in a thread of its own, at `listen` (host:port). ValueError.")
+      .def(py::init<const std::string&>(), py::arg("listen"))
+      .def_property_readonly("addresses", [](const RelayProcess& relay) { return relay.endpoint.addresses(); })
+      .def(
+          "relayed", [](RelayProcess& relay) { return relay.endpoint.relayed(); },
+          py::call_guard<py::gil_scoped_release>(), "(connections that it joins, bytes that it has passed on).");
   m.def(
       "secret_from",
       [] {

@@ -1,0 +1,85 @@
+"""Ranks that nobody can dial: they dial others, and two of them meet at `python -m torch_lowcomm relay`."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 90.0
+ELEMENTS = 100_000
+
+
+@pytest.fixture
+def relay():
+    command = [sys.executable, "-m", "torch_lowcomm", "relay", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process.stdout.readline().split()[-1]
+    finally:
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+
+
+def _meet(r, relay, secret, alone):
+    """`alone`: ranks that only dial; where there are two of them, at the relay."""
+    import torch_lowcomm as lc
+
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    if secret:
+        os.environ["LOWCOMM_SECRET"] = secret
+    if r.rank in alone:
+        os.environ["LOWCOMM_DIAL_ONLY"] = "1"
+        if relay:
+            os.environ["LOWCOMM_RELAY"] = relay
+    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym8", min_bytes=0))
+    ones = torch.ones(ELEMENTS)
+    dist.all_reduce(ones)
+    assert torch.allclose(ones, torch.full_like(ones, float(r.size)))
+    exact = torch.arange(ELEMENTS)
+    dist.all_reduce(exact)
+    assert torch.equal(exact, r.size * torch.arange(ELEMENTS))
+    for one in lc.connections(dist.group.WORLD).popitem()[1]:
+        both_alone = r.rank in alone and one["peer"] in alone
+        assert one["path"] == (f"relay {relay}" if both_alone else "direct")
+        assert bool(one["cipher"]) == bool(secret)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("secret", ["", "k" * 20 + "0123456789abcdefghijklmnopqrstuvwxyz"])
+def test_two_ranks_that_only_dial_meet_at_a_relay(relay, secret):
+    ranks.run_ranks(_meet, 3, relay, secret, (0, 2), timeout=DEADLINE_S)
+
+
+def test_a_rank_that_only_dials_reaches_all_others():
+    ranks.run_ranks(_meet, 3, "", "", (0,), timeout=DEADLINE_S)
+
+
+def _refused(r):
+    import torch_lowcomm as lc
+
+    os.environ.update(LOWCOMM_TRANSPORT="tcp", LOWCOMM_DIAL_ONLY="1")
+    with pytest.raises((ValueError, dist.DistBackendError), match="expected a relay between ranks 0 and 1"):
+        r.init("lowcomm", timeout_s=20)
+    os.environ["LOWCOMM_DIAL_ONLY"] = "yes"
+    with pytest.raises(ValueError, match="LOWCOMM_DIAL_ONLY: expected 0 or 1, got 'yes'"):
+        r.init("lowcomm", timeout_s=20)
+    os.environ.update(LOWCOMM_DIAL_ONLY="1", LOWCOMM_LISTEN=":0")
+    with pytest.raises(ValueError, match="LOWCOMM_DIAL_ONLY: expected no LOWCOMM_LISTEN"):
+        r.init("lowcomm", timeout_s=20)
+    assert lc.connections() == {}
+
+
+def test_what_cannot_be_reached_is_named():
+    ranks.run_ranks(_refused, 2, timeout=DEADLINE_S)
+
+
+def test_a_relay_that_cannot_listen_says_so():
+    status, _, err = ranks.run_command(
+        [sys.executable, "-m", "torch_lowcomm", "relay", "--listen", "29700"], deadline_s=60
+    )
+    assert status == 2
+    assert "expected host:port or :port, got '29700'" in err

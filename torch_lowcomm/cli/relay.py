@@ -1,0 +1,46 @@
+"""Be a relay: where ranks of `transport="tcp"` meet that cannot reach each other.
+
+Those ranks have LOWCOMM_RELAY=HOST:PORT. The relay passes on what they say, of which it can read nothing where they have a
+secret. It serves all who ask, 256 connections at a time. It runs until it is interrupted; every minute in which it has passed
+something on it says how much.
+"""
+
+import argparse
+import signal
+import sys
+import threading
+
+from torch_lowcomm import _C
+
+_EVERY_S = 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--listen", default=":29700", metavar="HOST:PORT", help="where; without HOST on all interfaces (:29700)"
+    )
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Relays until SIGINT or SIGTERM.
+
+    Returns:
+        0; 2 if it cannot listen there, which one line on stderr says.
+    """
+    try:
+        relay = _C.Relay(arguments.listen)
+    except ValueError as error:
+        print(f"torch_lowcomm relay: {error}", file=sys.stderr)
+        return 2
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    print(f"relay at {', '.join(relay.addresses)}", flush=True)
+    said = 0
+    while not over.wait(_EVERY_S):
+        joined, passed = relay.relayed()
+        if passed != said:
+            print(f"{joined} connections joined, {passed - said} bytes passed on in {_EVERY_S} s", flush=True)
+            said = passed
+    return 0
