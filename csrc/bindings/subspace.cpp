@@ -8,6 +8,7 @@
 #include "kernels/low_rank/low_rank.h"
 #include "subspace/boundary.h"
 #include "tensor/errors.h"
+#include "tensor/product.h"
 
 namespace py = pybind11;
 
@@ -54,6 +55,10 @@ void bindSubspace(py::module_& m) {
         });
       },
       py::arg("rows"), release());
+  // a·b, [m, k] by [k, n].
+  m.def(
+      "product", [](const at::Tensor& a, const at::Tensor& b) { return translated([&] { return product(a, b); }); },
+      py::arg("a"), py::arg("b"), release());
   m.def(
       "subspace_encode",
       [](const at::Tensor& x, const at::Tensor& ids, const at::Tensor& rows, uint64_t seed, double scale, bool normal,

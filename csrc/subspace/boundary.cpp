@@ -1,6 +1,5 @@
 #include "subspace/boundary.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -10,6 +9,8 @@
 
 #include "base/error.h"
 #include "subspace/device_anchor.h"
+#include "tensor/parallel.h"
+#include "tensor/product.h"
 
 namespace lowcomm {
 namespace {
@@ -106,7 +107,7 @@ void encodeOnHost(at::Tensor& out, const at::Tensor& x, const at::Tensor& tokens
   const int64_t width = x.size(1);
   const AnchorRows rows = rowsOf(anchor, tokens);
   const T* const from = x.const_data_ptr<T>();
-  at::parallel_for(0, x.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
+  inParallel(x.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
     const c10::InferenceMode inference(out.is_inference());  // of the caller's thread: others do not inherit it
     const at::NoGradGuard no_grad;                           // which InferenceMode(false) ends
     const int64_t most = std::min(end - begin, blockRows(width, sizeof(T)));
@@ -116,8 +117,7 @@ void encodeOnHost(at::Tensor& out, const at::Tensor& x, const at::Tensor& tokens
       const int64_t n = std::min(most, end - at);
       for (int64_t i = 0; i < n; ++i)
         rows.add(to + i * width, from + (at + i) * width, at + i, -1.0f);
-      at::Tensor part = out.narrow(0, at, n);
-      at::mm_out(part, difference.narrow(0, 0, n), columns);
+      out.narrow(0, at, n).copy_(product(difference.narrow(0, 0, n), columns));
     }
   });
 }
@@ -128,16 +128,16 @@ void decodeOnHost(at::Tensor& out, const at::Tensor& coefficients, const at::Ten
   const int64_t width = basis.size(1);
   const AnchorRows rows = rowsOf(anchor, tokens);
   T* const to = out.mutable_data_ptr<T>();
-  at::parallel_for(0, out.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
+  inParallel(out.size(0), blockRows(width, sizeof(T)), [&](int64_t begin, int64_t end) {
     const c10::InferenceMode inference(out.is_inference());
     const at::NoGradGuard no_grad;
     const int64_t most = blockRows(width, sizeof(T));
     for (int64_t at = begin; at < end; at += most) {
       const int64_t n = std::min(most, end - at);
-      at::Tensor part = out.narrow(0, at, n);
-      at::mm_out(part, coefficients.narrow(0, at, n), basis);
+      const at::Tensor part = product(coefficients.narrow(0, at, n), basis);
+      const T* const from = part.const_data_ptr<T>();
       for (int64_t i = 0; i < n; ++i)
-        rows.add(to + (at + i) * width, to + (at + i) * width, at + i, 1.0f);
+        rows.add(to + (at + i) * width, from + i * width, at + i, 1.0f);
     }
   });
 }
@@ -214,7 +214,7 @@ at::Tensor subspaceAnchor(const at::Tensor& tokens, const SubspaceAnchor& anchor
   const AnchorRows rows = rowsOf(anchor, ids);
   AT_DISPATCH_FLOATING_TYPES(type, "subspace anchor", [&] {
     scalar_t* const to = zeros.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, zeros.size(0), 64, [&](int64_t begin, int64_t end) {
+    inParallel(zeros.size(0), 64, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row)
         rows.add(to + row * shape.back(), static_cast<const scalar_t*>(nullptr), row, 1.0f);
     });

@@ -97,6 +97,13 @@ def _options(anchor: Anchor, ids: Tensor, rows: Tensor, start: int) -> dict[str,
     }
 
 
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """The product of the last dimension of x and a matrix."""
+    if torch.is_grad_enabled() and x.requires_grad:  # the gradient of a gradient
+        return x @ matrix
+    return _C.product(x.reshape(-1, x.shape[-1]), matrix).view(*x.shape[:-1], -1)
+
+
 class _Encode(torch.autograd.Function):
     @staticmethod
     @without_autocast
@@ -109,7 +116,7 @@ class _Encode(torch.autograd.Function):
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return (gradient.to(rows.dtype) @ rows).to(ctx.dtype), None, None, None, None
+        return _product(gradient.to(rows.dtype), rows).to(ctx.dtype), None, None, None, None
 
 
 class _Decode(torch.autograd.Function):
@@ -126,4 +133,4 @@ class _Decode(torch.autograd.Function):
     @without_autocast
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return (gradient.to(rows.dtype) @ rows.t()).to(ctx.dtype), None, None, None, None, None
+        return _product(gradient.to(rows.dtype), rows.t()).to(ctx.dtype), None, None, None, None, None
