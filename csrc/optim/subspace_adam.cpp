@@ -1,6 +1,5 @@
 #include "optim/subspace_adam.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -8,16 +7,24 @@
 #include <utility>
 
 #include "base/error.h"
+#include "tensor/parallel.h"
+#include "tensor/product.h"
 
 namespace lowcomm {
 namespace {
 
-// Rows of a tile have about so many elements together: a tile's gradient, moments and update stay in a core's cache.
-constexpr int64_t kTile = 64 * 1024;
+// Rows of a tile have about so many elements together: few, that a tile's gradient, moments and update stay in the
+// cache, and enough for a fast product.
+constexpr int64_t kTile = 128 * 1024, kMovedTile = 256 * 1024;
+constexpr int64_t kSummed = 64 * 1024;  // elements of a sum of squares
 
 // A bias is a matrix of one column.
 at::Tensor matrixOf(const at::Tensor& t) {
   return t.dim() == 1 ? t.unsqueeze(1) : t;
+}
+
+int64_t tileRows(int64_t elements, int64_t columns) {
+  return std::max<int64_t>(1, elements / std::max<int64_t>(1, columns));
 }
 
 double correction(double beta, int64_t t) {
@@ -44,12 +51,12 @@ double squaresOf(const T* x, int64_t n) {
 double squaresOf(const at::Tensor& given) {
   if (!given.device().is_cpu()) return given.to(at::kDouble).square().sum().item<double>();
   const at::Tensor x = (given.scalar_type() == at::kDouble ? given : given.to(at::kFloat)).contiguous();
-  std::vector<double> blocks((x.numel() + kTile - 1) / kTile);
-  at::parallel_for(0, static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
+  std::vector<double> blocks((x.numel() + kSummed - 1) / kSummed);
+  inParallel(static_cast<int64_t>(blocks.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      const int64_t n = std::min(kTile, x.numel() - block * kTile);
-      blocks[block] = x.scalar_type() == at::kDouble ? squaresOf(x.const_data_ptr<double>() + block * kTile, n)
-                                                     : squaresOf(x.const_data_ptr<float>() + block * kTile, n);
+      const int64_t n = std::min(kSummed, x.numel() - block * kSummed);
+      blocks[block] = x.scalar_type() == at::kDouble ? squaresOf(x.const_data_ptr<double>() + block * kSummed, n)
+                                                     : squaresOf(x.const_data_ptr<float>() + block * kSummed, n);
     }
   });
   double sum = 0;
@@ -162,27 +169,23 @@ void SubspaceAdam::formPlain(const std::vector<at::Tensor>& parameters, const st
 // The moments of the elements of U·C, and in C's place UᵀD. A step of fused AdamW from 0 with lr −1 is D.
 void SubspaceAdam::formProjected(Kept& kept, const AdamRule& rule) {
   const int64_t rows = kept.whole[0], columns = kept.whole[1];
-  const bool host = kept.vectors.device().is_cpu();
-  const int64_t tile = host ? std::max<int64_t>(1, kTile / std::max<int64_t>(1, columns)) : std::max<int64_t>(1, rows);
-  const at::Tensor gradient = at::empty({std::min(tile, rows), columns}, kept.vectors.options());
+  const int64_t tile = kept.vectors.is_cpu() ? tileRows(kTile, columns) : std::max<int64_t>(1, rows);
   const at::Tensor momentum = matrixOf(kept.momentum), variance = matrixOf(kept.variance);
-  const at::Tensor update = at::empty_like(gradient), of_update = at::zeros_like(kept.coordinates);
+  const at::Tensor update = at::empty({std::min(tile, rows), columns}, kept.vectors.options());
+  const at::Tensor of_update = at::zeros_like(kept.coordinates);
   for (int64_t first = 0; first < rows; first += tile) {
     const int64_t n = std::min(tile, rows - first);
-    at::Tensor g = gradient.narrow(0, 0, n), d = update.narrow(0, 0, n);
-    if (kept.axis == 0) {
-      at::mm_out(g, kept.vectors.narrow(1, first, n).t(), kept.coordinates);
-    } else {
-      at::mm_out(g, kept.coordinates.narrow(0, first, n), kept.vectors);
-    }
+    const at::Tensor u = kept.axis == 0 ? kept.vectors.narrow(1, first, n) : kept.vectors;
+    const at::Tensor g =
+        kept.axis == 0 ? product(u.t(), kept.coordinates) : product(kept.coordinates.narrow(0, first, n), u);
+    at::Tensor d = update.narrow(0, 0, n);
     d.zero_();
     at::_fused_adamw_({d}, {g}, {momentum.narrow(0, first, n)}, {variance.narrow(0, first, n)}, {}, {kept.step},
                       /*lr=*/-1, rule.beta1, rule.beta2, /*weight_decay=*/0, rule.eps, false, false);
     if (kept.axis == 0) {
-      of_update.addmm_(kept.vectors.narrow(1, first, n), d);
+      of_update.add_(product(u, d));
     } else {
-      at::Tensor part = of_update.narrow(0, first, n);
-      at::mm_out(part, d, kept.vectors.t());
+      of_update.narrow(0, first, n).copy_(product(d, u.t()));
     }
   }
   kept.coordinates = of_update;
@@ -216,7 +219,7 @@ void SubspaceAdam::Kept::store(const at::Tensor& wide, const at::Tensor& paramet
 
 at::Tensor SubspaceAdam::Kept::coordinatesOf(const at::Tensor& given) const {
   const at::Tensor matrix = matrixOf(given);
-  return axis == 0 ? at::mm(vectors, matrix) : at::mm(matrix, vectors.t());
+  return axis == 0 ? product(vectors, matrix) : product(matrix, vectors.t());
 }
 
 // W ← (1 − lr·weight_decay)·W − lr·U·coordinates, or Z likewise.
@@ -224,10 +227,19 @@ void SubspaceAdam::Kept::moveBy(const at::Tensor& coordinates, const at::Tensor&
   const double keep = 1 - rule.lr * rule.weight_decay;
   if (is_coordinates) {
     wide.mul_(keep).add_(coordinates, -rule.lr);
-  } else if (axis == 0) {
-    matrixOf(wide).addmm_(vectors.t(), coordinates, keep, -rule.lr);
-  } else {
-    wide.addmm_(coordinates, vectors, keep, -rule.lr);
+    return;
+  }
+  const at::Tensor w = matrixOf(wide);
+  if (!w.is_cpu()) {
+    axis == 0 ? w.addmm_(vectors.t(), coordinates, keep, -rule.lr) : w.addmm_(coordinates, vectors, keep, -rule.lr);
+    return;
+  }
+  const int64_t tile = tileRows(kMovedTile, w.size(1));
+  for (int64_t first = 0; first < w.size(0); first += tile) {
+    const int64_t n = std::min(tile, w.size(0) - first);
+    const at::Tensor moved = axis == 0 ? product(vectors.narrow(1, first, n).t(), coordinates)
+                                       : product(coordinates.narrow(0, first, n), vectors);
+    w.narrow(0, first, n).mul_(keep).add_(moved, -rule.lr);
   }
 }
 
