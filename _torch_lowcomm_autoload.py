@@ -1,4 +1,6 @@
-"""Makes `backend="lowcomm"` known to torch, which calls it at the end of `import torch` (entry point group `torch.backends`).
+"""Makes `backend="lowcomm"` and `init_method="lowcomm://…"` known to torch.
+
+torch calls it at the end of `import torch` (entry point group `torch.backends`).
 
 It also runs in launchers and in programs that never use lowcomm. So it registers a name, imports nothing heavy, starts no
 thread and never breaks `import torch`: a failure here becomes a warning. The package itself is imported when the first
@@ -37,9 +39,16 @@ def register_backend() -> None:
 
     if dist.is_available() and not dist.is_backend_available("lowcomm"):
         dist.Backend.register_backend("lowcomm", _create, extended_api=True, devices=["cpu", "cuda"])
+        dist.register_rendezvous_handler("lowcomm", _rendezvous)
 
 
 def _create(dist_backend_opts: Any, pg_options: Any) -> Any:
     from torch_lowcomm._create import create_backend
 
     return create_backend(dist_backend_opts, pg_options)
+
+
+def _rendezvous(url: str, **options: Any) -> Any:
+    from torch_lowcomm.rendezvous import handler
+
+    return handler(url, **options)

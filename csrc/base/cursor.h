@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <string>
@@ -28,6 +29,18 @@ class Cursor {
     return value;
   }
 
+  // The next `count` bytes.
+  std::span<const std::byte> take(uint64_t count, const char* field) {
+    if (count > left()) {
+      throw WireError(std::string(what_) + ": " + field + ": expected " + std::to_string(count) + " bytes at byte " +
+                      std::to_string(at_) + ", got " + std::to_string(left()));
+    }
+    at_ += count;
+    return bytes_.subspan(at_ - count, count);
+  }
+
+  size_t left() const { return bytes_.size() - at_; }
+
  private:
   std::span<const std::byte> bytes_;
   const char* what_;
@@ -43,6 +56,12 @@ class Writer {
   Writer& put(T value) {
     std::memcpy(to_, &value, sizeof(T));
     to_ += sizeof(T);
+    return *this;
+  }
+
+  Writer& put(std::span<const std::byte> bytes) {
+    if (!bytes.empty()) std::memcpy(to_, bytes.data(), bytes.size());
+    to_ += bytes.size();
     return *this;
   }
 

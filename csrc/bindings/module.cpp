@@ -13,4 +13,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
   lowcomm::bindSubspace(m);
+  lowcomm::bindStore(m);
 }

@@ -11,18 +11,28 @@ namespace lowcomm::tcp {
 using Kind = TransportError::Kind;
 
 void Delivery::complete() {
-  std::lock_guard lock(mutex_);
-  done_ = true;
-  changed_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  }
+  end();
 }
 
 void Delivery::fail(Kind kind, const std::string& why) {
-  std::lock_guard lock(mutex_);
-  if (done_ || failed_) return;
-  failed_ = true;
-  kind_ = kind;
-  why_ = why;
-  changed_.notify_all();
+  {
+    std::lock_guard lock(mutex_);
+    if (done_ || failed_) return;
+    failed_ = true;
+    kind_ = kind;
+    why_ = why;
+    changed_.notify_all();
+  }
+  end();
+}
+
+void Delivery::end() {
+  if (const auto then = std::exchange(then_, nullptr)) then();
 }
 
 void Delivery::wait(int peer, std::chrono::milliseconds deadline) {
@@ -134,10 +144,10 @@ void Channel::received(uint64_t offset) {
 
 // ---- in ----
 
-std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> room) {
+std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then) {
   std::lock_guard lock(mutex_);
   expectLiving();
-  auto delivery = std::make_shared<Delivery>();
+  auto delivery = std::make_shared<Delivery>(std::move(then));
   const auto early = early_.find(tag);
   if (early == early_.end()) {
     posted_[tag].push_back({room, delivery});

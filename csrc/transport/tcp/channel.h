@@ -8,12 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "transport/tcp/wire.h"
@@ -24,6 +26,9 @@ namespace lowcomm::tcp {
 // A message under way, shared by its channel and the caller's Transfer. Thread-safe.
 class Delivery {
  public:
+  // `then`, where there is one, is called once, when it has ended either way, under the channel's lock.
+  explicit Delivery(std::function<void()> then = {}) : then_(std::move(then)) {}
+
   void complete();
   void fail(TransportError::Kind kind, const std::string& why);
 
@@ -31,8 +36,11 @@ class Delivery {
   void wait(int peer, std::chrono::milliseconds deadline);
 
  private:
+  void end();
+
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::function<void()> then_;
   bool done_ = false, failed_ = false;
   TransportError::Kind kind_{};
   std::string why_;
@@ -57,7 +65,7 @@ class Channel {
   // Both throw the TransportError that the channel has failed with; ValueError for more than kMostMessageBytes.
   // `place`: of the message among those of all channels, in which they leave this process (Endpoint); above 0.
   std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
-  std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room);
+  std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then = {});
 
   // Every message under way fails, and later ones do. Of several calls the first counts.
   void fail(TransportError::Kind kind, const std::string& why);

@@ -154,6 +154,17 @@ void Endpoint::add(const std::shared_ptr<Link>& link) {
   wake();
 }
 
+void Endpoint::serve(const GroupId& group, Admit admit) {
+  std::lock_guard lock(mutex_);
+  if (!served_.emplace(group, std::move(admit)).second)
+    throw ValueError("a store on the port: expected one in a process, got another");
+}
+
+void Endpoint::serveNoMore(const GroupId& group) {
+  std::lock_guard lock(mutex_);
+  served_.erase(group);
+}
+
 void Endpoint::remove(const std::shared_ptr<Link>& link) {
   std::lock_guard lock(mutex_);
   std::erase(links_, link);
@@ -303,6 +314,10 @@ void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
   Link* link = linkTo(hello.group, hello.from, hello.to, hello.channel);
   if (link && link->route().peer_incarnation == hello.incarnation && !link->channel.failed())
     return link->accept(std::move(pipe), hello);
+  if (const auto served = served_.find(hello.group); served != served_.end() && hello.to == 0) {
+    links_.push_back(served->second(hello));
+    return links_.back()->accept(std::move(pipe), hello);
+  }
   if (std::find(expected_.begin(), expected_.end(), hello.group) != expected_.end()) return;
   strangers_->count(Strangers::Kind::unknown);
   Hello answer = hello;

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -76,6 +78,12 @@ class Endpoint {
 
   void add(const std::shared_ptr<Link>& link);
 
+  // A group whose peers are not known before they come: `admit` makes the link of one that says a Hello of it, on the
+  // endpoint's thread. ValueError where the group is served already. After serveNoMore() `admit` is not called.
+  using Admit = std::function<std::shared_ptr<Link>(const Hello&)>;
+  void serve(const GroupId& group, Admit admit);
+  void serveNoMore(const GroupId& group);
+
   // The link's channel ends; nothing of it is touched afterwards.
   void remove(const std::shared_ptr<Link>& link);
 
@@ -122,6 +130,7 @@ class Endpoint {
   std::vector<std::shared_ptr<Link>> links_;
   std::vector<GroupId> expected_;
   std::optional<Strangers> strangers_;  // from when the port is known
+  std::map<GroupId, Admit> served_;
   Clock::time_point accept_at_{}, tick_at_{};
   std::chrono::milliseconds patience_{0};  // of the next poll()
   std::thread thread_;

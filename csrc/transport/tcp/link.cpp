@@ -182,6 +182,7 @@ void Link::dialReady() {
     lost_why_ = dial_->to + ": " + error.what();
     return silent();
   }
+  if (route_.peer_incarnation == 0 && !answer.unknown) route_.peer_incarnation = answer.incarnation;
   if (answer.unknown || answer.group != route_.group || answer.incarnation != route_.peer_incarnation) {
     lost_why_ = dial_->to + ": another process, or one that has left the group";
     return refused();

@@ -25,7 +25,7 @@ struct Route {
   GroupId group{};
   int rank = 0, peer = 0;
   uint32_t channel = 0;
-  uint64_t incarnation = 0, peer_incarnation = 0;
+  uint64_t incarnation = 0, peer_incarnation = 0;          // of the peer 0: that of the first process that answers
   std::vector<std::pair<std::string, Address>> addresses;  // of the peer's endpoint, as text too; tried in turn
   std::vector<std::pair<std::string, Address>> relays;     // of a relay, tried where these lead nowhere
   std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
@@ -126,7 +126,7 @@ class Link {
   void tryNext();
   void fail(const std::string& why);
 
-  const Route route_;
+  Route route_;
   std::unique_ptr<Connection> connection_;
   std::optional<Dial> dial_;
   Clock::time_point dial_at_ = Clock::now();
