@@ -149,7 +149,9 @@ def test_a_mistake_in_an_inner_op_leaves_the_group_whole(pair):
 
 def _future_of_an_inner_op(r):
     """The error that a future carries is the one that wait() raises."""
-    r.init("lowcomm", timeout_s=1.5)
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(transport="gloo"))
     x = torch.ones(3)
     if r.rank == 0:
         dist.all_reduce(x)
