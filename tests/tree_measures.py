@@ -27,9 +27,9 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
-    # relay and exact ops, averages that stay in codes, and loops for deltas came after the goal was set.
-    "files of csrc": (1, 360),
-    "lines of csrc": (1, 45_000),
+    # relay, store and exact ops, averages that stay in codes, and loops for deltas came after the goal was set.
+    "files of csrc": (1, 370),
+    "lines of csrc": (1, 47_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -157,7 +157,7 @@ def connections(group: dist.ProcessGroup | None = None) -> dict[str, list[dict[s
     """
     names = _C.backend_names() if group is None else [backend_of(group).group_name]
     backends = {name: _C.find_backend(name) for name in names}
-    return {name: backend.connections() for name, backend in backends.items() if backend is not None}
+    return {name: _C.connections(backend) for name, backend in backends.items() if backend is not None}
 
 
 def flight_record(group: dist.ProcessGroup | None = None) -> dict[str, dict[str, Any]]:

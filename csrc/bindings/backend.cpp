@@ -12,9 +12,6 @@
 #include "tensor/compression.h"
 #include "tensor/errors.h"
 #include "tensor/python_state.h"
-#include "transport/tcp/endpoint.h"
-#include "transport/tcp/secret.h"
-#include "transport/tcp/tls.h"
 #include "wire/frame.h"
 
 namespace py = pybind11;
@@ -134,34 +131,6 @@ py::dict statsOf(const LowcommBackend& backend) {
   return ops;
 }
 
-struct RelayProcess {
-  explicit RelayProcess(const std::string& listen) : endpoint({.listen = listen, .relays_all = true}) {}
-  tcp::Endpoint endpoint;
-};
-
-py::list connectionsOf(LowcommBackend& backend) {
-  const Engine* engine = backend.parts().group.running();
-  const auto reports = engine ? engine->connections() : std::vector<ConnectionReport>();
-  py::list found;
-  for (const ConnectionReport& report : reports) {
-    py::dict entry;
-    entry["peer"] = report.peer;
-    entry["lane"] = report.lane == Lane::control ? "control" : "bulk " + std::to_string(report.number);
-    entry["connected"] = report.is_connected;
-    entry["times_made"] = report.times_made;
-    entry["sent_bytes"] = report.sent_bytes;
-    entry["received_bytes"] = report.received_bytes;
-    entry["retransmitted"] = report.retransmitted;
-    entry["round_trip_s"] = report.round_trip_s;
-    entry["least_round_trip_s"] = report.least_round_trip_s;
-    entry["congestion"] = report.congestion;
-    entry["cipher"] = report.cipher;
-    entry["path"] = report.path;
-    found.append(entry);
-  }
-  return found;
-}
-
 }  // namespace
 
 void bindBackend(py::module_& m) {
@@ -173,25 +142,6 @@ void bindBackend(py::module_& m) {
       "Name of the kernel form in use: scalar, avx2, avx512 or neon. ValueError when LOWCOMM_KERNELS asks for one "
       "there "
       "is not.");
-  m.def("tls_library", &tcp::tlsLibrary,
-        "The library that encrypts where there is a secret; empty in a build without.");
-  py::class_<RelayProcess>(
-      m, "Relay", "A relay for ranks of any group, in a thread of its own, at `listen` (host:port). ValueError.")
-      .def(py::init<const std::string&>(), py::arg("listen"))
-      .def_property_readonly("addresses", [](const RelayProcess& relay) { return relay.endpoint.addresses(); })
-      .def(
-          "relayed", [](RelayProcess& relay) { return relay.endpoint.relayed(); },
-          py::call_guard<py::gil_scoped_release>(), "(connections that it joins, bytes that it has passed on).");
-  m.def(
-      "secret_from",
-      [] {
-        return translated([] {
-          const auto secret = tcp::Secret::fromEnvironment();
-          return secret ? secret->from() : std::string();
-        });
-      },
-      "The variable that the secret is from, LOWCOMM_SECRET or LOWCOMM_SECRET_FILE; empty without one. ValueError\n"
-      "naming the variable where the secret is none.");
   m.def("in_exact", &ExactScope::active);
   py::class_<ExactScope>(m, "ExactScope")
       .def(py::init<>())
@@ -315,7 +265,6 @@ void bindBackend(py::module_& m) {
       .def_property_readonly("policy", [](const LowcommBackend& b) { return b.group().settings().policy.str(); })
       .def_property_readonly("min_bytes", [](const LowcommBackend& b) { return b.group().settings().min_bytes; })
       .def("stats", &statsOf)
-      .def("connections", &connectionsOf)
       .def("flight_record", &LowcommBackend::flightRecord)
       .def("reset_stats", [](LowcommBackend& b) { b.parts().group.stats.reset(); })
       .def(

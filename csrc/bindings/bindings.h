@@ -15,7 +15,7 @@ void bindSubspaceAdam(pybind11::module_& m);
 void bindSeedReplay(pybind11::module_& m);
 void bindPipeline(pybind11::module_& m);
 void bindSubspace(pybind11::module_& m);
-void bindStore(pybind11::module_& m);
+void bindTransport(pybind11::module_& m);
 
 // Calls f. A caller's mistake becomes a Python error; so does a payload that does not parse, for no peer is involved.
 template <typename F>

@@ -13,5 +13,5 @@ PYBIND11_MODULE(_C, m) {
   lowcomm::bindSeedReplay(m);
   lowcomm::bindPipeline(m);
   lowcomm::bindSubspace(m);
-  lowcomm::bindStore(m);
+  lowcomm::bindTransport(m);
 }

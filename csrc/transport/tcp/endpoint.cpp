@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/congestion.h"
 
 namespace lowcomm::tcp {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "transport/tcp/congestion.h"
+#include "transport/tcp/pace.h"
 
 namespace lowcomm::tcp {
 namespace {

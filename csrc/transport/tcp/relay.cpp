@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "transport/tcp/congestion.h"
+#include "transport/tcp/pace.h"
 
 namespace lowcomm::tcp {
 namespace {

@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "base/error.h"
-#include "transport/tcp/congestion.h"
+#include "transport/tcp/pace.h"
 
 namespace lowcomm::tcp {
 namespace {

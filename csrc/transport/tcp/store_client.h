@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "transport/tcp/endpoint.h"
-#include "transport/tcp/store_message.h"
+#include "transport/tcp/store_table.h"
 
 namespace lowcomm::tcp {
 

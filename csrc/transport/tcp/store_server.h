@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "transport/tcp/endpoint.h"
-#include "transport/tcp/store_message.h"
 #include "transport/tcp/store_table.h"
 
 namespace lowcomm::tcp {

@@ -24,7 +24,7 @@ def _reported(r):
     assert all(0 < one["least_round_trip_s"] <= one["round_trip_s"] < 1 for one in found)
     assert ELEMENTS < sum(one["sent_bytes"] for one in found) < 1.05 * ELEMENTS
     assert ELEMENTS < sum(one["received_bytes"] for one in found) < 1.05 * ELEMENTS
-    # Both ends of a near link begin with Reno: one on which BBR ran would stay paced (csrc/transport/tcp/congestion.h).
+    # Both ends of a near link begin with Reno: one on which BBR ran would stay paced (csrc/transport/tcp/pace.h).
     assert {one["congestion"] for one in found} == {"reno"}
 
     group = dist.new_group(pg_options=lc.Options(transport="gloo"))
