@@ -3,6 +3,7 @@
 import os
 import time
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -12,15 +13,16 @@ DEADLINE_S = 90.0
 
 
 def _tcp(r, timeout_s=30.0, **options):
-    """A group over TCP in a process where making one of gloo fails the test."""
+    """A group over TCP; making one of gloo beside it fails the test."""
     import torch_lowcomm as lc
     from torch_lowcomm import _create
 
     def no_gloo(*_):
         raise AssertionError("a group of gloo was made")
 
-    _create.make_gloo = no_gloo
-    r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(transport="tcp", **options))
+    # The ranks are used again by other tests.
+    with mock.patch.object(_create, "make_gloo", no_gloo):
+        r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(transport="tcp", **options))
     return lc
 
 
