@@ -348,6 +348,9 @@ void Link::fail(const std::string& why) {
 }
 
 void Link::end(const std::string& why) {
+  // The peer is to hear of what was delivered here, or its sends would fail.
+  while (!ended_ && connection_ && !connection_->blocked() && connection_->next() == 0)
+    write();
   if (connection_ && !ended_) connection_->sayLast();
   ended_ = true;
   drop();
