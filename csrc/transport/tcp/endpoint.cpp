@@ -264,7 +264,8 @@ std::chrono::milliseconds Endpoint::writeAll() {
     if (!first) return kTick;
     if (first->blocked()) return kStuck;
     // Words of deliveries are not held back: they are few, and peers wait for them.
-    if (const auto wait = pace_.wait(); place > 0 && wait > 0ms) return std::min(kTick, std::chrono::ceil<milliseconds>(wait));
+    if (const auto wait = pace_.wait(); place > 0 && wait > 0ms)
+      return std::min(kTick, std::chrono::ceil<milliseconds>(wait));
     const uint64_t before = first->sent();
     first->write();
     pace_.sent(first->sent() - before);
