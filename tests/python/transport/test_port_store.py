@@ -19,6 +19,16 @@ def _free_port():
         return free.getsockname()[1]
 
 
+def _meet(r, port, seconds):
+    dist.init_process_group(
+        "lowcomm",
+        init_method=f"lowcomm://127.0.0.1:{port}",
+        rank=r.rank,
+        world_size=r.size,
+        timeout=timedelta(seconds=seconds),
+    )
+
+
 def _by_hand(r, port, by_environment, secret):
     import torch_lowcomm as lc
 
@@ -34,13 +44,7 @@ def _by_hand(r, port, by_environment, secret):
         }
         dist.init_process_group("lowcomm", init_method="lowcomm://", timeout=timedelta(seconds=30))
     else:
-        dist.init_process_group(
-            "lowcomm",
-            init_method=f"lowcomm://127.0.0.1:{port}",
-            rank=r.rank,
-            world_size=r.size,
-            timeout=timedelta(seconds=30),
-        )
+        _meet(r, port, seconds=30)
     assert all(bool(one["cipher"]) == bool(secret) for one in lc.connections().popitem()[1])
     x = torch.full((5,), float(r.rank))
     dist.all_reduce(x)
@@ -82,13 +86,7 @@ def test_three_ranks_meet_at_one_port(by_environment, secret):
 def _other_secret(r, port):
     os.environ |= {"LOWCOMM_TRANSPORT": "tcp", "LOWCOMM_SECRET": secrets.token_urlsafe(32)}
     with pytest.raises((dist.DistNetworkError, dist.DistBackendError, dist.DistStoreError)):
-        dist.init_process_group(
-            "lowcomm",
-            init_method=f"lowcomm://127.0.0.1:{port}",
-            rank=r.rank,
-            world_size=r.size,
-            timeout=timedelta(seconds=8),
-        )
+        _meet(r, port, seconds=8)
 
 
 def test_another_secret_does_not_reach_the_store():
