@@ -34,7 +34,7 @@ class Transfer {
   virtual void wait(std::chrono::milliseconds deadline) = 0;
 };
 
-// What a transport knows of one of its connections to a peer.
+// A transport reports this of each of its connections to a peer.
 struct ConnectionReport {
   int peer = 0;
   Lane lane = Lane::control;

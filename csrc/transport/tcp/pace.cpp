@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What a thread that was late may make up for.
+// A thread that was late may make up for so much.
 constexpr auto kCredit = 2ms;
 
 constexpr double kNearS = 1e-3;

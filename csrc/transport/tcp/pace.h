@@ -22,7 +22,7 @@ void beginCongestion(int fd);
 // link has not seen the least one yet.
 void judgeCongestion(int fd);
 
-// What the kernel says of a connected socket; fields that it does not know are 0 or empty.
+// The kernel says this of a connected socket; fields that it does not know are 0 or empty.
 struct SocketReport {
   double round_trip_s = 0, least_round_trip_s = 0;
   uint64_t retransmitted = 0;  // segments
