@@ -13,9 +13,8 @@ from seed_replay_core import EXCHANGE, Machine, end_together
 from torch.distributed import PrefixStore
 
 from torch_lowcomm import _C
-from torch_lowcomm.seed_replay import StoreExchange, machine_number
+from torch_lowcomm.seed_replay import StoreExchange
 from torch_lowcomm.seed_replay.store.keys import RunStore
-from torch_lowcomm.seed_replay.store.names import Names
 from torch_lowcomm.seed_replay.store.snapshots import Snapshots
 
 DEADLINE_S = 120
@@ -26,28 +25,40 @@ def _kept(machine):
     return [told["iteration"] for told in json.loads(machine.store.get("lowcomm/replay/snapshot"))]
 
 
-def _posted(machine, iteration, name):
-    mail = machine.store.get("lowcomm/replay/" + Names(machine.exchange._store).mail(machine_number(name)))
-    return len(mail) > 8 and _C.read_replay_message(mail[8:])[1] == iteration
+def _posted(machine, iteration):
+    """The number of machines that have posted and counted."""
+    return machine.store.add(f"lowcomm/replay/p{iteration}", 0)
+
+
+def _wait_for_others(machine, seconds):
+    """Before it drops a machine, and before it proposes in the place of one that posted as the last."""
+    pace = machine.exchange._pace
+    pace._least_s = pace._most_s = seconds
+    pace._mean_s = seconds / 2
 
 
 def _away(r, port):
     """The leader of the iteration before a snapshot is busy elsewhere until the others have made two later ones."""
-    options = {"chunk": 4, "snapshot_every": 4, "deadline_least_s": 3, "deadline_most_s": 3}
+    options = {"chunk": 4, "snapshot_every": 4}
     if r.rank == 3:
         r.hear("back", DEADLINE_S)
         machine = Machine(port, "late", **options).join()
+        _wait_for_others(machine, 3)
         assert _C.read_replay_records(machine.core.log)[0]["iteration"] >= 8
         return end_together(r, machine, None)
     machine = Machine(port, f"machine{r.rank}", least=3, **options).join()
+    _wait_for_others(machine, 60)  # as long as a leader takes on a busy machine
     machine.until(3)
     if r.rank != 2:
+        _wait_for_others(machine, 60)
+        machine.step()
+        _wait_for_others(machine, 3)
         machine.until(30, pause_s=0.02)  # so that a snapshot has arrived before the next
         machine.exchange._snapshots.finish(30)
         r.say(f"ahead{r.rank}")
         r.hear("looked", DEADLINE_S)
     else:
-        while not all(_posted(machine, 3, f"machine{other}") for other in range(2)):
+        while _posted(machine, 3) < 2:
             time.sleep(0.01)
         machine.step()  # as the last
         assert machine.exchange._head.commit.leader == machine.exchange.machine
@@ -64,6 +75,7 @@ def _away(r, port):
             return enter(core)
 
         machine.exchange._joiner.join = entering
+        _wait_for_others(machine, 3)
         machine.step()
         r.say("back")
     return end_together(r, machine, lambda m: m.exchange.stats()["machines"] == 4)
