@@ -10,10 +10,12 @@ namespace lowcomm {
 // start: crc32c(b, m, crc32c(a, n)) is the CRC of a followed by b. Picks the fastest form of this machine.
 uint32_t crc32c(const void* data, size_t size, uint32_t before = 0);
 
-// The two forms behind it, of equal value. The second may be called only where crc32cHasSse42() is true.
+// The forms behind it, of equal value. The last two may be called only where the function of that name is true.
 uint32_t crc32cTable(const void* data, size_t size, uint32_t before);
 uint32_t crc32cSse42(const void* data, size_t size, uint32_t before);
+uint32_t crc32cAvx512(const void* data, size_t size, uint32_t before);
 bool crc32cHasSse42();
+bool crc32cHasAvx512();  // and VPCLMULQDQ
 
 // 64-bit FNV-1a, part of the format (FORMAT.md, "Layouts", "Descriptions"). It tells texts apart that differ by
 // mistake, not by intent.

@@ -26,10 +26,15 @@ TEST(Crc32c, FormsAgreeAtEverySizeAndCut) {
   std::vector<unsigned char> bytes(50000);
   for (auto& b : bytes)
     b = static_cast<unsigned char>(generator());
-  for (size_t size : {0, 1, 7, 8, 9, 255, 256, 767, 768, 769, 1000, 12287, 12288, 12289, 13056, 24576, 49999}) {
+  for (size_t size :
+       {0, 1, 7, 8, 9, 255, 256, 511, 512, 767, 768, 769, 1000, 12287, 12288, 12289, 13056, 24576, 49999}) {
     const uint32_t whole = crc32cTable(bytes.data() + 1, size, 0);
     if (crc32cHasSse42()) {
       EXPECT_EQ(crc32cSse42(bytes.data() + 1, size, 0), whole) << size;
+    }
+    if (crc32cHasAvx512()) {
+      EXPECT_EQ(crc32cAvx512(bytes.data() + 1, size, 0), whole) << size;
+      EXPECT_EQ(crc32cAvx512(bytes.data() + 1, size, 0x12345678u), crc32cTable(bytes.data() + 1, size, 0x12345678u));
     }
     for (size_t cut : {size_t{0}, size / 3, size / 2, size}) {
       EXPECT_EQ(crc32c(bytes.data() + 1 + cut, size - cut, crc32c(bytes.data() + 1, cut)), whole) << size << " " << cut;
