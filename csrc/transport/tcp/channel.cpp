@@ -159,6 +159,7 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   expectFits(message->record, room.size());
   message->room = room;
   message->delivery = delivery;
+  delivery->came_early = true;
   if (message->offered()) {
     want(message);
   } else if (message->have == message->record.bytes) {

@@ -35,6 +35,9 @@ class Delivery {
   // Blocks until one of them was called. Throws TransportError: what failed, or timed_out after `deadline`.
   void wait(int peer, std::chrono::milliseconds deadline);
 
+  // Set by Channel::receive: the message came or was offered before its receive, and a word of it is to be written.
+  bool came_early = false;
+
  private:
   void end();
 

@@ -21,7 +21,6 @@ constexpr size_t kTurnBytes = 1 << 20;
 constexpr size_t kParts = 16;
 constexpr int kUnsentBytes = 16 * 1024;  // more would only queue in the kernel, before what is more urgent
 constexpr auto kJudge = 1s;
-constexpr size_t kMostBytes = kPieceBytes - kPieceHeaderBytes;  // of a piece: with its header four full records of TLS
 
 }  // namespace
 
@@ -30,11 +29,12 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t fr
   const int on = 1;
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
+  pipe_->readAhead();
 }
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
-  const size_t bytes = std::min<uint64_t>(kMostBytes, channel_.outEnd() - out_);
+  const size_t bytes = std::min<uint64_t>(piece_bytes_ - kPieceHeaderBytes, channel_.outEnd() - out_);
   if (bytes == 0 && !even_empty) return false;
   tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in()}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
@@ -130,6 +130,7 @@ std::optional<std::string> Connection::tick() {
   const auto now = Clock::now();
   if (now >= judge_at_) {
     judgeCongestion(pipe_->fd());
+    piece_bytes_ = judgePieceBytes(pipe_->fd());
     judge_at_ = now + kJudge;
   }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";

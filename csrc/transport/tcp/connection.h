@@ -68,6 +68,7 @@ class Connection {
   uint64_t out_;  // of the stream: where the next bytes to write are
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
+  size_t piece_bytes_ = kShortPieceBytes;      // with the header
   uint64_t place_ = 0;
   uint64_t sent_ = 0, received_ = 0;
   std::optional<Clock::time_point> blocked_;

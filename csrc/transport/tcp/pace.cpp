@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "transport/tcp/wire.h"
 
 namespace lowcomm::tcp {
 namespace {
@@ -24,6 +25,7 @@ using namespace std::chrono_literals;
 constexpr auto kCredit = 2ms;
 
 constexpr double kNearS = 1e-3;
+constexpr double kMomentS = 250e-6;
 
 const char* named() {
   const char* name = std::getenv("LOWCOMM_CONGESTION");
@@ -55,6 +57,12 @@ void judgeCongestion(int fd) {
   if (report.congestion != fit) set(fd, fit);
 }
 
+size_t judgePieceBytes(int fd) {
+  const double full = kMomentS * reportOf(fd).delivered_a_s / kShortPieceBytes;
+  constexpr double kMostTimes = kPieceBytes / kShortPieceBytes;
+  return kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes));
+}
+
 SocketReport reportOf(int fd) {
   SocketReport report;
   report.congestion = current(fd);
@@ -64,6 +72,7 @@ SocketReport reportOf(int fd) {
   report.round_trip_s = 1e-6 * info.tcpi_rtt;
   if (info.tcpi_min_rtt != UINT32_MAX) report.least_round_trip_s = 1e-6 * info.tcpi_min_rtt;
   report.retransmitted = info.tcpi_total_retrans;
+  report.delivered_a_s = static_cast<double>(info.tcpi_delivery_rate);
   return report;
 }
 

@@ -22,10 +22,15 @@ void beginCongestion(int fd);
 // link has not seen the least one yet.
 void judgeCongestion(int fd);
 
+// Bytes of a piece on it: what it delivers in a moment, so that a fast link costs few calls of the system and a slow
+// one is not taken for long; at least 64 KiB, four full records of TLS, with the piece's header.
+size_t judgePieceBytes(int fd);
+
 // The kernel says this of a connected socket; fields that it does not know are 0 or empty.
 struct SocketReport {
   double round_trip_s = 0, least_round_trip_s = 0;
   uint64_t retransmitted = 0;  // segments
+  double delivered_a_s = 0;    // bytes, lately
   std::string congestion;
 };
 SocketReport reportOf(int fd);

@@ -19,12 +19,26 @@ Moved failed() {
 }  // namespace
 
 Moved Pipe::read(std::span<std::byte> room, size_t& turn) {
+  if (ahead_begin_ < ahead_end_) {
+    const size_t bytes = std::min(room.size(), ahead_end_ - ahead_begin_);
+    std::memcpy(room.data(), ahead_.data() + ahead_begin_, bytes);
+    ahead_begin_ += bytes;
+    return {bytes};
+  }
   if (turn == 0) return {};
-  const ssize_t count = ::recv(fd(), room.data(), std::min(room.size(), turn), MSG_DONTWAIT);
+  const size_t here = std::min(room.size(), turn);
+  std::array<iovec, 2> parts{{{room.data(), here}, {ahead_.data(), ahead_.size()}}};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = reads_ahead_ ? 2 : 1;
+  const ssize_t count = ::recvmsg(fd(), &message, MSG_DONTWAIT);
   if (count == 0) return {0, "the peer has closed the connection"};
   if (count < 0) return failed();
-  turn -= count;
-  return {static_cast<size_t>(count)};
+  const size_t bytes = std::min<size_t>(count, here);
+  ahead_begin_ = 0;
+  ahead_end_ = count - bytes;
+  turn -= bytes;
+  return {bytes};
 }
 
 // Without it a slow link's receiver wakes once a segment, and most of its CPU goes into that.

@@ -2,6 +2,7 @@
 
 #include <sys/uio.h>
 
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <span>
@@ -44,6 +45,10 @@ class Pipe {
   // their turn; it counts down. Until this returns no bytes, there may be some that poll() does not know of.
   virtual Moved read(std::span<std::byte> room, size_t& turn);
 
+  // From now on read() asks the socket for a little more than `room`, as short headers and words follow each message.
+  // Not before it is known that no other pipe takes this one's socket.
+  void readAhead() { reads_ahead_ = true; }
+
   // Takes what it can of `parts`, in order, and touches them no more afterwards.
   virtual Moved write(std::span<const iovec> parts);
 
@@ -59,6 +64,9 @@ class Pipe {
  private:
   Fd fd_;
   int expected_ = 1;
+  bool reads_ahead_ = false;
+  std::array<std::byte, 512> ahead_;  // headers and words, which are short
+  size_t ahead_begin_ = 0, ahead_end_ = 0;
 };
 
 }  // namespace lowcomm::tcp

@@ -46,11 +46,15 @@ class TcpTransport final : public Transport {
   int size() const override { return static_cast<int>(links_.size()); }
 
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
-    return started(peer, channel(lane, peer, tag).send(tag, data, endpoint_->takePlace()));
+    auto delivery = channel(lane, peer, tag).send(tag, data, endpoint_->takePlace());
+    endpoint_->wake();
+    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
 
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return started(peer, channel(lane, peer, tag).receive(tag, data));
+    auto delivery = channel(lane, peer, tag).receive(tag, data);
+    if (delivery->came_early) endpoint_->wake();
+    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
 
   void cancel(Lane lane) override {
@@ -77,11 +81,6 @@ class TcpTransport final : public Transport {
     const auto& channels = links_.at(peer);
     if (channels.empty()) throw std::logic_error("tcp transport: expected another rank than " + std::to_string(peer));
     return channels[lane == Lane::control ? 0 : 1 + tag % (channels.size() - 1)]->channel;
-  }
-
-  std::unique_ptr<Transfer> started(int peer, std::shared_ptr<tcp::Delivery> delivery) {
-    endpoint_->wake();
-    return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
 
   const std::shared_ptr<tcp::Endpoint> endpoint_;

@@ -64,7 +64,7 @@ struct Piece {
   uint64_t received = 0;  // bytes of the stream the other way
 };
 
-inline constexpr size_t kPieceHeaderBytes = 16, kPieceBytes = 64 * 1024;
+inline constexpr size_t kPieceHeaderBytes = 16, kShortPieceBytes = 64 * 1024, kPieceBytes = 8 * kShortPieceBytes;
 
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError

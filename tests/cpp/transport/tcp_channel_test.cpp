@@ -1,6 +1,8 @@
 #include "transport/tcp/channel.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/tcp/pipe.h"
 #include "transport/transport_cases.h"
 
 namespace lowcomm::tcp {
@@ -163,6 +166,39 @@ TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
   refused({{message, 1, 0, 101}}, true);
   refused({{message, 1, 1, 10}});  // the first is number 0
   refused({{message, 1, 0, kUnaskedBytes}, {message, 1, 1, 1}});
+}
+
+// A pipe that reads ahead gives the same bytes in fewer calls, and those that it has before it says that there are
+// none, whatever is left of its turn.
+TEST(TcpPipe, ReadsAhead) {
+  std::array<int, 2> ends;
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  Fd writer(ends[1]);
+  Pipe pipe{Fd(ends[0])};
+  pipe.readAhead();
+  std::vector<std::byte> sent(3000), got(sent.size());
+  for (size_t i = 0; i < sent.size(); ++i)
+    sent[i] = static_cast<std::byte>(i * 7 + i / 256);
+  ASSERT_EQ(::write(writer.get(), sent.data(), sent.size()), static_cast<ssize_t>(sent.size()));
+  size_t at = 0, turn = 1000, asked = 0;
+  for (const size_t bytes : {16, 24, 700, 24, 24, 500, 1712}) {
+    for (size_t end = at + bytes; at < end;) {
+      const size_t before = turn;
+      const Moved moved = pipe.read(std::span(got).subspan(at, end - at), turn);
+      asked += turn != before;
+      if (moved.bytes == 0) turn = 1000;  // the next turn
+      ASSERT_FALSE(moved.over);
+      at += moved.bytes;
+    }
+  }
+  EXPECT_EQ(got, sent);
+  EXPECT_LE(asked, 6u);
+  size_t none = 0;
+  std::byte room;
+  EXPECT_EQ(pipe.read({&room, 1}, none).bytes, 0u);
+  writer = Fd();
+  turn = 1;
+  EXPECT_TRUE(pipe.read({&room, 1}, turn).over);
 }
 
 }  // namespace
