@@ -6,9 +6,9 @@
 //   3. It sends the encoded sum to all others, (W - 1)/W·n bytes out, and decodes it too. Frame k leaves as soon as the
 //      shares that it was summed from are there, while later ones still arrive.
 //   4. It decodes the sums of the others, (W - 1)/W·n bytes in. All ranks have decoded the same codes.
-// Exact tensors take the same steps, without codes, but for small ones, which a second message would make wait longer
-// than their bytes do: every rank sends all of its elements to all others, (W - 1)·n bytes out, and adds all up in rank
-// order itself. The bits are the same.
+// Exact tensors take the same steps, without codes, except between two ranks, and small ones, which a second message
+// would make wait longer than their bytes do: every rank sends all of its elements to all others, (W - 1)·n bytes out,
+// and adds all up in rank order itself. The bits are the same.
 #include "collective/all_reduce.h"
 
 #include <algorithm>
@@ -119,7 +119,7 @@ struct SlicedTensors {
   SendSums send_sums;
 };
 
-bool isSmallAndExact(const AllReduceMessage& message, const Reduction& reduction, int ranks) {
+bool isExactAndWhole(const AllReduceMessage& message, const Reduction& reduction, int ranks) {
   if (message.codec.id != CodecId::none || message.sums) return false;
   if (reduction.premultiplied || message.tensors.size() != 1) return false;
   const ReduceTensor& tensor = message.tensors[0];
@@ -150,7 +150,7 @@ void allReduce(OpContext& op, const std::vector<AllReduceMessage>& messages, con
     if (message.sums && (device_codec || op.size() == 1))
       throw ValueError(op.op + ": sums that stay in codes: expected host memory and 2 ranks or more, got " +
                        (device_codec ? "a device's" : "1"));
-    if (!device_codec && isSmallAndExact(message, reduction, op.size())) {
+    if (!device_codec && isExactAndWhole(message, reduction, op.size())) {
       const MessagePlan& plan = plans.emplace_back(
           planMessage(Layout::single(message.tensors[0].elements, message.codec), message.dtype, op.chunkBytes()));
       whole.push_back(sendWhole(op, plan, message.tensors[0].data, reduction));

@@ -84,8 +84,8 @@ class SendSlices final : public Phase {
   Summer& summer_;
 };
 
-// Whether an exact tensor of so many bytes is reduced by every rank for itself (FORMAT.md, "Slices"): where its bytes
-// take less time than a second phase would.
+// Whether an exact tensor of so many bytes is reduced by every rank for itself (FORMAT.md, "Slices"): between two
+// ranks, and where its bytes take less time than a second phase would.
 bool travelsWhole(uint64_t bytes, int ranks);
 
 // The only phase of such an all_reduce: every rank sends all of its elements to all others, and reduces them in rank

@@ -1,8 +1,9 @@
-// Small exact tensors of an all_reduce, which travel whole (summer.h).
+// Exact tensors of an all_reduce that travel whole (summer.h).
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/error.h"
 #include "codec/float_codec.h"
@@ -25,6 +26,13 @@ class SendWhole final : public Phase {
     out.assign(op.size(), &plan_);
     in = out;
     same_to_all = true;
+    // Of the first two terms of a sum or a product either may come first.
+    const bool commutes = reduction.kind == ReduceKind::sum || reduction.kind == ReduceKind::product;
+    const bool own_first = op.rank() == 0 || (op.rank() == 1 && commutes);
+    in_place_ = own_first && accumulatorType(plan.dtype) == plan.dtype;
+    for (int rank = 0; rank < op.size(); ++rank) {
+      if (!in_place_ || rank != op.rank()) terms_.push_back(rank);
+    }
   }
 
   void encode(size_t k, int /*peer*/, std::span<std::byte> payload) override {
@@ -38,15 +46,17 @@ class SendWhole final : public Phase {
   void absorb(size_t k, const Payloads& payloads) override {
     size_t at = 0;
     for (const Run& run : plan_.frames[k].runs) {
-      std::byte* sum = scratch(op_.group.accumulator, run.count * itemBytes(accumulatorType(plan_.dtype)));
-      for (int rank = 0; rank < op_.size(); ++rank) {
-        op_.attribute(rank, [&] {
-          const auto x = NoneCodec::elements(plan_.dtype, payloads[rank].subspan(at, run.bytes), run.count);
-          rank == 0 ? reduceAssign(sum, x.data(), plan_.dtype, run.count)
-                    : reduceInto(sum, x.data(), plan_.dtype, reduction_.kind, run.count);
+      std::byte* out = elementsOf(run);
+      const size_t bytes = run.count * itemBytes(accumulatorType(plan_.dtype));
+      std::byte* sum = in_place_ ? out : scratch(op_.group.accumulator, bytes);
+      for (size_t i = 0; i < terms_.size(); ++i) {
+        op_.attribute(terms_[i], [&] {
+          const auto x = NoneCodec::elements(plan_.dtype, payloads[terms_[i]].subspan(at, run.bytes), run.count);
+          if (i == 0 && !in_place_) return reduceAssign(sum, x.data(), plan_.dtype, run.count);
+          if (i + 1 < terms_.size()) return reduceInto(sum, x.data(), plan_.dtype, reduction_.kind, run.count);
+          reduceLast(out, sum, x.data(), plan_.dtype, reduction_.kind, run.count, reduction_.average ? op_.size() : 0);
         });
       }
-      reduceFinish(elementsOf(run), sum, plan_.dtype, run.count, reduction_.average ? op_.size() : 0);
       at += run.bytes;
     }
   }
@@ -58,14 +68,18 @@ class SendWhole final : public Phase {
   const MessagePlan& plan_;
   std::byte* const data_;
   const Reduction reduction_;
+  bool in_place_;           // the tensor holds the first term, and becomes the sum
+  std::vector<int> terms_;  // of these ranks, in this order
 };
 
 }  // namespace
 
-// Of two ranks neither sends more than by slices; of more ranks up to kMoreBytes.
+// Of two ranks neither sends more than by slices, and neither waits for the other's sums; of more ranks each sends up
+// to kMoreBytes more.
 bool travelsWhole(uint64_t bytes, int ranks) {
   constexpr uint64_t kWholeBytes = 64 << 10, kMoreBytes = 8 << 10;
   const auto size = static_cast<uint64_t>(ranks);
+  if (ranks == 2) return true;
   return ranks > 1 && bytes <= kWholeBytes && (size - 1) * (size - 2) * bytes <= size * kMoreBytes;
 }
 

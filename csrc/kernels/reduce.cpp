@@ -68,15 +68,6 @@ bool dispatch(DType dtype, F&& f) {
   }
 }
 
-template <class T, class Op>
-void fold(void* acc, const void* x, uint64_t n, Op op) {
-  using A = Accumulator<T>;
-  A* a = static_cast<A*>(acc);
-  const T* b = static_cast<const T*>(x);
-  for (uint64_t i = 0; i < n; ++i)
-    a[i] = static_cast<A>(op(a[i], widen(b[i])));
-}
-
 // Signed overflow wraps, as the machine's and gloo's does, instead of being undefined.
 template <class A>
 A wrappingAdd(A a, A b) {
@@ -104,6 +95,38 @@ A settled(A v) {
     return v == v ? v : std::numeric_limits<A>::quiet_NaN();
   } else {
     return v;
+  }
+}
+
+// The element of a sum: rounded, then divided, if by anything.
+template <class T>
+T finished(Accumulator<T> v, int average_over) {
+  using A = Accumulator<T>;
+  // Integers divide in 64 bits: the number of ranks need not fit the element type.
+  using D = std::conditional_t<std::is_integral_v<A>, int64_t, A>;
+  if (average_over > 0) v = static_cast<A>(static_cast<D>(widen(narrow<T>(v))) / static_cast<D>(average_over));
+  return narrow<T>(settled(v));
+}
+
+// Calls f with the operation on two accumulators; bits of floating types are refused before (reduceSupports).
+template <class A, class F>
+void withOperation(ReduceKind kind, F&& f) {
+  switch (kind) {
+    case ReduceKind::sum:
+      return f([](A a, A b) { return wrappingAdd(a, b); });
+    case ReduceKind::product:
+      return f([](A a, A b) { return wrappingMultiply(a, b); });
+    case ReduceKind::min:
+      return f([](A a, A b) { return std::min(a, b); });
+    case ReduceKind::max:
+      return f([](A a, A b) { return std::max(a, b); });
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<A>) {
+    if (kind == ReduceKind::bit_and) f([](A a, A b) { return a & b; });
+    if (kind == ReduceKind::bit_or) f([](A a, A b) { return a | b; });
+    if (kind == ReduceKind::bit_xor) f([](A a, A b) { return a ^ b; });
   }
 }
 
@@ -142,23 +165,26 @@ void reduceInto(void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t
   dispatch(dtype, [&](auto t) {
     using T = decltype(t);
     using A = Accumulator<T>;
-    switch (kind) {
-      case ReduceKind::sum:
-        return fold<T>(acc, x, n, [](A a, A b) { return wrappingAdd(a, b); });
-      case ReduceKind::product:
-        return fold<T>(acc, x, n, [](A a, A b) { return wrappingMultiply(a, b); });
-      case ReduceKind::min:
-        return fold<T>(acc, x, n, [](A a, A b) { return std::min(a, b); });
-      case ReduceKind::max:
-        return fold<T>(acc, x, n, [](A a, A b) { return std::max(a, b); });
-      default:
-        break;
-    }
-    if constexpr (std::is_integral_v<A>) {
-      if (kind == ReduceKind::bit_and) fold<T>(acc, x, n, [](A a, A b) { return a & b; });
-      if (kind == ReduceKind::bit_or) fold<T>(acc, x, n, [](A a, A b) { return a | b; });
-      if (kind == ReduceKind::bit_xor) fold<T>(acc, x, n, [](A a, A b) { return a ^ b; });
-    }
+    A* a = static_cast<A*>(acc);
+    const T* b = static_cast<const T*>(x);
+    withOperation<A>(kind, [&](auto op) {
+      for (uint64_t i = 0; i < n; ++i)
+        a[i] = static_cast<A>(op(a[i], widen(b[i])));
+    });
+  });
+}
+
+void reduceLast(void* out, const void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t n, int average_over) {
+  dispatch(dtype, [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulator<T>;
+    T* o = static_cast<T*>(out);
+    const A* a = static_cast<const A*>(acc);
+    const T* b = static_cast<const T*>(x);
+    withOperation<A>(kind, [&](auto op) {
+      for (uint64_t i = 0; i < n; ++i)
+        o[i] = finished<T>(static_cast<A>(op(a[i], widen(b[i]))), average_over);
+    });
   });
 }
 
@@ -168,16 +194,9 @@ void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int avera
     using A = Accumulator<T>;
     T* o = static_cast<T*>(out);
     const A* a = static_cast<const A*>(acc);
-    if (average_over > 0) {
-      // Integers divide in 64 bits: the number of ranks need not fit the element type.
-      using D = std::conditional_t<std::is_integral_v<A>, int64_t, A>;
-      const D divisor = static_cast<D>(average_over);
-      for (uint64_t i = 0; i < n; ++i)
-        o[i] = narrow<T>(settled(static_cast<A>(static_cast<D>(widen(narrow<T>(a[i]))) / divisor)));
-    } else if (std::is_floating_point_v<A> || static_cast<const void*>(o) != acc) {
-      for (uint64_t i = 0; i < n; ++i)
-        o[i] = narrow<T>(settled(a[i]));
-    }
+    if (average_over == 0 && std::is_integral_v<A> && static_cast<const void*>(o) == acc) return;
+    for (uint64_t i = 0; i < n; ++i)
+      o[i] = finished<T>(a[i], average_over);
   });
 }
 

@@ -28,6 +28,9 @@ void reduceInto(void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t
 // hardware.
 void reduceFinish(void* out, const void* acc, DType dtype, uint64_t n, int average_over);
 
+// reduceInto and reduceFinish in one pass, which leaves `acc` as it is unless it is `out`.
+void reduceLast(void* out, const void* acc, const void* x, DType dtype, ReduceKind kind, uint64_t n, int average_over);
+
 // out = x * factor in `dtype` (float16 and bfloat16 by way of fp32, rounded once). Floating types only.
 void scale(void* out, const void* x, DType dtype, double factor, uint64_t n);
 

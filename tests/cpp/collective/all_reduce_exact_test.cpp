@@ -56,9 +56,9 @@ void expectReduced(int size, DType dtype, const Reduction& reduction) {
       EXPECT_TRUE(data[rank][i] == wanted) << size << " ranks, rank " << rank << ", " << kSizes[i] << " elements of "
                                            << dtypeName(dtype) << ", " << reduction.name();
     }
-    // FORMAT.md, "Slices": the small ones go whole to everybody.
+    // FORMAT.md, "Slices": these go whole to everybody.
     const uint64_t bytes = kSizes[i] * itemBytes(dtype), w = static_cast<uint64_t>(size);
-    const bool whole = w > 1 && bytes <= 65536 && (w - 1) * (w - 2) * bytes <= w * 8192;
+    const bool whole = w == 2 || (w > 1 && bytes <= 65536 && (w - 1) * (w - 2) * bytes <= w * 8192);
     wanted_raw += (whole ? w : 2) * (w - 1) * bytes;
   }
   for (const OpCounters& c : counters)

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -64,7 +65,7 @@ void expectReduces(DType dtype) {
     if (!reduceSupports(dtype, kind)) continue;
     for (size_t n : kSizes) {
       SCOPED_TRACE(std::string(dtypeName(dtype)) + " " + reduceName(kind) + " " + std::to_string(n));
-      std::vector<T> acc(n), expected, out(n), averaged(n);
+      std::vector<T> acc(n), expected, out(n), averaged(n), last(n), last_averaged(n);
       for (int rank = 0; rank < kRanks; ++rank) {
         const auto x = randomElements<T>(n, 10 + rank);
         if (rank == 0) {
@@ -74,13 +75,19 @@ void expectReduces(DType dtype) {
         }
         for (size_t i = 0; i < n; ++i)
           expected[i] = reference(kind, expected[i], x[i]);
+        if (rank == kRanks - 1) {
+          reduceLast(last.data(), acc.data(), x.data(), dtype, kind, n, 0);
+          reduceLast(last_averaged.data(), acc.data(), x.data(), dtype, kind, n, kRanks);
+        }
         reduceInto(acc.data(), x.data(), dtype, kind, n);
       }
+      EXPECT_EQ(last, expected);
       reduceFinish(out.data(), acc.data(), dtype, n, 0);
       EXPECT_EQ(out, expected);
       reduceFinish(averaged.data(), acc.data(), dtype, n, kRanks);
       for (size_t i = 0; i < n; ++i)
         ASSERT_EQ(averaged[i], static_cast<T>(expected[i] / static_cast<T>(kRanks)));
+      EXPECT_EQ(last_averaged, averaged);
       reduceFinish(acc.data(), acc.data(), dtype, n, kRanks);  // in place
       EXPECT_EQ(acc, averaged);
     }
@@ -112,12 +119,17 @@ TEST(Reduce, HalvesAccumulateInFloat) {
       for (size_t n : kSizes) {
         SCOPED_TRACE(std::string(dtypeName(half.dtype)) + " " + reduceName(kind) + " " + std::to_string(n));
         std::vector<float> acc(n), expected(n);
+        std::vector<uint16_t> last(n), last_averaged(n);
         for (int rank = 0; rank < kRanks; ++rank) {
           std::vector<uint16_t> x(n);
           const auto values = randomElements<float>(n, 10 + rank);
           for (size_t i = 0; i < n; ++i) {
             x[i] = half.narrow(values[i]);
             expected[i] = rank == 0 ? half.widen(x[i]) : reference(kind, expected[i], half.widen(x[i]));
+          }
+          if (rank == kRanks - 1) {
+            reduceLast(last.data(), acc.data(), x.data(), half.dtype, kind, n, 0);
+            reduceLast(last_averaged.data(), acc.data(), x.data(), half.dtype, kind, n, kRanks);
           }
           if (rank == 0) {
             reduceAssign(acc.data(), x.data(), half.dtype, n);
@@ -129,6 +141,8 @@ TEST(Reduce, HalvesAccumulateInFloat) {
         std::vector<uint16_t> out(n), averaged(n);
         reduceFinish(out.data(), acc.data(), half.dtype, n, 0);
         reduceFinish(averaged.data(), acc.data(), half.dtype, n, kRanks);
+        EXPECT_EQ(last, out);
+        EXPECT_EQ(last_averaged, averaged);
         for (size_t i = 0; i < n; ++i) {
           ASSERT_EQ(out[i], half.narrow(expected[i]));
           ASSERT_EQ(averaged[i], half.narrow(half.widen(out[i]) / kRanks));
@@ -162,8 +176,11 @@ TEST(Reduce, EveryNaNEndsAsTheSame) {
   for (int average_over : {0, 2}) {
     const float number = average_over ? 2.5f : 5;
     std::vector<float> sum = first;
+    std::vector<float> last(sum.size());
+    reduceLast(last.data(), sum.data(), second.data(), DType::float32, ReduceKind::sum, sum.size(), average_over);
     reduceInto(sum.data(), second.data(), DType::float32, ReduceKind::sum, sum.size());
     reduceFinish(sum.data(), sum.data(), DType::float32, sum.size(), average_over);
+    EXPECT_EQ(std::memcmp(last.data(), sum.data(), sum.size() * sizeof(float)), 0);
     for (size_t i = 0; i < 5; ++i)
       EXPECT_EQ(floatBits(sum[i]), 0x7fc00000u) << i;
     EXPECT_EQ(sum[5], number);
