@@ -1,6 +1,5 @@
 #include "optim/seed_replay_weights.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/joined_crc.h"
 #include "kernels/isa/table.h"
 #include "optim/device_noise.h"
+#include "tensor/parallel.h"
 #include "tensor/wire_type.h"
 
 namespace lowcomm {
@@ -133,7 +133,7 @@ void ReplayWeights::run(const at::Tensor& w, size_t parameter, Listing& listing)
   const int64_t count = dense.numel();
   // Blocks end where the whole tensor's do: whole ones are the fast ones.
   const auto shift = static_cast<int64_t>(p.first % kBlock);
-  at::parallel_for(0, (count + shift + kBlock - 1) / kBlock, 1, [&](int64_t begin, int64_t end) {
+  inParallel((count + shift + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t at = std::max<int64_t>(block * kBlock - shift, 0);
       const int64_t n = std::min(count, (block + 1) * kBlock - shift) - at;
@@ -162,7 +162,7 @@ at::Tensor ReplayWeights::perturbed(size_t parameter, const NoiseTerm& term) con
   const size_t item = itemBytes(dtype);
   const auto* x = static_cast<const std::byte*>(from.const_data_ptr());
   auto* y = static_cast<std::byte*>(out.mutable_data_ptr());
-  at::parallel_for(0, from.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
+  inParallel(from.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
     addNoise(form, noise_, y + begin * item, x + begin * item, dtype, p.first + static_cast<uint64_t>(begin),
              static_cast<uint64_t>(end - begin), {&own, 1});
   });
