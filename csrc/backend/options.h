@@ -64,7 +64,7 @@ struct Settings {
 // Throws ValueError, in milliseconds: a progress deadline of 0 would be none to some and over at once to others.
 void checkTimeout(std::chrono::milliseconds timeout);
 
-// What a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
+// The options that a user passes as `pg_options`. Fields left unset are filled from the environment (LOWCOMM_POLICY,
 // LOWCOMM_MIN_BYTES, LOWCOMM_SEED, LOWCOMM_CHUNK_BYTES, LOWCOMM_CONNECTIONS, LOWCOMM_RING_FROM, LOWCOMM_FLIGHT_RECORD,
 // LOWCOMM_STAGED, LOWCOMM_NCCL, LOWCOMM_TRANSPORT), then from the defaults of Settings; those of a group that is made
 // next to or out of a living one from that one's settings first (inherit). Frozen once made; c10d hands the same object

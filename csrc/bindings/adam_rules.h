@@ -11,7 +11,7 @@
 
 namespace lowcomm {
 
-// What the optimizers of Adam's kind take from Python.
+// The arguments that the optimizers of Adam's kind take from Python.
 
 using Rule = std::tuple<double, double, double, double, double>;  // lr, β1, β2, eps, weight_decay
 

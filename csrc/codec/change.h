@@ -20,7 +20,7 @@ struct State {
   DType dtype;
 };
 
-// What lies `at` elements further on.
+// The elements that lie `at` further on.
 Elements further(Elements x, uint64_t at);
 State further(State x, uint64_t at);
 

@@ -14,7 +14,7 @@ namespace lowcomm {
 // residual is lost. One thread at a time; the memory is the caller's.
 class CodedResidual {
  public:
-  // What every residual in 8 bits is kept as: a scale every 512 elements, at which every codec's runs begin and end.
+  // The codec of every residual in 8 bits: a scale every 512 elements, at which every codec's runs begin and end.
   static constexpr const char* kEightBits = "sym8:bucket=512";
 
   // `kept` and `next` are of codec->encodedBytes(elements, float32) bytes. `codec` outlives this, and has pieces.

@@ -44,7 +44,7 @@ struct Greeting {
     op.counters.wire_bytes += bytes;
   }
 
-  // What came is the description of the same op, or the peer is blamed.
+  // The bytes that came are the description of the same op, or the peer is blamed.
   void check() {
     op.attribute(peer, [&] {
       const auto bytes = BufferPool::span(in);

@@ -63,7 +63,7 @@ class CodedAverage {
 
   size_t bytes() const;
 
-  // What the op makes of it.
+  // The values that the op makes of it.
   struct Tensor {
     uint32_t number = 0;  // among the tensors of `sums`
     uint64_t rows = 0, columns = 0, rank = 0;

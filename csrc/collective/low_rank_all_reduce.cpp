@@ -29,7 +29,7 @@ bool holdsElements(const AllReduceMessage& message) {
                      [](const ReduceTensor& t) { return t.elements > 0; });
 }
 
-// What the tensors take uncoded: each element goes to a rank once, and once from there to all.
+// Bytes that the tensors take uncoded: each element goes to a rank once, and once from there to all.
 uint64_t rawBytes(const LowRankMessage& message, int ranks) {
   uint64_t elements = 0;
   for (const LowRankTensor& tensor : message.tensors)

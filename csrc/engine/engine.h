@@ -76,7 +76,7 @@ class Engine {
   // The first cause of the group's end; empty while it lives.
   std::string endedWhy();
 
-  // What the group's transport knows of its connections.
+  // The transport's report of its connections.
   std::vector<ConnectionReport> connections() const { return transport_->report(); }
 
   void setTimeout(std::chrono::milliseconds timeout) { group_.timeout_ms = timeout.count(); }

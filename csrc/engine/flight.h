@@ -12,7 +12,7 @@
 
 namespace lowcomm {
 
-// What a group was doing: its last ops and messages, in order of issue. Thread-safe.
+// A group's history: its last ops and messages, in order of issue. Thread-safe.
 //
 // As JSON, an object:
 //   "format"        1

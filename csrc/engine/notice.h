@@ -20,7 +20,7 @@ class NoticeBoard {
   // Sends `why` to every peer and waits, briefly, for it to leave. Once, after watch(). Never throws: it is a courtesy.
   void send(const std::string& why, uint32_t sequence);
 
-  // What `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
+  // The text that `peer` said, waiting up to `patience`; empty when it said nothing. Never throws.
   std::string read(int peer, std::chrono::milliseconds patience);
 
   // The text of the first peer to say anything, listening to all of them for up to `patience`. Never throws.

@@ -104,7 +104,7 @@ class Ticket {
   // Whether there is an op that nobody has waited for yet.
   bool pending() const { return ended_.valid(); }
 
-  // What the op moved; throws what it threw. Once. The group's progress deadline bounds the wait.
+  // Returns what the op moved; throws what it threw. Once. The group's progress deadline bounds the wait.
   OpCounters wait() { return ended_.get(); }
 
  private:

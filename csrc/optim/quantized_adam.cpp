@@ -38,7 +38,7 @@ int64_t firstNonFinite(const at::Tensor& x) {
 
 }  // namespace
 
-// What one step sends; shared with its jobs, which may outlive the optimizer.
+// The messages of one step; shared with its jobs, which may outlive the optimizer.
 struct QuantizedAdam::Message {
   at::Tensor gradients;             // flat, fp32: of the parameters in their warm-up
   std::vector<at::Tensor> exact;    // by parameter, a part of it; undefined where coded

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "optim/quantized_adam.h"
 
-// What a checkpoint of QuantizedAdam holds.
+// The contents of a checkpoint of QuantizedAdam.
 
 namespace lowcomm {
 

@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "optim/subspace_adam.h"
 
-// What SubspaceAdam keeps: its parameters, their U, and what a checkpoint holds.
+// The state of SubspaceAdam: its parameters, their U, and what a checkpoint holds.
 
 namespace lowcomm {
 namespace {

@@ -12,7 +12,7 @@
 
 namespace lowcomm {
 
-// What has happened to the samples of a memory.
+// Counts of what has happened to the samples of a memory.
 struct MemoryCounts {
   uint64_t seen = 0;                          // samples of messages that travelled as changes
   uint64_t first = 0;                         // for the first time, or again after their slot was forgotten

@@ -8,7 +8,7 @@
 
 namespace lowcomm {
 
-// What a slot file is of (SLOT_FILE.md).
+// The run and the sizes that a slot file belongs to (SLOT_FILE.md).
 struct SlotFileHeader {
   uint64_t elements = 0;  // of a sample
   uint64_t channels = 0;  // the last dimension of its tensor

@@ -10,7 +10,7 @@
 
 namespace lowcomm {
 
-// What the compression of one tensor keeps from step to step: the residual of error feedback and, with a rank, the
+// The state of one tensor's compression from step to step: the residual of error feedback and, with a rank, the
 // factor that its matrix is projected on (collective/all_reduce.h). An op works on copies; they take the
 // state's place when the caller commits, so that ops which stand or fall together do: a step that another bucket's
 // infinity spoils changes none. One op between two commits. Thread-safe.

@@ -55,9 +55,10 @@ class DeviceQueue {
 using AskCapturing = bool (*)();
 void setAskCapturing(AskCapturing ask);
 
-// What a DeviceCodec needs of a device, by c10's device-generic guard: no CUDA header, and a fake guard can stand in
-// for a device in tests. Device memory is of torch's allocator for the device, taken while the side stream is current:
-// it is that stream's, and may go back while the stream still works on it. Marks are events of the side stream.
+// The parts of a device that a DeviceCodec needs, by c10's device-generic guard: no CUDA header, and a fake guard can
+// stand in for a device in tests. Device memory is of torch's allocator for the device, taken while the side stream is
+// current: it is that stream's, and may go back while the stream still works on it. Marks are events of the side
+// stream.
 class DeviceCodecQueue final : public CodecQueue {
  public:
   using Allocate = std::function<Memory(size_t bytes)>;

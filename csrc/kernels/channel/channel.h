@@ -59,7 +59,7 @@ size_t periodOf(size_t channels);
 bool scalesOfLargest(std::byte* meta, std::vector<float>& inverse, std::vector<uint32_t> largest, size_t channels,
                      const GridForm& form);
 
-// What codes are decoded with: base, or centre, and step.
+// The numbers that codes are decoded with: base, or centre, and step.
 void decodingScales(std::vector<float>& base, std::vector<float>& step, const std::byte* meta, size_t channels,
                     const GridForm& form, bool centred);
 

@@ -46,10 +46,10 @@ bool say(Pipe& pipe, const Hello& hello);
 // closed, when every address has refused kRounds times running; silence proves nothing, and is for the op's deadline to
 // judge.
 //
-// Who cannot be reached is found out: where there has been no connection for kReverseAfter, what the other one dials is
-// to carry the channel (Hello::carries), and where it gets through, that rank dials from then on. Where neither gets
-// through for kRelayAfter, both dial a relay (Relay), over whose connection the higher rank goes on as the one that
-// dials, and the lower one as the one that is dialled.
+// A rank that cannot be reached is found out: where there has been no connection for kReverseAfter, what the other one
+// dials is to carry the channel (Hello::carries), and where it gets through, that rank dials from then on. Where
+// neither gets through for kRelayAfter, both dial a relay (Relay), over whose connection the higher rank goes on as the
+// one that dials, and the lower one as the one that is dialled.
 //
 // But for the channel, used by the endpoint's thread, or under its lock.
 class Link {

@@ -13,7 +13,7 @@
 
 namespace lowcomm::tcp {
 
-// What a call on a pipe came to. Neither bytes nor a reason: the socket has, or takes, no more at the moment.
+// The outcome of a call on a pipe. Neither bytes nor a reason: the socket has, or takes, no more at the moment.
 struct Moved {
   size_t bytes = 0;
   std::optional<std::string> over = {};  // why the pipe is at its end

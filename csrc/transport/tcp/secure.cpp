@@ -46,7 +46,7 @@ SSL_SESSION* sessionOf(SSL* ssl, std::array<std::byte, 32> key, Identity::Suite 
 
 }  // namespace
 
-// What OpenSSL calls. No exception may leave these.
+// Functions that OpenSSL calls. No exception may leave these.
 struct SecureCallbacks {
   static SecurePipe& pipeOf(SSL* ssl) { return *static_cast<SecurePipe*>(SSL_get_app_data(ssl)); }
 

@@ -32,7 +32,7 @@ class SecurePipe final : public Pipe {
   std::string cipher() const override;
   Wrong wrong() const override { return wrong_; }
 
-  // What the dialling end calls itself; nothing before it has. It is true once the pipe is open.
+  // The name that the dialling end gives itself; nothing before it has. It is true once the pipe is open.
   const std::optional<Identity>& identity() const { return identity_; }
 
  private:

@@ -94,7 +94,7 @@ void StoreServer::loop() {
   }
 }
 
-// What was received of a client is there, or its channel has ended.
+// A client's bytes are there, or its channel has ended.
 void StoreServer::hear(const ClientId& id) {
   std::shared_ptr<Client> client;
   {

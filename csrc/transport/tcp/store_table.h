@@ -13,8 +13,8 @@
 
 namespace lowcomm::tcp {
 
-// What a client of a store and its server tell each other (FORMAT.md: A store on the port), little-endian. Each goes as
-// two messages of a channel: kStoreHeaderBytes with the number of bytes that follow, on tag 0, and these, on tag 1.
+// Requests and answers of a client of a store and its server (FORMAT.md: A store on the port), little-endian. Each goes
+// as two messages of a channel: kStoreHeaderBytes with the number of bytes that follow, on tag 0, and these, on tag 1.
 struct StoreMessage {
   // Of a request; texts and number are its arguments.
   enum class Kind : uint32_t {

@@ -162,7 +162,7 @@ void hearIntroduction(tcp::Route& route, const std::string& text) {
 
 using Addresses = std::vector<std::pair<std::string, tcp::Address>>;
 
-// What two ranks take that cannot reach each other: LOWCOMM_RELAY's, or the lowest other rank that can be reached.
+// The relay of two ranks that cannot reach each other: LOWCOMM_RELAY's, or the lowest other rank that can be reached.
 Addresses relayOf(const std::string& named, const std::vector<Addresses>& of_ranks, int rank, int peer) {
   Addresses found;
   if (!named.empty()) {

@@ -17,7 +17,7 @@ namespace lowcomm::tcp {
 // The library that encrypts, with its version; empty in a build without, which takes no secret.
 std::string tlsLibrary();
 
-// What is said of a secret in such a build.
+// The text about a secret in such a build.
 inline constexpr const char* kWithoutTls =
     "expected a build with OpenSSL, which encrypts (Debian: libssl-dev where it is compiled), got one without";
 

@@ -69,7 +69,7 @@ inline constexpr size_t kPieceHeaderBytes = 16, kShortPieceBytes = 64 * 1024, kP
 void write(const Piece& piece, std::span<std::byte, kPieceHeaderBytes> bytes);
 Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throws WireError
 
-// What is said of a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
+// A word about a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
 // or, of one that its receiver may not have room for yet, that it is offered, that it is wanted, that its body follows.
 struct Record {
   enum class Kind : uint8_t { message, delivered, offered, wanted, body };
