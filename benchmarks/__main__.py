@@ -31,6 +31,7 @@ PROGRAMS = {
     "low_rank_peers": ("codec.low_rank_peers", "speed of low-rank products next to torch"),
     "collectives": ("collectives.loopback", "speed of coded collectives on loopback, next to gloo's exact ones"),
     "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
+    "tcp_links": ("linklab.tcp_links", "what transport tcp makes of far, lossy, full and busy links; as root"),
     "faults": ("faults.cli", "whether every op ends every fault as promised; as root"),
     "tcp_cuts": ("faults.tcp_cuts", "what resets of connections cost ops over transport tcp; as root"),
     "exit_aborts": ("faults.exit_aborts", "trainings that abort or hang as their processes end"),
