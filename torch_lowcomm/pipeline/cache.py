@@ -1,5 +1,6 @@
 """The memory that the stages of one rank keep of each sample: m of AQ-SGD (Wang et al., NeurIPS 2022, section 3)."""
 
+import contextlib
 import logging
 import os
 import tempfile
@@ -194,6 +195,14 @@ class Cache:
         """
         for memory in self._memories.values():
             memory.flush()
+
+    def recover(self) -> None:
+        """Waits for the writes of a step that failed. Slots that cannot be written are forgotten and counted in stats(), and
+        none of these writes is an error of the next step.
+        """
+        for memory in self._memories.values():
+            with contextlib.suppress(OSError):
+                memory.flush()
 
     def close(self) -> None:
         """Flushes and lets the files go, so that another cache may open them; this one can then no longer be used. Idempotent.

@@ -235,6 +235,8 @@ class Edge:
         """
         self._begin()
         self._side.resume()
+        if self._cache is not None:
+            self._cache.recover()
         self._compare()
 
     def _begin(self) -> None:

@@ -152,6 +152,8 @@ class Stage(PipelineStage):
         self._forget_messages()
         for side in self.boundaries:
             side.resume()
+        if self._cache is not None:
+            self._cache.recover()
         for state in (self.fwd_cache, self.bwd_cache, self.backward_state, self.dw_runner):
             state.clear()
         self._failed = ""
