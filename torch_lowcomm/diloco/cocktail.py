@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,7 @@ class CocktailSGD(OptimizerAround):
         self._error = torch.zeros_like(self._outer)
         self._residuals = [Residual(self._error[start::stride]) for start in range(stride)]
         self._steps = 0
+        # The work (None: it has been waited for), the message or its average, and where it starts.
         self._under_way: tuple[Any, torch.Tensor, int] | None = None
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -100,13 +102,67 @@ class CocktailSGD(OptimizerAround):
             waits[start :: self._stride] += residual.value
         return waits
 
-    def state_dict(self) -> dict[str, Any]:
-        """Raises: errors and an average under way are not saved.
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """Returns what this rank needs to go on with the same bits, its parameters included. Each rank saves its own.
+
+        It waits for the average under way and includes it; training goes on as without it. The tensors are copies.
+
+        Returns:
+            {"inner" (the inner optimizer's state_dict), "steps" (inner steps so far), "outer" (the parameters as one vector,
+            equal on all ranks), "error" (what was not chosen, cut off or rounded by this rank; a vector likewise), "residuals"
+            (by start of the stride: what coding lost), "average" (that of the last step; None before the first, and after
+            `finish`)}.
 
         Raises:
-            NotImplementedError: Always.
+            DistBackendError: A peer or the network failed.
         """
-        raise NotImplementedError("CocktailSGD: state_dict: expected a run that ends as it began, got one to be saved")
+        if self._under_way is not None:
+            work, message, start = self._under_way
+            if work is not None:
+                work.wait()
+            self._under_way = (None, message, start)
+        return {
+            "inner": copy.deepcopy(self.inner.state_dict()),
+            "steps": self._steps,
+            "outer": self._outer.clone(),
+            "error": self._error.clone(),
+            "residuals": [residual.value.clone() for residual in self._residuals],
+            "average": None if self._under_way is None else self._under_way[1].clone(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Loads what `state_dict` returned on this rank, and puts the parameters into the model.
+
+        Raises:
+            ValueError: The state is of another stride or model, or lacks a part; or a message is under way. Nothing has
+                changed.
+        """
+        if self._under_way is not None and self._under_way[0] is not None:
+            raise ValueError("CocktailSGD: load_state_dict: expected no message under way, got one: finish() first")
+        missing = {"inner", "steps", "outer", "error", "residuals", "average"} - state_dict.keys()
+        if missing:
+            raise ValueError(f"CocktailSGD: load_state_dict: expected {sorted(missing)} in the state, got none")
+        start = (state_dict["steps"] - 1) % self._stride
+        slices = [self._error[first :: self._stride] for first in range(self._stride)]
+        for name, given, expected in (
+            ("outer", [state_dict["outer"]], [self._outer]),
+            ("error", [state_dict["error"]], [self._error]),
+            ("residuals", state_dict["residuals"], slices),
+            ("average", [] if state_dict["average"] is None else [state_dict["average"]], slices[start : start + 1]),
+        ):
+            shapes, like = [tuple(tensor.shape) for tensor in given], [tuple(tensor.shape) for tensor in expected]
+            if shapes != like and not (name == "average" and not given):
+                raise ValueError(f"CocktailSGD: load_state_dict: {name}: expected shapes {like}, got {shapes}")
+        self.inner.load_state_dict(copy.deepcopy(state_dict["inner"]))
+        self._share_inner()
+        self._steps = state_dict["steps"]
+        self._outer.copy_(state_dict["outer"])
+        self._error.copy_(state_dict["error"])
+        for residual, value in zip(self._residuals, state_dict["residuals"], strict=True):
+            residual.load_state_dict({"value": value})
+        average = state_dict["average"]
+        self._under_way = None if average is None else (None, average.to(self._outer.device, copy=True), start)
+        self._move()
 
     def _flat(self) -> torch.Tensor:
         return parameters_to_vector(self._parameters).detach().clone()
@@ -115,7 +171,8 @@ class CocktailSGD(OptimizerAround):
         if self._under_way is None:
             return
         work, message, start = self._under_way
-        work.wait()
+        if work is not None:
+            work.wait()
         self._outer[start :: self._stride] -= message
         self._under_way = None
 

@@ -72,8 +72,6 @@ def _cocktail(r):
     ddp_model.train(model, r.rank, 6, optimizer=optimizer, spare=True)
     schedule.step()
     optimizer.finish()
-    with pytest.raises(NotImplementedError, match="CocktailSGD: state_dict"):
-        optimizer.state_dict()
     moved = any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     return moved, optimizer.inner.param_groups[0]["lr"], [p.detach().clone() for p in model.parameters()]
 
@@ -82,6 +80,50 @@ def test_cocktail_trains_the_same_parameters(pair):
     (moved, lr, mine), (_, _, theirs) = pair(_cocktail)
     assert moved and lr == pytest.approx(9e-3)
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def _resumed_cocktail(r, path):
+    r.init()
+
+    def fresh(seed):
+        torch.manual_seed(seed)
+        model = ddp_model.Net()
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return model, lc.diloco.CocktailSGD(inner, **presets.cocktail(stride=3, keep=0.25))
+
+    def shown(model, optimizer):
+        return [*(p.detach().clone() for p in model.parameters()), optimizer.error()]
+
+    model, optimizer = fresh(7)
+    ddp_model.train(model, r.rank, 4, optimizer=optimizer, spare=True)
+    torch.save(optimizer.state_dict(), f"{path}.{r.rank}")  # with an average under way
+    ddp_model.train(model, r.rank, 4, optimizer=optimizer, spare=True)
+    optimizer.finish()
+    again, second = fresh(8)  # other parameters: those of the state count
+    state = torch.load(f"{path}.{r.rank}", weights_only=True)
+    assert state["average"] is not None
+    second.load_state_dict(state)
+    ddp_model.train(again, r.rank, 4, optimizer=second, spare=True)
+    second.finish()
+    ended = second.state_dict()
+    assert ended["average"] is None and ended["steps"] == 8
+    kept = second.error()
+    for part, wrong, match in (
+        ("residuals", state["residuals"][:2], r"residuals: expected shapes .*, got \["),
+        ("outer", state["outer"][1:], "outer: expected shapes"),
+        ("average", state["average"][1:], "average: expected shapes"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            second.load_state_dict({**state, part: wrong})
+    with pytest.raises(ValueError, match=r"expected \['error'\] in the state"):
+        second.load_state_dict({key: value for key, value in state.items() if key != "error"})
+    assert torch.equal(second.error(), kept)
+    return shown(model, optimizer), shown(again, second)
+
+
+def test_cocktail_goes_on_from_its_state(pair, tmp_path):
+    for straight, resumed in pair(_resumed_cocktail, str(tmp_path / "state")):
+        assert all(torch.equal(a, b) for a, b in zip(straight, resumed, strict=True))
 
 
 def test_muon_goes_on_from_its_state():
