@@ -81,7 +81,7 @@ LOWCOMM_INLINE void backProjectBlock(float* r, const float* a, const float* p, s
     for (size_t i = 0; i < kRows; ++i) {
       const Floats x = load(a + i * columns + j);
       for (size_t k = 0; k < kRank; ++k)
-        sums[k] += x * splat(p[k * rows + i]);
+        sums[k] += x * p[k * rows + i];
     }
     for (size_t k = 0; k < kRank; ++k)
       store(r + k * columns + j, sums[k]);
@@ -113,45 +113,119 @@ void backProject(float* r, const float* a, const float* p, size_t rows, size_t c
     backProjectRows<1>(r, a + i * columns, p + i, rows, columns, rank);
 }
 
-template <bool kSubtract, size_t kRows>
-LOWCOMM_INLINE void combineRows(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns,
-                                size_t rank) {
+// Sums of 4 rows that are under way at once: as many as the registers hold next to a row of R.
+constexpr size_t kTileRows = 4, kTileVectors = kLanes == 8 ? 2 : 4, kPanel = kTileVectors * kLanes;
+// What combine() visits again and again stays in the first cache, with the columns of a panel next to one another: in
+// place they are a power of two apart in many matrices, and push one another out.
+constexpr size_t kStripRows = 32, kStripRank = 64, kFew = 16;
+
+// Not memcpy, which GCC makes a slow instruction of here.
+LOWCOMM_INLINE void copyRow(float* out, const float* from, size_t count) {
   size_t j = 0;
-  for (; j + kPartials <= columns; j += kPartials) {
-    Floats sums[kRows][kRegistersARow] = {};
-    for (size_t k = 0; k < rank; ++k) {
-      for (int v = 0; v < kRegistersARow; ++v) {
-        const Floats y = load(r + k * columns + j + v * kLanes);
-        for (size_t i = 0; i < kRows; ++i)
-          sums[i][v] += splat(p[k * rows + i]) * y;
-      }
-    }
-    for (size_t i = 0; i < kRows; ++i) {
-      for (int v = 0; v < kRegistersARow; ++v) {
-        const size_t at = i * columns + j + v * kLanes;
-        store(out + at, kSubtract ? load(a + at) - sums[i][v] : sums[i][v]);
-      }
-    }
+  for (; j + kLanes <= count; j += kLanes)
+    store(out + j, load(from + j));
+  for (; j < count; ++j)
+    out[j] = from[j];
+}
+
+template <bool kSubtract>
+LOWCOMM_INLINE void putRow(float* out, const float* a, const float* sums, size_t count) {
+  size_t j = 0;
+  for (; j + kLanes <= count; j += kLanes)
+    store(out + j, kSubtract ? load(a + j) - load(sums + j) : load(sums + j));
+  for (; j < count; ++j)
+    out[j] = kSubtract ? a[j] - sums[j] : sums[j];
+}
+
+// Of kTileRows rows: P·Rᵀ, added to `sums` where there are some. `p` is [rank, kStripRows], `r` is [rank, stride].
+template <size_t kVectors>
+LOWCOMM_INLINE void combineTile(Floats (*tile)[kVectors], const float* sums, const float* p, const float* r,
+                                size_t stride, size_t rank) {
+  for (size_t i = 0; i < kTileRows; ++i) {
+    for (size_t v = 0; v < kVectors; ++v)
+      tile[i][v] = sums ? load(sums + i * kPanel + v * kLanes) : Floats{};
   }
-  for (; j < columns; ++j) {
-    for (size_t i = 0; i < kRows; ++i) {
-      float sum = 0;
-      for (size_t k = 0; k < rank; ++k)
-        sum += p[k * rows + i] * r[k * columns + j];
-      out[i * columns + j] = kSubtract ? a[i * columns + j] - sum : sum;
+  for (size_t k = 0; k < rank; ++k) {
+    Floats y[kVectors];
+    for (size_t v = 0; v < kVectors; ++v)
+      y[v] = load(r + k * stride + v * kLanes);
+    for (size_t i = 0; i < kTileRows; ++i) {
+      for (size_t v = 0; v < kVectors; ++v)
+        tile[i][v] += p[k * kStripRows + i] * y[v];
     }
   }
 }
 
+template <size_t kVectors>
+LOWCOMM_INLINE void sumTile(float* sums, const float* p, const float* r, size_t rank, bool first) {
+  Floats tile[kTileRows][kVectors];
+  combineTile<kVectors>(tile, first ? nullptr : sums, p, r, kPanel, rank);
+  for (size_t i = 0; i < kTileRows; ++i) {
+    for (size_t v = 0; v < kVectors; ++v)
+      store(sums + i * kPanel + v * kLanes, tile[i][v]);
+  }
+}
+
+// A whole panel of kTileRows rows of the result, which end with this rank.
+template <bool kSubtract>
+LOWCOMM_INLINE void putTile(float* out, const float* a, size_t columns, const float* sums, const float* p,
+                            const float* r, size_t stride, size_t rank) {
+  Floats tile[kTileRows][kTileVectors];
+  combineTile<kTileVectors>(tile, sums, p, r, stride, rank);
+  // All are read before one is written: addresses a page apart look the same to the processor.
+  for (size_t i = 0; i < kTileRows && kSubtract; ++i) {
+    for (size_t v = 0; v < kTileVectors; ++v)
+      tile[i][v] = load(a + i * columns + v * kLanes) - tile[i][v];
+  }
+  for (size_t i = 0; i < kTileRows; ++i) {
+    for (size_t v = 0; v < kTileVectors; ++v)
+      store(out + i * columns + v * kLanes, tile[i][v]);
+  }
+}
+
+// The numbers past the rows and columns that there are come to sums that nobody reads.
 template <bool kSubtract>
 void combineAll(float* out, const float* a, const float* p, const float* r, size_t rows, size_t columns, size_t rank) {
-  constexpr size_t kRows = 4;
-  size_t i = 0;
-  for (; i + kRows <= rows; i += kRows)
-    combineRows<kSubtract, kRows>(out + i * columns, kSubtract ? a + i * columns : nullptr, p + i, r, rows, columns,
-                                  rank);
-  for (; i < rows; ++i)
-    combineRows<kSubtract, 1>(out + i * columns, kSubtract ? a + i * columns : nullptr, p + i, r, rows, columns, rank);
+  float sums[kStripRows * kPanel], strip[kStripRank * kStripRows] = {}, panel[kStripRank * kPanel] = {};
+  const auto least = [](size_t x, size_t y) { return x < y ? x : y; };
+  // Few columns of R stay in the cache where they are, and rows are then written from end to end.
+  const bool few = rank <= kFew;
+  const size_t step = few ? kTileRows : kStripRows;
+  for (size_t i = 0; i < rows; i += step) {
+    const size_t high = least(step, rows - i);
+    for (size_t j = 0; j < columns; j += kPanel) {
+      const size_t wide = least(kPanel, columns - j);
+      const bool in_place = few && wide == kPanel && high == step;
+      for (size_t k = 0; k < rank; k += kStripRank) {
+        const size_t deep = least(kStripRank, rank - k);
+        if (j == 0 || rank > kStripRank) {
+          for (size_t d = 0; d < deep; ++d)
+            copyRow(strip + d * kStripRows, p + (k + d) * rows + i, high);
+        }
+        for (size_t d = 0; d < deep && !in_place; ++d)
+          copyRow(panel + d * kPanel, r + (k + d) * columns + j, wide);
+        for (size_t d = 0; d < high; d += kTileRows) {
+          float* of_rows = sums + d * kPanel;
+          const size_t at = (i + d) * columns + j;
+          const float* from = kSubtract ? a + at : nullptr;
+          if (wide < kPanel) {
+            for (size_t c = 0; c < wide; c += kLanes)
+              sumTile<1>(of_rows + c, strip + d, panel + c, deep, k == 0);
+          } else if (k + deep < rank || d + kTileRows > high) {
+            sumTile<kTileVectors>(of_rows, strip + d, panel, deep, k == 0);
+          } else {
+            putTile<kSubtract>(out + at, from, columns, k == 0 ? nullptr : of_rows, strip + d, in_place ? r + j : panel,
+                               in_place ? columns : kPanel, deep);
+            continue;
+          }
+          for (size_t row = 0; row < least(kTileRows, high - d) && k + deep == rank; ++row) {
+            const size_t more = row * columns;
+            putRow<kSubtract>(out + at + more, kSubtract ? from + more : nullptr, of_rows + row * kPanel, wide);
+          }
+        }
+      }
+    }
+  }
 }
 
 void expand(float* out, const float* p, const float* r, size_t rows, size_t columns, size_t rank) {

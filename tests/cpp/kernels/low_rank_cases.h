@@ -17,9 +17,10 @@ struct Sizes {
 };
 
 // Around every block of rows, of columns and of factors, and shapes that people have.
-inline const std::vector<Sizes> kLowRankSizes = {{1, 1, 1},    {2, 3, 1},     {5, 15, 2},  {7, 16, 3},  {8, 17, 4},
-                                                 {9, 31, 5},   {16, 33, 4},   {64, 48, 7}, {33, 64, 8}, {3, 1025, 2},
-                                                 {1025, 3, 2}, {96, 128, 16}, {61, 257, 9}};
+inline const std::vector<Sizes> kLowRankSizes = {{1, 1, 1},     {2, 3, 1},     {5, 15, 2},   {7, 16, 3},   {8, 17, 4},
+                                                 {9, 31, 5},    {16, 33, 4},   {64, 48, 7},  {33, 64, 8},  {3, 1025, 2},
+                                                 {1025, 3, 2},  {96, 128, 16}, {61, 257, 9}, {37, 80, 16}, {37, 80, 17},
+                                                 {70, 150, 65}, {32, 64, 64}};
 
 // Everything a form makes of one matrix: P, R, P·Rᵀ, A − P·Rᵀ, and that in the matrix's own place.
 inline std::array<std::vector<float>, 5> products(const LowRankKernels& loops, const Sizes& s) {
