@@ -1,12 +1,12 @@
 #include "collective/coded_sums.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "codec/pieces.h"
+#include "kernels/finite.h"
 #include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
 
@@ -68,10 +68,7 @@ CodedSums::CodedSums(std::shared_ptr<const RankPlans> slices, const ScatterEntri
 }
 
 void CodedSums::see(const float* x, uint64_t count) {
-  bool finite = true;
-  for (uint64_t i = 0; i < count; ++i)
-    finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
-  finite_ = finite_ && finite;
+  finite_ = finite_ && firstNonFinite(x, DType::float32, count, std::numeric_limits<float>::infinity()) < 0;
 }
 
 void CodedSums::decode(uint32_t tensor, const TakeElements& take) const {

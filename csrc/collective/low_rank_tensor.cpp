@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "codec/coded_residual.h"
+#include "kernels/finite.h"
 #include "kernels/low_rank/signs.h"
 #include "kernels/reduce.h"
 
@@ -27,25 +28,7 @@ bool isZero(const void* data, size_t bytes) {
 
 // All of them smaller than `limit` in magnitude, so no NaN either.
 bool isBelow(const float* x, uint64_t n, float limit) {
-  bool below = true;
-  for (uint64_t i = 0; i < n; ++i)
-    below &= std::fabs(x[i]) < limit;
-  return below;
-}
-
-bool isFinite(const void* data, DType dtype, uint64_t n) {
-  float wide[kPiece];
-  for (uint64_t at = 0; at < n; at += kPiece) {
-    const uint64_t count = std::min(kPiece, n - at);
-    const auto* x = static_cast<const std::byte*>(data) + at * itemBytes(dtype);
-    if (dtype == DType::float32) {
-      if (!isBelow(reinterpret_cast<const float*>(x), count, std::numeric_limits<float>::infinity())) return false;
-      continue;
-    }
-    reduceAssign(wide, x, dtype, count);
-    if (!isBelow(wide, count, std::numeric_limits<float>::infinity())) return false;
-  }
-  return true;
+  return firstNonFinite(x, DType::float32, n, limit) < 0;
 }
 
 }  // namespace
@@ -268,7 +251,7 @@ void TensorCompression::write(const LowRankKernels& kernels, float* residual, fl
 
 bool TensorCompression::firstIsFinite() const {
   if (lowRank()) return isBelow(p_.data(), p_.size(), kOverflow);
-  return !t_.data || isFinite(t_.data, dtype_, t_.elements);
+  return !t_.data || firstNonFinite(t_.data, dtype_, t_.elements, std::numeric_limits<float>::infinity()) < 0;
 }
 
 bool TensorCompression::secondIsFinite() const {

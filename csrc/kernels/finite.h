@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -21,6 +22,12 @@ inline constexpr uint32_t kPoison = 0x7fc00000u;
 // The first element that is NaN, infinite or of magnitude `limit` or more (a power of two), -1 when there is none: what
 // a codec refuses. float32, float16, bfloat16; of other types none is found. A limit of infinity takes all finite ones.
 int64_t firstNonFinite(const void* x, DType dtype, uint64_t n, float limit = kFiniteLimit);
+
+// Below 0 where x is NaN or infinite: what a loop ORs together that makes its elements anyhow. Compilers have vectors
+// for it, and none for a bool that follows from comparisons of floats.
+inline int32_t finiteRoom(float x) {
+  return INT32_C(0x7f7fffff) - static_cast<int32_t>(std::bit_cast<uint32_t>(x) & 0x7fffffffu);
+}
 
 // Every NaN becomes kPoison.
 void settleNans(float* x, uint64_t n);

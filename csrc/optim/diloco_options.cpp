@@ -4,10 +4,10 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
+#include "kernels/finite.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {
@@ -138,12 +138,12 @@ OuterSpan part(const OuterSpan& s, size_t at) {
 
 // out = a − b.
 bool difference(float* out, const float* a, const float* b, size_t n) {
-  bool finite = true;
+  int32_t room = 0;
   for (size_t i = 0; i < n; ++i) {
     out[i] = a[i] - b[i];
-    finite &= std::fabs(out[i]) <= std::numeric_limits<float>::max();
+    room |= finiteRoom(out[i]);
   }
-  return finite;
+  return room >= 0;
 }
 
 }  // namespace

@@ -2,11 +2,10 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "base/float_env.h"
+#include "kernels/finite.h"
 #include "kernels/isa/table.h"
 #include "kernels/reduce.h"
 #include "optim/fragment.h"
@@ -35,10 +34,10 @@ __attribute__((noinline)) bool stepAndContinue(const OuterSpan& s, const OuterRu
   float* __restrict start = start_at;
   const float* __restrict average = s.message;
   const float lr = rule.lr, mu = rule.momentum;
-  bool finite = true;
+  int32_t room = 0;
   for (size_t i = 0; i < s.n; ++i) {
     const float mark = outer[i] - start[i], own = mark - parameter[i];
-    finite &= std::fabs(own) <= std::numeric_limits<float>::max();
+    room |= finiteRoom(own);
     float step = average[i];
     if constexpr (kMomentum) {
       const float u = mu * momentum[i] + average[i];
@@ -50,7 +49,7 @@ __attribute__((noinline)) bool stepAndContinue(const OuterSpan& s, const OuterRu
     parameter[i] = moved + (parameter[i] - mark);
     start[i] = own;
   }
-  return finite;
+  return room >= 0;
 }
 
 void copy(float* to, const float* from, int64_t count) {

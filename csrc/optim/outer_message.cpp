@@ -1,11 +1,11 @@
 #include "optim/outer_message.h"
 
-#include <cmath>
 #include <limits>
 
 #include "base/float_env.h"
 #include "collective/op_context.h"
 #include "collective/summer.h"
+#include "kernels/finite.h"
 #include "optim/gather_values.h"
 
 namespace lowcomm {
@@ -23,11 +23,8 @@ __attribute__((noinline)) void make(float* out, const float* a, const float* b, 
 }
 
 bool isFinite(const at::Tensor& tensor) {
-  const float* x = tensor.const_data_ptr<float>();
-  bool finite = true;
-  for (int64_t i = 0; i < tensor.numel(); ++i)
-    finite &= std::fabs(x[i]) <= std::numeric_limits<float>::max();
-  return finite;
+  return firstNonFinite(tensor.const_data_ptr(), DType::float32, static_cast<uint64_t>(tensor.numel()),
+                        std::numeric_limits<float>::infinity()) < 0;
 }
 
 }  // namespace
