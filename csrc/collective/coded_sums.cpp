@@ -102,6 +102,7 @@ size_t CodedSums::bytes() const {
 void CodedAverage::decode(size_t tensor, const TakeElements& take) const {
   const Tensor& t = tensors[tensor];
   if (t.rank == 0) return sums->decode(t.number, take);
+  if (t.whole) return take(0, t.rows * t.columns, t.whole);
   const uint64_t step = std::max(kExpanded / t.columns, kLeastRows);
   std::vector<float> p, x;
   for (uint64_t row = 0; row < t.rows; row += step) {
@@ -118,7 +119,7 @@ void CodedAverage::decode(size_t tensor, const TakeElements& take) const {
 size_t CodedAverage::bytes() const {
   size_t bytes = sums ? sums->bytes() : 0;
   for (const Tensor& tensor : tensors)
-    bytes += (tensor.p.size() + tensor.r.size()) * sizeof(float);
+    bytes += (tensor.p.size() + tensor.r.size() + tensor.own.size()) * sizeof(float);
   return bytes;
 }
 

@@ -17,6 +17,7 @@ struct Elsewhere {
   const float* from = nullptr;         // all of them; null: `make`
   const MakeElements* make = nullptr;  // lives until the op has ended
   const CodedResidual* coded = nullptr;
+  bool in_residual = false;  // the reduction of a tensor with a rank takes its fp32 residual's place (CodedAverage)
 };
 
 // Elements [first, first + count) of a tensor, decoded; the caller may write to them.
@@ -54,7 +55,8 @@ class CodedSums {
 };
 
 // The result of a lowRankAllReduce whose tensors have no data: in codes, and of tensors with a rank in their factors,
-// P and R.
+// P and R, or in the place of their residuals, decoded: that needs no more memory. What such a residual becomes is then
+// for the caller to compute, data + residual − P·Rₛᵀ (Compression::commitLater).
 class CodedAverage {
  public:
   // Calls with all elements of a tensor of the message, in order, some rows at a time of one with a rank. Called under
@@ -67,7 +69,10 @@ class CodedAverage {
   struct Tensor {
     uint32_t number = 0;  // among the tensors of `sums`
     uint64_t rows = 0, columns = 0, rank = 0;
-    std::vector<float> p = {}, r = {};  // [rank, rows], [rank, columns]
+    std::vector<float> p = {}, r = {};  // [rank, rows], [rank, columns]; in a residual's place P and Rₛ
+    float* whole = nullptr;             // in a residual's place, or in `own`
+    bool idle = false;                  // whole: the data was 0, which leaves it out
+    std::vector<float> own = {};
   };
   std::shared_ptr<CodedSums> sums;
   std::vector<Tensor> tensors;

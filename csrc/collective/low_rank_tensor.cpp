@@ -106,7 +106,11 @@ void TensorCompression::finish(const LowRankKernels& kernels, bool rounds_here, 
       matrix();
       left = whole_.data();
     }
-    kernels.subtract(left, left, p_.data(), own_.data(), t_.rows, t_.columns, t_.rank);
+    if (t_.elsewhere.in_residual) {
+      kernels.expand(t_.residual, p_.data(), r_.data(), t_.rows, t_.columns, t_.rank);
+    } else {
+      kernels.subtract(left, left, p_.data(), own_.data(), t_.rows, t_.columns, t_.rank);
+    }
   }
   if (t_.data) write(kernels, rounds_here ? left : nullptr, times);
   if (coded()) coded()->write(0, t_.elements, left);
@@ -124,7 +128,15 @@ void TensorCompression::spoil() {
 }
 
 CodedAverage::Tensor TensorCompression::reduced() {
-  return {number_, t_.rows, t_.columns, t_.rank, std::move(p_), std::move(r_)};
+  const bool there = lowRank() && t_.elsewhere.in_residual;
+  return {number_,
+          t_.rows,
+          t_.columns,
+          t_.rank,
+          std::move(p_),
+          std::move(there ? own_ : r_),
+          there ? t_.residual : nullptr,
+          there && idle_};
 }
 
 // The elements [at, at + count), where they stand or in `memory`; not of a 16-bit type's.

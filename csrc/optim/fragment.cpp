@@ -118,6 +118,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     tensor.residual = lent.residual;
     tensor.kept = lent.kept;
     tensor.elsewhere.coded = lent.coded;
+    tensor.elsewhere.in_residual = !in_place_ && kept.first_rank > 0 && lent.residual &&
+                                   (options_.mode == OuterMode::proceed || options_.mode == OuterMode::restart);
     tensor.factor = lent.factor;
     tensor.rank = static_cast<uint64_t>(compression.rank());
     if (tensor.rank > 0) {

@@ -47,6 +47,10 @@ struct OuterMemory {
 // mark in mode restart with an alpha, and of 16-bit parameters, 2 bytes; the average, where it is exact or of a group
 // of one rank, or loaded. Mode sync waits for the average, and takes δ from the parameters themselves.
 //
+// With factors and an fp32 residual the op itself decodes the average, into the memory of the residual as it will be,
+// which the next op computes of δ, the residual as it was, and factors: the product of factors would take the thread
+// that trains longer than all else. So start and that memory change places at an outer step.
+//
 // The caller sees to the order of calls and of ranks; one thread.
 class Fragment {
  public:
@@ -132,6 +136,12 @@ class Fragment {
   bool holdsDelta(const ParameterState& kept) const;
   float* markOf(const ParameterState& kept, int64_t first, int64_t count, float* scratch) const;
   void arrived(size_t tensor, const TakeElements& take) const;
+  bool isInResidual(size_t tensor) const;
+  bool swaps(size_t tensor) const;
+  float* markApart(const ParameterState& kept, int64_t first, int64_t count, float* scratch) const;
+  void takeDelta(const ParameterState& kept, float* delta, int64_t first, int64_t count) const;
+  void commit(size_t tensor);
+  void settle(size_t tensor) const;
   OuterSpan spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const;
   void queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters);
   Elsewhere elsewhere(OuterMessage& flight, size_t tensor, const std::vector<at::Tensor>& parameters) const;

@@ -27,12 +27,12 @@ void eachBlock(int64_t elements, F&& f) {
 }
 
 // stepAndRestart in mode continue where the mark is θ̄ − start, with the new δ for the start: its operations on each
-// element in one loop, which reads all arrays from memory side by side. Not inlined: FloatEnv.
-template <bool kMomentum>
+// element in one loop, which reads all arrays from memory side by side. kSwaps: the new start takes the average's
+// place, and the old one stays. Not inlined: FloatEnv.
+template <bool kMomentum, bool kSwaps>
 __attribute__((noinline)) bool stepAndContinue(const OuterSpan& s, const OuterRule& rule, float* start_at) {
   float* __restrict parameter = s.parameter, * __restrict outer = s.outer, * __restrict momentum = s.momentum;
-  float* __restrict start = start_at;
-  const float* __restrict average = s.message;
+  float* __restrict start = start_at, * __restrict average = s.message;
   const float lr = rule.lr, mu = rule.momentum;
   int32_t room = 0;
   for (size_t i = 0; i < s.n; ++i) {
@@ -47,9 +47,14 @@ __attribute__((noinline)) bool stepAndContinue(const OuterSpan& s, const OuterRu
     const float moved = outer[i] - lr * step;
     outer[i] = moved;
     parameter[i] = moved + (parameter[i] - mark);
-    start[i] = own;
+    (kSwaps ? average : start)[i] = own;
   }
   return room >= 0;
+}
+
+template <bool kMomentum>
+bool stepAndContinue(const OuterSpan& s, const OuterRule& rule, float* start, bool swaps) {
+  return swaps ? stepAndContinue<kMomentum, true>(s, rule, start) : stepAndContinue<kMomentum, false>(s, rule, start);
 }
 
 void copy(float* to, const float* from, int64_t count) {
@@ -164,22 +169,81 @@ void Fragment::arrived(size_t i, const TakeElements& take) const {
   }
 }
 
+// The average that has landed stands in the place of the residual to be.
+bool Fragment::isInResidual(size_t i) const {
+  return !in_place_ && flight_->average.tensors[i].whole && kept_[i].compression->done();
+}
+
+// δ stays in the start, for the residual, and what is new takes the average's place.
+bool Fragment::swaps(size_t i) const {
+  return isInResidual(i) && !flight_->average.tensors[i].idle;
+}
+
+// δ of the message that has landed; may be written over the start.
+void Fragment::takeDelta(const ParameterState& kept, float* delta, int64_t first, int64_t count) const {
+  float* start = dataAt(kept.start, first);
+  if (holdsDelta(kept)) {
+    copy(delta, start, count);
+  } else {
+    kernels().difference(delta, dataAt(kept.outer, first), start, static_cast<uint64_t>(count));
+  }
+}
+
+// The mark, in `scratch` where it stood in the start, which becomes δ.
+float* Fragment::markApart(const ParameterState& kept, int64_t first, int64_t count, float* scratch) const {
+  float* mark = markOf(kept, first, count, scratch);
+  if (holdsDelta(kept)) return mark;
+  copy(scratch, mark, count);
+  takeDelta(kept, dataAt(kept.start, first), first, count);
+  return scratch;
+}
+
+// After the pass of an outer step, by which the start has become δ where it swaps.
+void Fragment::commit(size_t i) {
+  ParameterState& kept = kept_[i];
+  if (!kept.compression || !kept.compression->done()) return;
+  if (!isInResidual(i)) return kept.compression->commit();
+  const bool swaps = this->swaps(i);
+  CodedAverage::Tensor& average = flight_->average.tensors[i];
+  at::Tensor free = kept.compression->commitLater(swaps ? kept.start : at::Tensor(), flight_->share(),
+                                                  std::move(average.p), std::move(average.r));
+  if (swaps) kept.start = std::move(free);
+}
+
+// The residual to be is computed now, and the average moves out of its place.
+void Fragment::settle(size_t i) const {
+  const ParameterState& kept = kept_[i];
+  CodedAverage::Tensor& average = flight_->average.tensors[i];
+  average.own.assign(average.whole, average.whole + kept.outer.numel());
+  average.whole = average.own.data();
+  const at::Tensor sent = average.idle ? at::Tensor() : at::empty_like(kept.outer);
+  if (sent.defined()) takeDelta(kept, dataAt(sent, 0), 0, sent.numel());
+  kept.compression->commitLater(sent, flight_->share(), std::move(average.p), std::move(average.r));
+  kept.compression->settle();
+}
+
 void Fragment::apply(Move move) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   const OuterRule rule = this->rule();
   const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
   pass([&](size_t i, const at::Tensor& host) {
+    const bool swaps = this->swaps(i);
     arrived(i, [&](uint64_t first, uint64_t count, float* average) {
       float scratch[kOuterBlock];
       OuterSpan s = spanOf(kept_[i], host, first, count);
       s.message = average;
-      if (by_mark) s.mark = markOf(kept_[i], first, count, scratch);
+      if (swaps) {
+        s.mark = markApart(kept_[i], first, count, scratch);
+      } else if (by_mark) {
+        s.mark = markOf(kept_[i], first, count, scratch);
+      }
       stepOuter(s, rule);
       moveParameter(s, rule, move);
     });
   });
-  for (ParameterState& kept : kept_) {
-    if (kept.compression && kept.compression->done()) kept.compression->commit();
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    ParameterState& kept = kept_[i];
+    commit(i);
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
     if (!isExact()) kept.message = at::Tensor();
   }
@@ -195,9 +259,12 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   const bool in_place = isExact() || ranks_ == 1, eager = rule.mode == OuterMode::eager;
   const bool deltas = !in_place && !eager, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
   const bool follows = deltas && rule.mode == OuterMode::proceed && start_ == Start::delta && !mark_is_outer_;
+  for (size_t i = 0; i < kept_.size() && !deltas; ++i) {
+    if (isInResidual(i)) settle(i);
+  }
   pass([&](size_t i, const at::Tensor& host) {
     ParameterState& kept = kept_[i];
-    const bool wide = !kept.rounding.defined();
+    const bool wide = !kept.rounding.defined(), swaps = this->swaps(i);
     if (in_place && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
     if (apart && wide && !kept.mark.defined()) kept.mark = at::empty_like(kept.outer);
     arrived(i, [&](uint64_t first, uint64_t count, float* average) {
@@ -206,13 +273,15 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
       s.message = average;
       if (follows && wide) {
         float* start = dataAt(kept.start, first);
-        finite_ &= s.momentum ? stepAndContinue<true>(s, rule, start) : stepAndContinue<false>(s, rule, start);
+        finite_ &=
+            s.momentum ? stepAndContinue<true>(s, rule, start, swaps) : stepAndContinue<false>(s, rule, start, swaps);
         return;
       }
-      s.mark = markOf(kept, first, count, scratch);
+      s.mark = swaps ? markApart(kept, first, count, scratch) : markOf(kept, first, count, scratch);
       finite_ &= stepAndRestart(s, rule);
       if (in_place) copy(dataAt(kept.message, first), s.message, count);
       if (apart && wide) copy(dataAt(kept.mark, first), s.mark, count);  // which may stand in the start
+      if (swaps) return;
       if (deltas) {
         copy(dataAt(kept.start, first), s.message, count);
       } else if (kept.start.defined() && wide) {
@@ -220,13 +289,12 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
       }
     });
   });
+  for (size_t i = 0; i < kept_.size(); ++i)
+    commit(i);
   in_place_ = in_place;
   start_ = deltas ? Start::delta : Start::mark;
   mark_is_apart_ = apart;
   mark_is_outer_ = deltas && !apart && rule.mode == OuterMode::restart;
-  for (const ParameterState& kept : kept_) {
-    if (kept.compression && kept.compression->done()) kept.compression->commit();
-  }
   this->queue(queue, step, weight, {});
 }
 

@@ -86,7 +86,9 @@ TensorMap Fragment::state() const {
   for (size_t i = 0; i < kept_.size(); ++i) {
     const ParameterState& kept = kept_[i];
     // The ranks that write a checkpoint have all come so far: the message will not be taken back.
-    if (kept.compression && kept.compression->done()) kept.compression->commit();
+    if (kept.compression && kept.compression->done()) {
+      isInResidual(i) ? settle(i) : kept.compression->commit();
+    }
     eachTensor(kept, [&](const std::string& key, const at::Tensor& tensor) {
       if (tensor.defined()) state[key] = tensor.clone();
     });

@@ -67,6 +67,8 @@ void OuterMessage::weigh(OpContext& op) {
 }
 
 void OuterMessage::run(OpContext& op) {
+  for (const auto& compression : compressions)
+    compression->settle();
   if (weight > 0) weigh(op);
   op.counters.exact = !exact.empty();
   if (!exact.empty()) {

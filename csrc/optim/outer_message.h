@@ -37,6 +37,9 @@ struct OuterMessage {
   // On the group's worker.
   void run(OpContext& op);
 
+  // This rank's part of the average times the number of ranks; 1 where parts are equal. Once the op has ended.
+  float share() const { return share_; }
+
   // The averages of tensors in place are finite.
   bool inPlaceIsFinite() const;
 

@@ -9,6 +9,7 @@
 
 #include "base/float_env.h"
 #include "collective/all_reduce.h"
+#include "kernels/isa/table.h"
 #include "kernels/low_rank/low_rank.h"
 
 namespace lowcomm {
@@ -26,6 +27,16 @@ void expectLike(const char* what, const at::Tensor& kept, const at::Tensor& give
   TORCH_CHECK_VALUE(given.sizes() == kept.sizes() && given.scalar_type() == kept.scalar_type(),
                     "lowcomm: compression: ", what, ": expected ", kept.scalar_type(), " of shape ", kept.sizes(),
                     ", got ", given.scalar_type(), " of shape ", given.sizes());
+}
+
+// Not inlined: FloatEnv's register must be set before the arithmetic.
+__attribute__((noinline)) void multiply(float* x, size_t n, float factor) {
+  for (size_t i = 0; i < n; ++i)
+    x[i] *= factor;
+}
+
+bool isHeld(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.use_count() > 1 || tensor.storage().use_count() > 1);
 }
 
 }  // namespace
@@ -61,6 +72,7 @@ void Compression::expectIdle(const char* what) const {
 
 at::Tensor Compression::residual() const {
   std::lock_guard<std::mutex> lock(mutex_);
+  settleLocked();
   return residual_;
 }
 
@@ -72,6 +84,7 @@ at::Tensor Compression::factor() const {
 void Compression::set(const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& factor) {
   std::lock_guard<std::mutex> lock(mutex_);
   expectIdle("set");
+  settleLocked();
   c10::InferenceMode normal(false);
   c10::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(residual.has_value() == residual_.defined() && factor.has_value() == factor_.defined(),
@@ -108,6 +121,7 @@ void Compression::setRank(int64_t rank) {
 void Compression::scale(double factor) {
   std::lock_guard<std::mutex> lock(mutex_);
   expectIdle("scale");
+  settleLocked();
   if (!feedback_) return;
   c10::InferenceMode normal(false);
   c10::NoGradGuard no_grad;
@@ -147,8 +161,10 @@ Compression::StateView Compression::begin(int64_t numel) {
                      std::span(next, next_residual_.nbytes()));
       lent.coded = &*coded_;
     } else {
-      lent.kept = residual_.const_data_ptr<float>();
-      lent.residual = next_residual_.mutable_data_ptr<float>();
+      if (isHeld(residual_)) settleLocked();
+      // The op settles it, and then finds them in each other's place.
+      lent.kept = (unsettled_ ? next_residual_ : residual_).const_data_ptr<float>();
+      lent.residual = (unsettled_ ? residual_ : next_residual_).mutable_data_ptr<float>();
     }
   }
   if (rank_ > 0) {
@@ -174,9 +190,7 @@ void Compression::commit() {
   TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
   if (feedback_) std::swap(residual_, next_residual_);
   // A new tensor where somebody holds the old one, or it cannot be used again: what they have read stays what it was.
-  if (next_residual_.defined() && (next_residual_.use_count() > 1 || next_residual_.storage().use_count() > 1)) {
-    next_residual_ = at::Tensor();
-  }
+  if (isHeld(next_residual_)) next_residual_ = at::Tensor();
   if (rank_ > 0) factor_ = std::move(next_factor_);
   loan_ = Loan::idle;
 }
@@ -189,9 +203,44 @@ void Compression::rollBack() {
   loan_ = Loan::idle;
 }
 
+at::Tensor Compression::commitLater(at::Tensor sent, float share, std::vector<float> p, std::vector<float> r) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TORCH_CHECK_VALUE(loan_ == Loan::done, "lowcomm: compression: commit: expected an op that has ended well");
+  TORCH_INTERNAL_ASSERT(feedback_ && !eight_bits_ && !unsettled_ && rank_ > 0);
+  unsettled_ = Unsettled{sent.defined(), share, std::move(p), std::move(r)};
+  at::Tensor result = next_residual_;
+  if (sent.defined()) next_residual_ = std::move(sent);
+  factor_ = std::move(next_factor_);
+  loan_ = Loan::idle;
+  return result;
+}
+
+void Compression::settle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settleLocked();
+}
+
+void Compression::settleLocked() const {
+  if (!unsettled_) return;
+  const FloatEnv env;
+  const auto n = static_cast<size_t>(numel_), rows = static_cast<size_t>(rows_);
+  auto* x = next_residual_.mutable_data_ptr<float>();
+  const auto* kept = residual_.const_data_ptr<float>();
+  if (unsettled_->sent) {
+    if (unsettled_->share != 1) multiply(x, n, unsettled_->share);
+    kernels().sum(x, kept, x, n);
+  } else {
+    std::copy_n(kept, n, x);
+  }
+  const size_t rank = unsettled_->p.size() / rows;
+  kernels().low_rank->subtract(x, x, unsettled_->p.data(), unsettled_->r.data(), rows, n / rows, rank);
+  std::swap(residual_, next_residual_);
+  unsettled_.reset();
+}
+
 size_t Compression::bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  size_t bytes = 0;
+  size_t bytes = unsettled_ ? (unsettled_->p.size() + unsettled_->r.size()) * sizeof(float) : 0;
   for (const at::Tensor& tensor : {residual_, next_residual_, factor_, next_factor_})
     bytes += tensor.defined() ? tensor.nbytes() : 0;
   return bytes;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "codec/coded_residual.h"
 
@@ -22,8 +23,8 @@ class Compression {
   // bits lose of it is lost. ValueError for a rank that does not fit.
   Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
 
-  // As last committed. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes of 8 bits;
-  // factor: fp32, [rank, columns]. Not to be written to.
+  // As last committed, and settled. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes
+  // of 8 bits; factor: fp32, [rank, columns]. Not to be written to.
   at::Tensor residual() const;
   at::Tensor factor() const;
 
@@ -45,7 +46,8 @@ class Compression {
   void scale(double factor);
 
   // What an op on a tensor of `numel` elements works on: `residual`, to be copied from `kept` first, or in 8 bits
-  // `coded`. ValueError for another number, or while an op is under way or not committed.
+  // `coded`. The op settles it before it reads. ValueError for another number, or while an op is under way or not
+  // committed.
   struct StateView {
     float* residual = nullptr;
     const float* kept = nullptr;
@@ -63,6 +65,14 @@ class Compression {
   void commit();
   void rollBack();
 
+  // In place of commit(), of an op that has put its result where the residual was to be (Elsewhere::in_residual): the
+  // residual is (kept + sent·share) − P·Rₛᵀ, or kept − P·Rₛᵀ where nothing was `sent` (undefined). `p` is [rank, rows],
+  // `r`, Rₛ, is [rank, columns], `sent` fp32 of the tensor's shape. Whoever needs it first computes it, at best the
+  // next op on its worker: settle(). Takes `sent`, and returns the memory that the result stands in. ValueError as
+  // commit().
+  at::Tensor commitLater(at::Tensor sent, float share, std::vector<float> p, std::vector<float> r);
+  void settle();
+
   // Of residuals and factors, those that an op works on among them.
   size_t bytes() const;
 
@@ -70,6 +80,7 @@ class Compression {
   enum class Loan { idle, lent, done };
   void expectIdle(const char* what) const;
   void expectRank(int64_t rank) const;
+  void settleLocked() const;
   at::Tensor widened() const;  // of residual_
   at::Tensor narrowed(const at::Tensor&) const;
 
@@ -81,9 +92,16 @@ class Compression {
   const std::shared_ptr<const Codec> eight_bits_;  // null: fp32
 
   mutable std::mutex mutex_;
-  at::Tensor residual_, factor_, next_residual_, next_factor_;
+  mutable at::Tensor residual_, next_residual_;
+  at::Tensor factor_, next_factor_;
   std::optional<CodedResidual> coded_;
   Loan loan_ = Loan::idle;
+  struct Unsettled {  // the residual is still to be made of itself and of what stands in next_residual_
+    bool sent;
+    float share;
+    std::vector<float> p, r;
+  };
+  mutable std::optional<Unsettled> unsettled_;
 };
 
 // What a caller's encodings of one tensor have lost so far, lent to ops as a transaction: an op works on a copy, which

@@ -12,6 +12,8 @@
 #include "collective/all_reduce.h"
 #include "collective/summer.h"
 #include "collective_cases.h"
+#include "kernels/isa/table.h"
+#include "kernels/low_rank/low_rank.h"
 #include "ranks_on_threads.h"
 
 namespace lowcomm {
@@ -29,7 +31,8 @@ struct Shape {
 };
 const std::vector<Shape> kShapes = {{48, 64, 4}, {40, 30, 0}, {130, 500, 0}, {1, 7, 0}, {90, 700, 3}, {1, 1, 0}};
 
-enum class Residuals { none, wide, coded };
+// exchanged: fp32, and where a tensor has a rank its average takes the residual's place.
+enum class Residuals { none, wide, coded, exchanged };
 
 // What one rank ends a few steps with: the averages, then residuals as fp32 or codes, then factors.
 struct Ended {
@@ -56,6 +59,17 @@ Bytes kept(const std::vector<float>& x) {
   return codes;
 }
 
+// What the residual of such a tensor becomes.
+std::vector<float> settled(const CodedAverage::Tensor& average, std::vector<float> residual,
+                           const std::vector<float>& data) {
+  const FloatEnv env;
+  for (size_t i = 0; i < data.size() && !average.idle; ++i)
+    residual[i] += data[i];
+  kernels().low_rank->subtract(residual.data(), residual.data(), average.p.data(), average.r.data(), average.rows,
+                               average.columns, average.rank);
+  return residual;
+}
+
 // `elsewhere`: without data and, by `coded`, with residuals that are read and written by runs; else in memory, where a
 // residual in codes is widened before the op and kept after it.
 Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool elsewhere, bool made, float bad) {
@@ -75,6 +89,7 @@ Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool els
     std::vector<std::vector<float>> data, minus;
     std::vector<MakeElements> makers(kShapes.size());
     std::vector<Bytes> next = codes;
+    std::vector<std::vector<float>> next_wide = wide;
     std::vector<std::unique_ptr<CodedResidual>> lent;
     CodedAverage average;
     LowRankMessage message{DType::float32,
@@ -85,7 +100,7 @@ Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool els
                            elsewhere ? &average : nullptr};
     for (size_t t = 0; t < kShapes.size(); ++t) {
       const uint64_t n = kShapes[t].elements();
-      const bool idle = t == 1 && step == 2;
+      const bool idle = t < 2 && step == 2;
       data.push_back(idle ? std::vector<float>(n, 0.0f) : normal(n, 100 * step + 10 * t + rank));
       minus.push_back(idle ? std::vector<float>(n, 0.0f) : normal(n, 7 + step));
       if (bad != 0 && step == 3 && rank == 1 && t == 2) data[t][n / 2] = bad;
@@ -114,6 +129,10 @@ Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool els
       if (residuals == Residuals::coded && elsewhere) {
         lent.push_back(std::make_unique<CodedResidual>(*eightBits(), n, codes[t], next[t]));
         tensor.elsewhere.coded = lent.back().get();
+      } else if (residuals == Residuals::exchanged) {
+        tensor.kept = wide[t].data();
+        tensor.residual = next_wide[t].data();
+        tensor.elsewhere.in_residual = of_rank > 0;
       } else if (residuals != Residuals::none) {
         tensor.residual = wide[t].data();
       }
@@ -137,6 +156,10 @@ Ended run(OpContext& op, const std::string& codec, Residuals residuals, bool els
         EXPECT_EQ(expected, values.size());
       }
       ended.averages.push_back(values);
+      if (residuals == Residuals::exchanged) {
+        const bool is_settled = kShapes[t].rank == 0;
+        wide[t] = is_settled ? next_wide[t] : settled(average.tensors[t], wide[t], differences[t]);
+      }
       if (residuals == Residuals::coded) {
         codes[t] = elsewhere ? next[t] : kept(wide[t]);
         ended.residuals.push_back(codes[t]);
@@ -181,6 +204,14 @@ TEST(CodedSums, AreTheBitsOfThoseInMemory) {
         }
       }
     }
+  }
+}
+
+TEST(CodedSums, InTheResidualsPlaceLeaveWhatTheResidualIsMadeOf) {
+  for (const int size : {2, 3}) {
+    const std::vector<Ended> expected = onAll(size, kCodecs[0], Residuals::wide, /*elsewhere=*/false, /*made=*/false);
+    for (const bool made : {false, true})
+      EXPECT_TRUE(onAll(size, kCodecs[0], Residuals::exchanged, /*elsewhere=*/true, made) == expected) << size;
   }
 }
 
