@@ -33,6 +33,7 @@ PROGRAMS = {
     "linklab": ("linklab.cli", "collectives, and any program, on links made of network namespaces; as root"),
     "tcp_links": ("linklab.tcp_links", "what transport tcp makes of far, lossy, full and busy links; as root"),
     "faults": ("faults.cli", "whether every op ends every fault as promised; as root"),
+    "tcp_faults": ("faults.tcp.cli", "every fault of groups over transport tcp, and who is no rank; as root"),
     "tcp_cuts": ("faults.tcp_cuts", "what resets of connections cost ops over transport tcp; as root"),
     "exit_aborts": ("faults.exit_aborts", "trainings that abort or hang as their processes end"),
     "pages": ("pages", "whether the figures of all pages are those of the results"),

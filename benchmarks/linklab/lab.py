@@ -8,9 +8,9 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from linklab import namespaces, offload, tools
+from linklab import namespaces, offload, router, tools
 from linklab.errors import LabError, LabUnavailable
 from linklab.forward import Forwarder
 from linklab.jobs import Job, RankExit
@@ -49,6 +49,7 @@ class Lab:
         loss: Of the frames each host sends: "0.1%".
         burst: Bytes that each shaper lets through at once after a pause; None: burst_bytes() of its rate.
         congestion: How TCP finds a rate on all hosts, for example "reno"; None: as the machine does.
+        behind_router: Hosts behind a router that translates their address (router.py), which no other host can dial.
 
     Raises:
         ValueError: An argument is wrong.
@@ -66,6 +67,7 @@ class Lab:
         loss: str | None = None,
         burst: int | None = None,
         congestion: str | None = None,
+        behind_router: Collection[int] = (),
     ) -> None:
         if not 2 <= hosts <= 8:
             raise ValueError(f"hosts: expected 2 to 8, got {hosts}")
@@ -77,7 +79,11 @@ class Lab:
         self.links = [Link(*parse_rate(rates[host]), delay_s, lost) for host in range(hosts)]
         if burst is not None and burst < SEGMENT_FRAME:
             raise ValueError(f"burst: expected {SEGMENT_FRAME} bytes (a frame) or more, got {burst}")
+        if wrong := sorted(set(behind_router) - set(range(hosts))):
+            raise ValueError(f"behind_router: expected hosts 0 to {hosts - 1}, got {wrong}")
         self._burst, self._congestion = burst, congestion
+        self._behind_router = frozenset(behind_router)
+        self._addresses = {host: self.address(host) for host in range(hosts)}
         self._jobs: list[Job] = []
         self._forwarder: Forwarder | None = None
         self._exit: contextlib.ExitStack | None = None
@@ -85,7 +91,7 @@ class Lab:
     # ---- making and ending ----
 
     def __enter__(self) -> Lab:
-        tools.check()
+        tools.check(*(("nft",) if self._behind_router else ()))
         namespaces.remove_leftovers()
         self._prefix = prefix(next(_numbers))
         with contextlib.ExitStack() as stack:
@@ -111,18 +117,17 @@ class Lab:
             self._make_host(host, link)
         for host in range(len(self.links)):
             if forwarded:  # frames as they are on a wire, for a forwarder that neither cuts nor completes them
-                offload.turn_off(self.namespace(host), DEVICE)
-            for other in range(len(self.links)):
-                if other != host:
-                    words = (self.address(other), "lladdr", _mac(other), "dev", DEVICE, "nud", "permanent")
-                    ip("neigh", "replace", *words, inside=self.namespace(host))
+                offload.turn_off(self._edge(host), DEVICE)
+            self._tell_others(host)
+            if self._behind_router:  # where their own addresses lead: nowhere, without a word
+                ip("route", "replace", router.NETWORKS, "dev", DEVICE, inside=self._edge(host))
         if forwarded:
             self._forwarder = Forwarder(self.switch, {host: self.links[host] for host in forwarded})
         for host in range(len(self.links)):
             self.restore(host)
 
     def _make_host(self, host: int, link: Link) -> None:
-        inside, wire = self.namespace(host), f"wire{host}"
+        inside, wire = self._edge(host), f"wire{host}"
         ip("netns", "add", inside)
         ip("link", "add", wire, "type", "veth", "peer", "name", DEVICE, "netns", inside, inside=self.switch)
         ip("link", "set", wire, "addrgenmode", "none", "up", inside=self.switch)
@@ -138,6 +143,14 @@ class Lab:
             ip("link", "set", tap, "addrgenmode", "none", "txqueuelen", "10000", "up", inside=self.switch)
         self._shape(DEVICE, link.up_bits, inside)
         self._shape(wire, link.down_bits, self.switch)
+        if host in self._behind_router:
+            router.make(inside, self.namespace(host), host, outside=DEVICE)
+
+    def _tell_others(self, host: int) -> None:
+        for other in range(len(self.links)):
+            if other != host:
+                words = (self._addresses[host], "lladdr", _mac(host), "dev", DEVICE, "nud", "permanent")
+                ip("neigh", "replace", *words, inside=self._edge(other))
 
     def _shape(self, device: str, bits: float | None, inside: str) -> None:
         if bits is None:
@@ -182,6 +195,10 @@ class Lab:
         if not 0 <= host < len(self.links):
             raise ValueError(f"host: expected 0 to {len(self.links) - 1}, got {host}")
         return f"{self._prefix}-host{host}"
+
+    def _edge(self, host: int) -> str:
+        """Where a host's link ends: its own namespace, or that of its router."""
+        return f"{self._prefix}-router{host}" if host in self._behind_router else self.namespace(host)
 
     @staticmethod
     def address(host: int) -> str:
@@ -247,15 +264,25 @@ class Lab:
         self.namespace(host)
         ip("link", "set", "dev", self._port(host), "master", "br0", inside=self.switch)
 
+    def move(self, host: int, address: str) -> None:
+        """Gives a host, or its router, another address of 10.77.0.0/24: connections from and to the old one fall silent."""
+        inside, before = self._edge(host), self._addresses[host]
+        ip("address", "del", f"{before}/24", "dev", DEVICE, inside=inside)
+        ip("address", "add", f"{address}/24", "dev", DEVICE, inside=inside)
+        if self._behind_router:
+            ip("route", "replace", router.NETWORKS, "dev", DEVICE, inside=inside)
+        self._addresses[host] = address
+        self._tell_others(host)
+
     def bytes(self, host: int) -> Traffic:
         """Returns the traffic of a host's interface since the lab was made."""
-        counted = tools.counters(DEVICE, inside=self.namespace(host))
+        counted = tools.counters(DEVICE, inside=self._edge(host))
         return Traffic(counted["tx"]["bytes"], counted["rx"]["bytes"])
 
     def queue_drops(self, host: int) -> int:
         """Frames that a host's full queues dropped, on its way out and at the switch: what a congested link does."""
         at_switch = tools.queue_drops(f"wire{host}", inside=self.switch)
-        return tools.queue_drops(DEVICE, inside=self.namespace(host)) + at_switch
+        return tools.queue_drops(DEVICE, inside=self._edge(host)) + at_switch
 
     def forwarder_drops(self) -> int:
         """Frames that the forwarder lost against its orders, for want of time: above 0, do not trust what was measured."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from linklab.errors import LabError
 from linklab.tools import ip
 
-_NAME = re.compile(r"linklab-(\d+)-(\d+)-\d+-(?:wire|host\d)")
+_NAME = re.compile(r"linklab-(\d+)-(\d+)-\d+-(?:wire|(?:host|router)\d)")
 _END_S = 10
 
 

@@ -29,15 +29,16 @@ def _effective_rights() -> int:
 def _found(tool: str) -> str:
     path = shutil.which(tool) or shutil.which(tool, path=_ADMINISTRATORS)
     if path is None:
-        raise LabUnavailable(f"a lab needs the tool {tool} (Debian: iproute2), and there is none on PATH")
+        package = "nftables" if tool == "nft" else "iproute2"
+        raise LabUnavailable(f"a lab needs the tool {tool} (Debian: {package}), and there is none on PATH")
     return path
 
 
-def check() -> None:
-    """Raises LabUnavailable, in one sentence, where no lab can be made."""
+def check(*needed: str) -> None:
+    """Raises LabUnavailable, in one sentence, where no lab can be made, or none with these tools too."""
     if sys.platform != "linux":
         raise LabUnavailable(f"a lab needs Linux's network namespaces, and this is {sys.platform}")
-    for tool in ("ip", "tc"):
+    for tool in ("ip", "tc", *needed):
         _found(tool)
     if missing := [name for name, bit in _RIGHTS.items() if not _effective_rights() >> bit & 1]:
         user = f"user {os.geteuid()}"
@@ -65,6 +66,11 @@ def ip(*words: str, inside: str | None = None) -> str:
 def tc(*words: str, inside: str) -> str:
     """`tc …` in a namespace."""
     return call(["tc", "-n", inside, *words])
+
+
+def nft(rules: str, *, inside: str) -> None:
+    """`nft` with rules, separated by ";", in a namespace."""
+    call(["ip", "netns", "exec", inside, _found("nft"), rules])
 
 
 def counters(device: str, *, inside: str) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What the lab's owner has a rank's process do to itself, in a thread beside its ops."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from faults.tcp.stage import PORT, Notes
+
+_AF_UNSPEC = struct.pack("H14x", 0)
+
+
+def obey(notes: Notes, rank: int, stop: threading.Event) -> None:
+    """Carries out each order of this rank once, when it is given, until `stop`."""
+    done: set[str] = set()
+    orders: dict[str, Callable[[], None]] = {"reset": reset, "disconnect": disconnect, "starve": starve}
+    while not stop.wait(0.003):
+        for order, carry_out in orders.items():
+            for name in (f"{order}{rank}", f"{order}{rank} again"):
+                if name not in done and notes.said(name):
+                    done.add(name)
+                    carry_out()
+                    notes.say(f"{name}.done")
+
+
+def _connections() -> list[socket.socket]:
+    """The connections of the port's that this process has, each a duplicate."""
+    found = []
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            if not path.readlink().name.startswith("socket:"):
+                continue
+            one = socket.socket(fileno=os.dup(int(path.name)))
+            if one.family == socket.AF_INET and PORT in (one.getsockname()[1], one.getpeername()[1]):
+                found.append(one)
+            else:
+                one.close()
+    return found
+
+
+def reset() -> None:
+    """Shuts all connections down."""
+    for one in _connections():
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+
+def disconnect() -> None:
+    """Resets all connections at once: a reset leaves for the peer, and nothing is sent again."""
+    libc = ctypes.CDLL(None)
+    for one in _connections():
+        libc.connect(one.fileno(), _AF_UNSPEC, len(_AF_UNSPEC))
+        one.close()
+
+
+def starve(seconds: float = 2.0) -> None:
+    """Takes all file descriptors, shuts all connections down, and takes what becomes free of that, for some seconds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+    mine = _connections()
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, hard))
+    try:
+        end = time.monotonic() + seconds
+        _take_all(held)
+        for one in mine:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        while time.monotonic() < end:
+            _take_all(held)
+            time.sleep(0.0005)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)
+        for one in mine:
+            one.close()
+
+
+def _take_all(held: list[int]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(2))

@@ -1,0 +1,243 @@
+"""A rank in a row: ops that are compared with undisturbed ones, until the fault is over or an op fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from faults.tcp import orders
+from faults.tcp.cases import FAILS, KEPT_OUT, Case
+from faults.tcp.stage import PORT, RELAY_PORT, Notes, enter
+
+Rank = Any  # ranks.Rank, of the tests
+
+POLICY = "all_reduce=sym4; all_gather=minmax8; reduce_scatter=sym8; p2p=sym4"
+# Of a tensor: an op takes some hundredths of a second at the lab's rate.
+ELEMENTS = {"exact": 48_000, "coded": 240_000}
+_UNDISTURBED, _AFTERWARDS = 3, 2  # turns of all ops
+_MOST_S = 60.0
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "send/recv")
+
+
+@dataclasses.dataclass
+class Facts:
+    """What a rank saw; times are CLOCK_MONOTONIC's, which all processes share.
+
+    Attributes:
+        ops: Of every op that was done: its name, when it was called and how long it took.
+        wrong: Ops whose result had other bits than the undisturbed one.
+        called, ended: Of the op that failed.
+        error, message: Its exception.
+        made: How often connections were made, in ops, over all peers.
+        paths: How peers were reached in the end.
+        went_on: Whether the group that was made afterwards worked.
+    """
+
+    ops: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+    undisturbed: int = 0  # of them, the first
+    wrong: int = 0
+    called: float = 0.0
+    ended: float = 0.0
+    error: str = ""
+    message: str = ""
+    made: int = 0
+    paths: list[str] = dataclasses.field(default_factory=list)
+    went_on: bool | None = None
+
+
+class Turns:
+    """Ops in turn on seeded data, each with the bits of its first result."""
+
+    def __init__(self, kind: str, rank: int, size: int, facts: Facts) -> None:
+        draws = [torch.Generator().manual_seed(r) for r in range(size)]
+        n = ELEMENTS[kind] // size * size
+        every = [torch.randn(n, generator=d) for d in draws]
+        if kind == "exact":
+            every = [(100 * x).round() for x in every]  # sums are whole numbers, right in any order
+        self._mine, self._rank, self._size, self._facts = every[rank], rank, size, facts
+        total = torch.stack(every).sum(0)
+        part = n // size
+        self._exact = {
+            "all_reduce": total,
+            "all_gather": torch.cat([x[:part] for x in every]),
+            "reduce_scatter": total[rank * part : (rank + 1) * part],
+            "send/recv": every[rank - 1],
+        }
+        self._bound = 0.0 if kind == "exact" else 0.3
+        self._first: dict[str, torch.Tensor] = {}
+
+    def turn(self) -> None:
+        """Every op once."""
+        for op in OPS:
+            self._facts.called = time.monotonic()
+            result = getattr(self, "_" + op.replace("/", "_"))()
+            self._facts.ops.append((op, self._facts.called, time.monotonic() - self._facts.called))
+            if op not in self._first:
+                self._first[op] = result
+                off = float((result - self._exact[op]).norm()) / float(self._exact[op].norm())
+                if off > self._bound:
+                    raise AssertionError(f"{op}, undisturbed: expected an error of {self._bound} at most, got {off}")
+            self._facts.wrong += not torch.equal(result, self._first[op])
+
+    def _all_reduce(self) -> torch.Tensor:
+        whole = self._mine.clone()
+        dist.all_reduce(whole)
+        return whole
+
+    def _all_gather(self) -> torch.Tensor:
+        mine = self._mine[: self._mine.numel() // self._size]
+        whole = torch.empty_like(self._mine)
+        dist.all_gather_into_tensor(whole, mine)
+        return whole
+
+    def _reduce_scatter(self) -> torch.Tensor:
+        part = torch.empty(self._mine.numel() // self._size)
+        dist.reduce_scatter_tensor(part, self._mine)
+        return part
+
+    def _send_recv(self) -> torch.Tensor:
+        other = torch.empty_like(self._mine)
+        right, left = (self._rank + 1) % self._size, (self._rank - 1) % self._size
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, other, left), dist.P2POp(dist.isend, self._mine, right)])
+        for work in works:
+            work.wait()
+        return other
+
+
+def _environment(case: Case, rank: int, secret: str, relay: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    os.environ["LOWCOMM_TRANSPORT"] = "tcp"
+    if secret:
+        os.environ["LOWCOMM_SECRET"] = secret
+    # Where there is another rank than the two, that may be the relay.
+    if rank in case.relayed and not (case.behind_router and case.size > 2):
+        os.environ["LOWCOMM_RELAY"] = f"{relay}:{RELAY_PORT}"
+    if rank in case.relayed and not case.behind_router:
+        os.environ["LOWCOMM_DIAL_ONLY"] = "1"
+    else:
+        os.environ["LOWCOMM_LISTEN"] = f":{PORT}"
+
+
+def _init(r: Rank, case: Case, deadline_s: float) -> None:
+    import torch_lowcomm as lc
+
+    policy = POLICY if case.kind == "coded" else ""
+    r.init("lowcomm", timeout_s=deadline_s, pg_options=lc.Options(policy=policy, min_bytes=0, chunk_bytes=65536))
+
+
+def play(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay: str) -> dict[str, Any]:
+    """A rank of the row, in a process of its own; facts as a dict. The one after the last is the spare."""
+    torch.set_num_threads(1)
+    facts = Facts()
+    if r.rank == case.size:
+        _pretend(dataclasses.replace(r, rank=case.faulty, size=case.size), case, notes, secrets, relay, facts)
+        return dataclasses.asdict(facts)
+    r = dataclasses.replace(r, size=case.size)
+    enter(notes.namespaces[r.rank])
+    _environment(case, r.rank, secrets[r.rank], relay)
+    notes.say(f"here{r.rank}", os.getpid())
+    notes.wait_all("here", range(case.size))
+    _row(r, case, notes, facts)
+    return dataclasses.asdict(facts)
+
+
+def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
+    facts.called = time.monotonic()
+    try:
+        # A deadline that is short enough to pass is not for the making of groups on a busy machine.
+        _init(r, case, case.of.deadline_s)
+        turns = Turns(case.kind, r.rank, case.size, facts)
+        for _ in range(_UNDISTURBED):
+            turns.turn()
+    except RuntimeError as error:
+        if case.of.outcome != KEPT_OUT:
+            raise
+        facts.ended, facts.error, facts.message = time.monotonic(), type(error).__name__, str(error)
+        return
+    facts.undisturbed = len(facts.ops)
+    made = _made()
+    dist.barrier()
+    stop = threading.Event()
+    thread = threading.Thread(target=orders.obey, args=(notes, r.rank, stop))
+    thread.start()
+    try:
+        _disturbed(r, case, notes, facts, turns)
+        if not facts.error:
+            facts.made = _made() - made
+    finally:
+        stop.set()
+        thread.join()
+    _go_on(r, case, notes, facts)
+
+
+def _disturbed(r: Rank, case: Case, notes: Notes, facts: Facts, turns: Turns) -> None:
+    """Turns until all know that the fault is over, and some more; or until one fails."""
+    notes.say(f"ready{r.rank}")
+    try:
+        if case.when == "before":
+            notes.wait("struck")
+        elif case.when == "after":
+            turns.turn()
+            notes.say(f"done{r.rank}")
+            notes.wait("struck" if case.of.outcome == FAILS else "over")
+        end = time.monotonic() + _MOST_S
+        over = torch.zeros(1, dtype=torch.int64)
+        while not over.item() and time.monotonic() < end:
+            turns.turn()
+            over.fill_(notes.said("over"))
+            facts.called = time.monotonic()
+            dist.all_reduce(over, op=dist.ReduceOp.MIN)
+        for _ in range(_AFTERWARDS):
+            turns.turn()
+        dist.barrier()
+    except RuntimeError as error:
+        facts.ended, facts.error, facts.message = time.monotonic(), type(error).__name__, str(error)
+    notes.say(f"ended{r.rank}")
+
+
+def _made() -> int:
+    import torch_lowcomm as lc
+
+    return sum(one["times_made"] for one in lc.connections(dist.group.WORLD).popitem()[1])
+
+
+def _go_on(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
+    """Another group of the ranks that live: it must work."""
+    import torch_lowcomm as lc
+
+    if facts.error:
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    else:
+        facts.paths = sorted({one["path"] for one in lc.connections(dist.group.WORLD).popitem()[1]})
+        dist.barrier()
+    dist.destroy_process_group()
+    notes.wait("mended")
+    again = dataclasses.replace(r, size=case.survivors, stores=10)
+    _init(again, case, 60.0)
+    Turns(case.kind, r.rank, case.survivors, Facts()).turn()
+    dist.barrier()
+    dist.destroy_process_group()
+    facts.went_on = True
+
+
+def _pretend(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay: str, facts: Facts) -> None:
+    """Another process that makes the group again, as the faulty rank, from what that one left in the store."""
+    notes.wait("pretend")
+    # Beside a rank that lives it stands on the host that has none.
+    enter(notes.namespaces[case.faulty if case.fault == "started again" else case.size])
+    _environment(case, case.faulty, secrets[case.faulty], relay)
+    facts.called = time.monotonic()
+    notes.say("pretending")
+    try:
+        _init(r, case, 4.0)
+        dist.all_reduce(torch.ones(1000))
+    except RuntimeError as error:
+        facts.ended, facts.error, facts.message = time.monotonic(), type(error).__name__, str(error)
+    notes.say("pretended", facts.error)
+    os._exit(0)

@@ -1,0 +1,64 @@
+"""Rows as text: a line each while they run, and the table of benchmarks/results/tcp_faults.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from faults.tcp.cases import FAULTS, SECRETS, SIZES
+from faults.tcp.run import Row
+
+_COLUMNS = [(secret, size) for secret in SECRETS for size in SIZES]
+
+
+def line(row: Row) -> str:
+    """One row."""
+    numbers = "  ".join(
+        f"{name} {row.seen[key]:.3g}{unit}"
+        for key, name, unit in (
+            ("pause_s", "pause", " s"),
+            ("late_s", "error after", " s"),
+            ("made", "made", ""),
+            ("slower", "slower", "x"),
+            ("worst", "worst", "x"),
+        )
+        if key in row.seen
+    )
+    why = row.reasons[0].splitlines()[0][:300] if row.reasons else ""
+    return f"{row.verdict:<4}  {row.case.name:<52}{row.seconds:6.1f} s  {numbers}  {why}".rstrip()
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """How many hold of those that were run."""
+    ran = [row for row in rows if row.verdict != "n/a"]
+    if not ran:
+        return "n/a" if rows else ""
+    held = sum(row.verdict == "PASS" for row in ran)
+    return f"{held}/{len(ran)}" if held == len(ran) else f"**{held}/{len(ran)}**"
+
+
+def _most(rows: Sequence[Row]) -> str:
+    """The longest that an op waited beyond the fault, or the latest error."""
+    pauses = [row.seen["pause_s"] for row in rows if "pause_s" in row.seen]
+    lates = [row.seen["late_s"] for row in rows if "late_s" in row.seen]
+    if pauses:
+        return f"pause {max(0.0, *pauses):.2f} s"
+    return f"error after {max(lates):.2f} s" if lates else ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a fault a row; how many rows (when × kind) hold in a group of each kind and size, and the worst seen."""
+    heads = [f"{secret}, {size}" for secret, size in _COLUMNS]
+    lines = ["| fault | must | " + " | ".join(heads) + " | the most |", "| --- | --- |" + " --- |" * (len(heads) + 1)]
+    for fault in FAULTS:
+        mine = [row for row in rows if row.case.fault == fault.name]
+        if mine:
+            cells = [_cell([row for row in mine if (row.case.secret, row.case.size) == column]) for column in _COLUMNS]
+            lines.append(f"| {fault.name} | {fault.outcome} | " + " | ".join(cells) + f" | {_most(mine)} |")
+    counts = {word: sum(row.verdict == word for row in rows) for word in ("PASS", "FAIL", "n/a")}
+    lines += ["", f"{counts['PASS']} rows hold, {counts['FAIL']} fail, {counts['n/a']} cannot be made here."]
+    crowds = [row.seen for row in rows if "slower" in row.seen]
+    if crowds:
+        slower = ", ".join(f"{one['slower']:.3f}" for one in crowds)
+        worst = ", ".join(f"{one['worst']:.2f}" for one in crowds)
+        lines += [f"Next to strangers, ops took at the median {slower} times as long, at most {worst}."]
+    return "\n".join(lines)
