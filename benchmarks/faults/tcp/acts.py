@@ -139,8 +139,9 @@ def _another_process(act: Act) -> Iterator[None]:
 
 
 def _expect_refused(act: Act) -> None:
-    if not act.notes.hear("pretended"):
-        act.reasons.append("another process has made the group, as the faulty rank")
+    act.seen["pretender"] = said = act.notes.hear("pretended")
+    if not said.startswith("DistBackendError"):
+        act.reasons.append(f"another process, as the faulty rank: expected a DistBackendError, got {said or 'a group'}")
 
 
 def _starved(act: Act) -> Iterator[None]:

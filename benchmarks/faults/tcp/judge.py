@@ -26,6 +26,7 @@ def judge(case: Case, facts: list[Facts | None], seen: dict[str, Any], crowded: 
                 f"rank {rank}: {mine['wrong']} results of {len(mine['ops'])} have other bits than undisturbed"
             )
         reasons += [f"rank {rank}: {why}" for why in rank_reasons(case, rank, mine, seen)]
+        seen["again_s"] = max(seen.get("again_s", 0.0), mine["again_s"])
         if outcome != KEPT_OUT and not mine["went_on"]:
             reasons.append(f"rank {rank}: expected the next group to work")
     if crowded and facts[0]:
@@ -39,11 +40,13 @@ def _goes_on(case: Case, rank: int, mine: Facts, seen: dict[str, Any]) -> list[s
     reasons = []
     usual = max(took for _, _, took in mine["ops"][: mine["undisturbed"]])
     longest = max(took for _, _, took in mine["ops"][mine["undisturbed"] :])
-    pause = longest - usual - case.of.lasts_s
+    lasts_s = 0.0 if case.when == "after" else case.of.lasts_s  # it was over when the op was called
+    pause = longest - usual - lasts_s
     seen["pause_s"] = max(seen.get("pause_s", -1e9), pause)
+    seen["making_s"] = max(seen.get("making_s", 0.0), mine["making_s"])
     seen["made"] = seen.get("made", 0) + mine["made"]
     if pause > case.of.pause_s:
-        reasons.append(f"an op took {longest:.2f} s, undisturbed {usual:.2f} s, the fault {case.of.lasts_s:g} s")
+        reasons.append(f"an op took {longest:.2f} s, undisturbed {usual:.2f} s, the fault {lasts_s:g} s")
     if case.of.faulty == 0 and case.of.pause_s == 2.0 and mine["made"]:  # nobody but ranks was there
         reasons.append(f"{mine['made']} connections were made again")
     if rank in case.relayed and not any(path.startswith("relay ") for path in mine["paths"]):

@@ -34,9 +34,11 @@ class Facts:
         wrong: Ops whose result had other bits than the undisturbed one.
         called, ended: Of the op that failed.
         error, message: Its exception.
+        making_s: How long the group's making took.
         made: How often connections were made, in ops, over all peers.
         paths: How peers were reached in the end.
         went_on: Whether the group that was made afterwards worked.
+        again_s: How long its making took.
     """
 
     ops: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
@@ -46,9 +48,11 @@ class Facts:
     ended: float = 0.0
     error: str = ""
     message: str = ""
+    making_s: float = 0.0
     made: int = 0
     paths: list[str] = dataclasses.field(default_factory=list)
     went_on: bool | None = None
+    again_s: float = 0.0
 
 
 class Turns:
@@ -74,7 +78,7 @@ class Turns:
 
     def turn(self) -> None:
         """Every op once."""
-        for op in OPS:
+        for op in OPS if self._size > 1 else OPS[:-1]:
             self._facts.called = time.monotonic()
             result = getattr(self, "_" + op.replace("/", "_"))()
             self._facts.ops.append((op, self._facts.called, time.monotonic() - self._facts.called))
@@ -152,6 +156,7 @@ def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     try:
         # A deadline that is short enough to pass is not for the making of groups on a busy machine.
         _init(r, case, case.of.deadline_s)
+        facts.making_s = time.monotonic() - facts.called
         turns = Turns(case.kind, r.rank, case.size, facts)
         for _ in range(_UNDISTURBED):
             turns.turn()
@@ -219,7 +224,9 @@ def _go_on(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     dist.destroy_process_group()
     notes.wait("mended")
     again = dataclasses.replace(r, size=case.survivors, stores=10)
+    began = time.monotonic()
     _init(again, case, 60.0)
+    facts.again_s = time.monotonic() - began
     Turns(case.kind, r.rank, case.survivors, Facts()).turn()
     dist.barrier()
     dist.destroy_process_group()
@@ -235,9 +242,9 @@ def _pretend(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay:
     facts.called = time.monotonic()
     notes.say("pretending")
     try:
-        _init(r, case, 4.0)
+        _init(r, case, 15.0)
         dist.all_reduce(torch.ones(1000))
     except RuntimeError as error:
         facts.ended, facts.error, facts.message = time.monotonic(), type(error).__name__, str(error)
-    notes.say("pretended", facts.error)
+    notes.say("pretended", f"{facts.error}: {facts.message}" if facts.error else "")
     os._exit(0)

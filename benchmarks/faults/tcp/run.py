@@ -140,6 +140,8 @@ def _direct(act: Act, wrong: list[str]) -> None:
     finally:
         if act.ears:
             act.ears.close()
+        while not act.notes.said("stop"):  # a relay dies with the thread that has started it
+            time.sleep(0.02)
 
 
 def _cause(report: str) -> str:

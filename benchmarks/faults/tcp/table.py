@@ -17,6 +17,8 @@ def line(row: Row) -> str:
         for key, name, unit in (
             ("pause_s", "pause", " s"),
             ("late_s", "error after", " s"),
+            ("making_s", "group in", " s"),
+            ("again_s", "the next in", " s"),
             ("made", "made", ""),
             ("slower", "slower", "x"),
             ("worst", "worst", "x"),
