@@ -325,6 +325,7 @@ void Endpoint::introduce(std::unique_ptr<Pipe> pipe, const Hello& hello) {
   std::swap(answer.from, answer.to);
   answer.incarnation = incarnation_;
   answer.received = 0;
+  answer.carries = false;
   answer.unknown = true;
   say(*pipe, answer);
 }

@@ -254,6 +254,7 @@ bool Link::refusalsCount() const {
 }
 
 void Link::refused() {
+  refused_why_ = lost_why_;
   tryNext();
 }
 
@@ -270,7 +271,7 @@ void Link::tryNext() {
   all_refused_ = true;
   pause_ = std::clamp(2 * pause_, std::chrono::milliseconds(kFirstPause), std::chrono::milliseconds(kLongestPause));
   if (refused_rounds_ >= kRounds)
-    return fail(hasOtherSecret() ? kOtherSecret : "the peer's process or group is gone: " + lost_why_);
+    return fail(hasOtherSecret() ? kOtherSecret : "the peer's process or group is gone: " + refused_why_);
   dial_at_ = Clock::now() + std::max(pause_, std::chrono::milliseconds(100));
 }
 

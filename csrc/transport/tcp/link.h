@@ -142,6 +142,7 @@ class Link {
   ConnectionReport past_;  // the sums of connections that are no more
   bool ended_ = false, other_secret_ = false;
   std::string lost_why_ = "no connection was made yet";
+  std::string refused_why_;  // what the peer's own address said last: a relay's troubles are not the peer's
 };
 
 }  // namespace lowcomm::tcp
