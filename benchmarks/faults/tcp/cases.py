@@ -36,6 +36,7 @@ class Fault:
         relayed: Whether the first and last rank only dial, and meet at a relay.
         spare: Whether another process waits to pretend that it is the faulty rank.
         tools: Programs that it needs, besides a lab's.
+        alone: Whether its row is run with no other beside it, for its seconds are judged.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Fault:
     relayed: bool = False
     spare: bool = False
     tools: tuple[str, ...] = ()
+    alone: bool = False
 
 
 _ROUTED = {"tools": ("nft",), "pause_s": 8.0}
@@ -131,6 +133,7 @@ FAULTS = (
         when=("in",),
         lasts_s=0.0,
         faulty=0,
+        alone=True,
     ),
     Fault(
         "slow-loris",

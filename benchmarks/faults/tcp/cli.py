@@ -67,7 +67,16 @@ def _work(cases: multiprocessing.Queue, rows: multiprocessing.Queue) -> None:
 
 
 def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
-    """Rows as they are done, in processes that share the work. RuntimeError when one of them fails."""
+    """Rows as they are done, in processes that share the work, but for those that are run alone, at the end."""
+    alone = [case for case in cases if case.of.alone]
+    yield from _run([case for case in cases if not case.of.alone], jobs)
+    yield from _run(alone, 1)
+
+
+def _run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
+    """Rows as they are done. RuntimeError when one of the processes fails."""
+    if not cases:
+        return
     context = multiprocessing.get_context("spawn")
     todo, rows = context.Queue(), context.Queue()
     for case in cases:

@@ -40,13 +40,14 @@ def _goes_on(case: Case, rank: int, mine: Facts, seen: dict[str, Any]) -> list[s
     reasons = []
     usual = max(took for _, _, took in mine["ops"][: mine["undisturbed"]])
     longest = max(took for _, _, took in mine["ops"][mine["undisturbed"] :])
-    lasts_s = 0.0 if case.when == "after" else case.of.lasts_s  # it was over when the op was called
+    # As long as it did last; where ops came "after", it was over when they were called.
+    lasts_s = seen["over"] - seen["struck"] if case.of.lasts_s and case.when != "after" else 0.0
     pause = longest - usual - lasts_s
     seen["pause_s"] = max(seen.get("pause_s", -1e9), pause)
     seen["making_s"] = max(seen.get("making_s", 0.0), mine["making_s"])
     seen["made"] = seen.get("made", 0) + mine["made"]
     if pause > case.of.pause_s:
-        reasons.append(f"an op took {longest:.2f} s, undisturbed {usual:.2f} s, the fault {lasts_s:g} s")
+        reasons.append(f"an op took {longest:.2f} s, undisturbed {usual:.2f} s, the fault {lasts_s:.2f} s")
     if case.of.faulty == 0 and case.of.pause_s == 2.0 and mine["made"]:  # nobody but ranks was there
         reasons.append(f"{mine['made']} connections were made again")
     if rank in case.relayed and not any(path.startswith("relay ") for path in mine["paths"]):

@@ -33,34 +33,33 @@ def _cell(rows: Sequence[Row]) -> str:
     """How many hold of those that were run."""
     ran = [row for row in rows if row.verdict != "n/a"]
     if not ran:
-        return "n/a" if rows else ""
-    held = sum(row.verdict == "PASS" for row in ran)
-    return f"{held}/{len(ran)}" if held == len(ran) else f"**{held}/{len(ran)}**"
+        return "n/a" if rows else "-"
+    return f"{sum(row.verdict == 'PASS' for row in ran)}/{len(ran)}"
 
 
 def _most(rows: Sequence[Row]) -> str:
-    """The longest that an op waited beyond the fault, or the latest error."""
+    """The longest that an op waited beyond the fault, or the latest error; next to strangers, ops relative to those without."""
     pauses = [row.seen["pause_s"] for row in rows if "pause_s" in row.seen]
     lates = [row.seen["late_s"] for row in rows if "late_s" in row.seen]
-    if pauses:
-        return f"pause {max(0.0, *pauses):.2f} s"
-    return f"error after {max(lates):.2f} s" if lates else ""
+    text = f"pause {max(0.0, *pauses):.2f} s" if pauses else f"error after {max(lates):.2f} s" if lates else "-"
+    crowds = [row.seen for row in rows if "slower" in row.seen]
+    if crowds:
+        median, most = (max(one[key] for one in crowds) for key in ("slower", "worst"))
+        text += f", {median:.3f} and {most:.2f} times"
+    return text
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: a fault a row; how many rows (when × kind) hold in a group of each kind and size, and the worst seen."""
-    heads = [f"{secret}, {size}" for secret, size in _COLUMNS]
-    lines = ["| fault | must | " + " | ".join(heads) + " | the most |", "| --- | --- |" + " --- |" * (len(heads) + 1)]
+    """A fault a row; how many rows (when and kind) hold in a group of each kind and size, and the worst that was seen."""
+    heads = "".join(f"{f'{secret}, {size}':>11}" for secret, size in _COLUMNS)
+    lines = [f"# {'fault':<28}{'must':<9}{heads}  the most"]
     for fault in FAULTS:
         mine = [row for row in rows if row.case.fault == fault.name]
         if mine:
-            cells = [_cell([row for row in mine if (row.case.secret, row.case.size) == column]) for column in _COLUMNS]
-            lines.append(f"| {fault.name} | {fault.outcome} | " + " | ".join(cells) + f" | {_most(mine)} |")
+            of = [[row for row in mine if (row.case.secret, row.case.size) == column] for column in _COLUMNS]
+            cells = "".join(f"{_cell(some):>11}" for some in of)
+            lines.append(f"  {fault.name:<28}{fault.outcome:<9}{cells}  {_most(mine)}")
     counts = {word: sum(row.verdict == word for row in rows) for word in ("PASS", "FAIL", "n/a")}
-    lines += ["", f"{counts['PASS']} rows hold, {counts['FAIL']} fail, {counts['n/a']} cannot be made here."]
-    crowds = [row.seen for row in rows if "slower" in row.seen]
-    if crowds:
-        slower = ", ".join(f"{one['slower']:.3f}" for one in crowds)
-        worst = ", ".join(f"{one['worst']:.2f}" for one in crowds)
-        lines += [f"Next to strangers, ops took at the median {slower} times as long, at most {worst}."]
+    lines.append(f"# {counts['PASS']} rows hold, {counts['FAIL']} fail, {counts['n/a']} cannot be made here")
+    lines += [f"# FAIL  {row.case.name}" for row in rows if row.verdict == "FAIL"]
     return "\n".join(lines)

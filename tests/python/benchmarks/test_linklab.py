@@ -226,6 +226,35 @@ def test_a_smaller_burst_and_another_congestion_control(may_make_labs):
         assert all(row.measured > 0 for row in validate.validate(lab, tries=1, only={"goodput"}))
 
 
+def _dial(lab, host, address):
+    """How a dial to a port that nobody listens on ends: "refused" by the host, or "silence"."""
+    code = (
+        "import socket\n"
+        f"try: socket.create_connection(({address!r}, 9), timeout=1)\n"
+        "except ConnectionRefusedError: print('refused')\n"
+        "except OSError: print('silence')"
+    )
+    (ended,) = lab.start_on(host, [sys.executable, "-c", code]).wait(30)
+    return ended.output.strip()
+
+
+def test_a_host_behind_a_router_dials_and_is_not_dialled(may_make_labs):
+    try:
+        tools.check("nft")
+    except LabUnavailable as why:
+        pytest.skip(str(why))
+    with Lab(hosts=3, rate="10mbit", behind_router={0}) as lab:
+        assert [_dial(lab, *way) for way in ((0, "10.77.0.2"), (1, "10.77.0.3"))] == ["refused"] * 2
+        assert [_dial(lab, 1, address) for address in ("10.77.0.1", "192.168.1.2")] == ["silence"] * 2
+        lab.move(0, "10.77.0.101")
+        assert _dial(lab, 0, "10.77.0.2") == "refused"
+        lab.move(1, "10.77.0.102")
+        assert _dial(lab, 2, "10.77.0.102") == "refused"
+        assert _dial(lab, 2, "10.77.0.2") == "silence"
+    with pytest.raises(ValueError, match=r"behind_router: expected hosts 0 to 1, got \[2\]"):
+        Lab(hosts=2, behind_router={2})
+
+
 def test_frames_are_lost_at_the_rate_that_was_asked_for(may_make_labs):
     with Lab(loss="2%") as lab:
         rows = validate.validate(lab, only={"loss"})
