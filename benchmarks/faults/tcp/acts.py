@@ -10,18 +10,16 @@ import dataclasses
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from linklab import Job, Lab
+from linklab import Lab
 from linklab.tools import nft
-from linklab.validate import ON_HOSTS
 
 from faults.tcp import crowd, outsiders
 from faults.tcp.cases import FAILS, Case
-from faults.tcp.stage import RELAY_PORT, Notes
+from faults.tcp.stage import Notes
 
 _UNDER_WAY = 100_000  # bytes over the faulty rank's link, since all were ready: an op is in the middle
 _MOVED = 100  # added to the last number of an address
@@ -32,7 +30,6 @@ class Act:
     """What an act has: the row, the lab, the notes; and what it found.
 
     Attributes:
-        relay: The relay's process, or None.
         ears: What was heard of connections as they were made, to rank 0 and to the last one, or None.
         reasons: Why the row fails, of what this side saw.
         crowded: When strangers were there: from, to.
@@ -42,7 +39,6 @@ class Act:
     case: Case
     lab: Lab
     notes: Notes
-    relay: Job | None = None
     ears: outsiders.Ears | None = None
     reasons: list[str] = dataclasses.field(default_factory=list)
     crowded: list[tuple[float, float]] = dataclasses.field(default_factory=list)
@@ -59,18 +55,6 @@ class Act:
     def namespace(self, rank: int) -> str:
         """A rank's host; that after the last is of who is no rank."""
         return self.notes.namespaces[rank]
-
-
-def start_relay(lab: Lab, host: int) -> Job:
-    """A relay on a host; returns once it listens."""
-    command = [sys.executable, "-W", "ignore", "-m", "torch_lowcomm", "relay", "--listen", f":{RELAY_PORT}"]
-    job = lab.start_on(host, command, env=ON_HOSTS)
-    end = time.monotonic() + 30
-    while "relay at" not in job.output(0):
-        if not job.running() or time.monotonic() > end:
-            raise RuntimeError(f"expected a relay, got: {job.output(0)[-1000:]}")
-        time.sleep(0.01)
-    return job
 
 
 # ---- links, addresses, processes ----
@@ -151,11 +135,11 @@ def _starved(act: Act) -> Iterator[None]:
 
 
 def _relay_killed(act: Act) -> Iterator[None]:
-    assert act.relay
-    os.kill(act.relay.pids[0], signal.SIGKILL)
+    os.kill(int(act.notes.hear("there relay")), signal.SIGKILL)
     yield
     time.sleep(act.case.of.lasts_s)
-    act.relay = start_relay(act.lab, act.case.size)
+    act.notes.say("start relay again")
+    act.notes.wait("there relay again")
 
 
 def _nothing(act: Act) -> Iterator[None]:

@@ -204,6 +204,14 @@ class Case:
         return (0, self.size - 1) if self.of.relayed else ()
 
     @property
+    def others(self) -> tuple[str, ...]:
+        """Processes of the row that are no ranks, in the order of their numbers behind those of the ranks."""
+        spare = ("pretender",) if self.of.spare else ()
+        # Where there is another rank than the two behind routers, that may be the relay.
+        has_relay = self.relayed and not (self.behind_router and self.size > 2)
+        return spare + (("relay", "relay again") if has_relay else ())
+
+    @property
     def survivors(self) -> int:
         """Ranks of the group that is made afterwards."""
         return self.size - 1 if self.fault in ("kill -9", "started again") else self.size

@@ -119,8 +119,7 @@ def _environment(case: Case, rank: int, secret: str, relay: str) -> None:
     os.environ["LOWCOMM_TRANSPORT"] = "tcp"
     if secret:
         os.environ["LOWCOMM_SECRET"] = secret
-    # Where there is another rank than the two, that may be the relay.
-    if rank in case.relayed and not (case.behind_router and case.size > 2):
+    if rank in case.relayed and "relay" in case.others:
         os.environ["LOWCOMM_RELAY"] = f"{relay}:{RELAY_PORT}"
     if rank in case.relayed and not case.behind_router:
         os.environ["LOWCOMM_DIAL_ONLY"] = "1"
@@ -136,18 +135,25 @@ def _init(r: Rank, case: Case, deadline_s: float) -> None:
 
 
 def play(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay: str) -> dict[str, Any]:
-    """A rank of the row, in a process of its own; facts as a dict. The one after the last is the spare."""
+    """A rank of the row, or one of `Case.others`, in a process of its own; facts as a dict."""
     torch.set_num_threads(1)
     facts = Facts()
-    if r.rank == case.size:
-        _pretend(dataclasses.replace(r, rank=case.faulty, size=case.size), case, notes, secrets, relay, facts)
+    if r.rank >= case.size:
+        role = case.others[r.rank - case.size]
+        if role == "pretender":
+            _pretend(dataclasses.replace(r, rank=case.faulty, size=case.size), case, notes, secrets, relay, facts)
+        else:
+            _relay(role, case, notes)
         return dataclasses.asdict(facts)
     r = dataclasses.replace(r, size=case.size)
     enter(notes.namespaces[r.rank])
     _environment(case, r.rank, secrets[r.rank], relay)
     notes.say(f"here{r.rank}", os.getpid())
     notes.wait_all("here", range(case.size))
+    if "relay" in case.others:
+        notes.wait("there relay")
     _row(r, case, notes, facts)
+    notes.say(f"gone{r.rank}")
     return dataclasses.asdict(facts)
 
 
@@ -248,3 +254,23 @@ def _pretend(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay:
         facts.ended, facts.error, facts.message = time.monotonic(), type(error).__name__, str(error)
     notes.say("pretended", f"{facts.error}: {facts.message}" if facts.error else "")
     os._exit(0)
+
+
+def _relay(role: str, case: Case, notes: Notes) -> None:
+    """The relay, or the one that is started once that was killed, until all ranks that live are gone."""
+    from torch_lowcomm import _C
+
+    enter(notes.namespaces[case.size])
+
+    def over() -> bool:
+        return all(notes.said(f"gone{rank}") for rank in range(case.size)) or notes.said("stop")
+
+    while role == "relay again" and not notes.said("start relay again"):
+        if over():
+            return
+        time.sleep(0.005)
+    relay = _C.Relay(f":{RELAY_PORT}")
+    notes.say(f"there {role}", os.getpid())
+    while not over():
+        time.sleep(0.01)
+    del relay

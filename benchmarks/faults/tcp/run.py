@@ -15,7 +15,7 @@ from typing import Any
 import ranks
 from linklab import Lab, LabError, LabUnavailable
 
-from faults.tcp.acts import Act, direct, new_secrets, start_relay
+from faults.tcp.acts import Act, direct, new_secrets
 from faults.tcp.cases import KEPT_OUT, Case
 from faults.tcp.judge import judge
 from faults.tcp.outsiders import Ears
@@ -101,9 +101,6 @@ class Runner:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tcp-faults-"))
             notes = Notes(folder, tuple(lab.namespace(host) for host in range(lab.hosts)))
             act = Act(case, lab, notes)
-            if case.relayed:
-                act.relay = start_relay(lab, case.size)
-                stack.callback(lambda: act.relay and act.relay.kill())
             if case.secret == "secret" or case.of.faulty == 0:
                 act.ears = stack.enter_context(Ears([lab.namespace(0)]))
             secrets = new_secrets(case)
@@ -112,12 +109,12 @@ class Runner:
             if case.of.outcome != KEPT_OUT:
                 directing.start()
             allow = {case.faulty: (0, -signal.SIGKILL)} if case.survivors < case.size else {}
-            if case.of.spare:
-                allow[case.size] = (0, 1)
+            # Whoever is no rank may be killed, or have nothing to say.
+            allow |= {case.size + number: (0, -signal.SIGKILL) for number in range(len(case.others))}
             try:
                 args = (case, notes, secrets, lab.address(case.size))
                 facts = ranks.run_ranks(
-                    play, case.size + case.of.spare, *args, timeout=_ROW_DEADLINE_S, allow_exit=allow
+                    play, case.size + len(case.others), *args, timeout=_ROW_DEADLINE_S, allow_exit=allow
                 )
             except ranks.RanksFailed as error:
                 raise LabError("\n".join([*wrong, str(error)])) from None
@@ -140,8 +137,6 @@ def _direct(act: Act, wrong: list[str]) -> None:
     finally:
         if act.ears:
             act.ears.close()
-        while not act.notes.said("stop"):  # a relay dies with the thread that has started it
-            time.sleep(0.02)
 
 
 def _cause(report: str) -> str:
