@@ -27,9 +27,10 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
-    # relay, store and exact ops, averages that stay in codes, and loops for deltas came after the goal was set.
+    # relay, store, exact ops and cancelled messages, averages that stay in codes, and loops for deltas came after the
+    # goal was set.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 47_000),
+    "lines of csrc": (1, 47_200),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -44,9 +44,9 @@ using MakeGloo = std::function<BackendPtr(const StorePtr&, int rank, int size,
 // Bytes by point-to-point ops of two inner backends, one a lane, each with connections of its own (ProcessGroupGloo).
 //
 // Gloo has no real cancel: cancel() breaks the waits and drops the lane's backend, which closes its connections. A wait
-// that times out costs gloo the whole lane as well, so the caller gives the lane up after any TransportError. A tag
-// picks the connection: the tag modulo their number. Gloo ends the process over a message that is longer than its
-// buffer.
+// that times out costs gloo the whole lane as well, so the caller gives the lane up after any TransportError; it cannot
+// cancel single messages. A tag picks the connection: the tag modulo their number. Gloo ends the process over a message
+// that is longer than its buffer.
 class GlooTransport : public Transport {
  public:
   GlooTransport(BackendPtr control, BackendPtr bulk);

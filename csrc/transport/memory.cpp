@@ -26,6 +26,7 @@ struct Slot {
   std::span<std::byte> in;
   bool done = false;
   bool failed = false;
+  bool given_up = false;  // it stays in its queue for its counterpart to meet
   Kind kind = Kind::closed;
   std::string why;
 };
@@ -56,6 +57,11 @@ struct MemoryHub::State {
       SlotPtr send = box.sends.front(), receive = box.receives.front();
       box.sends.pop_front();
       box.receives.pop_front();
+      if (send->given_up || receive->given_up) {
+        fail(*send, Kind::cancelled, "the message was cancelled by the peer");
+        fail(*receive, Kind::cancelled, "the message was cancelled by the peer");
+        continue;
+      }
       if (send->out.size() > receive->in.size()) {
         receive->failed = true;
         receive->why = "a message of " + std::to_string(send->out.size()) + " bytes for a receive of " +
@@ -82,13 +88,29 @@ struct MemoryHub::State {
     changed.notify_all();
   }
 
-  static void fail(std::deque<SlotPtr>& slots, Kind kind) {
-    for (SlotPtr& slot : slots) {
-      slot->done = slot->failed = true;
-      slot->kind = kind;
-      slot->why = kind == Kind::cancelled ? "the lane was cancelled" : "connection closed by peer";
+  // Gives up one side of a mailbox.
+  void cancel(const Key& key, std::deque<SlotPtr> Mailbox::* queue) {
+    const auto box = mailboxes.find(key);
+    if (box == mailboxes.end()) return;
+    for (SlotPtr& slot : box->second.*queue) {
+      fail(*slot, Kind::cancelled, "the message was cancelled");
+      slot->given_up = true;
     }
+    deliver(key, box->second);
+    changed.notify_all();
+  }
+
+  static void fail(std::deque<SlotPtr>& slots, Kind kind) {
+    for (SlotPtr& slot : slots)
+      fail(*slot, kind, kind == Kind::cancelled ? "the lane was cancelled" : "connection closed by peer");
     slots.clear();
+  }
+
+  static void fail(Slot& slot, Kind kind, const char* why) {
+    if (std::exchange(slot.done, true)) return;
+    slot.failed = true;
+    slot.kind = kind;
+    slot.why = why;
   }
 };
 
@@ -138,6 +160,14 @@ class MemoryTransport : public Transport {
   }
 
   void cancel(Lane lane) override { state_->end(rank_, lane, Kind::cancelled); }
+
+  bool canCancelMessages() const override { return true; }
+
+  void cancelMessages(Lane lane, int peer, uint32_t tag) override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->cancel({lane, rank_, peer, tag}, &Mailbox::sends);
+    state_->cancel({lane, peer, rank_, tag}, &Mailbox::receives);
+  }
 
  private:
   std::unique_ptr<Transfer> post(MemoryHub::State::Key key, std::deque<SlotPtr> Mailbox::* queue, SlotPtr slot) {

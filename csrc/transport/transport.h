@@ -24,13 +24,14 @@ struct TransportError : std::runtime_error {
 };
 
 // One message under way. Dropping it before it is done does not stop it: its span must stay valid until wait() has
-// returned or Transport::cancel() has.
+// returned or Transport::cancel() or cancelMessages() has.
 class Transfer {
  public:
   virtual ~Transfer() = default;
 
   // Blocks until the message has left (send) or arrived (receive). Throws TransportError: timed_out when it has not
-  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel.
+  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel or cancelMessages, here or at the
+  // peer.
   virtual void wait(std::chrono::milliseconds deadline) = 0;
 };
 
@@ -67,6 +68,19 @@ class Transport {
   // Ends the lane for good: pending and later transfers fail as cancelled, peers see the connection close, and no span
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
+
+  // Whether cancelMessages() can be called.
+  virtual bool canCancelMessages() const { return false; }
+
+  // Gives up the messages of (lane, peer, tag) that this rank sends and receives, and lets the lane live: their
+  // transfers fail as cancelled, and no span of theirs is touched after the return. So do the transfers at the peer's
+  // end, those that it has yet to start included: a send that is cancelled takes one receive with it, and a receive one
+  // send, so that the next message of the tag meets the next receive. What has arrived before the peer hears of it has
+  // arrived, though its send fails here. Of a peer that is gone nothing is under way. Callable from any thread. Throws
+  // logic_error where canCancelMessages() is false.
+  virtual void cancelMessages(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) {
+    throw std::logic_error("cancel messages: expected a transport that can, got one that cannot");
+  }
 
   // One a connection, by peer and lane; none where the connections are not the transport's own.
   virtual std::vector<ConnectionReport> report() const { return {}; }

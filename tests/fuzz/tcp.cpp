@@ -1,11 +1,12 @@
 // The bytes between endpoints over TCP: a hello, a piece's header, and a channel's stream, in parts of sizes that the
-// input names.
+// input names; and words of messages that were given up. Halfway this end cancels what it has of a tag.
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -41,18 +42,30 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<std::byte> room(100), out(10);
   channel.send(0, out);
   channel.receive(1, room);
+  channel.out().promise(0, channel.out().end());
+  channel.out().received(channel.out().end());
   const size_t most = 1 + data[0];
   size_t at = 1;
   try {
-    const auto lock = channel.lock();
+    bool cancelled = false;
     while (at < size) {
-      const std::span<std::byte> next = channel.room();
-      fuzz::require(!next.empty());
-      const size_t bytes = std::min({next.size(), most, size - at});
-      std::memcpy(next.data(), data + at, bytes);
-      channel.arrived(bytes);
-      at += bytes;
+      std::vector<tcp::Record> words;
+      {
+        const auto lock = channel.lock();
+        const std::span<std::byte> next = channel.room();
+        fuzz::require(!next.empty());
+        const size_t bytes = std::min({next.size(), most, size - at});
+        std::memcpy(next.data(), data + at, bytes);
+        channel.arrived(bytes);
+        at += bytes;
+        if (data[0] % 4 == 3 && bytes < most) channel.cut();
+        words = channel.takeWords();
+      }
+      for (const tcp::Record& word : words)
+        channel.hear(word);
+      if (at > size / 2 && !std::exchange(cancelled, true)) channel.cancel(data[0] % 2);
     }
+    const auto lock = channel.lock();
     fuzz::require(channel.in() == size - 1);
   } catch (const WireError&) {
   }

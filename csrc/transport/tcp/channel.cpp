@@ -10,6 +10,19 @@ namespace lowcomm::tcp {
 
 using Kind = TransportError::Kind;
 
+namespace {
+
+constexpr const char* kHere = "the message was cancelled";
+constexpr const char* kByPeer = "the message was cancelled by the peer";
+
+void expectBelow(uint64_t end, uint64_t number, const char* word) {
+  if (number < end) return;
+  throw WireError(std::string("message ") + word + ": expected a number below " + std::to_string(end) + ", got " +
+                  std::to_string(number));
+}
+
+}  // namespace
+
 void Delivery::complete() {
   {
     std::lock_guard lock(mutex_);
@@ -56,16 +69,6 @@ void Channel::expectFits(const Record& record, size_t room) const {
 
 // ---- out ----
 
-void Channel::append(const Record& record, std::span<const std::byte> data, uint64_t place) {
-  Part header{.begin = out_end_, .place = place, .header = {}};
-  write(record, header.header);
-  out_.push_back(header);
-  out_end_ += kRecordHeaderBytes;
-  if (data.empty()) return;
-  out_.push_back({.begin = out_end_, .place = place, .header = {}, .data = data});
-  out_end_ += data.size();
-}
-
 std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte> data, uint64_t place) {
   if (data.size() > kMostMessageBytes) {
     throw ValueError("tcp transport: expected a message of at most " + std::to_string(kMostMessageBytes) +
@@ -75,14 +78,14 @@ std::shared_ptr<Delivery> Channel::send(uint32_t tag, std::span<const std::byte>
   expectLiving();
   auto delivery = std::make_shared<Delivery>();
   const bool is_unasked = unasked_ + data.size() <= kUnaskedBytes;
-  undelivered_[sent_] = {delivery, data, place, !is_unasked, is_unasked};
+  undelivered_[sent_] = {delivery, data, place, 0, tag, !is_unasked, is_unasked};
   if (is_unasked) {
     unasked_ += data.size();
-    append({Record::Kind::message, tag, sent_, data.size()}, data, place);
+    out_.append({Record::Kind::message, tag, sent_, data.size()}, data, place);
   } else {
-    append({Record::Kind::offered, tag, sent_, data.size()}, {}, place);
+    out_.append({Record::Kind::offered, tag, sent_, data.size()}, {}, place);
   }
-  ++sent_;
+  undelivered_[sent_++].end = out_.end();
   return delivery;
 }
 
@@ -94,52 +97,23 @@ Channel::Undelivered& Channel::undelivered(uint64_t number, const char* word) {
 
 void Channel::wanted(uint64_t number) {
   Undelivered& message = undelivered(number, "wanted");
+  if (message.given_up) return;  // and the peer is about to hear so
   if (!std::exchange(message.is_offered, false))
     throw WireError("message wanted: expected one that was offered, got number " + std::to_string(number));
-  append({Record::Kind::body, 0, number, message.data.size()}, message.data, message.place);
+  out_.append({Record::Kind::body, 0, number, message.data.size()}, message.data, message.place);
+  message.end = out_.end();
 }
 
-void Channel::delivered(uint64_t number) {
-  Undelivered& message = undelivered(number, "delivered");
-  if (message.is_offered)
+// Or dropped.
+void Channel::delivered(uint64_t number, bool dropped) {
+  Undelivered& message = undelivered(number, dropped ? "dropped" : "delivered");
+  // Its sender would have its bytes again while they leave.
+  const bool leaves = message.end > out_.begin() && out_.has(number);
+  if (leaves || (message.is_offered && !message.given_up && !dropped))
     throw WireError("message delivered: expected one that was sent, got number " + std::to_string(number));
   if (message.is_unasked) unasked_ -= message.data.size();
-  message.delivery->complete();
+  dropped ? message.delivery->fail(Kind::cancelled, kByPeer) : message.delivery->complete();
   undelivered_.erase(number);
-}
-
-std::deque<Channel::Part>::const_iterator Channel::partAt(uint64_t offset) const {
-  const auto after =
-      std::upper_bound(out_.begin(), out_.end(), offset, [](uint64_t at, const Part& part) { return at < part.begin; });
-  return after == out_.begin() ? out_.end() : std::prev(after);
-}
-
-uint64_t Channel::placeOf(uint64_t offset) const {
-  const auto part = partAt(offset);
-  return part == out_.end() ? 0 : part->place;
-}
-
-size_t Channel::gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const {
-  size_t count = 0;
-  for (auto part = partAt(offset); part != out_.end() && bytes > 0 && count < parts.size(); ++part) {
-    const uint64_t skipped = offset - part->begin;
-    const size_t here = std::min<size_t>(bytes, part->size() - skipped);
-    if (here == 0) break;  // offset is the stream's end
-    parts[count++] = {const_cast<std::byte*>(part->at()) + skipped, here};
-    offset += here;
-    bytes -= here;
-  }
-  return count;
-}
-
-void Channel::received(uint64_t offset) {
-  if (offset < out_begin_ || offset > out_end_) {
-    throw WireError("bytes received: expected " + std::to_string(out_begin_) + " ... " + std::to_string(out_end_) +
-                    ", got " + std::to_string(offset));
-  }
-  out_begin_ = offset;
-  while (!out_.empty() && out_.front().begin + out_.front().size() <= offset)
-    out_.pop_front();
 }
 
 // ---- in ----
@@ -156,6 +130,7 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
   const std::shared_ptr<Incoming> message = std::move(early->second.front());
   early->second.pop_front();
   if (early->second.empty()) early_.erase(early);
+  if (message->given_up) return delivery->fail(Kind::cancelled, kByPeer), delivery;
   expectFits(message->record, room.size());
   message->room = room;
   message->delivery = delivery;
@@ -169,6 +144,10 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
 }
 
 std::span<std::byte> Channel::room() {
+  if (incoming_ && incoming_->given_up) {
+    dropped_.resize(kPieceBytes);
+    return std::span(dropped_).first(std::min<uint64_t>(kPieceBytes, incoming_->record.bytes - incoming_->have));
+  }
   if (incoming_) return incoming_->to.subspan(incoming_->have);
   return std::span(header_).subspan(header_have_);
 }
@@ -187,7 +166,11 @@ void Channel::arrived(size_t bytes) {
   }
   const std::shared_ptr<Incoming> message = std::move(incoming_);
   incoming_ = nullptr;
-  if (message->delivery) finish(*message);
+  if (message->given_up) {
+    drop(message->record.number);
+  } else if (message->delivery) {
+    finish(*message);
+  }
 }
 
 void Channel::begin(const Record& record) {
@@ -198,9 +181,13 @@ void Channel::begin(const Record& record) {
     case Record::Kind::body:
       return beginBody(record);
     case Record::Kind::delivered:
-      return delivered(record.number);
+      return delivered(record.number, /*dropped=*/false);
     case Record::Kind::wanted:
       return wanted(record.number);
+    case Record::Kind::given_up:
+    case Record::Kind::dropped:
+      if (record.channel > 0) return words_.push_back(record);
+      return record.kind == Record::Kind::given_up ? givenUp(record.number) : delivered(record.number, true);
   }
 }
 
@@ -212,26 +199,16 @@ void Channel::beginMessage(const Record& record) {
   ++come_;
   auto message = std::make_shared<Incoming>();
   message->record = record;
-  const auto posted = posted_.find(record.tag);
-  if (posted == posted_.end()) {
-    early_[record.tag].push_back(message);
-  } else {
-    Receive receive = std::move(posted->second.front());
-    posted->second.pop_front();
-    if (posted->second.empty()) posted_.erase(posted);
-    message->delivery = std::move(receive.delivery);
-    message->room = receive.room;
-    incoming_ = message;  // so that it fails with the channel
-    expectFits(record, receive.room.size());
-    incoming_ = nullptr;
-  }
+  coming_.emplace(record.number, message);
+  match(message);
   if (message->offered()) {
+    if (message->given_up) return drop(record.number);
     if (message->delivery) want(message);
     return;
   }
   if (message->delivery) {
     message->to = message->room.first(record.bytes);
-  } else {
+  } else if (!message->given_up) {
     early_bytes_ += record.bytes;
     if (early_bytes_ > kUnaskedBytes) {
       throw WireError("messages without receives: expected at most " + std::to_string(kUnaskedBytes) + " bytes, got " +
@@ -243,30 +220,150 @@ void Channel::beginMessage(const Record& record) {
   incoming_ = std::move(message);
 }
 
+// A message that has begun to come meets its receive, if that is posted.
+void Channel::match(const std::shared_ptr<Incoming>& message) {
+  const uint32_t tag = message->record.tag;
+  if (const auto foretold = foretold_.find(message->record.number); foretold != foretold_.end()) {
+    if (foretold->second != tag)
+      throw WireError("tag: expected " + std::to_string(foretold->second) + " as before, got " + std::to_string(tag));
+    foretold_.erase(foretold);
+    message->given_up = true;
+  } else if (takeForgone(tag)) {
+    message->given_up = true;
+  } else if (auto receive = takePosted(tag)) {
+    message->delivery = std::move(receive->delivery);
+    message->room = receive->room;
+    expectFits(message->record, message->room.size());
+  } else {
+    early_[tag].push_back(message);
+  }
+}
+
+std::optional<Channel::Receive> Channel::takePosted(uint32_t tag) {
+  const auto posted = posted_.find(tag);
+  if (posted == posted_.end()) return {};
+  Receive receive = std::move(posted->second.front());
+  posted->second.pop_front();
+  if (posted->second.empty()) posted_.erase(posted);
+  return receive;
+}
+
+bool Channel::takeForgone(uint32_t tag) {
+  const auto forgone = forgone_.find(tag);
+  if (forgone == forgone_.end()) return false;
+  if (--forgone->second == 0) forgone_.erase(forgone);
+  return true;
+}
+
 void Channel::beginBody(const Record& record) {
-  const auto message = wanted_.find(record.number);
-  if (message == wanted_.end())
+  const auto message = coming_.find(record.number);
+  if (message == coming_.end() || !std::exchange(message->second->is_wanted, false))
     throw WireError("body: expected that of a message that is wanted, got number " + std::to_string(record.number));
-  incoming_ = std::move(message->second);
-  wanted_.erase(message);
+  incoming_ = message->second;
   if (incoming_->record.bytes != record.bytes) {
     throw WireError("body of message " + std::to_string(record.number) + ": expected " +
                     std::to_string(incoming_->record.bytes) + " bytes, got " + std::to_string(record.bytes));
   }
-  incoming_->to = incoming_->room.first(record.bytes);
+  if (!incoming_->given_up) incoming_->to = incoming_->room.first(record.bytes);
 }
 
 // Its receive is posted.
 void Channel::want(const std::shared_ptr<Incoming>& message) {
-  wanted_.emplace(message->record.number, message);
-  append({Record::Kind::wanted, 0, message->record.number, 0}, {}, /*place=*/0);
+  message->is_wanted = true;
+  out_.append({Record::Kind::wanted, 0, message->record.number, 0}, {}, /*place=*/0);
 }
 
 void Channel::finish(Incoming& message) {
   if (!message.own.empty()) std::memcpy(message.room.data(), message.own.data(), message.own.size());
   early_bytes_ -= message.own.size();
   message.delivery->complete();
-  append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
+  out_.append({Record::Kind::delivered, 0, message.record.number, 0}, {}, /*place=*/0);
+  coming_.erase(message.record.number);
+}
+
+// Nothing more comes of a message that was given up.
+void Channel::drop(uint64_t number) {
+  coming_.erase(number);
+  dropped_ = {};
+  out_.append({Record::Kind::dropped, 0, number, 0}, {}, /*place=*/0);
+}
+
+// ---- messages that are cancelled ----
+
+std::vector<Record> Channel::cancel(uint32_t tag) {
+  std::lock_guard lock(mutex_);
+  std::vector<Record> words;
+  for (auto& [number, message] : undelivered_) {
+    if (message.tag == tag && !message.given_up) words.push_back({Record::Kind::given_up, tag, number});
+  }
+  std::sort(words.begin(), words.end(), [](const Record& a, const Record& b) { return a.number < b.number; });
+  for (const Record& word : words)
+    giveUp(word.number, undelivered_[word.number], kHere);
+  for (auto& [number, message] : coming_) {
+    if (message->record.tag != tag || !message->delivery || message->given_up) continue;
+    giveUp(*message, kHere);
+    words.push_back({Record::Kind::dropped, tag, number});
+  }
+  while (const auto receive = takePosted(tag)) {
+    receive->delivery->fail(Kind::cancelled, kHere);
+    ++forgone_[tag];
+  }
+  return words;
+}
+
+void Channel::giveUp(uint64_t number, Undelivered& message, const char* why) {
+  message.given_up = true;
+  out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
+  out_.giveUp(number);
+  message.delivery->fail(Kind::cancelled, why);  // now the caller may free its bytes
+}
+
+void Channel::giveUp(Incoming& message, const char* why) {
+  if (std::exchange(message.given_up, true)) return;
+  early_bytes_ -= message.own.size();
+  message.own = {};
+  if (message.delivery) message.delivery->fail(Kind::cancelled, why);
+}
+
+void Channel::say(const Record& word) {
+  std::lock_guard lock(mutex_);
+  if (!failed_) out_.append(word, {}, /*place=*/0);
+}
+
+void Channel::hear(const Record& word) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  if (word.kind == Record::Kind::dropped) {
+    expectBelow(sent_, word.number, "dropped");
+    const auto message = undelivered_.find(word.number);
+    if (message != undelivered_.end() && !message->second.given_up) giveUp(word.number, message->second, kByPeer);
+    return;
+  }
+  if (word.number < come_) {
+    if (const auto message = coming_.find(word.number); message != coming_.end()) giveUp(*message->second, kByPeer);
+    return;
+  }
+  // All messages of the tag that are to come before it have been given up before: those that were under way, its
+  // sender gives up together. So it is the next receive's.
+  if (!foretold_.emplace(word.number, word.tag).second)
+    throw WireError("message given up: expected one that was not before, got number " + std::to_string(word.number));
+  if (takeForgone(word.tag)) return;
+  if (const auto receive = takePosted(word.tag)) return receive->delivery->fail(Kind::cancelled, kByPeer);
+  early_[word.tag].push_back(std::make_shared<Incoming>(Incoming{.given_up = true}));
+}
+
+// As the stream has it, behind all else of the message.
+void Channel::givenUp(uint64_t number) {
+  expectBelow(come_, number, "given up");
+  const auto message = coming_.find(number);
+  if (message == coming_.end()) return;  // it was delivered or dropped before
+  giveUp(*message->second, kByPeer);
+  drop(number);
+}
+
+void Channel::cut() {
+  if (header_have_ > 0) throw WireError("piece: expected no cut in the middle of a record, got one");
+  if (incoming_) giveUp(*std::exchange(incoming_, nullptr), kByPeer);
 }
 
 // ---- the end ----
@@ -288,16 +385,15 @@ void Channel::fail(Kind kind, const std::string& why) {
     for (Receive& receive : receives)
       receive.delivery->fail(kind, why);
   }
-  if (incoming_ && incoming_->delivery) incoming_->delivery->fail(kind, why);
-  for (auto& [number, message] : wanted_)
-    message->delivery->fail(kind, why);
+  for (auto& [number, message] : coming_) {
+    if (message->delivery) message->delivery->fail(kind, why);
+  }
   undelivered_.clear();
-  wanted_.clear();
+  coming_.clear();
   posted_.clear();
   early_.clear();
   incoming_ = nullptr;
   out_.clear();
-  out_begin_ = out_end_;
 }
 
 }  // namespace lowcomm::tcp

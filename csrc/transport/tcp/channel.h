@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/uio.h>
-
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -12,12 +10,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "transport/tcp/out_stream.h"
 #include "transport/tcp/wire.h"
 #include "transport/transport.h"
 
@@ -59,6 +59,10 @@ class Delivery {
 // A message whose receive is not posted yet waits in memory of the receiver's. What may come so is bounded: a sender
 // that has kUnaskedBytes under way offers what is more, and its bytes follow when they are wanted (Record::offered).
 //
+// Messages may be cancelled, on either side. Of a message and its receive one that is cancelled fails the other, so
+// that the next message of the tag meets the next receive. The stream says all that is needed for that; word of it on
+// the control lane's channel only comes sooner, and may come before the message does or after all is over.
+//
 // Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
 // without it.
 class Channel {
@@ -70,6 +74,19 @@ class Channel {
   std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then = {});
 
+  // Gives up what this rank sends and receives with the tag: fails as cancelled, and no span of it is touched any more.
+  // The peer's ends fail alike; but what it has received is received, though it fails here. A receive whose message has
+  // not begun to come takes that one and drops it. Returns words for the peer, to be said on the control lane.
+  std::vector<Record> cancel(uint32_t tag);
+
+  // Says such a word of another channel, unless this one has failed.
+  void say(const Record& word);
+
+  // Such words have come on this channel, of others; and hears one of this channel. WireError for one of a message that
+  // has no such number yet, or that was given up before it came.
+  std::vector<Record> takeWords() { return std::exchange(words_, {}); }  // under the lock
+  void hear(const Record& word);
+
   // Every message under way fails, and later ones do. Of several calls the first counts.
   void fail(TransportError::Kind kind, const std::string& why);
   bool failed();
@@ -77,17 +94,7 @@ class Channel {
   // ---- for the connection, under the lock ----
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
 
-  // Bytes of the stream out, those that the peer has received included.
-  uint64_t outEnd() const { return out_end_; }
-
-  // Fills in where up to `bytes` bytes of the stream from `offset` on are; returns how many of `parts`.
-  size_t gather(uint64_t offset, size_t bytes, std::span<iovec> parts) const;
-
-  // The place of the message that the byte at `offset` belongs to; 0 of word of a delivery. The stream has that byte.
-  uint64_t placeOf(uint64_t offset) const;
-
-  // The peer has received the stream up to `offset`. WireError for less than before or more than outEnd().
-  void received(uint64_t offset);
+  OutStream& out() { return out_; }
 
   // Bytes of the stream in, and where its next ones belong, not empty.
   uint64_t in() const { return in_; }
@@ -97,15 +104,10 @@ class Channel {
   // longer than its receive, or more than kUnaskedBytes that have no receives.
   void arrived(size_t bytes);
 
+  // The message under way, if there is one, ends here. WireError in the middle of a record.
+  void cut();
+
  private:
-  // A part of the stream out: a record's header, or the bytes of the caller's that follow it.
-  struct Part {
-    uint64_t begin = 0, place = 0;
-    std::array<std::byte, kRecordHeaderBytes> header;
-    std::span<const std::byte> data = {};  // the caller's; empty: `header` is the part
-    size_t size() const { return data.empty() ? kRecordHeaderBytes : data.size(); }
-    const std::byte* at() const { return data.empty() ? header.data() : data.data(); }
-  };
   struct Receive {
     std::span<std::byte> room;
     std::shared_ptr<Delivery> delivery;
@@ -118,26 +120,35 @@ class Channel {
     std::vector<std::byte> own;
     std::shared_ptr<Delivery> delivery;  // null: its receive is not posted
     std::span<std::byte> room = {};      // of the receive
+    bool is_wanted = false;              // and its body has not begun to come
+    bool given_up = false;               // what comes of it is dropped
     bool offered() const { return record.kind == Record::Kind::offered; }
   };
-  // A message out that the peer has not received.
+  // A message out of which the peer has not said that it was delivered or dropped.
   struct Undelivered {
     std::shared_ptr<Delivery> delivery;
     std::span<const std::byte> data;
-    uint64_t place = 0;
+    uint64_t place = 0, end = 0;  // end: of its bytes in the stream, or before that
+    uint32_t tag = 0;
     bool is_offered = false;  // and not wanted yet
     bool is_unasked = false;
+    bool given_up = false;
   };
 
-  std::deque<Part>::const_iterator partAt(uint64_t offset) const;
-  void append(const Record& record, std::span<const std::byte> data, uint64_t place);
   void begin(const Record& record);
   void beginMessage(const Record& record);
   void beginBody(const Record& record);
-  void delivered(uint64_t number);
+  void delivered(uint64_t number, bool dropped);
   void wanted(uint64_t number);
   void want(const std::shared_ptr<Incoming>& message);
   void finish(Incoming& message);
+  void giveUp(uint64_t number, Undelivered& message, const char* why);
+  void giveUp(Incoming& message, const char* why);
+  void givenUp(uint64_t number);
+  void drop(uint64_t number);
+  void match(const std::shared_ptr<Incoming>& message);
+  std::optional<Receive> takePosted(uint32_t tag);
+  bool takeForgone(uint32_t tag);
   Undelivered& undelivered(uint64_t number, const char* word);
   void expectFits(const Record& record, size_t room) const;
   void expectLiving() const;
@@ -148,8 +159,7 @@ class Channel {
   TransportError::Kind kind_{};
   std::string why_;
 
-  std::deque<Part> out_;
-  uint64_t out_begin_ = 0, out_end_ = 0;
+  OutStream out_;
   uint64_t sent_ = 0;     // messages
   uint64_t unasked_ = 0;  // bytes of undelivered messages that were not offered
   std::unordered_map<uint64_t, Undelivered> undelivered_;
@@ -162,7 +172,11 @@ class Channel {
   std::map<uint32_t, std::deque<Receive>> posted_;
   std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
   uint64_t early_bytes_ = 0;
-  std::unordered_map<uint64_t, std::shared_ptr<Incoming>> wanted_;  // offered ones whose bodies are to come
+  std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were neither delivered nor dropped
+  std::unordered_map<uint64_t, uint32_t> foretold_;  // given up by the sender before they came: their tags
+  std::map<uint32_t, uint64_t> forgone_;             // cancelled receives that have yet to meet a message
+  std::vector<std::byte> dropped_;                   // where bytes come that nobody wants
+  std::vector<Record> words_;
 };
 
 }  // namespace lowcomm::tcp

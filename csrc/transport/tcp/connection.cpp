@@ -34,20 +34,20 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t fr
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
-  const size_t bytes = std::min<uint64_t>(piece_bytes_ - kPieceHeaderBytes, channel_.outEnd() - out_);
+  const auto [bytes, cut] = channel_.out().promise(out_, piece_bytes_ - kPieceHeaderBytes);
   if (bytes == 0 && !even_empty) return false;
-  tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in()}, out_header_);
+  tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in(), cut}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
   out_left_ = bytes;
-  place_ = bytes == 0 ? 0 : channel_.placeOf(out_);
+  place_ = bytes == 0 ? 0 : channel_.out().placeOf(out_);
   return true;
 }
 
 std::optional<uint64_t> Connection::next() {
   if (out_header_left_ + out_left_ > 0 || pipe_->holds()) return place_;
   const auto lock = channel_.lock();
-  if (out_ == channel_.outEnd()) return {};
-  return channel_.placeOf(out_);
+  if (out_ == channel_.out().end()) return {};
+  return channel_.out().placeOf(out_);
 }
 
 std::optional<std::string> Connection::unblock() {
@@ -68,7 +68,7 @@ std::optional<std::string> Connection::write() {
     size_t count = 0;
     if (out_header_left_ > 0)
       parts[count++] = {out_header_.data() + kPieceHeaderBytes - out_header_left_, out_header_left_};
-    const size_t of_stream = channel_.gather(out_, out_left_, std::span(parts).subspan(count));
+    const size_t of_stream = channel_.out().gather(out_, out_left_, std::span(parts).subspan(count));
     if (out_left_ > 0 && of_stream == 0) return "the channel has ended";
     const Moved written = pipe_->write(std::span(parts).first(count + of_stream));
     if (written.over) return written.over;
@@ -96,7 +96,8 @@ std::optional<std::string> Connection::take(size_t bytes) {
   if (in_header_have_ < kPieceHeaderBytes) return {};
   in_header_have_ = 0;
   const Piece piece = parsePiece(in_header_);
-  channel_.received(piece.received);
+  channel_.out().received(piece.received);
+  if (piece.cut) channel_.cut();
   in_left_ = piece.bytes;
   if (!piece.last) return {};
   said_last_ = true;

@@ -22,6 +22,7 @@ constexpr int kRounds = 3;
 constexpr auto kReverseAfter = 2s, kRelayAfter = 4s;
 constexpr auto kJoinedWithin = 10s;
 constexpr const char* kDirect = "direct";
+constexpr const char* kWrongBytes = "not what a peer of this version sends: ";
 constexpr size_t kAnswerBytes = 1024;  // a Hello, and what TLS puts around it
 
 }  // namespace
@@ -82,10 +83,29 @@ void Link::ready(short events) {
 void Link::receive() {
   try {
     const auto over = connection_->read();
+    hearWords();
     if (over && connection_->saidLast()) return fail("the peer has closed the channel");
     if (over) lost(*over);
   } catch (const WireError& error) {
-    fail(std::string("not what a peer of this version sends: ") + error.what());
+    fail(std::string(kWrongBytes) + error.what());
+  }
+}
+
+// Of other channels; only the control lane's has them.
+void Link::hearWords() {
+  const auto lock = channel.lock();
+  std::vector<Record> words = channel.takeWords();
+  if (!words.empty() && route_.channel != 0)
+    throw WireError("record: channel: expected 0, got " + std::to_string(words[0].channel));
+  words_.insert(words_.end(), words.begin(), words.end());
+}
+
+void Link::hear(const Record& word) {
+  if (ended_) return;
+  try {
+    channel.hear(word);
+  } catch (const WireError& error) {
+    fail(std::string(kWrongBytes) + error.what());
   }
 }
 
@@ -281,9 +301,9 @@ void Link::attach(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
   dial_.reset();
   try {
     const auto lock = channel.lock();
-    channel.received(theirs.received);
+    channel.out().resume(theirs.received);
   } catch (const WireError& error) {
-    return fail(std::string("not what a peer of this version sends: ") + error.what());
+    return fail(std::string(kWrongBytes) + error.what());
   }
   drop();
   connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received);

@@ -65,6 +65,17 @@ class TcpTransport final : public Transport {
     }
   }
 
+  bool canCancelMessages() const override { return true; }
+
+  void cancelMessages(Lane lane, int peer, uint32_t tag) override {
+    Channel& of = channel(lane, peer, tag);
+    for (tcp::Record word : of.cancel(tag)) {
+      word.channel = number(lane, peer, tag);
+      if (word.channel > 0) channel(Lane::control, peer, 0).say(word);
+    }
+    endpoint_->wake();
+  }
+
   std::vector<ConnectionReport> report() const override {
     return endpoint_->locked([&] {
       std::vector<ConnectionReport> reports;
@@ -80,7 +91,11 @@ class TcpTransport final : public Transport {
   Channel& channel(Lane lane, int peer, uint32_t tag) const {
     const auto& channels = links_.at(peer);
     if (channels.empty()) throw std::logic_error("tcp transport: expected another rank than " + std::to_string(peer));
-    return channels[lane == Lane::control ? 0 : 1 + tag % (channels.size() - 1)]->channel;
+    return channels[number(lane, peer, tag)]->channel;
+  }
+
+  uint32_t number(Lane lane, int peer, uint32_t tag) const {
+    return lane == Lane::control ? 0 : 1 + tag % static_cast<uint32_t>(links_[peer].size() - 1);
   }
 
   const std::shared_ptr<tcp::Endpoint> endpoint_;

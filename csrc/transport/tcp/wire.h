@@ -62,6 +62,7 @@ struct Piece {
   uint32_t bytes = 0;     // of the stream, that follow
   bool last = false;      // the channel's end: nobody dials again
   uint64_t received = 0;  // bytes of the stream the other way
+  bool cut = false;       // the message under way ends here, if one is: what follows is a record (OutStream)
 };
 
 inline constexpr size_t kPieceHeaderBytes = 16, kShortPieceBytes = 64 * 1024, kPieceBytes = 8 * kShortPieceBytes;
@@ -71,15 +72,23 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throw
 
 // A word about a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
 // or, of one that its receiver may not have room for yet, that it is offered, that it is wanted, that its body follows.
+// Of one that was given up: by its sender, that it was; by its receiver, that it was dropped, whoever gave it up.
+//
+// Each message is told to be delivered or dropped once, in the stream of its channel. Before that, a rank that gives it
+// up says so on the control lane too, so that the peer hears of it before what else is on its way.
 struct Record {
-  enum class Kind : uint8_t { message, delivered, offered, wanted, body };
+  enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped };
   Kind kind = Kind::message;
-  uint32_t tag = 0;     // of a message that follows or is offered
-  uint64_t number = 0;  // of the message among those of its channel and direction, from 0
-  uint64_t bytes = 0;   // of a message that follows or is offered, and of a body
+  uint32_t tag = 0;      // of a message that follows or is offered, or is given up on another channel
+  uint64_t number = 0;   // of the message among those of its channel and direction, from 0
+  uint64_t bytes = 0;    // of a message that follows or is offered, and of a body
+  uint32_t channel = 0;  // of a message that was given up: that channel, in word of it on the control lane; else 0
 
   // Whether so many bytes of the stream belong to it.
   bool hasBody() const { return kind == Kind::message || kind == Kind::body; }
+
+  // Whether it is of a message that was given up.
+  bool isOfGivenUp() const { return kind == Kind::given_up || kind == Kind::dropped; }
 };
 
 inline constexpr size_t kRecordHeaderBytes = 24;

@@ -36,7 +36,7 @@ class Pair {
     {
       const auto lock = from.lock();
       std::array<iovec, 16> parts;
-      const size_t count = from.gather(out, from.outEnd() - out, parts);
+      const size_t count = from.out().gather(out, from.out().promise(out, from.out().end() - out).bytes, parts);
       for (size_t i = 0; i < count; ++i) {
         const auto* begin = static_cast<const std::byte*>(parts[i].iov_base);
         bytes.insert(bytes.end(), begin, begin + parts[i].iov_len);
@@ -54,7 +54,7 @@ class Pair {
       }
     }
     const auto lock = from.lock();
-    from.received(out);
+    from.out().received(out);
     return bytes.size();
   }
 
@@ -144,6 +144,8 @@ TEST(TcpChannel, RefusesWhatComesAtNoTimeForIt) {
     channel.send(0, out);
     if (posted) channel.receive(1, room);
     const auto lock = channel.lock();
+    channel.out().promise(0, channel.out().end());
+    channel.out().received(channel.out().end());
     for (size_t i = 0; i < records.size(); ++i) {
       std::array<std::byte, kRecordHeaderBytes> bytes;
       write(records[i], bytes);

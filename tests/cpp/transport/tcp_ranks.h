@@ -44,15 +44,18 @@ inline tcp::Secret aSecret(char first = 'b') {
   return {first + std::string("0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"), "test"};
 }
 
-inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}) {
-  return {.listen = "127.0.0.1:0", .secret = std::move(secret)};
+// `rate`: of the bulk lanes (tcp::Pace); empty: none.
+inline tcp::EndpointOptions onLoopback(std::optional<tcp::Secret> secret = {}, const std::string& rate = "") {
+  return {.listen = "127.0.0.1:0", .rate = rate, .secret = std::move(secret)};
 }
 
 // Ranks as threads, each with an endpoint of its own, as processes have.
 struct Ranks {
-  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {}) : transports(size) {
+  explicit Ranks(int size, int connections = 2, const std::optional<tcp::Secret>& secret = {},
+                 const std::string& rate = "")
+      : transports(size) {
     for (int rank = 0; rank < size; ++rank)
-      endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret)));
+      endpoints.push_back(std::make_shared<tcp::Endpoint>(onLoopback(secret, rate)));
     each([&](int rank) { transports[rank] = connectTcp(rendezvous, rank, size, connections, kLong, endpoints[rank]); });
   }
 

@@ -1,0 +1,227 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/tcp/channel.h"
+#include "transport/tcp/connection.h"
+#include "transport/transport_cases.h"
+
+// The two ends of a channel with its connections, but without a network.
+
+namespace lowcomm::tcp {
+
+using Random = std::mt19937;
+
+inline size_t below(Random& random, size_t n) {
+  return random() % n;
+}
+
+// What one end has written and the other has not read. It moves parts of what it is asked to, or nothing.
+class MemoryPipe final : public Pipe {
+ public:
+  MemoryPipe(std::shared_ptr<std::deque<std::byte>> in, std::shared_ptr<std::deque<std::byte>> out, Random& random)
+      : Pipe(Fd()), in_(std::move(in)), out_(std::move(out)), random_(random) {}
+
+  Moved read(std::span<std::byte> room, size_t& turn) override {
+    const size_t bytes = std::min({room.size(), in_->size(), turn, size_t{1} << below(random_, 18)});
+    if (below(random_, 4) == 0) turn = bytes;
+    turn -= bytes;
+    std::copy_n(in_->begin(), bytes, room.begin());
+    in_->erase(in_->begin(), in_->begin() + static_cast<std::ptrdiff_t>(bytes));
+    return {bytes};
+  }
+
+  Moved write(std::span<const iovec> parts) override {
+    size_t room = below(random_, 3) == 0 ? 0 : size_t{1} << below(random_, 18), bytes = 0;
+    for (const iovec& part : parts) {
+      const size_t here = std::min(part.iov_len, room);
+      const auto* from = static_cast<const std::byte*>(part.iov_base);
+      out_->insert(out_->end(), from, from + here);
+      room -= here;
+      bytes += here;
+    }
+    return {bytes};
+  }
+
+  void expect(size_t) override {}
+
+ private:
+  const std::shared_ptr<std::deque<std::byte>> in_, out_;
+  Random& random_;
+};
+
+// A message, or a receive, at one end.
+struct Item {
+  std::shared_ptr<Delivery> delivery;
+  std::unique_ptr<Bytes> bytes;  // freed with its end, so that the address sanitizer sees who touches it afterwards
+  bool cancelled_here = false;
+  enum class End { none, done, cancelled } end = End::none;
+
+  void look() {
+    if (end != End::none) return;
+    try {
+      delivery->wait(0, milliseconds(0));
+      end = End::done;
+    } catch (const TransportError& error) {
+      if (error.kind == Kind::timed_out) return;
+      EXPECT_EQ(error.kind, Kind::cancelled) << error.what();
+      end = End::cancelled;
+      bytes.reset();
+    }
+  }
+};
+
+inline constexpr uint32_t kTags = 3;
+
+// Two ends, all that goes on between them in an order that a seed draws.
+class Two {
+ public:
+  explicit Two(unsigned seed) : random(seed) { reset(); }
+
+  struct End {
+    explicit End(int peer) : channel(peer) {}
+    Channel channel;
+    std::unique_ptr<Connection> connection;
+    std::array<std::vector<Item>, kTags> sends, receives;
+    std::deque<Record> words;  // for it, on their way
+  };
+
+  // Every connection is lost with what was on its way, and another one made.
+  void reset() {
+    std::array<uint64_t, 2> in;
+    for (int i : {0, 1}) {
+      flights[i] = std::make_shared<std::deque<std::byte>>();
+      ends[i].connection.reset();
+      const auto lock = ends[i].channel.lock();
+      in[i] = ends[i].channel.in();
+    }
+    for (int i : {0, 1}) {
+      {
+        const auto lock = ends[i].channel.lock();
+        ends[i].channel.out().resume(in[1 - i]);
+      }
+      ends[i].connection = std::make_unique<Connection>(
+          std::make_unique<MemoryPipe>(flights[1 - i], flights[i], random), ends[i].channel, in[1 - i]);
+    }
+  }
+
+  static Bytes contents(int from, uint32_t tag, size_t index, Random& random) {
+    return message(below(random, 5) == 0 ? below(random, 3) : below(random, 300'000),
+                   static_cast<unsigned>(from * 7 + tag * 101 + index * 13));
+  }
+
+  void send(int from, uint32_t tag) {
+    auto& items = ends[from].sends[tag];
+    auto bytes = std::make_unique<Bytes>(contents(from, tag, items.size(), random));
+    sent[from][tag].push_back(*bytes);
+    auto delivery = ends[from].channel.send(tag, *bytes);
+    items.push_back({std::move(delivery), std::move(bytes)});
+  }
+
+  void receive(int at, uint32_t tag) {
+    auto bytes = std::make_unique<Bytes>(300'000);
+    auto delivery = ends[at].channel.receive(tag, *bytes);
+    ends[at].receives[tag].push_back({std::move(delivery), std::move(bytes)});
+  }
+
+  void cancel(int at, uint32_t tag) {
+    for (Record word : ends[at].channel.cancel(tag))
+      ends[1 - at].words.push_back(word);
+    for (auto* items : {&ends[at].sends[tag], &ends[at].receives[tag]}) {
+      for (Item& item : *items) {
+        if (item.end != Item::End::none) continue;
+        item.look();
+        item.cancelled_here = item.end == Item::End::cancelled;
+        EXPECT_NE(item.end, Item::End::none) << "a cancelled message goes on";
+      }
+    }
+  }
+
+  void step(int at) {
+    End& end = ends[at];
+    if (below(random, 2)) {
+      ASSERT_EQ(end.connection->write(), std::nullopt);
+    } else {
+      ASSERT_EQ(end.connection->read(), std::nullopt);
+    }
+    if (!end.words.empty() && below(random, 4) == 0) {
+      end.channel.hear(end.words.front());
+      end.words.pop_front();
+    }
+    if (below(random, 8)) return;
+    for (End& one : ends) {
+      for (auto* items : {&one.sends, &one.receives}) {
+        for (auto& of_tag : *items) {
+          for (Item& item : of_tag)
+            item.look();
+        }
+      }
+    }
+  }
+
+  // As many receives as sends, and all that is on its way arrives.
+  void settle() {
+    for (int from : {0, 1}) {
+      for (uint32_t tag = 0; tag < kTags; ++tag) {
+        while (ends[from].sends[tag].size() < ends[1 - from].receives[tag].size())
+          send(from, tag);
+        while (ends[1 - from].receives[tag].size() < ends[from].sends[tag].size())
+          receive(1 - from, tag);
+      }
+    }
+    for (int i = 0; i < 20'000 && (i % 64 != 0 || !isQuiet()); ++i)
+      step(i % 2);
+  }
+
+  bool isQuiet() {
+    for (int i : {0, 1}) {
+      const auto lock = ends[i].channel.lock();
+      const auto other = ends[1 - i].channel.lock();
+      if (ends[i].channel.out().end() != ends[1 - i].channel.in() || !ends[i].words.empty()) return false;
+    }
+    return true;
+  }
+
+  void check() {
+    for (int from : {0, 1}) {
+      for (uint32_t tag = 0; tag < kTags; ++tag) {
+        for (size_t i = 0; i < ends[from].sends[tag].size(); ++i) {
+          Item &send = ends[from].sends[tag][i], &receive = ends[1 - from].receives[tag][i];
+          send.look(), receive.look();
+          const std::string which =
+              "from " + std::to_string(from) + ", tag " + std::to_string(tag) + ", " + std::to_string(i);
+          ASSERT_NE(send.end, Item::End::none) << which;
+          ASSERT_NE(receive.end, Item::End::none) << which;
+          if (!send.cancelled_here && !receive.cancelled_here) {
+            ASSERT_EQ(send.end, Item::End::done) << which;
+            ASSERT_EQ(receive.end, Item::End::done) << which;
+          }
+          if (!receive.cancelled_here && send.end == Item::End::done) {
+            ASSERT_EQ(receive.end, Item::End::done) << which;
+          }
+          if (receive.end != Item::End::done) continue;
+          const Bytes& want = sent[from][tag][i];
+          ASSERT_TRUE(std::equal(want.begin(), want.end(), receive.bytes->begin())) << which;
+        }
+      }
+      const auto lock = ends[from].channel.lock();
+      EXPECT_EQ(ends[from].channel.out().end(), ends[1 - from].channel.in()) << "something is left to say";
+    }
+  }
+
+  Random random;
+  std::array<End, 2> ends{End(1), End(0)};
+  std::array<std::array<std::vector<Bytes>, kTags>, 2> sent;
+  std::array<std::shared_ptr<std::deque<std::byte>>, 2> flights;  // by sender
+};
+
+}  // namespace lowcomm::tcp
