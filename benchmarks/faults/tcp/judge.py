@@ -29,9 +29,16 @@ def judge(case: Case, facts: list[Facts | None], seen: dict[str, Any], crowded: 
         seen["again_s"] = max(seen.get("again_s", 0.0), mine["again_s"])
         if outcome != KEPT_OUT and not mine["went_on"]:
             reasons.append(f"rank {rank}: expected the next group to work")
+    if outcome == GOES_ON and _held_up(case) and seen.get("pause_s", 0.0) < -_held_up(case) / 2:
+        reasons.append(f"the fault held no op up: none took {_held_up(case):g} s more than undisturbed")
     if crowded and facts[0]:
         reasons += _crowd(facts[0], seen, crowded)
     return reasons
+
+
+def _held_up(case: Case) -> float:
+    """For how long an op must have waited, or little less."""
+    return case.of.lasts_s if case.when != "after" else 0.0
 
 
 def _goes_on(case: Case, rank: int, mine: Facts, seen: dict[str, Any]) -> list[str]:
@@ -41,7 +48,7 @@ def _goes_on(case: Case, rank: int, mine: Facts, seen: dict[str, Any]) -> list[s
     usual = max(took for _, _, took in mine["ops"][: mine["undisturbed"]])
     longest = max(took for _, _, took in mine["ops"][mine["undisturbed"] :])
     # As long as it did last; where ops came "after", it was over when they were called.
-    lasts_s = seen["over"] - seen["struck"] if case.of.lasts_s and case.when != "after" else 0.0
+    lasts_s = seen["over"] - seen["struck"] if _held_up(case) else 0.0
     pause = longest - usual - lasts_s
     seen["pause_s"] = max(seen.get("pause_s", -1e9), pause)
     seen["making_s"] = max(seen.get("making_s", 0.0), mine["making_s"])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from faults.tcp.stage import PORT, Notes
 
+_LOW = 64  # file descriptors
 _AF_UNSPEC = struct.pack("H14x", 0)
 
 
@@ -62,31 +63,26 @@ def disconnect() -> None:
         one.close()
 
 
+def fill_low_numbers() -> None:
+    """Takes all file descriptors of low numbers, so that the port's connections get higher ones: see starve()."""
+    while os.dup(2) < _LOW:
+        pass
+
+
 def starve(seconds: float = 2.0) -> None:
-    """Takes all file descriptors, shuts all connections down, and takes what becomes free of that, for some seconds."""
+    """Leaves this process no new file descriptor for some seconds, and shuts all connections down.
+
+    The limit is lowered to the numbers that are taken, which are more than poll() is asked for; what becomes free above it
+    cannot be had.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held: list[int] = []
     mine = _connections()
-    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 16, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_LOW, hard))
     try:
-        end = time.monotonic() + seconds
-        _take_all(held)
         for one in mine:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        while time.monotonic() < end:
-            _take_all(held)
-            time.sleep(0.0005)
+            one.close()
+        time.sleep(seconds)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for fd in held:
-            os.close(fd)
-        for one in mine:
-            one.close()
-
-
-def _take_all(held: list[int]) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            held.append(os.dup(2))

@@ -148,6 +148,8 @@ def play(r: Rank, case: Case, notes: Notes, secrets: tuple[str, ...], relay: str
     r = dataclasses.replace(r, size=case.size)
     enter(notes.namespaces[r.rank])
     _environment(case, r.rank, secrets[r.rank], relay)
+    if case.fault.startswith("no descriptors") and r.rank == case.faulty:
+        orders.fill_low_numbers()
     notes.say(f"here{r.rank}", os.getpid())
     notes.wait_all("here", range(case.size))
     if "relay" in case.others:

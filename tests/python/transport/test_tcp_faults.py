@@ -63,10 +63,13 @@ def test_every_row_of_tcp_is_there_once():
     assert Row.from_json(row.to_json()) == Row(rows[5], "PASS", [], {"pause_s": 0.5}, 2.0)
 
 
+def _ops(*seconds):
+    return [("all_reduce", 1.0, one) for one in seconds]
+
+
 def _facts(**changed):
-    ops = [("all_reduce", 1.0, 0.1)] * 3
     whole = {
-        "ops": ops,
+        "ops": _ops(0.1, 0.1, 0.1),
         "undisturbed": 2,
         "wrong": 0,
         "called": 1.0,
@@ -81,12 +84,14 @@ def _facts(**changed):
 @pytest.mark.parametrize(
     ("name", "changed", "why"),
     [
-        ("silent link,in,exact,plain,2", {}, None),
+        ("silent link,in,exact,plain,2", {"ops": _ops(0.1, 0.1, 4.1)}, None),
+        ("silent link,in,exact,plain,2", {}, "held no op up"),
+        ("lost resets,in,exact,plain,2", {}, None),
         ("silent link,in,exact,plain,2", {"wrong": 1}, "other bits"),
         ("silent link,in,exact,plain,2", {"error": "DistBackendError", "message": "timed out"}, "expected no error"),
         (
             "silent link,in,exact,plain,2",
-            {"ops": [("all_reduce", 1.0, t) for t in (0.1, 0.1, 9.0)]},
+            {"ops": _ops(0.1, 0.1, 9.0)},
             "an op took 9.00 s",
         ),
         ("silent link,in,exact,plain,2", {"went_on": None}, "the next group"),
