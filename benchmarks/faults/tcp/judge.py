@@ -109,13 +109,18 @@ def _crowd(mine: Facts, seen: dict[str, Any], crowded: list[tuple[float, float]]
     """Ops next to strangers, relative to the median of the same op without."""
     alone: dict[str, list[float]] = {}
     beside: list[tuple[str, float]] = []
+    first: list[tuple[str, float]] = []  # of those without, before the crowd came
     for op, called, took in mine["ops"][mine["undisturbed"] :]:
         if any(called < end and called + took > begin for begin, end in crowded):
             beside.append((op, took))
         else:
             alone.setdefault(op, []).append(took)
+            if called < crowded[0][0]:
+                first.append((op, took))
     times = [took / statistics.median(alone[op]) for op, took in beside if op in alone]
     seen["slower"], seen["worst"] = statistics.median(times), max(times)
+    # How far ops without strangers are from themselves: what "slower" may be by chance.
+    seen["before"] = statistics.median(took / statistics.median(alone[op]) for op, took in first)
     reasons = []
     if seen["slower"] > MOST_SLOWER:
         reasons.append(f"ops took {seen['slower']:.3f} times as long next to strangers, at the median")

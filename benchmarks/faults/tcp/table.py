@@ -22,6 +22,7 @@ def line(row: Row) -> str:
             ("made", "made", ""),
             ("slower", "slower", "x"),
             ("worst", "worst", "x"),
+            ("before", "before", "x"),
         )
         if key in row.seen
     )
