@@ -115,7 +115,7 @@ class Two {
   }
 
   static Bytes contents(int from, uint32_t tag, size_t index, Random& random) {
-    return message(below(random, 5) == 0 ? below(random, 3) : below(random, 300'000),
+    return message(below(random, 5) == 0 ? below(random, 3) : below(random, 80'000),
                    static_cast<unsigned>(from * 7 + tag * 101 + index * 13));
   }
 
@@ -128,7 +128,7 @@ class Two {
   }
 
   void receive(int at, uint32_t tag) {
-    auto bytes = std::make_unique<Bytes>(300'000);
+    auto bytes = std::make_unique<Bytes>(80'000);
     auto delivery = ends[at].channel.receive(tag, *bytes);
     ends[at].receives[tag].push_back({std::move(delivery), std::move(bytes)});
   }
