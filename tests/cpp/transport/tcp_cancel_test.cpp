@@ -94,19 +94,28 @@ TEST(TcpCancel, WhereverTheConnectionIsLost) {
 TEST(TcpCancel, AMessageThatWasOfferedAndIsWanted) {
   Two two(3);
   Channel &a = two.ends[0].channel, &b = two.ends[1].channel;
-  const Bytes large = message(kUnaskedBytes, 1), offered = message(1'000'000, 2), small = message(100, 3);
+  const Bytes large = message(kUnaskedBytes - 500'000, 1), offered = message(1'000'000, 2), half = message(500'000, 3),
+              small = message(100, 4);
   Bytes room(large.size()), room_offered(offered.size());
-  a.send(0, large);
+  b.receive(2, room);
   b.receive(1, room_offered);
+  a.send(2, large);
   const auto wanted = a.send(1, offered);
-  a.send(2, small);
-  b.receive(0, room);
-  uint64_t end = a.out().end();
-  while (a.out().end() == end)
-    two.step(static_cast<int>(below(two.random, 2)));
-  a.send(0, large);
-  a.cancel(1);
+  while (b.in() < a.out().end()) {
+    two.ends[0].connection->write();
+    two.ends[1].connection->read();
+  }
+  const uint64_t end = a.out().end();
+  a.send(0, half);
+  while (two.flights[0]->empty())
+    two.ends[0].connection->write();
+  while (a.out().end() < end + half.size() + offered.size()) {
+    two.ends[1].connection->write();
+    two.ends[0].connection->read();
+  }
   a.cancel(0);
+  a.cancel(1);
+  EXPECT_LT(a.out().end(), end + half.size());
   std::vector<std::shared_ptr<Delivery>> receives;
   std::array<Bytes, 2> rooms{Bytes(100), Bytes(100)};
   b.receive(0, room);
