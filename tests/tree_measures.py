@@ -30,7 +30,7 @@ BOUNDS = WANTED | {
     # relay, store, exact ops and cancelled messages, averages that stay in codes, and loops for deltas came after the
     # goal was set.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 47_200),
+    "lines of csrc": (1, 48_000),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

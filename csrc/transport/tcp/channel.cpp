@@ -145,8 +145,8 @@ std::shared_ptr<Delivery> Channel::receive(uint32_t tag, std::span<std::byte> ro
 
 std::span<std::byte> Channel::room() {
   if (incoming_ && incoming_->given_up) {
-    dropped_.resize(kPieceBytes);
-    return std::span(dropped_).first(std::min<uint64_t>(kPieceBytes, incoming_->record.bytes - incoming_->have));
+    dropped_.resize(kShortPieceBytes);
+    return std::span(dropped_).first(std::min<uint64_t>(kShortPieceBytes, incoming_->record.bytes - incoming_->have));
   }
   if (incoming_) return incoming_->to.subspan(incoming_->have);
   return std::span(header_).subspan(header_have_);
