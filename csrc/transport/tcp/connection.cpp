@@ -30,6 +30,7 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t fr
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
   pipe_->readAhead();
+  patience_ = judgePatience(pipe_->fd());
 }
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
@@ -52,7 +53,8 @@ std::optional<uint64_t> Connection::next() {
 
 std::optional<std::string> Connection::unblock() {
   if (auto over = pipe_->flush()) return over;
-  if (!pipe_->holds()) blocked_.reset();
+  blocked_.reset();
+  if (pipe_->holds()) blocked_ = Clock::now();  // it has taken some of it
   return {};
 }
 
@@ -132,6 +134,7 @@ std::optional<std::string> Connection::tick() {
   if (now >= judge_at_) {
     judgeCongestion(pipe_->fd());
     piece_bytes_ = judgePieceBytes(pipe_->fd());
+    patience_ = judgePatience(pipe_->fd());
     judge_at_ = now + kJudge;
   }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";

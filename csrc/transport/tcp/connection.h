@@ -39,6 +39,9 @@ class Connection {
   std::optional<Clock::time_point> blocked() const { return blocked_; }
   std::optional<std::string> unblock();
 
+  // Nothing else should be begun for so long, in the hope that the kernel takes more.
+  std::chrono::milliseconds patience() const { return patience_; }
+
   // Nothing was heard for so long that it is worth reading, whatever poll() says (Pipe::expect).
   bool isQuiet() const;
 
@@ -69,6 +72,7 @@ class Connection {
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
   size_t piece_bytes_ = kShortPieceBytes;      // with the header
+  std::chrono::milliseconds patience_;
   uint64_t place_ = 0;
   uint64_t sent_ = 0, received_ = 0;
   std::optional<Clock::time_point> blocked_;

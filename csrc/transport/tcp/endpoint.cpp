@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
 constexpr size_t kAcceptsATurn = 8;
-constexpr milliseconds kTick{20}, kStuck{2};
+constexpr milliseconds kTick{20};
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -262,13 +262,12 @@ std::chrono::milliseconds Endpoint::writeAll() {
     uint64_t place = 0;
     for (const auto& link : links_) {
       if (link->route().channel == 0) continue;
-      const auto blocked = link->blocked();
-      if (blocked && now - *blocked >= kStuck) continue;
+      if (const auto blocked = link->blocked(); blocked && now - *blocked >= link->patience()) continue;
       const auto next = link->next();
       if (next && (!first || *next < place)) first = link.get(), place = *next;
     }
     if (!first) return kTick;
-    if (first->blocked()) return kStuck;
+    if (first->blocked()) return first->patience();
     // Words of deliveries are not held back: they are few, and peers wait for them.
     if (const auto wait = pace_.wait(); place > 0 && wait > 0ms)
       return std::min(kTick, std::chrono::ceil<milliseconds>(wait));

@@ -44,9 +44,9 @@ struct EndpointOptions {
 // poll(): a process has some dozens of connections, and a loop of a page serves them as well as a library would.
 //
 // Messages leave in the order in which they were sent, whichever channel they go by, those of the control lane before
-// others: the next is not begun before the kernel has taken the one before, or has not for kStuck. So ranks that send
-// to each other in an order in which no two send to the same one keep to it, and links are shared by no more flows than
-// need be (the kernel holds little unsent: connection.cpp).
+// others: the next is not begun before the kernel has taken the one before, or has not for too long (Link::patience).
+// So ranks that send to each other in an order in which no two send to the same one keep to it, and links are shared by
+// no more flows than need be (the kernel holds little unsent: connection.cpp).
 //
 // A connection from outside has to say a Hello of a group that is here within seconds (Strangers). With a secret, all
 // connections are TLS, from here and from outside.

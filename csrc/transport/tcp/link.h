@@ -70,6 +70,11 @@ class Link {
 
   // Since when the kernel takes no more.
   std::optional<Clock::time_point> blocked() const { return connection_ ? connection_->blocked() : std::nullopt; }
+
+  // How long that may last before other links go first.
+  std::chrono::milliseconds patience() const {
+    return connection_ ? connection_->patience() : std::chrono::milliseconds(0);
+  }
   void tick();
 
   // A connection to the peer by a relay, on which it is about to say its Hello; none: an empty one.

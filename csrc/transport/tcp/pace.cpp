@@ -63,6 +63,10 @@ size_t judgePieceBytes(int fd) {
   return kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes));
 }
 
+std::chrono::milliseconds judgePatience(int fd) {
+  return reportOf(fd).least_round_trip_s < kNearS ? 20ms : 2ms;
+}
+
 SocketReport reportOf(int fd) {
   SocketReport report;
   report.congestion = current(fd);

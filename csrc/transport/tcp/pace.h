@@ -26,6 +26,12 @@ void judgeCongestion(int fd);
 // one is not taken for long; at least 64 KiB, four full records of TLS, with the piece's header.
 size_t judgePieceBytes(int fd);
 
+// For how long the kernel may take nothing more of a message before others are begun: on a link of near hosts it takes
+// some each time that 16 KiB have left (connection.cpp), 13 ms at 10 Mbit/s, and if others were begun sooner, as many
+// flows as there are peers would share the link and its queue run over. Far away it may wait for a round trip, in which
+// others fill the link.
+std::chrono::milliseconds judgePatience(int fd);
+
 // The kernel says this of a connected socket; fields that it does not know are 0 or empty.
 struct SocketReport {
   double round_trip_s = 0, least_round_trip_s = 0;
