@@ -100,11 +100,13 @@ struct SecureCallbacks {
       *got = std::min(size, pipe.first_.size() - pipe.first_read_);
       std::memcpy(data, pipe.first_.data() + pipe.first_read_, *got);
       pipe.first_read_ += *got;
+      pipe.record_end_.see({reinterpret_cast<const std::byte*>(data), *got});
       return 1;
     }
     size_t none = 0;
     const Moved moved = pipe.Pipe::read({reinterpret_cast<std::byte*>(data), size}, pipe.turn_ ? *pipe.turn_ : none);
     *got = moved.bytes;
+    pipe.record_end_.see({reinterpret_cast<const std::byte*>(data), moved.bytes});
     pipe.socket_over_ = moved.over;
     if (moved.bytes > 0) return 1;
     if (!moved.over) BIO_set_retry_read(bio);
@@ -230,6 +232,34 @@ Moved SecurePipe::read(std::span<std::byte> room, size_t& turn) {
   return {0, why(error)};
 }
 
+void SecurePipe::RecordEnd::see(std::span<const std::byte> encrypted) {
+  while (!encrypted.empty()) {
+    if (left_ > 0) {
+      const size_t here = std::min(left_, encrypted.size());
+      left_ -= here;
+      encrypted = encrypted.subspan(here);
+      continue;
+    }
+    header_[header_have_++] = encrypted[0];
+    encrypted = encrypted.subspan(1);
+    if (header_have_ < header_.size()) continue;
+    header_have_ = 0;
+    left_ = bytes_ = static_cast<size_t>(header_[3]) << 8 | static_cast<size_t>(header_[4]);
+  }
+}
+
+size_t SecurePipe::RecordEnd::missing(size_t plain) const {
+  constexpr size_t kInside = 17;  // the type of what is encrypted, and the tag
+  const size_t header = header_.size() - header_have_;
+  if (left_ == 0) return header + plain + kInside;
+  const size_t has = bytes_ - std::min(bytes_, kInside);
+  return left_ + (plain > has ? header + plain - has + kInside : 0);
+}
+
+void SecurePipe::expect(size_t bytes) {
+  Pipe::expect(record_end_.missing(bytes));
+}
+
 Moved SecurePipe::write(std::span<const iovec> parts) {
   if (auto over = flush()) return {0, over};
   if (holds()) return {};
@@ -334,6 +364,7 @@ Moved SecurePipe::write(std::span<const iovec>) {
 std::optional<std::string> SecurePipe::flush() {
   return "no OpenSSL";
 }
+void SecurePipe::expect(size_t) {}
 std::string SecurePipe::cipher() const {
   return {};
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -19,6 +20,20 @@ namespace lowcomm::tcp {
 // A pipe whose bytes travel as TLS records. Before the other end has shown that it has the key, it costs no more than
 // the ClientHello's kMostClientHelloBytes, and then OpenSSL's buffers of a fixed size.
 class SecurePipe final : public Pipe {
+  // Where the record ends that the socket is in the middle of (RFC 8446, 5.1), for a record can be read as a whole
+  // only.
+  class RecordEnd {
+   public:
+    void see(std::span<const std::byte> encrypted);
+
+    // Bytes that the socket has to bring before `plain` more bytes can be read, or some fewer.
+    size_t missing(size_t plain) const;
+
+   private:
+    std::array<std::byte, 5> header_;
+    size_t header_have_ = 0, bytes_ = 0, left_ = 0;  // of the record
+  };
+
  public:
   ~SecurePipe() override;
 
@@ -28,7 +43,7 @@ class SecurePipe final : public Pipe {
   Moved write(std::span<const iovec> parts) override;
   bool holds() const override { return sent_ < held_.size(); }
   std::optional<std::string> flush() override;
-  void expect(size_t) override {}  // how many bytes of the socket those would be, only OpenSSL knows
+  void expect(size_t bytes) override;
   std::string cipher() const override;
   Wrong wrong() const override { return wrong_; }
 
@@ -61,6 +76,7 @@ class SecurePipe final : public Pipe {
   std::vector<std::byte> plain_;  // a record of several parts
   std::vector<std::byte> held_;   // encrypted, and not taken by the kernel from sent_ on
   size_t sent_ = 0;
+  RecordEnd record_end_;
   size_t* turn_ = nullptr;                  // of the read under way
   std::optional<std::string> socket_over_;  // what the socket has failed with
 };

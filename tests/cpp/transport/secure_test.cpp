@@ -6,6 +6,7 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 #endif
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -125,6 +126,52 @@ TEST_F(TcpSecure, CarriesBytesBothWaysByEitherSuite) {
 }
 
 // Keys change under way, more often than any limit on how often they may.
+int lowWater(const SecurePipe& pipe) {
+  int bytes = 0;
+  socklen_t size = sizeof(bytes);
+  EXPECT_EQ(::getsockopt(pipe.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, &size), 0);
+  return bytes;
+}
+
+int waiting(const SecurePipe& pipe) {
+  int bytes = 0;
+  EXPECT_EQ(::ioctl(pipe.fd(), FIONREAD, &bytes), 0);
+  return bytes;
+}
+
+// So many as the records take that the bytes come in, from wherever in them the socket is.
+TEST_F(TcpSecure, ExpectsTheBytesOfWholeRecords) {
+  Ends ends(tlsOf(), tlsOf());
+  ASSERT_TRUE(ends.open());
+  Bytes room(1);
+  size_t turn = 1 << 20;
+  while (ends.accepts->read(room, turn).bytes > 0) {
+  }
+  for (const size_t size : {100, 16'384, 20'000}) {
+    ends.accepts->expect(size);
+    const size_t records = (size + 16'383) / 16'384, all = size + 22 * records;
+    EXPECT_EQ(lowWater(*ends.accepts), static_cast<int>(size + 22));
+    Bytes sent = message(size, 1), got(size);
+    const iovec part{sent.data(), sent.size()};
+    ASSERT_EQ(ends.dials->write({&part, 1}).bytes, size);
+    ASSERT_EQ(waiting(*ends.accepts), static_cast<int>(all));
+    for (const size_t some : {3, 2, 45}) {
+      turn = some;
+      ASSERT_EQ(ends.accepts->read(got, turn).bytes, 0u);
+      ends.accepts->expect(size);
+      EXPECT_LE(lowWater(*ends.accepts), waiting(*ends.accepts));
+      EXPECT_GE(lowWater(*ends.accepts), waiting(*ends.accepts) - 22 * static_cast<int>(records - 1));
+    }
+    turn = 1 << 20;
+    for (size_t have = 0; have < size;) {
+      const tcp::Moved moved = ends.accepts->read(std::span(got).subspan(have), turn);
+      ASSERT_GT(moved.bytes, 0u);
+      have += moved.bytes;
+    }
+    EXPECT_EQ(got, sent);
+  }
+}
+
 TEST_F(TcpSecure, ChangesItsKeys) {
   Ends ends(tlsOf('b', 2), tlsOf('b', 3));
   ASSERT_TRUE(ends.open());
