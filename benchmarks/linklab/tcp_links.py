@@ -108,6 +108,7 @@ def measure(name: str, chosen: Set, *, quick: bool) -> list[dict[str, Any]]:
 def joined(name: str, chosen: Set, same: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     """One row of all ranks': a repetition lasts from the first rank's start to the last one's end; the CPU is their sum."""
     row = {"set": name, **{key: same[0][key] for key in ("op", "elements", "kind")}}
+    row["mib"] = row["elements"] * 4 / 2**20
     if row["kind"] == "control":
         return row | {"round_trip_s": max(one["round_trip_s"] for one in same)}
     spans = zip(*(one["times"] for one in same), strict=True)
@@ -130,7 +131,7 @@ def joined(name: str, chosen: Set, same: tuple[dict[str, Any], ...]) -> dict[str
 
 def line(row: dict[str, Any]) -> str:
     """A fixed-width row."""
-    start = f"  {row['set']:<21}{row['op']:<15}{row['elements'] * 4 / 2**20:>9.4g}  {row['kind']:<8}"
+    start = f"  {row['set']:<21}{row['op']:<15}{row['mib']:>9.4g}  {row['kind']:<8}"
     if row["kind"] == "control":
         return start + f"  round trip {row['round_trip_s'] * 1e3:.1f} ms"
     share = "-" if row["of_ideal"] is None else f"{100 * row['of_ideal']:.1f}"

@@ -26,7 +26,6 @@ SHARE = (
 )
 SLOW = (
     "router restarts,in,exact,plain,2",
-    "behind two routers,in,coded,secret,4",
     "relay dies,in,coded,plain,2",
     "slow-loris,in,exact,plain,4",
 )
