@@ -30,12 +30,11 @@ Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t fr
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
   pipe_->readAhead();
-  patience_ = judgePatience(pipe_->fd());
 }
 
 // Under the channel's lock. Bytes of the stream that a piece has promised are there until the peer has received them.
 bool Connection::nextPiece(bool even_empty) {
-  const auto [bytes, cut] = channel_.out().promise(out_, piece_bytes_ - kPieceHeaderBytes);
+  const auto [bytes, cut] = channel_.out().promise(out_, manner_.piece_bytes - kPieceHeaderBytes);
   if (bytes == 0 && !even_empty) return false;
   tcp::write(Piece{static_cast<uint32_t>(bytes), false, channel_.in(), cut}, out_header_);
   out_header_left_ = kPieceHeaderBytes;
@@ -132,9 +131,7 @@ bool Connection::isQuiet() const {
 std::optional<std::string> Connection::tick() {
   const auto now = Clock::now();
   if (now >= judge_at_) {
-    judgeCongestion(pipe_->fd());
-    piece_bytes_ = judgePieceBytes(pipe_->fd());
-    patience_ = judgePatience(pipe_->fd());
+    manner_ = judge(pipe_->fd());
     judge_at_ = now + kJudge;
   }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";

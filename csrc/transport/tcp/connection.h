@@ -9,6 +9,7 @@
 #include <string>
 
 #include "transport/tcp/channel.h"
+#include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
 #include "transport/tcp/wire.h"
 
@@ -40,7 +41,7 @@ class Connection {
   std::optional<std::string> unblock();
 
   // Nothing else should be begun for so long, in the hope that the kernel takes more.
-  std::chrono::milliseconds patience() const { return patience_; }
+  std::chrono::milliseconds patience() const { return manner_.patience; }
 
   // Nothing was heard for so long that it is worth reading, whatever poll() says (Pipe::expect).
   bool isQuiet() const;
@@ -71,8 +72,7 @@ class Connection {
   uint64_t out_;  // of the stream: where the next bytes to write are
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
-  size_t piece_bytes_ = kShortPieceBytes;      // with the header
-  std::chrono::milliseconds patience_;
+  Manner manner_ = mannerFor({});              // until it is judged
   uint64_t place_ = 0;
   uint64_t sent_ = 0, received_ = 0;
   std::optional<Clock::time_point> blocked_;

@@ -49,22 +49,19 @@ void beginCongestion(int fd) {
   set(fd, named() ? named() : "reno");
 }
 
-void judgeCongestion(int fd) {
-  if (named()) return;
-  const SocketReport report = reportOf(fd);
-  if (report.least_round_trip_s == 0) return;
-  const char* fit = report.least_round_trip_s < kNearS ? "reno" : "bbr";
-  if (report.congestion != fit) set(fd, fit);
-}
-
-size_t judgePieceBytes(int fd) {
-  const double full = kMomentS * reportOf(fd).delivered_a_s / kShortPieceBytes;
+Manner mannerFor(const SocketReport& report) {
+  const bool is_near = report.least_round_trip_s < kNearS;
+  const double full = kMomentS * report.delivered_a_s / kShortPieceBytes;
   constexpr double kMostTimes = kPieceBytes / kShortPieceBytes;
-  return kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes));
+  return {is_near ? "reno" : "bbr", kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes)),
+          is_near ? 20ms : 2ms};
 }
 
-std::chrono::milliseconds judgePatience(int fd) {
-  return reportOf(fd).least_round_trip_s < kNearS ? 20ms : 2ms;
+Manner judge(int fd) {
+  const SocketReport report = reportOf(fd);
+  const Manner manner = mannerFor(report);
+  if (!named() && report.least_round_trip_s > 0 && report.congestion != manner.congestion) set(fd, manner.congestion);
+  return manner;
 }
 
 SocketReport reportOf(int fd) {

@@ -18,20 +18,6 @@ namespace lowcomm::tcp {
 // made.
 void beginCongestion(int fd);
 
-// Of a connected socket: judges the round-trip time, again and again, for a connection that was made on a full
-// link has not seen the least one yet.
-void judgeCongestion(int fd);
-
-// Bytes of a piece on it: what it delivers in a moment, so that a fast link costs few calls of the system and a slow
-// one is not taken for long; at least 64 KiB, four full records of TLS, with the piece's header.
-size_t judgePieceBytes(int fd);
-
-// For how long the kernel may take nothing more of a message before others are begun: on a link of near hosts it takes
-// some each time that 16 KiB have left (connection.cpp), 13 ms at 10 Mbit/s, and if others were begun sooner, as many
-// flows as there are peers would share the link and its queue run over. Far away it may wait for a round trip, in which
-// others fill the link.
-std::chrono::milliseconds judgePatience(int fd);
-
 // The kernel says this of a connected socket; fields that it does not know are 0 or empty.
 struct SocketReport {
   double round_trip_s = 0, least_round_trip_s = 0;
@@ -40,6 +26,26 @@ struct SocketReport {
   std::string congestion;
 };
 SocketReport reportOf(int fd);
+
+// How a connection is to send.
+struct Manner {
+  const char* congestion;  // "reno" or "bbr"
+
+  // Bytes of a piece: what the connection delivers in a moment, so that a fast link costs few calls of the system and a
+  // slow one is not taken for long; at least 64 KiB, four full records of TLS, with the piece's header.
+  size_t piece_bytes = 0;
+
+  // For how long the kernel may take nothing more of a message before others are begun: on a link of near hosts it
+  // takes some each time that 16 KiB have left (connection.cpp), 13 ms at 10 Mbit/s, and if others were begun sooner,
+  // as many flows as there are peers would share the link and its queue run over. Far away it may wait for a round
+  // trip, in which others fill the link.
+  std::chrono::milliseconds patience{0};
+};
+Manner mannerFor(const SocketReport& report);
+
+// Of a connected socket: gives it the congestion control that fits, unless LOWCOMM_CONGESTION names one, again and
+// again, for a connection that was made on a full link has not seen the least round trip yet.
+Manner judge(int fd);
 
 // Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.
 void checkCongestion(int fd);

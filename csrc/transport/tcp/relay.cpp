@@ -48,7 +48,7 @@ void Relay::join(Waiting first, Waiting second) {
     std::array<std::byte, kHelloBytes> bytes;
     write(answer, bytes);
     if (::send(one->fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != kHelloBytes) return;
-    judgeCongestion(one->fd.get());
+    judge(one->fd.get());
   }
   pairs_.emplace_back();
   pairs_.back().a.fd = std::move(first.fd);

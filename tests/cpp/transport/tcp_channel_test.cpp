@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/tcp/pace.h"
 #include "transport/tcp/pipe.h"
 #include "transport/transport_cases.h"
 
@@ -201,6 +202,22 @@ TEST(TcpPipe, ReadsAhead) {
   writer = Fd();
   turn = 1;
   EXPECT_TRUE(pipe.read({&room, 1}, turn).over);
+}
+
+// Near hosts: Reno, and others wait while a slow link takes a piece. Fast links: larger pieces, in whole records of
+// TLS.
+TEST(TcpPace, TheMannerFollowsWhatTheKernelReports) {
+  const Manner unknown = mannerFor({});
+  EXPECT_EQ(unknown.piece_bytes, kShortPieceBytes);
+  const Manner slow = mannerFor({.least_round_trip_s = 0.0002, .delivered_a_s = 12.5e6});
+  EXPECT_STREQ(slow.congestion, "reno");
+  EXPECT_EQ(slow.piece_bytes, kShortPieceBytes);
+  const Manner far = mannerFor({.least_round_trip_s = 0.04, .delivered_a_s = 6e6});
+  EXPECT_STREQ(far.congestion, "bbr");
+  EXPECT_LT(far.patience, slow.patience);
+  const Manner fast = mannerFor({.least_round_trip_s = 0.00005, .delivered_a_s = 1e9});
+  EXPECT_EQ(fast.piece_bytes, 3 * kShortPieceBytes);
+  EXPECT_EQ(mannerFor({.delivered_a_s = 1e12}).piece_bytes, kPieceBytes);
 }
 
 }  // namespace
