@@ -55,7 +55,7 @@ class CodedSums {
 };
 
 // The result of a lowRankAllReduce whose tensors have no data: in codes, and of tensors with a rank in their factors,
-// P and R, or in the place of their residuals, decoded: that needs no more memory. What such a residual becomes is then
+// P and R, or in the place of their residuals, decoded: that needs no more memory. The new residual is then
 // for the caller to compute, data + residual − P·Rₛᵀ (Compression::commitLater).
 class CodedAverage {
  public:

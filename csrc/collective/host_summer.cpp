@@ -127,10 +127,8 @@ void HostSummer::sum(const Run& run, const Payloads& payloads) {
   const ReduceKind kind = elements_.reduction.kind;
   std::byte* out = output(op_.rank(), run);
   const void* own = contributions_.own(run);
-  // In the output, if it has the type of the sum and is not read after something has been written there. Of the first
-  // two terms of a sum or a product either may come first.
-  const bool commutes = kind == ReduceKind::sum || kind == ReduceKind::product;
-  const bool own_first = op_.rank() == 0 || (op_.rank() == 1 && own == out && commutes && isExact(run));
+  // In the output, if it has the type of the sum and is not read after something has been written there.
+  const bool own_first = op_.rank() == 0 || (op_.rank() == 1 && own == out && reduceCommutes(kind) && isExact(run));
   const bool direct = accumulatorType(dtype) == dtype && (own != out || own_first);
   std::byte* sum = direct ? out : scratch(op_.group.accumulator, run.count * itemBytes(accumulatorType(dtype)));
   if (own_first) add(sum, own, dtype, kind, run.count, /*first=*/true);

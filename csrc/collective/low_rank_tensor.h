@@ -42,7 +42,7 @@ class TensorCompression {
   // In place of it, where the result is not finite.
   void spoil();
 
-  // What the reduction of a tensor without data stays in; the last of all.
+  // The factors in which the reduction of a tensor without data stays; the last of all.
   CodedAverage::Tensor reduced();
 
  private:

@@ -26,9 +26,7 @@ class SendWhole final : public Phase {
     out.assign(op.size(), &plan_);
     in = out;
     same_to_all = true;
-    // Of the first two terms of a sum or a product either may come first.
-    const bool commutes = reduction.kind == ReduceKind::sum || reduction.kind == ReduceKind::product;
-    const bool own_first = op.rank() == 0 || (op.rank() == 1 && commutes);
+    const bool own_first = op.rank() == 0 || (op.rank() == 1 && reduceCommutes(reduction.kind));
     in_place_ = own_first && accumulatorType(plan.dtype) == plan.dtype;
     for (int rank = 0; rank < op.size(); ++rank) {
       if (!in_place_ || rank != op.rank()) terms_.push_back(rank);
@@ -79,8 +77,7 @@ class SendWhole final : public Phase {
 bool travelsWhole(uint64_t bytes, int ranks) {
   constexpr uint64_t kWholeBytes = 64 << 10, kMoreBytes = 8 << 10;
   const auto size = static_cast<uint64_t>(ranks);
-  if (ranks == 2) return true;
-  return ranks > 1 && bytes <= kWholeBytes && (size - 1) * (size - 2) * bytes <= size * kMoreBytes;
+  return ranks == 2 || (ranks > 2 && bytes <= kWholeBytes && (size - 1) * (size - 2) * bytes <= size * kMoreBytes);
 }
 
 std::unique_ptr<Phase> sendWhole(OpContext& op, const MessagePlan& plan, void* data, const Reduction& reduction) {

@@ -144,6 +144,10 @@ bool reduceSupports(DType dtype, ReduceKind kind) {
   return known && !(floating && kind >= ReduceKind::bit_and);
 }
 
+bool reduceCommutes(ReduceKind kind) {
+  return kind == ReduceKind::sum || kind == ReduceKind::product;
+}
+
 DType accumulatorType(DType dtype) {
   return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype;
 }

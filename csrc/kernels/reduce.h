@@ -13,6 +13,9 @@ const char* reduceName(ReduceKind kind);
 // Whether the exact reductions below take this pair. Bits of floating types and arithmetic of bool are refused.
 bool reduceSupports(DType dtype, ReduceKind kind);
 
+// Whether either of the first two terms may come first: the bits are the same, of NaNs once they are settled.
+bool reduceCommutes(ReduceKind kind);
+
 // The type that a reduction of `dtype` is accumulated in: fp32 for the 16-bit floats, the type itself otherwise.
 DType accumulatorType(DType dtype);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kAheadOfRead = 768;  // elements prefetched before they are read
 
-// The numbers that a segment's codes are decoded with: loadScale's two numbers.
+// The numbers that a segment's codes are decoded with: those of loadScale.
 struct ValueScales {
   float of[kMostChangeBucket / kSegment][2];
 };

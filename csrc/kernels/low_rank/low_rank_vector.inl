@@ -115,8 +115,8 @@ void backProject(float* r, const float* a, const float* p, size_t rows, size_t c
 
 // Sums of 4 rows that are under way at once: as many as the registers hold next to a row of R.
 constexpr size_t kTileRows = 4, kTileVectors = kLanes == 8 ? 2 : 4, kPanel = kTileVectors * kLanes;
-// What combine() visits again and again stays in the first cache, with the columns of a panel next to one another: in
-// place they are a power of two apart in many matrices, and push one another out.
+// The numbers that combine() visits again and again stay in the first cache, with the columns of a panel next to one
+// another: in place they are a power of two apart in many matrices, and push one another out.
 constexpr size_t kStripRows = 32, kStripRank = 64, kFew = 16;
 
 // Not memcpy, which GCC makes a slow instruction of here.
