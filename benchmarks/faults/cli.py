@@ -3,90 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import json
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import ranks
 import report
 from linklab.cli import EXIT_UNAVAILABLE
 from linklab.errors import LabUnavailable
-from linklab.tools import check, die_with_us
+from linklab.tools import check
 
-from faults import table
+from faults import rows, table
 from faults.cases import Case, matrix
 from faults.run import Row, Runner
+
+_COLUMNS = "op,kind,fault,when,ranks"
 
 
 def parser() -> argparse.ArgumentParser:
     """Of the one command."""
     top = argparse.ArgumentParser(prog="faults", description="Every op with every fault; cut links need root.")
-    top.add_argument(
-        "--only",
-        nargs="+",
-        default=["*"],
-        metavar="ROW",
-        help="rows by op,kind,fault,when,ranks with wildcards: 'all_*,compressed,kill*,*,4'",
-    )
-    top.add_argument("--jobs", type=int, default=1, help="rows at a time (1); they mostly wait")
-    top.add_argument("--json", type=Path, help="versions, machine, rows with their reasons and errors, gates")
-    top.add_argument(
-        "--resume", action="store_true", help="rows that the JSON file has and did not fail are not run again"
-    )
-    top.add_argument("--list", action="store_true", help="the rows and why some are n/a; runs nothing")
+    rows.add_options(top, f"rows by {_COLUMNS} with wildcards: 'all_*,compressed,kill*,*,4'")
     return top
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
-    """Rows that match one of the patterns, in the matrix' order. ValueError when a pattern matches none."""
-    rows = list(matrix())
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in rows):
-            raise ValueError(
-                f"--only: expected rows by op,kind,fault,when,ranks, such as {rows[0].name!r}, got {pattern!r}"
-            )
-    return [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)]
-
-
-def _work(cases: multiprocessing.Queue, rows: multiprocessing.Queue) -> None:
-    die_with_us()
-    try:
-        with Runner() as runner:
-            while (case := cases.get()) is not None:
-                rows.put(runner.run(case))
-    except BaseException as error:
-        rows.put(f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        ranks.close_zygote()
-
-
-def run(cases: Sequence[Case], jobs: int) -> Iterator[Row]:
-    """Rows as they are done, in processes that share the work. RuntimeError when one of them fails."""
-    context = multiprocessing.get_context("spawn")
-    todo, rows = context.Queue(), context.Queue()
-    for case in cases:
-        todo.put(case)
-    workers = [context.Process(target=_work, args=(todo, rows)) for _ in range(jobs)]
-    for worker in workers:
-        todo.put(None)
-        worker.start()
-    try:
-        for _ in cases:
-            row = rows.get()
-            if not isinstance(row, Row):
-                raise RuntimeError(row)
-            yield row
-    finally:
-        for worker in workers:
-            worker.join(10)
-            if worker.is_alive():
-                worker.terminate()  # as Ctrl-C: a lab removes itself
-                worker.join()
+    """Rows of the matrix that match one of the patterns, in its order. ValueError when a pattern matches none."""
+    return rows.chosen(patterns, list(matrix()), _COLUMNS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = top.parse_args(argv)
     try:
         cases = chosen(args.only)
-        if args.resume and not args.json:
-            raise ValueError("--resume: expected --json with the file to go on with, got none")
-        if args.jobs < 1:
-            raise ValueError(f"--jobs: expected 1 or more, got {args.jobs}")
+        rows.check_options(args)
     except ValueError as error:
         top.error(str(error))
     if args.list:
@@ -114,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if any(case.cut for case in cases):
             check()
-        for row in run(cases, args.jobs):
+        for row in rows.run(Runner, cases, args.jobs):
             done[row.case] = row
             if row.verdict != "n/a":
                 print(table.line(row), flush=True)
@@ -125,16 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_UNAVAILABLE
     except KeyboardInterrupt:
         print("# interrupted", file=sys.stderr)
-    rows = in_order(done)
-    print(table.table(rows))
+    found = in_order(done)
+    print(table.table(found))
     if args.json:
-        write(args.json, rows, start)
-    return report.finish(gates(rows), None, {})
-
-
-def gates(rows: Sequence[Row]) -> list[report.Gate]:
-    """No row may fail."""
-    return [report.Gate("rows that fail", sum(row.verdict == "FAIL" for row in rows), "==", 0)]
+        write(args.json, found, start)
+    return report.finish(rows.gates(found), None, {})
 
 
 def in_order(done: dict[Case, Row]) -> list[Row]:
@@ -147,7 +83,7 @@ def earlier(path: Path) -> list[Row]:
     return [Row.from_json(row) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
 
 
-def write(path: Path, rows: Sequence[Row], start: float) -> None:
+def write(path: Path, found: Sequence[Row], start: float) -> None:
     """Prints the rows that are known so far."""
-    content = {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in rows]}
-    report.write_json(path, content, gates(rows))
+    content = {"seconds": time.monotonic() - start, "rows": [row.to_json() for row in found]}
+    report.write_json(path, content, rows.gates(found))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import signal
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from faults import judge
 from faults.cases import Case
 from faults.home import Home
 from faults.rank import play
+from faults.rows import cause
 
 _ROW_DEADLINE_S = 75.0
 _MBIT_PER_PEER = 4  # of a lab's links, so that every op lasts some tenths of a second
@@ -78,7 +78,7 @@ class Runner:
         except LabUnavailable:
             raise
         except (ranks.RanksFailed, LabError) as error:
-            verdict = judge.Verdict(False, [_cause(str(error)), str(error)[-4000:]], None, "")
+            verdict = judge.Verdict(False, [cause(str(error)), str(error)[-4000:]], None, "")
         seconds = time.monotonic() - start
         word = "PASS" if verdict.passed else "FAIL"
         return Row(case, word, verdict.reasons, verdict.late_s, verdict.said, seconds, facts)
@@ -103,14 +103,6 @@ class Runner:
                 over.set()
                 thread.join()
                 lab.restore(case.culprit)
-
-
-def _cause(report: str) -> str:
-    """The line of a failed job's report that says most."""
-    told = re.search(r"^\s*what\(\):.*$", report, re.MULTILINE) or re.search(
-        r"^\w*(Error|Exception)\b.*$", report, re.MULTILINE
-    )
-    return told[0].strip() if told else report.splitlines()[0]
 
 
 def _serve(lab: Lab, host: int, folder: Path, over: threading.Event) -> None:

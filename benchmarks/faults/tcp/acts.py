@@ -27,7 +27,7 @@ _MOVED = 100  # added to the last number of an address
 
 @dataclasses.dataclass
 class Act:
-    """What an act has: the row, the lab, the notes; and what it found.
+    """The means of an act: the row, the lab, the notes; and what it found.
 
     Attributes:
         ears: What was heard of connections as they were made, to rank 0 and to the last one, or None.

@@ -9,7 +9,7 @@ WHEN = ("before", "in", "after")
 KINDS = ("exact", "coded")
 SIZES = (2, 4)
 SECRETS = ("plain", "secret")
-# What must come of a fault.
+# The outcome that a fault must have.
 GOES_ON, FAILS, KEPT_OUT = "goes on", "fails", "kept out"
 
 SLACK_S = 2.0  # how much later than the deadline an error may come

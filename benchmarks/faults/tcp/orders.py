@@ -1,4 +1,4 @@
-"""What the lab's owner has a rank's process do to itself, in a thread beside its ops."""
+"""Orders of the lab's owner: what a rank's process does to itself, in a thread beside its ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is no rank but knows what can be heard: bytes of connections as they were made, said again, changed, or to another."""
+"""Processes that are no ranks but know what can be heard: bytes of connections, said again, changed, or to another."""
 
 from __future__ import annotations
 

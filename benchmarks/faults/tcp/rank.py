@@ -27,7 +27,7 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "send/recv")
 
 @dataclasses.dataclass
 class Facts:
-    """What a rank saw; times are CLOCK_MONOTONIC's, which all processes share.
+    """Facts that a rank saw; times are CLOCK_MONOTONIC's, which all processes share.
 
     Attributes:
         ops: Of every op that was done: its name, when it was called and how long it took.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import signal
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import ranks
 from linklab import Lab, LabError, LabUnavailable
 
+from faults.rows import cause
 from faults.tcp.acts import Act, direct, new_secrets
 from faults.tcp.cases import KEPT_OUT, Case
 from faults.tcp.judge import judge
@@ -90,7 +90,7 @@ class Runner:
         try:
             reasons, seen = self._play(case, lab)
         except (ranks.RanksFailed, LabError) as error:
-            reasons = [_cause(str(error)), str(error)[-4000:]]
+            reasons = [cause(str(error)), str(error)[-4000:]]
         finally:
             lab.restore(case.faulty)
             lab.move(case.faulty, lab.address(case.faulty))
@@ -109,7 +109,7 @@ class Runner:
             if case.of.outcome != KEPT_OUT:
                 directing.start()
             allow = {case.faulty: (0, -signal.SIGKILL)} if case.survivors < case.size else {}
-            # Whoever is no rank may be killed, or have nothing to say.
+            # A process that is no rank may be killed, or have nothing to say.
             allow |= {case.size + number: (0, -signal.SIGKILL) for number in range(len(case.others))}
             try:
                 args = (case, notes, secrets, lab.address(case.size))
@@ -137,11 +137,3 @@ def _direct(act: Act, wrong: list[str]) -> None:
     finally:
         if act.ears:
             act.ears.close()
-
-
-def _cause(report: str) -> str:
-    """The line of a failed job's report that says most."""
-    told = re.search(r"^\s*what\(\):.*$", report, re.MULTILINE) or re.search(
-        r"^[\w.]*(Error|Exception)\b.*$", report, re.MULTILINE
-    )
-    return told[0].strip() if told else report.splitlines()[0]

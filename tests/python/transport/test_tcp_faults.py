@@ -7,7 +7,7 @@ from faults.tcp import cases, cli, judge
 from faults.tcp.run import Row, Runner
 from links import expect_labs
 
-# What no other test has: those of test_tcp, test_tcp_link, test_relay and test_secret play the others.
+# Rows that no other test has: those of test_tcp, test_tcp_link, test_relay and test_secret play the others.
 SHARE = (
     "lost resets,in,coded,plain,2",
     "another address, dials,before,exact,plain,2",
