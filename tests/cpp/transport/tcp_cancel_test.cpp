@@ -182,7 +182,7 @@ TEST(TcpCancel, AReceiveThatIsCancelledTakesItsMessage) {
   EXPECT_EQ(room, small);
 }
 
-// What no peer of this version says: of messages that it has no numbers for, and cuts within a record.
+// Bytes that no peer of this version says: of messages that it has no numbers for, and cuts within a record.
 TEST(TcpCancel, RefusesWordsAtNoTimeForThem) {
   using enum Record::Kind;
   Channel channel(1);

@@ -25,7 +25,7 @@ inline size_t below(Random& random, size_t n) {
   return random() % n;
 }
 
-// What one end has written and the other has not read. It moves parts of what it is asked to, or nothing.
+// Bytes that one end has written and the other has not read. It moves parts of what it is asked to, or nothing.
 class MemoryPipe final : public Pipe {
  public:
   MemoryPipe(std::shared_ptr<std::deque<std::byte>> in, std::shared_ptr<std::deque<std::byte>> out, Random& random)
