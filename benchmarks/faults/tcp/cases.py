@@ -36,6 +36,7 @@ class Fault:
         relayed: Whether the first and last rank only dial, and meet at a relay.
         spare: Whether another process waits to pretend that it is the faulty rank.
         tools: Programs that it needs, besides a lab's.
+        outside: Whether nothing is done but by processes that are no ranks, so that no connection is to be made again.
         alone: Whether its row is run with no other beside it, for its seconds are judged.
     """
 
@@ -52,11 +53,12 @@ class Fault:
     relayed: bool = False
     spare: bool = False
     tools: tuple[str, ...] = ()
+    outside: bool = False
     alone: bool = False
 
 
 _ROUTED = {"tools": ("nft",), "pause_s": 8.0}
-_SAID_OUTSIDE = {"faulty": 0, "pause_s": 2.0}
+_SAID_OUTSIDE = {"faulty": 0, "pause_s": 2.0, "outside": True}
 
 FAULTS = (
     # ---- what costs a pause ----

@@ -55,7 +55,7 @@ def _goes_on(case: Case, rank: int, mine: Facts, seen: dict[str, Any]) -> list[s
     seen["made"] = seen.get("made", 0) + mine["made"]
     if pause > case.of.pause_s:
         reasons.append(f"an op took {longest:.2f} s, undisturbed {usual:.2f} s, the fault {lasts_s:.2f} s")
-    if case.of.faulty == 0 and case.of.pause_s == 2.0 and mine["made"]:  # nobody but ranks was there
+    if case.of.outside and mine["made"]:
         reasons.append(f"{mine['made']} connections were made again")
     if rank in case.relayed and not any(path.startswith("relay ") for path in mine["paths"]):
         reasons.append(f"expected to reach rank {case.relayed[rank == 0]} by a relay, got {mine['paths']}")
