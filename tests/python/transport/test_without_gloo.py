@@ -40,22 +40,24 @@ def _any_rank(r):
             rank = dist.recv(got, tag=tag)
             assert got.tolist() == [100.0 * rank + seen[rank][tag]] * 3
             seen[rank][tag] += 2
-    # Asynchronous, two at a time, next to one by name.
+    # Asynchronous, two at a time, and then one by name, whose message must not be there before: it would meet one of them.
     if r.rank == 0:
         got = [torch.empty(2) for _ in range(r.size)]
         works = [dist.irecv(t) for t in got[:-1]]
         for work in works:
             work.wait()
+        dist.barrier()
         assert sorted(work._source_rank() for work in works) == list(range(1, r.size))
         assert all(t[0] == work._source_rank() for t, work in zip(got, works, strict=False))
         dist.recv(got[-1], src=r.size - 1)
     else:
         dist.send(torch.full((2,), float(r.rank)), 0)
+        dist.barrier()
         if r.rank == r.size - 1:
             dist.send(torch.zeros(2), 0)
     dist.barrier()
     stats = dist.group.WORLD._get_backend(torch.device("cpu")).stats()
-    assert stats["barrier"]["exact_calls"] == 1 and stats["barrier"]["wire_bytes"] > 0
+    assert stats["barrier"]["exact_calls"] == 2 and stats["barrier"]["wire_bytes"] > 0
     if r.rank == 0:
         assert stats["recv"]["calls"] == count * (r.size - 1) + r.size and stats["recv"]["wait_s"] > 0
     dist.destroy_process_group()
