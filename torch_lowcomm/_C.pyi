@@ -65,7 +65,8 @@ class Options(Backend.Options):
         chunk_bytes: Payload of a full frame in bytes, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144). A message of fewer
             than 32 such frames is cut into 32, of 65,536 bytes or more.
         connections: Connections to every peer for bulk data, 1 … 64; frames take them in turn. Use more where one TCP stream
-            does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1).
+            does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1, and
+            with transport "tcp" 16 to a peer with a round trip of 5 ms or more, if BBR cannot be had or there are other peers).
         ring_from: Number of ranks from which on an all_gather goes around a ring, where each rank sends to the next rank only
             (LOWCOMM_RING_FROM; 0 for never).
         flight_record: Number of the group's last ops and messages that `flight_record()` shows, 0 … 65,536. Ranks may differ

@@ -32,7 +32,7 @@ KeyValues greeting(const Settings& settings) {
       {"min_bytes", std::to_string(settings.min_bytes)},
       {"seed", std::to_string(settings.seed)},
       {"chunk_bytes", std::to_string(settings.chunk_bytes)},
-      {"connections", std::to_string(settings.connections)},
+      {"connections", settings.connectionsText()},
       {"ring_from", std::to_string(settings.ring_from)},
       {"secret", settings.secret ? "yes" : "no"},
       {"nccl", settings.ncclText()},
@@ -47,7 +47,7 @@ GroupConfig configOf(const Group& group, const Settings& settings, uint32_t epoc
   config.global_ranks.assign(group.options->global_ranks_in_group.begin(), group.options->global_ranks_in_group.end());
   config.epoch = epoch;
   config.chunk_bytes = settings.chunk_bytes;
-  config.connections = static_cast<int>(settings.connections);
+  config.connections = settings.turns();
   config.ring_from = static_cast<int>(std::min<uint64_t>(settings.ring_from, INT_MAX));
   config.timeout = group.options->timeout;
   config.flight_record = settings.flight_record;
@@ -89,7 +89,7 @@ std::unique_ptr<Transport> LowcommBackend::connect(StoreRendezvous& rendezvous) 
   const Group& group = parts_.group;
   const Settings settings = group.settings();
   const auto connections = static_cast<int>(settings.connections);
-  if (!group.carriesAll()) return connectGloo(rendezvous, rank_, size_, group.options, connections, make_.gloo);
+  if (!group.carriesAll()) return connectGloo(rendezvous, rank_, size_, group.options, settings.turns(), make_.gloo);
   std::unique_ptr<Transport> transport;
   translated([&] {
     try {

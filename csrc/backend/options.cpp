@@ -56,17 +56,13 @@ const char* noEnvironment(const char*) {
 }
 using Lookup = const char* (*)(const char* variable);
 
-// The user's value, else the environment's, else the default; checked against [low, high] under the name it came by.
+// The user's value, else the environment's, checked against [low, high] under the name it came by; else the default.
 uint64_t integer(Lookup lookup, const std::optional<int64_t>& given, const char* field, const char* variable,
                  uint64_t otherwise, int64_t low, int64_t high) {
-  const char* from = field;
-  int64_t value = static_cast<int64_t>(otherwise);
-  if (given) {
-    value = *given;
-  } else if (const std::string text = trimmed(lookup(variable)); !text.empty()) {
-    from = variable;
-    value = parseInteger(variable, text);
-  }
+  const std::string text = trimmed(lookup(variable));
+  if (!given && text.empty()) return otherwise;
+  const char* from = given ? field : variable;
+  const int64_t value = given ? *given : parseInteger(variable, text);
   if (value < low || value > high) {
     throw ValueError(std::string(from) + ": expected " + std::to_string(low) + " ... " + std::to_string(high) +
                      ", got " + std::to_string(value));
@@ -143,7 +139,7 @@ void Options::inherit(const Settings& parent) {
   fill(min_bytes, parent.min_bytes);
   fill(seed, parent.seed);
   fill(chunk_bytes, parent.chunk_bytes);
-  fill(connections, parent.connections);
+  if (parent.connections > 0) fill(connections, parent.connections);
   fill(ring_from, parent.ring_from);
   fill(flight_record, parent.flight_record);
   if (!staged) staged = parent.staged;

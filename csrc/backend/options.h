@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "codec/spec.h"
+#include "transport/tcp/pace.h"
 
 namespace lowcomm {
 
@@ -50,13 +51,21 @@ struct Settings {
   uint64_t min_bytes = 65536;        // a rank's raw contribution under this stays exact
   uint64_t seed = 0;                 // of stochastic rounding
   uint64_t chunk_bytes = 256 << 10;  // payload of a full frame
-  uint64_t connections = 1;          // to every peer, for bulk
+  uint64_t connections = 0;          // to every peer, for bulk; 0: 1, or with "tcp" as many as it needs (connectTcp)
   uint64_t flight_record = 64;       // ops that the flight record holds; each rank's own affair
   uint64_t ring_from = 0;            // an all_gather of so many ranks goes around a ring; 0: none does
   bool staged = false;               // CUDA tensors that are coded are coded where they are; each rank's own affair
   std::optional<bool> nccl;          // whether NCCL serves CUDA tensors; unset: where there is one
   std::string transport = "gloo";    // what carries frames: "gloo", or "tcp" (transport/tcp)
   bool secret = false;               // whether the environment has one (secret.h)
+
+  std::string connectionsText() const { return connections > 0 ? std::to_string(connections) : "auto"; }
+
+  // How many connections frames take in turn, as far as there are so many.
+  int turns() const {
+    if (connections > 0) return static_cast<int>(connections);
+    return transport == "tcp" ? tcp::kFarConnections : 1;
+  }
 
   std::string ncclText() const { return nccl ? (*nccl ? "1" : "0") : "auto"; }
 };

@@ -24,8 +24,8 @@ constexpr auto kJudge = 1s;
 
 }  // namespace
 
-Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from)
-    : pipe_(std::move(pipe)), channel_(channel), out_(from) {
+Connection::Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from, bool is_one_of_several)
+    : pipe_(std::move(pipe)), channel_(channel), out_(from), is_one_of_several_(is_one_of_several) {
   const int on = 1;
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   ::setsockopt(pipe_->fd(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof(kUnsentBytes));
@@ -131,7 +131,7 @@ bool Connection::isQuiet() const {
 std::optional<std::string> Connection::tick() {
   const auto now = Clock::now();
   if (now >= judge_at_) {
-    manner_ = judge(pipe_->fd());
+    manner_ = judge(pipe_->fd(), is_one_of_several_);
     judge_at_ = now + kJudge;
   }
   if (now - heard_ > kSilence) return "nothing was heard for 1.5 s";
@@ -143,15 +143,15 @@ std::optional<std::string> Connection::tick() {
   return write();
 }
 
-void Connection::sayLast() {
-  if (out_header_left_ + out_left_ > 0) return;  // in the middle of a piece; the peer will find out by dialling
+bool Connection::sayLast() {
+  if (out_header_left_ + out_left_ > 0) return false;  // in the middle of a piece; the peer will find out by dialling
   std::array<std::byte, kPieceHeaderBytes> header;
   {
     const auto lock = channel_.lock();
     tcp::write(Piece{0, true, channel_.in()}, header);
   }
   const iovec part{header.data(), header.size()};
-  pipe_->write({&part, 1});
+  return pipe_->write({&part, 1}).bytes == header.size() && !pipe_->holds();
 }
 
 }  // namespace lowcomm::tcp

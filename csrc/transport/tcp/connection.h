@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 class Connection {
  public:
   // `from`: the byte of the stream out that the peer waits for.
-  Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from);
+  Connection(std::unique_ptr<Pipe> pipe, Channel& channel, uint64_t from, bool is_one_of_several = false);
 
   int fd() const { return pipe_->fd(); }
 
@@ -49,8 +49,8 @@ class Connection {
   // Heartbeats, the choice of congestion control, and whether the peer's heartbeats have stopped.
   std::optional<std::string> tick();
 
-  // Tells the peer that the channel is at its end, if that can be said at once.
-  void sayLast();
+  // Tells the peer that the channel is at its end, if that can be said at once. Returns whether it was said.
+  bool sayLast();
 
   // Whether the peer has said so.
   bool saidLast() const { return said_last_; }
@@ -60,6 +60,7 @@ class Connection {
   uint64_t received() const { return received_; }
 
   const Pipe& pipe() const { return *pipe_; }
+  Pipe& pipe() { return *pipe_; }
 
  private:
   bool nextPiece(bool even_empty);
@@ -72,6 +73,7 @@ class Connection {
   uint64_t out_;  // of the stream: where the next bytes to write are
   std::array<std::byte, kPieceHeaderBytes> out_header_;
   size_t out_header_left_ = 0, out_left_ = 0;  // of the piece under way
+  const bool is_one_of_several_;               // for the congestion control (pace.h)
   Manner manner_ = mannerFor({});              // until it is judged
   uint64_t place_ = 0;
   uint64_t sent_ = 0, received_ = 0;

@@ -1,11 +1,14 @@
 #include "transport/tcp/endpoint.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -106,6 +109,7 @@ Endpoint::~Endpoint() {
 }
 
 void Endpoint::halt() {
+  locked([&] { stays_until_ = Clock::now() + kStays; });
   stop_ = true;
   wake();
   if (thread_.joinable()) thread_.join();
@@ -167,7 +171,31 @@ void Endpoint::serveNoMore(const GroupId& group) {
 void Endpoint::remove(const std::shared_ptr<Link>& link) {
   std::lock_guard lock(mutex_);
   std::erase(links_, link);
-  link->end("the lane was cancelled");
+  Fd last = link->end("the lane was cancelled");
+  if (!last) return;
+  ::shutdown(last.get(), SHUT_WR);
+  leaving_.push_back({std::move(last), Clock::now() + kStays});
+  wake();
+}
+
+// The kernel resets a connection that is closed with bytes unread, and drops what it has yet to send. So what the peer
+// says is read until it has all that was said to it, or has ended the connection too.
+void Endpoint::seeOff() {
+  std::array<std::byte, 4096> unread;
+  leaving_.remove_if([&](const Leaving& one) {
+    ssize_t count = 0;
+    while ((count = ::recv(one.fd.get(), unread.data(), unread.size(), MSG_DONTWAIT)) > 0) {
+    }
+    const bool is_over = count == 0 || (errno != EAGAIN && errno != EINTR);
+    int on_their_way = 0;
+    return is_over || Clock::now() > one.deadline ||
+           (::ioctl(one.fd.get(), SIOCOUTQ, &on_their_way) == 0 && on_their_way == 0);
+  });
+}
+
+bool Endpoint::stays() {
+  std::lock_guard lock(mutex_);
+  return Clock::now() < stays_until_ && (!leaving_.empty() || relay_.joined() > 0);
 }
 
 void Endpoint::wake() {
@@ -193,7 +221,7 @@ void Endpoint::run() {
   sigset_t all;  // signals are for the program's own threads
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  while (!stop_)
+  while (!stop_ || stays())
     turn();
 }
 
@@ -211,6 +239,8 @@ void Endpoint::turn() {
     strangers_->waitFor(waits);
     strangers = strangers_->size();
     relay_.waitFor(waits);
+    for (const Leaving& one : leaving_)
+      waits.push_back({one.fd.get(), POLLIN, 0});
   }
   ::poll(waits.data(), waits.size(), static_cast<int>(patience_.count()));
   if (waits[0].revents) {
@@ -232,6 +262,7 @@ void Endpoint::turn() {
     }
   }
   patience_ = writeAll();
+  seeOff();
   const auto from_outside = std::span(waits).subspan(2 + links.size());
   relay_.ready(from_outside.subspan(strangers));
   Strangers::Heard heard = strangers_->hear(from_outside.first(strangers));

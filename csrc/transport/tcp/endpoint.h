@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -84,7 +85,9 @@ class Endpoint {
   void serve(const GroupId& group, Admit admit);
   void serveNoMore(const GroupId& group);
 
-  // The link's channel ends; nothing of it is touched afterwards.
+  // The link's channel ends; nothing of it is touched afterwards. What it said last is still brought to the peer, also
+  // where the endpoint is destroyed meanwhile, which then takes up to kStays. So do pairs that it relays.
+  static constexpr std::chrono::seconds kStays{2};
   void remove(const std::shared_ptr<Link>& link);
 
   // The place of a message among all that leave this process. wake(): there is something to write.
@@ -114,6 +117,8 @@ class Endpoint {
   bool knows(const GroupId& group) const;
   Link* linkTo(const GroupId& group, uint32_t from, uint32_t to, uint32_t channel) const;
   void halt();
+  void seeOff();
+  bool stays();
 
   Fd listener_, waker_;
   std::vector<std::string> addresses_;
@@ -131,7 +136,13 @@ class Endpoint {
   std::vector<GroupId> expected_;
   std::optional<Strangers> strangers_;  // from when the port is known
   std::map<GroupId, Admit> served_;
-  Clock::time_point accept_at_{}, tick_at_{};
+  // A socket whose last bytes are on their way.
+  struct Leaving {
+    Fd fd;
+    Clock::time_point deadline;
+  };
+  std::list<Leaving> leaving_;
+  Clock::time_point accept_at_{}, tick_at_{}, stays_until_{};
   std::chrono::milliseconds patience_{0};  // of the next poll()
   std::thread thread_;
 };

@@ -76,7 +76,7 @@ void Link::ready(short events) {
   if (!connection_) return;
   if (events & (POLLIN | POLLHUP | POLLERR)) receive();
   if (connection_ && (events & POLLOUT)) {
-    if (const auto over = connection_->unblock()) lost(*over);
+    if (const auto over = connection_->unblock()) broken(*over);
   }
 }
 
@@ -114,7 +114,13 @@ std::optional<uint64_t> Link::next() {
 }
 
 void Link::write() {
-  if (const auto over = connection_->write()) lost(*over);
+  if (const auto over = connection_->write()) broken(*over);
+}
+
+// What the peer said before is still to be read: that it has ended the channel, perhaps.
+void Link::broken(const std::string& why) {
+  receive();
+  if (connection_) lost(why);
 }
 
 void Link::tick() {
@@ -122,7 +128,7 @@ void Link::tick() {
   if (connection_) {
     if (connection_->isQuiet()) receive();
     if (!connection_) return;
-    if (const auto over = connection_->tick()) lost(*over);
+    if (const auto over = connection_->tick()) broken(*over);
   } else if (dial_) {
     if (Clock::now() > dial_->deadline) silent();
   } else if (Clock::now() >= dial_at_) {
@@ -306,7 +312,7 @@ void Link::attach(std::unique_ptr<Pipe> pipe, const Hello& theirs) {
     return fail(std::string(kWrongBytes) + error.what());
   }
   drop();
-  connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received);
+  connection_ = std::make_unique<Connection>(std::move(pipe), channel, theirs.received, route_.is_one_of_several);
   ++connections_;
   refused_rounds_ = 0;
   was_relayed_ = pathOf(connection_->pipe().fd()) != kDirect;
@@ -368,15 +374,17 @@ void Link::fail(const std::string& why) {
   channel.fail(TransportError::Kind::closed, why);
 }
 
-void Link::end(const std::string& why) {
+Fd Link::end(const std::string& why) {
   // The peer is to hear of what was delivered here, or its sends would fail.
   while (!ended_ && connection_ && !connection_->blocked() && connection_->next() == 0)
     write();
-  if (connection_ && !ended_) connection_->sayLast();
+  Fd last;
+  if (connection_ && !ended_ && connection_->sayLast()) last = connection_->pipe().release();
   ended_ = true;
   drop();
   dial_.reset();
   channel.fail(TransportError::Kind::cancelled, why);
+  return last;
 }
 
 }  // namespace lowcomm::tcp

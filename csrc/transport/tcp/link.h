@@ -30,7 +30,8 @@ struct Route {
   std::vector<std::pair<std::string, Address>> relays;     // of a relay, tried where these lead nowhere
   std::shared_ptr<Tls> tls;                                // null: bytes travel as they are
 
-  bool dials = false;  // at first: this rank does, the other waits to be dialled
+  bool dials = false;              // at first: this rank does, the other waits to be dialled
+  bool is_one_of_several = false;  // of the channels of a far peer, that is (connectionsOver in pace.h)
 };
 
 // Of a peer that has another secret than this process.
@@ -87,8 +88,9 @@ class Link {
   // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.
   void accept(std::unique_ptr<Pipe> pipe, const Hello& hello);
 
-  // The channel is at its end on this side.
-  void end(const std::string& why);
+  // The channel is at its end on this side. Returns the socket on which the peer was told so, for the endpoint to close
+  // once it has heard that; none where it was not told.
+  Fd end(const std::string& why);
 
   // How often a connection has been made.
   uint64_t connections() const { return connections_; }
@@ -127,6 +129,7 @@ class Link {
   void hearWords();
   void drop();
   void lost(const std::string& why);
+  void broken(const std::string& why);
   void dial();
   void dialReady();
   std::optional<std::string> hearAnswer();

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "transport/tcp/socket.h"
 #include "transport/tcp/wire.h"
 
 namespace lowcomm::tcp {
@@ -26,6 +27,7 @@ constexpr auto kCredit = 2ms;
 
 constexpr double kNearS = 1e-3;
 constexpr double kMomentS = 250e-6;
+constexpr double kFarS = 5e-3;  // of which 0.1 % of the segments lost leave a connection 90 Mbit/s
 
 const char* named() {
   const char* name = std::getenv("LOWCOMM_CONGESTION");
@@ -49,17 +51,18 @@ void beginCongestion(int fd) {
   set(fd, named() ? named() : "reno");
 }
 
-Manner mannerFor(const SocketReport& report) {
+Manner mannerFor(const SocketReport& report, bool is_one_of_several) {
   const bool is_near = report.least_round_trip_s < kNearS;
   const double full = kMomentS * report.delivered_a_s / kShortPieceBytes;
   constexpr double kMostTimes = kPieceBytes / kShortPieceBytes;
-  return {is_near ? "reno" : "bbr", kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes)),
+  const char* far = is_one_of_several ? "cubic" : "bbr";
+  return {is_near ? "reno" : far, kShortPieceBytes * static_cast<size_t>(std::clamp(full, 1.0, kMostTimes)),
           is_near ? 20ms : 2ms};
 }
 
-Manner judge(int fd) {
+Manner judge(int fd, bool is_one_of_several) {
   const SocketReport report = reportOf(fd);
-  const Manner manner = mannerFor(report);
+  const Manner manner = mannerFor(report, is_one_of_several);
   if (!named() && report.least_round_trip_s > 0 && report.congestion != manner.congestion) set(fd, manner.congestion);
   return manner;
 }
@@ -83,6 +86,16 @@ void checkCongestion(int fd) {
       "LOWCOMM_CONGESTION: expected a congestion control that the kernel allows "
       "(net.ipv4.tcp_allowed_congestion_control), got '" +
       std::string(named()) + "': " + std::strerror(errno));
+}
+
+bool isLossBased() {
+  const std::string name = named() ? named() : "bbr";
+  if (!name.starts_with("bbr")) return true;
+  return !set(Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).get(), name.c_str());
+}
+
+int connectionsOver(double least_round_trip_s) {
+  return least_round_trip_s >= kFarS ? kFarConnections : 1;
 }
 
 Pace::Pace(const std::string& rate) {

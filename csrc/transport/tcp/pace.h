@@ -11,7 +11,8 @@ namespace lowcomm::tcp {
 
 // The congestion control of a channel's sockets: what LOWCOMM_CONGESTION names, else one for the least round-trip time
 // that was seen: Reno below a millisecond, where BBR's flows take turns badly, and BBR above, where losses would stop
-// the others. Where the kernel allows neither, the system's.
+// the others. Cubic above where a peer has several connections (connectionsOver). Where the kernel allows neither, the
+// one that was there.
 
 // Of a socket that is yet to connect or to listen; what it accepts begins alike. It begins with Reno: a
 // socket on which BBR has run stays paced under any other, and after each pause the pace is that of a connection just
@@ -29,7 +30,7 @@ SocketReport reportOf(int fd);
 
 // How a connection is to send.
 struct Manner {
-  const char* congestion;  // "reno" or "bbr"
+  const char* congestion;  // "reno", "bbr" or "cubic"
 
   // Bytes of a piece: what the connection delivers in a moment, so that a fast link costs few calls of the system and a
   // slow one is not taken for long; at least 64 KiB, four full records of TLS, with the piece's header.
@@ -41,14 +42,26 @@ struct Manner {
   // trip, in which others fill the link.
   std::chrono::milliseconds patience{0};
 };
-Manner mannerFor(const SocketReport& report);
+Manner mannerFor(const SocketReport& report, bool is_one_of_several = false);
 
 // Of a connected socket: gives it the congestion control that fits, unless LOWCOMM_CONGESTION names one, again and
 // again, for a connection that was made on a full link has not seen the least round trip yet.
-Manner judge(int fd);
+Manner judge(int fd, bool is_one_of_several = false);
 
 // Whether the kernel allows this process what LOWCOMM_CONGESTION names; `fd`: a TCP socket. ValueError where not.
 void checkCongestion(int fd);
+
+// Whether this process's congestion control, far away, takes every lost segment for a full link: LOWCOMM_CONGESTION
+// names another one than BBR, or the kernel does not allow that.
+bool isLossBased();
+
+// How many connections of the bulk lane two ranks need, where one of BBR does not do: one of them is loss-based, or the
+// group has more than two ranks, and BBR's flows to several peers share a link badly. A loss-based connection carries
+// at most 1.22 segments a round trip / √(share lost) (Mathis et al. 1997, "The macroscopic behavior of the TCP
+// congestion avoidance algorithm", equation 3): 11 Mbit/s with 40 ms and 0.1 %, whatever the link has. Several carry as
+// many times that, and share it evenly.
+inline constexpr int kFarConnections = 16;
+int connectionsOver(double least_round_trip_s);
 
 // How fast the bulk lanes of a process may send, all together, on a link that it shares: LOWCOMM_RATE. Used by the
 // endpoint's thread alone.

@@ -61,7 +61,7 @@ void Relay::waitFor(std::vector<pollfd>& waits) const {
   for (const Pair& pair : pairs_) {
     const auto add = [&](const Side& side, const Side& other) {
       const int in = side.end < kBufferBytes && !side.is_over ? POLLIN : 0;
-      const int out = other.end > other.begin ? POLLOUT : 0;
+      const int out = other.end > other.begin && !side.is_deaf ? POLLOUT : 0;
       // Negative: left out by poll(), which would tell of a closed connection again and again.
       waits.push_back({in | out ? side.fd.get() : ~side.fd.get(), static_cast<short>(in | out), 0});
     };
@@ -81,30 +81,37 @@ void Relay::ready(std::span<const pollfd> waits) {
   waiting_.remove_if([&](const Waiting& one) { return isReady(one.fd); });
   pairs_.remove_if([&](Pair& pair) {
     const bool a = isReady(pair.a.fd), b = isReady(pair.b.fd);
-    return (a || b) && !(pass(pair.a, pair.b) && pass(pair.b, pair.a));
+    if (!a && !b) return false;
+    pass(pair.a, pair.b);
+    pass(pair.b, pair.a);
+    if (!pair.deadline && (pair.a.is_over || pair.b.is_over)) pair.deadline = Clock::now() + kWithin;
+    return pair.isOver();
   });
 }
 
-bool Relay::pass(Side& from, Side& to) {
+// A connection that is closed with bytes unread is reset, and what was on its way to its other end is lost. So the end
+// of one is the other's to answer, and until then what it says is read.
+void Relay::pass(Side& from, Side& to) {
   if (from.end < kBufferBytes && !from.is_over) {
     const ssize_t count = ::recv(from.fd.get(), from.buffer.data() + from.end, kBufferBytes - from.end, MSG_DONTWAIT);
-    if (count < 0 && !wouldBlock()) return false;
-    if (count == 0) from.is_over = true;
+    if (count == 0 || (count < 0 && !wouldBlock())) from.is_over = true;
     if (count > 0) from.end += count;
   }
-  if (from.begin < from.end) {
+  if (from.begin < from.end && !to.is_deaf) {
     const ssize_t count =
         ::send(to.fd.get(), from.buffer.data() + from.begin, from.end - from.begin, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count < 0 && !wouldBlock()) return false;
+    if (count < 0 && !wouldBlock()) to.is_deaf = true;
     if (count > 0) from.begin += count, bytes_ += count;
   }
-  if (from.begin < from.end) return true;
+  if (from.begin < from.end && !to.is_deaf) return;
   from.begin = from.end = 0;
-  return !from.is_over;  // all that it said was passed on: an end of both
+  if (from.is_over && !std::exchange(to.is_told, true)) ::shutdown(to.fd.get(), SHUT_WR);
 }
 
 void Relay::tick() {
-  waiting_.remove_if([](const Waiting& one) { return Clock::now() > one.deadline; });
+  const auto now = Clock::now();
+  waiting_.remove_if([&](const Waiting& one) { return now > one.deadline; });
+  pairs_.remove_if([&](const Pair& pair) { return pair.deadline && now > *pair.deadline; });
 }
 
 }  // namespace lowcomm::tcp

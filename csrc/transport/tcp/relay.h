@@ -17,10 +17,11 @@ namespace lowcomm::tcp {
 
 // Joins the connections of two ranks that both dial, because nobody can reach them: each asks for the other by a Hello
 // (Hello::relays), is answered by one when the other is there, and from then on what one sends the other gets. With a
-// secret that is TLS between the two, of which the relay can read nothing.
+// secret that is TLS between the two, of which the relay can read nothing. Where one ends its connection, the other
+// gets all that it had said before, and then the end.
 //
-// Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting who wait for kWithin.
-// Used by the endpoint's thread.
+// Bounded in what it holds: kMostJoined pairs with two buffers of kBufferBytes, and kMostWaiting who wait for kWithin;
+// a pair of which one has ended stays for kWithin at most. Used by the endpoint's thread.
 class Relay {
  public:
   using Clock = std::chrono::steady_clock;
@@ -35,7 +36,7 @@ class Relay {
   void waitFor(std::vector<pollfd>& waits) const;
   void ready(std::span<const pollfd> waits);
 
-  // Lets go of who has waited too long.
+  // Lets go of who has waited too long for another, or for the other's end.
   void tick();
 
   size_t joined() const { return pairs_.size(); }
@@ -53,13 +54,17 @@ class Relay {
     std::vector<std::byte> buffer = std::vector<std::byte>(kBufferBytes);
     size_t begin = 0, end = 0;
     bool is_over = false;  // it says no more
+    bool is_deaf = false;  // it takes no more, and what the other says is read for nobody
+    bool is_told = false;  // that the other says no more
   };
   struct Pair {
     Side a, b;
+    std::optional<Clock::time_point> deadline = {};  // from the end of one
+    bool isOver() const { return a.is_told && b.is_told; }
   };
 
   void join(Waiting first, Waiting second);
-  bool pass(Side& from, Side& to);  // whether both connections are still there
+  void pass(Side& from, Side& to);
 
   std::list<Waiting> waiting_;
   std::list<Pair> pairs_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/tcp/pace.h"
 
 namespace lowcomm {
 namespace {
@@ -33,14 +34,22 @@ class TcpTransfer final : public Transfer {
 
 class TcpTransport final : public Transport {
  public:
-  // `links`: by peer, the control channel and then the bulk ones; none to itself.
-  TcpTransport(std::shared_ptr<tcp::Endpoint> endpoint, int rank, std::vector<std::vector<std::shared_ptr<Link>>> links)
-      : endpoint_(std::move(endpoint)), rank_(rank), links_(std::move(links)) {}
+  TcpTransport(std::shared_ptr<tcp::Endpoint> endpoint, int rank, int size)
+      : endpoint_(std::move(endpoint)), rank_(rank), links_(size) {}
 
   ~TcpTransport() override {
     cancel(Lane::control);
     cancel(Lane::bulk);
   }
+
+  // The next channel to the route's peer. Of each peer the control channel comes first, then the bulk ones.
+  void add(tcp::Route route) {
+    auto& channels = links_.at(route.peer);
+    route.channel = static_cast<uint32_t>(channels.size());
+    channels.push_back(std::make_shared<Link>(route));
+    endpoint_->add(channels.back());
+  }
+  const std::vector<std::shared_ptr<Link>>& links(int peer) const { return links_[peer]; }
 
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(links_.size()); }
@@ -100,13 +109,18 @@ class TcpTransport final : public Transport {
 
   const std::shared_ptr<tcp::Endpoint> endpoint_;
   const int rank_;
-  const std::vector<std::vector<std::shared_ptr<Link>>> links_;
+  std::vector<std::vector<std::shared_ptr<Link>>> links_;
 };
 
 constexpr const char* kGroupKey = "lowcomm/tcp/group";
 
 std::string keyOf(int rank) {
   return "lowcomm/tcp/" + std::to_string(rank);
+}
+
+// Of the number of bulk channels between two ranks.
+std::string keyOf(int low, int high) {
+  return "lowcomm/tcp/" + std::to_string(low) + "-" + std::to_string(high);
 }
 
 // A number that nobody guesses, drawn by rank 0: it keeps those out who have no access to the rendezvous.
@@ -150,19 +164,27 @@ std::string manner(const std::shared_ptr<tcp::Tls>& tls) {
   return tls ? "tls" : "plain";
 }
 
-// "incarnation manner address address …", as said at the rendezvous. Nothing of the secret but that there is one.
+constexpr const char *kLossBased = "loss", *kRateBased = "rate";
+
+// "incarnation manner control address address …", as said at the rendezvous. Nothing of the secret but that there is
+// one.
 std::string introduction(const tcp::Endpoint& endpoint) {
-  std::string text = std::to_string(endpoint.incarnation()) + " " + manner(endpoint.tls());
+  std::string text = std::to_string(endpoint.incarnation()) + " " + manner(endpoint.tls()) + " " +
+                     (tcp::isLossBased() ? kLossBased : kRateBased);
   for (const std::string& address : endpoint.addresses())
     text += " " + address;
   return text;
 }
 
-void hearIntroduction(tcp::Route& route, const std::string& text) {
+// Returns whether the peer's congestion control is loss-based.
+bool hearIntroduction(tcp::Route& route, const std::string& text) {
   std::istringstream words(text);
-  std::string manner;
-  if (!(words >> route.peer_incarnation >> manner) || (manner != "tls" && manner != "plain"))
-    throw WireError(keyOf(route.peer) + ": expected a number, 'tls' or 'plain', and addresses, got '" + text + "'");
+  std::string manner, control;
+  const bool is_whole = static_cast<bool>(words >> route.peer_incarnation >> manner >> control);
+  if (!is_whole || (manner != "tls" && manner != "plain") || (control != kLossBased && control != kRateBased)) {
+    throw WireError(keyOf(route.peer) + ": expected a number, 'tls' or 'plain', '" + kLossBased + "' or '" +
+                    kRateBased + "', and addresses, got '" + text + "'");
+  }
   if (manner != lowcomm::manner(route.tls)) {
     throw TransportError(Kind::closed, route.peer,
                          std::string("expected LOWCOMM_SECRET or LOWCOMM_SECRET_FILE on all ranks or on none, got ") +
@@ -173,6 +195,7 @@ void hearIntroduction(tcp::Route& route, const std::string& text) {
     for (const tcp::Address& address : tcp::resolve(text, "address of rank " + std::to_string(route.peer)))
       route.addresses.emplace_back(text, address);
   }
+  return control == kLossBased;
 }
 
 using Addresses = std::vector<std::pair<std::string, tcp::Address>>;
@@ -211,68 +234,131 @@ std::string joinedAddresses(const tcp::Route& route) {
   return text;
 }
 
-// Of several peers that cannot be reached, one with another secret may be why the others have given up.
-void expectOneSecret(tcp::Endpoint& endpoint, const std::vector<std::vector<std::shared_ptr<Link>>>& links) {
-  for (const auto& channels : links) {
-    for (const auto& link : channels) {
-      if (endpoint.locked([&] { return link->hasOtherSecret(); }))
-        throw TransportError(Kind::closed, link->route().peer, tcp::kOtherSecret);
+// Makes a group, step by step.
+class GroupMaker {
+ public:
+  GroupMaker(Rendezvous& rendezvous, int rank, int size, int connections, milliseconds timeout,
+             const std::shared_ptr<tcp::Endpoint>& endpoint)
+      : rendezvous_(rendezvous),
+        rank_(rank),
+        size_(size),
+        connections_(connections),
+        timeout_(timeout),
+        end_(Clock::now() + timeout),
+        endpoint_(*endpoint),
+        transport_(std::make_unique<TcpTransport>(endpoint, rank, size)) {}
+
+  std::unique_ptr<Transport> run() {
+    const tcp::GroupId group = agreeOnGroup(rendezvous_, rank_, timeout_);
+    const Expectation expectation(endpoint_, group);
+    introduce(group);
+    for (const tcp::Route& route : routes_) {
+      if (route.peer != rank_) transport_->add(route);
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      if (isMeasured(peer)) waitFor(*transport_->links(peer)[0]);
+    }
+    for (tcp::Route& route : routes_) {
+      const int bulk = route.peer == rank_ ? 0 : bulkChannels(route);
+      route.is_one_of_several = connections_ == 0 && bulk > 1;
+      for (int i = 0; i < bulk; ++i)
+        transport_->add(route);
+    }
+    for (int peer = 0; peer < size_; ++peer) {
+      for (const auto& link : transport_->links(peer))
+        waitFor(*link);
+    }
+    return std::move(transport_);
+  }
+
+ private:
+  milliseconds left() const {
+    return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end_ - Clock::now()));
+  }
+
+  void introduce(const tcp::GroupId& group) {
+    rendezvous_.set(keyOf(rank_), introduction(endpoint_));
+    std::vector<Addresses> addresses(size_);
+    for (int peer = 0; peer < size_; ++peer) {
+      routes_.push_back({group, rank_, peer, 0, endpoint_.incarnation(), 0, {}, {}, endpoint_.tls()});
+      loss_based_.push_back(tcp::isLossBased());
+      if (peer == rank_) continue;
+      rendezvous_.wait(keyOf(peer), left());
+      if (hearIntroduction(routes_[peer], rendezvous_.get(keyOf(peer)))) loss_based_[peer] = true;
+      addresses[peer] = routes_[peer].addresses;
+    }
+    for (tcp::Route& route : routes_) {
+      if (route.peer == rank_) continue;
+      route.relays = relayOf(endpoint_.relay(), addresses, rank_, route.peer);
+      decideWhoDials(route, /*reachable=*/!endpoint_.addresses().empty());
     }
   }
-}
+
+  // Whether the number of bulk channels depends on the round trip: nobody says how many, and one of BBR may not do.
+  bool isMeasured(int peer) const { return peer != rank_ && connections_ == 0 && (size_ > 2 || loss_based_[peer]); }
+
+  // The lower of two ranks measures the round trip and decides.
+  int bulkChannels(const tcp::Route& route) {
+    if (!isMeasured(route.peer)) return std::max(connections_, 1);
+    const std::string key = keyOf(std::min(rank_, route.peer), std::max(rank_, route.peer));
+    if (rank_ < route.peer) {
+      const Link& control = *transport_->links(route.peer)[0];
+      const int bulk = tcp::connectionsOver(endpoint_.locked([&] { return control.report().least_round_trip_s; }));
+      rendezvous_.set(key, std::to_string(bulk));
+      return bulk;
+    }
+    try {
+      rendezvous_.wait(key, left());
+    } catch (const std::exception& error) {
+      throw TransportError(Kind::timed_out, route.peer,
+                           "expected the number of its connections at " + key + " within " +
+                               std::to_string(timeout_.count()) + " ms, got none: " + error.what());
+    }
+    const std::string text = rendezvous_.get(key);
+    if (text != "1" && text != std::to_string(tcp::kFarConnections))
+      throw WireError(key + ": expected 1 or " + std::to_string(tcp::kFarConnections) + ", got '" + text + "'");
+    return std::stoi(text);
+  }
+
+  void waitFor(Link& link) const {
+    while (!endpoint_.locked([&] { return link.connections() > 0; })) {
+      const bool failed = link.channel.failed(), late = Clock::now() > end_;
+      if (failed || late) expectOneSecret();
+      if (failed) link.channel.send(0, {});  // throws why
+      if (late) {
+        throw TransportError(Kind::timed_out, link.route().peer,
+                             "expected a connection within " + std::to_string(timeout_.count()) + " ms, got none by " +
+                                 joinedAddresses(link.route()));
+      }
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  }
+
+  // Of several peers that cannot be reached, one with another secret may be why the others have given up.
+  void expectOneSecret() const {
+    for (int peer = 0; peer < size_; ++peer) {
+      for (const auto& link : transport_->links(peer)) {
+        if (endpoint_.locked([&] { return link->hasOtherSecret(); }))
+          throw TransportError(Kind::closed, peer, tcp::kOtherSecret);
+      }
+    }
+  }
+
+  Rendezvous& rendezvous_;
+  const int rank_, size_, connections_;
+  const milliseconds timeout_;
+  const Clock::time_point end_;
+  tcp::Endpoint& endpoint_;
+  std::unique_ptr<TcpTransport> transport_;
+  std::vector<tcp::Route> routes_;  // by peer
+  std::vector<bool> loss_based_;    // by peer: this rank's congestion control, or the peer's
+};
 
 }  // namespace
 
 std::unique_ptr<Transport> connectTcp(Rendezvous& rendezvous, int rank, int size, int connections, milliseconds timeout,
                                       std::shared_ptr<tcp::Endpoint> endpoint) {
-  const auto end = Clock::now() + timeout;
-  const auto left = [&] {
-    return std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(end - Clock::now()));
-  };
-  const tcp::GroupId group = agreeOnGroup(rendezvous, rank, timeout);
-  const Expectation expectation(*endpoint, group);
-  rendezvous.set(keyOf(rank), introduction(*endpoint));
-  std::vector<tcp::Route> routes;
-  std::vector<Addresses> addresses(size);
-  for (int peer = 0; peer < size; ++peer) {
-    routes.push_back({group, rank, peer, 0, endpoint->incarnation(), 0, {}, {}, endpoint->tls()});
-    if (peer == rank) continue;
-    rendezvous.wait(keyOf(peer), left());
-    hearIntroduction(routes[peer], rendezvous.get(keyOf(peer)));
-    addresses[peer] = routes[peer].addresses;
-  }
-  std::vector<std::vector<std::shared_ptr<Link>>> links(size);
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == rank) continue;
-    tcp::Route& route = routes[peer];
-    route.relays = relayOf(endpoint->relay(), addresses, rank, peer);
-    decideWhoDials(route, /*reachable=*/!endpoint->addresses().empty());
-    for (int channel = 0; channel <= connections; ++channel) {
-      route.channel = static_cast<uint32_t>(channel);
-      links[peer].push_back(std::make_shared<Link>(route));
-    }
-  }
-  auto transport = std::make_unique<TcpTransport>(endpoint, rank, links);
-  for (const auto& channels : links) {
-    for (const auto& link : channels)
-      endpoint->add(link);
-  }
-  for (const auto& channels : links) {
-    for (const auto& link : channels) {
-      while (!endpoint->locked([&] { return link->connections() > 0; })) {
-        const bool over = link->channel.failed() || Clock::now() > end;
-        if (over) expectOneSecret(*endpoint, links);
-        if (link->channel.failed()) link->channel.send(0, {});  // throws why
-        if (over) {
-          throw TransportError(Kind::timed_out, link->route().peer,
-                               "expected a connection within " + std::to_string(timeout.count()) + " ms, got none by " +
-                                   joinedAddresses(link->route()));
-        }
-        std::this_thread::sleep_for(milliseconds(2));
-      }
-    }
-  }
-  return transport;
+  return GroupMaker(rendezvous, rank, size, connections, timeout, endpoint).run();
 }
 
 }  // namespace lowcomm

@@ -215,6 +215,7 @@ TEST(TcpPace, TheMannerFollowsWhatTheKernelReports) {
   const Manner far = mannerFor({.least_round_trip_s = 0.04, .delivered_a_s = 6e6});
   EXPECT_STREQ(far.congestion, "bbr");
   EXPECT_LT(far.patience, slow.patience);
+  EXPECT_STREQ(mannerFor({.least_round_trip_s = 0.04}, /*is_one_of_several=*/true).congestion, "cubic");
   const Manner fast = mannerFor({.least_round_trip_s = 0.00005, .delivered_a_s = 1e9});
   EXPECT_EQ(fast.piece_bytes, 3 * kShortPieceBytes);
   EXPECT_EQ(mannerFor({.delivered_a_s = 1e12}).piece_bytes, kPieceBytes);

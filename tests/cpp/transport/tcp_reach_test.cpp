@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/tcp/pace.h"
 #include "transport/tcp/socket.h"
 #include "transport/tcp/tcp.h"
 #include "transport/tcp/tls.h"
@@ -25,14 +27,15 @@ const EndpointOptions kDialsOnly{.dials_only = true};
 
 // Ranks whose endpoints differ.
 struct Reach {
-  explicit Reach(const std::vector<EndpointOptions>& options) : transports(options.size()), errors(options.size()) {
+  explicit Reach(const std::vector<EndpointOptions>& options, int connections = 1)
+      : transports(options.size()), errors(options.size()) {
     for (const EndpointOptions& one : options)
       endpoints.push_back(std::make_shared<Endpoint>(one));
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < options.size(); ++rank) {
-      threads.emplace_back([this, rank, size = static_cast<int>(options.size())] {
+      threads.emplace_back([this, rank, connections, size = static_cast<int>(options.size())] {
         try {
-          transports[rank] = connectTcp(rendezvous, static_cast<int>(rank), size, 1, kLong, endpoints[rank]);
+          transports[rank] = connectTcp(rendezvous, static_cast<int>(rank), size, connections, kLong, endpoints[rank]);
         } catch (const std::exception& error) {
           errors[rank] = error.what();
         }
@@ -152,6 +155,26 @@ TEST(TcpReach, ARelayIsForItsGroupsOnly) {
   for (std::thread& thread : threads)
     thread.join();
   EXPECT_EQ(rank.relayed().second, 0u);
+}
+
+// Nobody says how many connections: it depends on the round trip, but for two ranks that have BBR.
+TEST(TcpReach, RanksThatAreNearHaveOneBulkConnection) {
+  EXPECT_EQ(tcp::connectionsOver(4.9e-3), 1);
+  EXPECT_EQ(tcp::connectionsOver(5e-3), tcp::kFarConnections);
+  for (const char* control : {"", "reno"}) {
+    ASSERT_EQ(::setenv("LOWCOMM_CONGESTION", control, 1), 0);
+    if (*control) EXPECT_TRUE(tcp::isLossBased());
+    for (const size_t size : {2, 3}) {
+      Reach ranks(std::vector<EndpointOptions>(size, onLoopback()), /*connections=*/0);
+      for (const std::string& error : ranks.errors)
+        EXPECT_EQ(error, "");
+      for (const auto& transport : ranks.transports)
+        EXPECT_EQ(transport->report().size(), 2 * (size - 1));
+      ranks.exchange(0, 1);
+      EXPECT_EQ(ranks.rendezvous.holds("lowcomm/tcp/0-1"), size > 2 || tcp::isLossBased());
+    }
+  }
+  ::unsetenv("LOWCOMM_CONGESTION");
 }
 
 // Neither can be reached, and neither says so.

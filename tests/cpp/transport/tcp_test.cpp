@@ -280,7 +280,7 @@ TEST(TcpEndpoint, NamesWhoCannotBeReached) {
   tcp::EndpointOptions options = onLoopback();
   options.relay = "127.0.0.1:11";  // which refuses too, and is not what the error is about
   const auto endpoint = std::make_shared<Endpoint>(options);
-  rendezvous.set("lowcomm/tcp/1", "77 plain 127.0.0.1:9");
+  rendezvous.set("lowcomm/tcp/1", "77 plain rate 127.0.0.1:9");
   try {
     connectTcp(rendezvous, 0, 2, 1, kLong, endpoint);
     ADD_FAILURE();

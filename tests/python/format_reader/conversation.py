@@ -88,8 +88,9 @@ class Peer:
         kind, number = flow.split()
         if kind == "tag":
             return FIRST_P2P_TAG + int(number)
-        connections = int(self.hello.split("connections=")[1].split("\n")[0])
-        return FIRST_CHANNEL_TAG + 256 * int(number) + k % min(connections, 256)
+        connections = self.hello.split("connections=")[1].split("\n")[0]
+        turns = 1 if connections == "auto" else int(connections)  # over gloo
+        return FIRST_CHANNEL_TAG + 256 * int(number) + k % min(turns, 256)
 
     def receive_message(self, flow: str, description: str, frames: list[Frame]) -> list[tuple[Header, bytes]]:
         """A message of rank 0's, which is announced as expected by `description`."""

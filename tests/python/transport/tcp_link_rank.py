@@ -1,6 +1,6 @@
 """A rank on a host of a lab: sums on, and says how far it is.
 
-Usage: tcp_link_rank.py STEPS SECONDS: of the progress deadline.
+Usage: tcp_link_rank.py STEPS SECONDS [ELEMENTS]: seconds of the progress deadline.
 """
 
 import datetime
@@ -14,7 +14,7 @@ import torch_lowcomm as lc
 steps, seconds = int(sys.argv[1]), float(sys.argv[2])
 options = lc.Options(policy="all_reduce=sym8", min_bytes=0, transport="tcp")
 dist.init_process_group("lowcomm", timeout=datetime.timedelta(seconds=seconds), pg_options=options)
-mine = torch.linspace(-1, 1, 1 << 16) * (dist.get_rank() + 1)
+mine = torch.linspace(-1, 1, int(sys.argv[3]) if len(sys.argv) > 3 else 1 << 16) * (dist.get_rank() + 1)
 first = mine.clone()
 dist.all_reduce(first)
 try:
@@ -27,5 +27,7 @@ try:
 except dist.DistBackendError as error:
     print(str(error).replace("\n", " "), flush=True)
     sys.exit(3)
-print("all", flush=True)
+(connections,) = lc.connections().values()
+bulk = [one for one in connections if one["lane"].startswith("bulk")]
+print(f"all, over {sum(one['sent_bytes'] > 10_000 for one in bulk)} of {len(bulk)} bulk connections", flush=True)
 dist.destroy_process_group()

@@ -1,4 +1,6 @@
-"""A link between hosts that falls silent under connections of our own: a pause within the deadline, else an error."""
+"""Links between hosts under connections of our own: a silent one is a pause within the deadline, else an error; a far one
+has several connections where a lost segment would slow a single one down.
+"""
 
 import sys
 import time
@@ -25,6 +27,19 @@ def _run(steps, deadline_s, cut_s):
         time.sleep(cut_s)
         lab.restore(1)
         return job.wait(DEADLINE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("congestion", ["reno", ""])
+def test_a_far_link_has_several_connections_where_losses_slow_one_down(congestion):
+    expect_labs()
+    has_bbr = "bbr" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    bulk = 1 if has_bbr and not congestion else 16
+    env = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "LOWCOMM_CONGESTION": congestion}
+    with Lab(hosts=2, rate="100mbit", delay="4ms") as lab:
+        job = lab.start([sys.executable, RANK, "4", "30", str(1 << 21)], env=env)
+        for rank in job.wait(DEADLINE_S):
+            assert rank.code == 0 and f"all, over {bulk} of {bulk} bulk connections" in rank.output, rank.output
 
 
 @pytest.mark.slow
