@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import torch_lowcomm as lc
-from linklab import cases
+from linklab import cases, transport_alone
 from linklab.job import job_of_host
 
 PAUSE_S = 0.01
@@ -54,29 +56,57 @@ def retransmitted(group: dist.ProcessGroup) -> int:
     return sum(one["retransmitted"] for one in lc.connections(group)[group.group_name])
 
 
-def measure(op: str, elements: int, kinds: list[str], repetitions: int) -> list[dict[str, Any]]:
+@contextlib.contextmanager
+def transport_exchange(program: str, elements: int) -> Iterator[transport_alone.Exchange]:
+    """An exchange of `elements` float32 by two programs over the transport alone; they meet in a folder of rank 0's."""
+    with tempfile.TemporaryDirectory(prefix="lowcomm-alone-") as mine:
+        folder = [mine]
+        dist.broadcast_object_list(folder)
+        with transport_alone.running(program, folder[0], dist.get_rank(), 4 * elements) as exchange:
+            yield exchange
+        dist.barrier()  # the folder is still the other rank's
+
+
+def timed(call: Callable[[], object]) -> tuple[float, float, float]:
+    """When a call began and ended, and CPU seconds until all ranks are through: what is left to be sent costs CPU too."""
+    cpu, start = time.process_time(), time.monotonic()
+    call()
+    end = time.monotonic()
+    dist.barrier()
+    return start, end, time.process_time() - cpu
+
+
+def measure(op: str, elements: int, kinds: list[str], repetitions: int, program: str) -> list[dict[str, Any]]:
     """A row a kind of group, which take turns in every repetition; times are those of one clock, which all hosts have."""
+    if "alone" not in kinds:
+        return measure_groups(op, elements, kinds, repetitions, {})
+    with transport_exchange(program, elements) as exchange:
+        rest = [kind for kind in kinds if kind != "alone"]
+        return measure_groups(op, elements, rest, repetitions, {"alone": exchange})
+
+
+def measure_groups(
+    op: str, elements: int, kinds: list[str], repetitions: int, others: dict[str, transport_alone.Exchange]
+) -> list[dict[str, Any]]:
+    """As `measure`, of groups and of what is no group."""
     case = cases.make(op, dist.get_rank(), dist.get_world_size(), elements)
     groups = {kind: group_of(kind, op) for kind in kinds}
-    rows = {kind: {"times": [], "cpu_s": []} for kind in kinds}
+    calls = {kind: functools.partial(timed, functools.partial(case.call, group)) for kind, group in groups.items()}
+    rows = {kind: {"times": [], "cpu_s": []} for kind in (*kinds, *others)}
     counts: dict[str, tuple[int, int]] = {}
     for repetition in range(-WARM_UP, repetitions):
-        for kind, group in groups.items():
-            if kind != "gloo" and repetition == 0:
-                counts[kind] = sent_bytes(group), retransmitted(group)
+        for kind, call in (calls | others).items():
+            if kind in groups and kind != "gloo" and repetition == 0:
+                counts[kind] = sent_bytes(groups[kind]), retransmitted(groups[kind])
             case.prepare()
             dist.barrier()
             time.sleep(PAUSE_S)
             dist.barrier()
-            cpu, start = time.process_time(), time.monotonic()
-            case.call(group)
-            end = time.monotonic()
-            dist.barrier()  # what is left to be sent or acknowledged costs CPU too
+            start, end, cpu = call()
             if repetition >= 0:
                 rows[kind]["times"].append((start, end))
-                rows[kind]["cpu_s"].append(time.process_time() - cpu)
-    for kind, group in groups.items():
-        row = rows[kind]
+                rows[kind]["cpu_s"].append(cpu)
+    for kind, row in rows.items():
         row |= {
             "kind": kind,
             "op": op,
@@ -84,10 +114,12 @@ def measure(op: str, elements: int, kinds: list[str], repetitions: int) -> list[
             "sent_bytes": case.needed_bytes(None),
             "retransmitted": None,
         }
-        if kind != "gloo":
+        if kind in counts:
+            group = groups[kind]
             row["sent_bytes"] = (sent_bytes(group) - counts[kind][0]) // repetitions
             row["retransmitted"] = retransmitted(group) - counts[kind][1]
             row["congestion"] = lc.connections(group)[group.group_name][-1]["congestion"]
+    for group in groups.values():
         dist.destroy_process_group(group)
     return list(rows.values())
 
@@ -118,7 +150,7 @@ def main() -> None:
             measured: Callable[[], list[dict[str, Any]]] = (
                 (lambda n=elements: measure_control(n, job["repetitions"]))
                 if kinds == ["control"]
-                else (lambda o=op, n=elements, k=kinds: measure(o, n, k, job["repetitions"]))
+                else (lambda o=op, n=elements, k=kinds: measure(o, n, k, job["repetitions"], job["alone"]))
             )
             rows += measured()
         dist.barrier()
