@@ -34,6 +34,12 @@ bool say(Pipe& pipe, const Hello& hello) {
   return pipe.write({&part, 1}).bytes == bytes.size();
 }
 
+void Link::goTheWayOf(const Link& other) {
+  dials_ = other.dials_;
+  was_relayed_ = other.was_relayed_;
+  next_address_ = was_relayed_ ? route_.addresses.size() : 0;
+}
+
 bool Link::wantsToCarry() const {
   return dials_ || Clock::now() - down_since_ > kReverseAfter;
 }

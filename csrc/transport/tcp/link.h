@@ -59,6 +59,9 @@ class Link {
 
   Channel channel;
 
+  // Before it is used: the way to the peer is that of another channel, which has found out who dials, and whom.
+  void goTheWayOf(const Link& other);
+
   const Route& route() const { return route_; }
 
   // For poll(): what to wait for, of the connection or of a dial; an fd below 0: nothing.

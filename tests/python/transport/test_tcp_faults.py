@@ -27,6 +27,7 @@ SHARE = (
 SLOW = (
     "router restarts,in,exact,plain,2",
     "relay dies,in,coded,plain,2",
+    "behind two routers,in,coded,secret,4",
     "slow-loris,in,exact,plain,4",
 )
 
