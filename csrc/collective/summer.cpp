@@ -10,24 +10,17 @@
 #include "kernels/reduce.h"
 
 namespace lowcomm {
-namespace {
 
-void expectKept(const OpContext& op, const SumElements& elements) {
+std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements) {
+  if (!device_codec) return std::make_unique<HostSummer>(op, elements);
+  const bool keeps = elements.encoded_again && elements.dtype == DType::float32;
   for (const std::vector<ScatterEntry>& slice : elements.entries) {
     for (const ScatterEntry& entry : slice) {
-      const bool kept = entry.kept && elements.encoded_again && elements.dtype == DType::float32;
-      if (entry.make || entry.coded || (entry.residual && !kept))
+      if (entry.make || entry.coded || (entry.residual && !(entry.kept && keeps)))
         throw ValueError(op.op + ": on a device: expected float32 elements there and what residuals were, got others");
     }
   }
-}
-
-}  // namespace
-
-std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements) {
-  if (device_codec) expectKept(op, elements);
-  if (device_codec) return std::make_unique<StagedSummer>(op, *device_codec, elements);
-  return std::make_unique<HostSummer>(op, elements);
+  return std::make_unique<StagedSummer>(op, *device_codec, elements);
 }
 
 std::string sliceFor(int rank) {

@@ -165,8 +165,7 @@ void Fragment::wait() {
     }
     waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  const bool seen = flight_->exact.empty() || flight_->isPlaced();
-  const bool finite = seen ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
+  const bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
   ended(finite);
   if (!finite) {
     forget();

@@ -114,25 +114,15 @@ void OuterMessage::runOnDevice(OpContext& op) {
 // Exact elements are all that there is to send: through pinned memory.
 void OuterMessage::reduceValues(OpContext& op) {
   op.counters.exact = true;
-  std::vector<at::Tensor> hosts;
-  device_->run([&] {
-    for (const at::Tensor& tensor : in_place_) {
-      hosts.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kFloat).pinned_memory(true)));
-      hosts.back().copy_(tensor, /*non_blocking=*/true);
-    }
-  });
-  DeviceQueue::block(device_->mark());
-  for (size_t i = 0; i < hosts.size(); ++i) {
-    exact[i].tensors[0].data = hosts[i].mutable_data_ptr();
-    op.counters.device_to_host_bytes += hosts[i].nbytes();
-    op.counters.host_to_device_bytes += hosts[i].nbytes();
+  std::optional<HostParameters> hosts;
+  device_->run([&] { hosts.emplace(in_place_); });
+  for (size_t i = 0; i < in_place_.size(); ++i) {
+    exact[i].tensors[0].data = hosts->host(i).mutable_data_ptr();
+    op.counters.device_to_host_bytes += in_place_[i].nbytes();
+    op.counters.host_to_device_bytes += in_place_[i].nbytes();
   }
   allReduce(op, exact, kAverage);
-  device_->run([&] {
-    for (size_t i = 0; i < hosts.size(); ++i)
-      in_place_[i].copy_(hosts[i], /*non_blocking=*/true);
-  });
-  DeviceQueue::block(device_->mark());
+  device_->run([&] { hosts->store(); });
 }
 
 // A tensor that is all 0 contributes nothing, and its residual waits: as lowRankAllReduce has it.
@@ -185,13 +175,10 @@ void OuterMessage::reduceCodes(OpContext& op) {
 void expectPlace(const std::vector<OuterParameter>& parameters, const CodecSpec& codec) {
   const std::string what = "DiLoCoX: outer_place: expected ";
   const c10::Device first = parameters[0].tensor.device();
-  if (!first.is_cpu() && !first.is_cuda())
-    throw ValueError(what + "parameters on the CPU or a CUDA device, got " + parameters[0].name + " on " + first.str());
-  for (const OuterParameter& parameter : parameters) {
-    const c10::Device device = parameter.tensor.device();
-    if (device == first) continue;
-    throw ValueError(what + "parameters on one device, got " + parameters[0].name + " on " + first.str() + " and " +
-                     parameter.name + " on " + device.str());
+  for (const auto& [name, tensor, whole, offset, number] : parameters) {
+    if (tensor.device() == first && (first.is_cpu() || first.is_cuda())) continue;
+    throw ValueError(what + "parameters on the CPU or on one CUDA device, got " + parameters[0].name + " on " +
+                     first.str() + ", " + name + " on " + tensor.device().str());
   }
   if (first.is_cpu() || codec.id == CodecId::none) return;
   std::string because;
@@ -201,6 +188,7 @@ void expectPlace(const std::vector<OuterParameter>& parameters, const CodecSpec&
 }
 
 bool OuterMessage::inPlaceIsFinite() const {
+  if (device_) return finite;
   for (const at::Tensor& tensor : in_place_) {
     if (!isFinite(tensor)) return false;
   }

@@ -41,7 +41,6 @@ struct OuterMessage {
   // and sums there, behind what the current stream has been given until now, and codes alone are copied. Without a
   // codec the tensors are. When the op has ended, all that it made is there.
   void place(c10::Device device);
-  bool isPlaced() const { return device_.has_value(); }
 
   // On the group's worker.
   void run(OpContext& op);
@@ -49,7 +48,7 @@ struct OuterMessage {
   // This rank's part of the average times the number of ranks; 1 where parts are equal. Once the op has ended.
   float share() const { return share_; }
 
-  // The averages of tensors in place in host memory are finite; of others and of coded ones `finite` says it.
+  // The averages of tensors in place are finite.
   bool inPlaceIsFinite() const;
 
  private:

@@ -240,7 +240,7 @@ TEST_F(DiLoCoXOnADevice, IsRefusedWithoutKernelsOrOnTwoDevices) {
   };
   const at::Tensor host = at::ones({2, 3});
   EXPECT_EQ(error({{"a", host}, {"b", onDevice(host)}}),
-            "DiLoCoX: outer_place: expected parameters on one device, got a on cpu and b on cuda:0");
+            "DiLoCoX: outer_place: expected parameters on the CPU or on one CUDA device, got a on cpu, b on cuda:0");
   setCodecKernels(nullptr);
 #if !LOWCOMM_CUDA_KERNELS
   EXPECT_EQ(error({{"b", onDevice(host)}}),
