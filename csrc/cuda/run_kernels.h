@@ -11,8 +11,7 @@ namespace lowcomm::cuda {
 
 // The kernels of this folder as a device codec's: each run by those of its codec. Takes what they take: `none`, grid
 // codecs with all their options but the level table of levels<b>, casts, topk, scalars. A sum whose codec has a fused
-// kernel (cuda/grid.h) is one, of up to kMostTerms terms; others are a kernel a term, an encoding and what is between.
-// So is everything with a residual, by whatever codec: its passes over memory take less than the link that it is for.
+// kernel (cuda/grid.h) is one, of up to kMostTerms terms; others, and what has a residual, are a kernel for each step.
 //
 // Throws CudaError where the runtime refuses a call; what is said of errors in cuda/grid.h holds. Executed by the
 // tests' simulator only so far.

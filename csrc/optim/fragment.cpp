@@ -139,7 +139,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     tensor.first_owner = kept.parameter.number;
     flight->coded.tensors.push_back(tensor);
   }
-  if (!kept_.empty() && !kept_[0].outer.is_cpu()) flight->place(kept_[0].outer.device());
+  if (!kept_.empty() && !kept_[0].outer.is_cpu())
+    flight->place(device_ ? *device_ : device_.emplace(kept_[0].outer.device()));
   flight_ = flight;
   phase_ = Phase::flying;
   if (kept_.empty()) return;

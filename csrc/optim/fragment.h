@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -183,6 +184,7 @@ class Fragment {
   bool own_is_zero_ = false;                             // own_message is to become 0 when no op reads it any more
   std::vector<at::Tensor> factors_;                      // between shared() and share(); by tensor
   std::vector<std::pair<at::Tensor, at::Tensor>> lent_;  // likewise, on_device: tensors and their copies on the host
+  std::optional<DeviceQueue> device_;                    // on_device: one stream, whose memory is used again
   at::Tensor device_finite_;                             // on_device: finite_, which nobody has waited for
   int ranks_ = 1;
   int64_t next_rank_;

@@ -71,9 +71,7 @@ void Fragment::seeFinite(const at::Tensor& x) {
 }
 
 void Fragment::sendOnDevice(OpQueue& queue, uint32_t step, bool marks, double weight) {
-  in_place_ = true;
-  start_ = Start::mark;
-  mark_is_outer_ = mark_is_apart_ = false;
+  mark_is_outer_ = false;
   device_finite_ = at::Tensor();
   for (ParameterState& kept : kept_) {
     if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);

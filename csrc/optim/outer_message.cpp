@@ -91,8 +91,8 @@ void OuterMessage::run(OpContext& op) {
   }
 }
 
-void OuterMessage::place(c10::Device device) {
-  device_.emplace(device);
+void OuterMessage::place(const DeviceQueue& queue) {
+  device_ = queue;
   issued_ = device_->reached();
 }
 

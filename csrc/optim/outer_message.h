@@ -37,10 +37,10 @@ struct OuterMessage {
   // Adds one that is a − b, likewise, made as it is encoded.
   Elsewhere difference(const at::Tensor& a, const at::Tensor& b);
 
-  // The tensors in place and their residuals are on that device, not in host memory, and have no rank: the op encodes
-  // and sums there, behind what the current stream has been given until now, and codes alone are copied. Without a
-  // codec the tensors are. When the op has ended, all that it made is there.
-  void place(c10::Device device);
+  // The tensors in place and their residuals are on that queue's device, not in host memory, and have no rank: the op
+  // encodes and sums there, behind what the current stream has been given until now, and codes alone are copied.
+  // Without a codec the tensors are. When the op has ended, all that it made is there.
+  void place(const DeviceQueue& queue);
 
   // On the group's worker.
   void run(OpContext& op);
