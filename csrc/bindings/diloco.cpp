@@ -58,6 +58,7 @@ DiLoCoXOptions optionsOf(const py::dict& given) {
   reader.take("sync_rule", o.sync_rule);
   reader.take("check_every", o.check_every);
   reader.take("seed", o.seed);
+  reader.take("on_device", o.on_device);
   reader.expectAllTaken();
   return o;
 }
@@ -138,7 +139,7 @@ void bindDiLoCoX(py::module_& m) {
           "restore", [](DiLoCoX& d) { translated([&] { d.restore(); }); }, release())
       .def(
           "show_outer", [](DiLoCoX& d) { translated([&] { d.showOuter(); }); }, release())
-      // (piece that this rank carries, its outer value in fp32 on the host): the loop's own memory, for reading.
+      // (piece that this rank carries, its outer value in fp32): the loop's own memory, for reading.
       .def("carried",
            [](DiLoCoX& d) {
              std::vector<std::pair<at::Tensor, at::Tensor>> pairs;

@@ -23,12 +23,6 @@ __attribute__((noinline)) void divide(float* x, float divisor, uint64_t count) {
     x[i] = x[i] / divisor;
 }
 
-// Whether all that the codec encodes is finite, and so is what it decodes to.
-bool staysFinite(const CodecSpec& codec) {
-  const PlainFamily* plain = plainFamily(codec.id);
-  return codec.nonfinite == Nonfinite::error && (plain == nullptr || plain->nonfinite);
-}
-
 // x where it is finite, else what stands at `otherwise`, or 0 without.
 void keepFinite(float* x, const float* otherwise, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
@@ -37,6 +31,11 @@ void keepFinite(float* x, const float* otherwise, uint64_t count) {
 }
 
 }  // namespace
+
+bool staysFinite(const CodecSpec& codec) {
+  const PlainFamily* plain = plainFamily(codec.id);
+  return codec.nonfinite == Nonfinite::error && (plain == nullptr || plain->nonfinite);
+}
 
 FusedCodec::FusedCodec(std::shared_ptr<const Codec> codec) : codec_(std::move(codec)) {
   if (codec_->spec().id == CodecId::none) {

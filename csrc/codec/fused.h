@@ -21,6 +21,9 @@ struct Contribution {
   DType own_type = DType::opaque;  // of the own elements; opaque: that of the result
 };
 
+// Whether all that the codec encodes is finite, and so is what it decodes to.
+bool staysFinite(const CodecSpec& codec);
+
 // A codec together with the arithmetic around it, piece by piece in the cache: what takes encode, decode and passes
 // over whole tensors otherwise, and no tensor is copied. Every result has the bits of those passes, made in fp32, each
 // operation rounded; a state in a 16-bit type is widened, and rounded once when it is written.

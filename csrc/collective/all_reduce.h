@@ -26,13 +26,16 @@ struct ReduceTensor {
   // Error feedback: null, or fp32 elements that hold what this rank's encodings have lost so far. It is added to `data`
   // first and becomes what is lost now, that of the second encoding and of a rounding to `dtype` included: over all
   // ranks Σ data before = Σ (residual after − residual before) + the reduction (W times it for an average), up to fp32
-  // rounding. Unspecified when the op fails: the caller keeps a copy, or gives one (Residual).
+  // rounding. Unspecified when the op fails: the caller keeps a copy (`kept`), or gives one (Residual).
   float* residual = nullptr;
 
   uint64_t slot = 0;         // of the message's draws: the tensor takes one for each rank from here on
   uint32_t first_owner = 0;  // the rank, modulo the group's size, that sums its first slice
 
   Elsewhere elsewhere = {};
+
+  // The residual as it was before, apart from `residual`, as it must be on a device; null: in `residual` itself.
+  const float* kept = nullptr;
 };
 
 // Tensors that travel together: all of one type, by one codec. Each is cut into slices, encoded and drawn for by
@@ -42,7 +45,7 @@ struct AllReduceMessage {
   AllReduceMessage(uint64_t elements, const CodecSpec& codec, DType dtype, void* data, const Draws& draws = {},
                    float* residual = nullptr)
       : codec(codec), dtype(dtype), draws(draws), tensors{{elements, data, residual}} {}
-  // Several: in host memory, with a codec.
+  // Several: with a codec.
   AllReduceMessage(const CodecSpec& codec, DType dtype, const Draws& draws, std::vector<ReduceTensor> tensors = {})
       : codec(codec), dtype(dtype), draws(draws), tensors(std::move(tensors)) {}
 

@@ -48,6 +48,8 @@ struct SourceElements {
   Draws draws;              // stream without its segment number
   std::string of = {};      // ends the message of a NonFiniteError
   void* decoded = nullptr;  // of staged elements: takes what they decode to, frame by frame; may be `data`
+  // Of staged elements: where those of each segment are, their draws' slots and residuals, in place of data; or null.
+  const std::vector<ScatterEntry>* entries = nullptr;
 };
 
 // One message on its way into frames.
@@ -71,6 +73,7 @@ struct SinkElements {
   const MessagePlan& plan;
   void* data;
   const void* sent = nullptr;  // what the message was encoded from, in this process: exact runs that are there already
+  const std::vector<ScatterEntry>* entries = nullptr;  // of staged elements: each segment's, in place of data; or null
 };
 
 // One message on its way out of frames.

@@ -5,6 +5,7 @@
 
 #include "codec/float_codec.h"
 #include "collective/op_context.h"
+#include "kernels/reduce.h"
 
 namespace lowcomm {
 namespace {
@@ -16,8 +17,15 @@ bool refusesSome(const CodecSpec& codec) {
 
 }  // namespace
 
+// Where a run's elements and residual are, and what slot it has.
+ScatterEntry StagedSource::entryOf(const Run& run) const {
+  if (elements_.entries) return (*elements_.entries)[run.segment];
+  const auto* data = static_cast<const std::byte*>(elements_.data);
+  return {.input = data + (run.at - run.offset) * itemBytes(elements_.plan.dtype), .slot = run.segment};
+}
+
 const void* StagedSource::elementsOf(const Run& run) const {
-  return static_cast<const std::byte*>(elements_.data) + run.at * itemBytes(elements_.plan.dtype);
+  return static_cast<const std::byte*>(entryOf(run).input) + run.offset * itemBytes(elements_.plan.dtype);
 }
 
 void StagedSource::start(size_t k) {
@@ -34,8 +42,16 @@ void StagedSource::start(size_t k) {
     device_codec_.clear(*frame.slot);
     std::byte* payload = frame.slot->device();
     for (const Run* run : frame.runs) {
-      device_codec_.kernels().encode(*run, payload, elementsOf(*run), dtype, elements_.draws.slot(run->segment),
-                                     device_codec_.workspace(*run, dtype), frame.slot->word());
+      const ScatterEntry entry = entryOf(*run);
+      const void* x = elementsOf(*run);
+      const Draws draws = elements_.draws.slot(entry.slot);
+      void* workspace = device_codec_.workspace(*run, dtype);
+      if (entry.residual) {
+        device_codec_.kernels().encodeFeedback(*run, payload, static_cast<const float*>(x), entry.kept + run->offset,
+                                               entry.residual + run->offset, draws, workspace, frame.slot->word());
+      } else {
+        device_codec_.kernels().encode(*run, payload, x, dtype, draws, workspace, frame.slot->word());
+      }
       payload += run->whole;
     }
     device_codec_.fetch(*frame.slot);
@@ -48,8 +64,13 @@ void StagedSource::encodeOnHost(FrameInFlight& frame) {
   const DType dtype = elements_.plan.dtype;
   std::byte* payload = frame.slot->host();
   for (const Run* run : frame.runs) {
-    const auto x = device_codec_.toHost(elementsOf(*run), run->count * itemBytes(dtype));
-    run->encode({payload, run->whole}, x.data(), dtype, elements_.draws.slot(run->segment), elements_.of);
+    const ScatterEntry entry = entryOf(*run);
+    auto x = device_codec_.toHost(elementsOf(*run), run->count * itemBytes(dtype));
+    if (entry.residual) {
+      const auto kept = device_codec_.toHost(entry.kept + run->offset, x.size());
+      reduceInto(x.data(), kept.data(), dtype, ReduceKind::sum, run->count);
+    }
+    run->encode({payload, run->whole}, x.data(), dtype, elements_.draws.slot(entry.slot), elements_.of);
     payload += run->whole;
   }
   device_codec_.load(*frame.slot);  // what is decoded from
@@ -92,7 +113,9 @@ void expectPadded(const Run& run, DType dtype, std::span<const std::byte> payloa
 }
 
 std::byte* StagedSink::elementsOf(const Run& run) const {
-  return static_cast<std::byte*>(elements_.data) + run.at * itemBytes(elements_.plan.dtype);
+  const size_t item = itemBytes(elements_.plan.dtype);
+  if (elements_.entries) return static_cast<std::byte*>((*elements_.entries)[run.segment].output) + run.offset * item;
+  return static_cast<std::byte*>(elements_.data) + run.at * item;
 }
 
 void StagedSink::take(size_t k, std::span<const std::byte> payload, int sender) {

@@ -38,6 +38,7 @@ class StagedSource final : public Source {
     std::vector<const Run*> runs;
   };
   const void* elementsOf(const Run& run) const;
+  ScatterEntry entryOf(const Run& run) const;
   void settle(FrameInFlight& frame);
   void encodeOnHost(FrameInFlight& frame);
 
@@ -145,6 +146,8 @@ class StagedSummer final : public Summer {
   void takeCodes(const Sum& sum);
   void encodeOnHost(const Sum& sum);
   void attribute(const RunTerms& whole) const;
+  const ScatterEntry& entry(const Run& run) const { return elements_.entries[op_.rank()][run.segment]; }
+  float* residual(const Run& run) const;
   const void* input(const Run& run) const;
   std::byte* output(const Run& run) const;
   Draws drawsOf(const Run& run) const;

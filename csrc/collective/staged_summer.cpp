@@ -8,6 +8,7 @@
 #include "codec/fused.h"
 #include "collective/op_context.h"
 #include "collective/summer.h"
+#include "kernels/reduce.h"
 
 namespace lowcomm {
 
@@ -19,13 +20,13 @@ StagedSummer::StagedSummer(OpContext& op, DeviceCodec& device_codec, const SumEl
       average_over_(elements.reduction.average ? op.size() : 0) {
   for (int rank = 0; rank < op.size(); ++rank) {
     const MessagePlan& slice = elements.slices.of(rank);
-    // One piece of memory: its first entry says where it is.
-    const ScatterEntry first = elements.entries[rank].empty() ? ScatterEntry{} : elements.entries[rank].front();
-    const SourceElements source{slice, first.input, elements.draws.slot(first.slot), sliceFor(rank)};
+    const std::vector<ScatterEntry>& entries = elements.entries[rank];
+    const SourceElements source{slice, nullptr, elements.draws, sliceFor(rank), nullptr, &entries};
     sources_.push_back(rank == op.rank() ? nullptr : std::make_unique<StagedSource>(device_codec, source));
-    if (rank == op.rank() && !elements.encoded_again) check_.emplace(device_codec, slice, first.input, source.of);
+    if (rank == op.rank() && !elements.encoded_again)
+      check_.emplace(device_codec, slice, entries.empty() ? nullptr : entries.front().input, source.of);
     if (!elements.encoded_again) continue;
-    sinks_.push_back(std::make_unique<StagedSink>(op, device_codec, SinkElements{slice, first.output}));
+    sinks_.push_back(std::make_unique<StagedSink>(op, device_codec, SinkElements{slice, nullptr, nullptr, &entries}));
   }
   if (elements.encoded_again) codes_.emplace(own_);
 }
@@ -76,7 +77,14 @@ StagedSummer::Sum StagedSummer::load(size_t k, const Payloads& payloads) {
       to += payload.size();
     }
     at += run.bytes;
-    if (whole) sum.runs.push_back(std::move(all));
+    if (!whole) continue;
+    if (float* y = residual(run)) {  // the own elements with their residual, where the new one is to be
+      const std::vector<StagedTerm> own = {{nullptr, input(run)}, {nullptr, entry(run).kept + run.offset}};
+      device_codec_.kernels().sum(run, y, DType::float32, own, 0, device_codec_.workspace(run, DType::float32),
+                                  sum.terms->word());
+      all.terms[own_rank].own = y;
+    }
+    sum.runs.push_back(std::move(all));
   }
   if (sum.terms) device_codec_.load(*sum.terms);
   return sum;
@@ -99,7 +107,8 @@ void StagedSummer::encodeAgain(Sum& sum) {
   std::byte* payload = sum.codes->device();
   for (const RunTerms& all : sum.runs) {
     device_codec_.kernels().encodeSum(*all.run, payload, elements_.dtype, all.terms, average_over_, drawsOf(*all.run),
-                                      device_codec_.workspace(*all.run, elements_.dtype), sum.codes->word());
+                                      device_codec_.workspace(*all.run, elements_.dtype), sum.codes->word(),
+                                      residual(*all.run));
     payload += all.run->whole;
   }
   device_codec_.fetch(*sum.codes);
@@ -135,8 +144,12 @@ void StagedSummer::encodeOnHost(const Sum& sum) {
   std::byte* payload = sum.codes->host();
   for (const RunTerms& all : sum.runs) {
     const Run& run = *all.run;
-    const auto own = device_codec_.toHost(input(run), run.count * itemBytes(dtype));
+    auto own = device_codec_.toHost(input(run), run.count * itemBytes(dtype));
     std::vector<std::byte> out(own.size());
+    if (residual(run)) {
+      const auto kept = device_codec_.toHost(entry(run).kept + run.offset, own.size());
+      reduceInto(own.data(), kept.data(), DType::float32, ReduceKind::sum, run.count);
+    }
     std::vector<Contribution> terms(all.payloads.size());
     for (size_t rank = 0; rank < terms.size(); ++rank)
       terms[rank].payload = all.payloads[rank];
@@ -190,18 +203,21 @@ void StagedSummer::wait() {
     sink->wait();
 }
 
+// Where the residual of a run of the own slice is written, or null.
+float* StagedSummer::residual(const Run& run) const {
+  return entry(run).residual ? entry(run).residual + run.offset : nullptr;
+}
+
 const void* StagedSummer::input(const Run& run) const {
-  const auto* entry = static_cast<const std::byte*>(elements_.entries[op_.rank()][run.segment].input);
-  return entry + run.offset * itemBytes(elements_.dtype);
+  return static_cast<const std::byte*>(entry(run).input) + run.offset * itemBytes(elements_.dtype);
 }
 
 std::byte* StagedSummer::output(const Run& run) const {
-  auto* entry = static_cast<std::byte*>(elements_.entries[op_.rank()][run.segment].output);
-  return entry + run.offset * itemBytes(elements_.dtype);
+  return static_cast<std::byte*>(entry(run).output) + run.offset * itemBytes(elements_.dtype);
 }
 
 Draws StagedSummer::drawsOf(const Run& run) const {
-  return elements_.draws.slot(elements_.entries[op_.rank()][run.segment].slot).again();
+  return elements_.draws.slot(entry(run).slot).again();
 }
 
 }  // namespace lowcomm

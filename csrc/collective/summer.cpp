@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/error.h"
 #include "codec/coded_residual.h"
 #include "collective/host_summer.h"
 #include "collective/op_context.h"
@@ -11,8 +12,15 @@
 namespace lowcomm {
 
 std::unique_ptr<Summer> makeSummer(OpContext& op, DeviceCodec* device_codec, const SumElements& elements) {
-  if (device_codec) return std::make_unique<StagedSummer>(op, *device_codec, elements);
-  return std::make_unique<HostSummer>(op, elements);
+  if (!device_codec) return std::make_unique<HostSummer>(op, elements);
+  const bool keeps = elements.encoded_again && elements.dtype == DType::float32;
+  for (const std::vector<ScatterEntry>& slice : elements.entries) {
+    for (const ScatterEntry& entry : slice) {
+      if (entry.make || entry.coded || (entry.residual && !(entry.kept && keeps)))
+        throw ValueError(op.op + ": on a device: expected float32 elements there and what residuals were, got others");
+    }
+  }
+  return std::make_unique<StagedSummer>(op, *device_codec, elements);
 }
 
 std::string sliceFor(int rank) {

@@ -8,6 +8,7 @@
 #include "base/narrow_float.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/repair.cuh"
 #include "cuda/tile.cuh"
 
 namespace lowcomm::cuda {
@@ -32,6 +33,16 @@ __global__ void __launch_bounds__(kThreads)
     fromFloat(rounded, settled(acc[i]));
     if (average_over > 0) fromFloat(rounded, settled(toFloat(rounded) / divisor));
     out[i] = rounded;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    takeLostByThread(float* left, const float* x, uint64_t count, uint32_t times, bool finite) {
+  const uint64_t stride = uint64_t{gridDim.x} * kThreads;
+  for (uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x; i < count; i += stride) {
+    float lost = x[i] - left[i];
+    if (times > 1) lost *= static_cast<float>(times);
+    left[i] = finite && !isFinite(lost) ? 0.0f : lost;
   }
 }
 
@@ -67,6 +78,13 @@ void finishSum(const Place& place, void* out, const float* acc, DType dtype, uin
     withElements(dtype, out, [&]<class T>(T* out) {
       launch(place, kDoing, finishByThread<T>, blocks, kThreads, out, acc, count, average_over);
     });
+  });
+}
+
+void takeLost(const Place& place, float* left, const float* x, uint64_t count, uint32_t times, bool finite) {
+  constexpr const char* kDoing = "take what was lost";
+  onElements(place, kDoing, DType::float32, count, [&](unsigned blocks) {
+    launch(place, kDoing, takeLostByThread, blocks, kThreads, left, x, count, times, finite);
   });
 }
 

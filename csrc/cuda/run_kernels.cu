@@ -7,6 +7,7 @@
 
 #include "base/narrow_float.h"
 #include "codec/family.h"
+#include "codec/fused.h"
 #include "codec/nonfinite.h"
 #include "cuda/accumulate.h"
 #include "cuda/grid.h"
@@ -114,6 +115,16 @@ void RunKernels::encode(const Run& run, void* payload, const void* x, DType dtyp
   }
 }
 
+void RunKernels::encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
+                                const Draws& draws, void* workspace, uint32_t* refused) {
+  auto* y = static_cast<float*>(workspace);
+  accumulate(place_, y, x, DType::float32, run.count, /*starts=*/true);
+  accumulate(place_, y, kept, DType::float32, run.count, /*starts=*/false);
+  encode(run, payload, y, DType::float32, draws, workspace, refused);
+  decode(run, residual, DType::float32, payload, workspace, refused);
+  takeLost(place_, residual, y, run.count, 1, /*finite=*/!staysFinite(run.codec->spec()));
+}
+
 void RunKernels::decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace, uint32_t* refused) {
   std::byte* spare = behindSum(run, workspace);
   switch (kindOf(run.codec->spec())) {
@@ -174,8 +185,8 @@ void RunKernels::sum(const Run& run, void* out, DType dtype, std::span<const Sta
 }
 
 void RunKernels::encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms,
-                           int average_over, const Draws& draws, void* workspace, uint32_t* refused) {
-  if (isFused(run.codec->spec(), terms.size())) {
+                           int average_over, const Draws& draws, void* workspace, uint32_t* refused, float* lost) {
+  if (!lost && isFused(run.codec->spec(), terms.size())) {
     std::vector<FusedTerm> fused;
     for (const StagedTerm& term : terms)
       fused.push_back({term.payload, term.own});
@@ -187,6 +198,9 @@ void RunKernels::encodeSum(const Run& run, void* payload, DType dtype, std::span
   // Without a division it would change the bits of NaNs alone, which codes say nothing of.
   if (average_over > 0) finishSum(place_, acc, acc, DType::float32, run.count, static_cast<uint32_t>(average_over));
   encode(run, payload, acc, DType::float32, draws, workspace, refused);
+  if (!lost) return;
+  decode(run, lost, DType::float32, payload, workspace, refused);
+  takeLost(place_, lost, acc, run.count, static_cast<uint32_t>(average_over), /*finite=*/true);
 }
 
 }  // namespace lowcomm::cuda

@@ -11,7 +11,7 @@ namespace lowcomm::cuda {
 
 // The kernels of this folder as a device codec's: each run by those of its codec. Takes what they take: `none`, grid
 // codecs with all their options but the level table of levels<b>, casts, topk, scalars. A sum whose codec has a fused
-// kernel (cuda/grid.h) is one, of up to kMostTerms terms; others are a kernel a term, an encoding and what is between.
+// kernel (cuda/grid.h) is one, of up to kMostTerms terms; others, and what has a residual, are a kernel for each step.
 //
 // Throws CudaError where the runtime refuses a call; what is said of errors in cuda/grid.h holds. Executed by the
 // tests' simulator only so far.
@@ -27,10 +27,12 @@ class RunKernels final : public CodecKernels {
   void encode(const Run& run, void* payload, const void* x, DType dtype, const Draws& draws, void* workspace,
               uint32_t* refused) override;
   void decode(const Run& run, void* y, DType dtype, const void* payload, void* workspace, uint32_t* refused) override;
+  void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
+                      const Draws& draws, void* workspace, uint32_t* refused) override;
   void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over, void* workspace,
            uint32_t* refused) override;
   void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms, int average_over,
-                 const Draws& draws, void* workspace, uint32_t* refused) override;
+                 const Draws& draws, void* workspace, uint32_t* refused, float* lost) override;
 
  private:
   void decodeAdd(const Run& run, float* acc, DType dtype, const void* payload, void* workspace, uint32_t* refused);

@@ -86,14 +86,16 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     if (parameters.empty()) throw ValueError("DiLoCoX: expected parameters, got none");
     expectAveraged(parameters);
     expectAveraged(buffers);
+    if (options_.on_device) expectPlace(parameters, options_.codec);
   });
   if (mistake) {
     refuse(error, groups_, site_);
     std::rethrow_exception(mistake);
   }
   attempt([&] {
+    const c10::Device place = options_.on_device ? parameters[0].tensor.device() : at::kCPU;
     model_ = std::make_unique<SiteModel>(std::move(parameters), site_, options_.fragments, options_.rank,
-                                         /*same_values=*/true);
+                                         /*same_values=*/true, "", place);
     buffers_ = std::make_unique<SiteModel>(std::move(buffers), site_, 1, 0, /*same_values=*/false);
     for (int64_t f = 0; f < options_.fragments; ++f)
       model_->collect(f);  // θ̄ begins from there

@@ -103,7 +103,7 @@ class DiLoCoX {
   // site.
   void showOuter();
 
-  // Calls with every piece and buffer that this rank carries and its θ̄, fp32 in host memory.
+  // Calls with every piece and buffer that this rank carries and its θ̄, fp32.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
   // Options, and names and shapes of the whole parameters: equal at all sites.

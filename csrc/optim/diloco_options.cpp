@@ -90,6 +90,10 @@ void DiLoCoXOptions::check() const {
     refuse("min_sync_every", "1..." + std::to_string(sync_every), min_sync_every);
   if (adapt_sync_every && min_sync_every < fragments)
     refuse("min_sync_every", "the number of fragments or more", min_sync_every);
+  const char* misplaced = mode == OuterMode::eager ? "mode='eager'" : nullptr;
+  if (rank > 0 || eight_bits) misplaced = rank > 0 ? "rank" : "residual_dtype='int8'";
+  if (on_device && misplaced)
+    throw ValueError(std::string("DiLoCoX: outer_place: expected 'host' with ") + misplaced + ", got 'device'");
   expectAtLeast("window", 1, window);
   if (!(energy > 0 && energy <= 1)) refuse("energy", "a number in (0, 1]", energy);
   expectAtLeast("check_every", 0, check_every);

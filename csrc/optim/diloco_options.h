@@ -70,6 +70,10 @@ struct DiLoCoXOptions {
   int64_t check_every = 10;  // outer steps between comparisons of a checksum of θ̄ over the ranks; 0: none
   uint64_t seed = 0;         // of the first factors and of random roundings
 
+  // θ̄ and all else that is kept is where the parameters are, in place of host memory: without factors, 8 bits and mode
+  // eager. Ranks may differ in it.
+  bool on_device = false;
+
   // Throws ValueError naming the field, what is expected and what it is.
   void check() const;
 

@@ -42,18 +42,20 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     }
     tensors.push_back(tensor);
   }
-  const HostParameters hosts(std::move(tensors));
+  const HostParameters hosts(options.on_device ? std::vector<at::Tensor>() : std::move(tensors));
   for (size_t i = 0; i < parameters.size(); ++i) {
     OuterParameter& parameter = parameters[i];
     const at::Tensor& tensor = parameter.tensor;
     ParameterState kept;
     if (tensor.numel() == 0) continue;  // this rank's shard of a small parameter
-    kept.outer = hosts.wide(i).clone();
+    kept.outer = options.on_device ? at::empty(tensor.sizes(), tensor.options().dtype(at::kFloat)).copy_(tensor)
+                                   : hosts.wide(i).clone();
     const bool narrow = tensor.scalar_type() != at::kFloat, delayed = options.mode != OuterMode::sync;
     const bool eager = options.mode == OuterMode::eager;
     if (options.momentum > 0) kept.momentum = at::zeros_like(kept.outer);
     if (isExact()) kept.message = at::zeros_like(kept.outer);
-    if (isExact() || eager ? delayed && !narrow : delayed || narrow) kept.start = at::zeros_like(kept.outer);
+    if (isExact() || options.on_device || eager ? delayed && !narrow : delayed || narrow)
+      kept.start = at::zeros_like(kept.outer);
     if (narrow) kept.rounding = at::zeros_like(kept.outer);
     if (narrow && delayed)
       kept.mark = at::zeros_like(kept.outer, isHalf(tensor.scalar_type()) ? tensor.scalar_type() : at::kFloat);
@@ -63,8 +65,9 @@ Fragment::Fragment(const DiLoCoXOptions& options, std::vector<OuterParameter> pa
     }
     if (options.codec.id != CodecId::none) {
       kept.first_rank = factored(tensor, options.rank) ? options.rank : 0;
-      kept.compression = std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback,
-                                                       options.eight_bits, options.seed + parameter.number);
+      kept.compression =
+          std::make_shared<Compression>(tensor.sizes(), kept.first_rank, options.error_feedback, options.eight_bits,
+                                        options.seed + parameter.number, kept.outer.device());
     }
     kept.parameter = std::move(parameter);
     kept_.push_back(std::move(kept));
@@ -136,6 +139,8 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     tensor.first_owner = kept.parameter.number;
     flight->coded.tensors.push_back(tensor);
   }
+  if (!kept_.empty() && !kept_[0].outer.is_cpu())
+    flight->place(device_ ? *device_ : device_.emplace(kept_[0].outer.device()));
   flight_ = flight;
   phase_ = Phase::flying;
   if (kept_.empty()) return;
@@ -165,6 +170,7 @@ void Fragment::wait() {
   ended(finite);
   if (!finite) {
     forget();
+    if (device_finite_.defined()) finite_ = device_finite_.item<bool>();
     throw ValueError(std::string("DiLoCoX: expected finite pseudo-gradients, got NaN or infinity ") +
                      (finite_ ? "on another rank" : "on this rank") + "; the outer step was dropped on all ranks");
   }
@@ -239,7 +245,7 @@ OuterMemory& OuterMemory::operator+=(const OuterMemory& more) {
 uint32_t Fragment::checksum() const {
   uint32_t sum = 0;
   for (const ParameterState& kept : kept_)
-    sum = crc32c(kept.outer.const_data_ptr(), kept.outer.nbytes(), sum);
+    sum = crc32c(kept.outer.cpu().const_data_ptr(), kept.outer.nbytes(), sum);
   return sum;
 }
 

@@ -6,7 +6,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/op_queue.h"
@@ -35,6 +37,11 @@ struct OuterMemory {
   OuterMemory& operator+=(const OuterMemory& more);
 };
 
+// Some rows of a tensor of a fragment, of the same shape and device; `parameter` is fp32. Undefined: there is none.
+struct OuterRows {
+  at::Tensor parameter, outer, momentum, start, mark, message, rounding;
+};
+
 // Some of the parameters and all that an outer loop keeps of them, in host memory. 4 bytes an element of each unless
 // said: θ̄ and momentum, equal on all ranks; with error feedback the residual, 1 byte in 8 bits; of parameters that are
 // not fp32 what rounding added to them; with mode eager δ and u of the own outer steps.
@@ -50,6 +57,9 @@ struct OuterMemory {
 // With factors and an fp32 residual the op itself decodes the average, into the memory of the residual as it will be,
 // which the next op computes of δ, the residual as it was, and factors: the product of factors would take the thread
 // that trains longer than all else. So start and that memory change places at an outer step.
+//
+// With `on_device` all of it is where the parameters are, and an outer step is too: δ, then its average, stands in
+// `message`, the mark in `start`, and of a CUDA device only codes cross to the host and back.
 //
 // The caller sees to the order of calls and of ranks; one thread.
 class Fragment {
@@ -100,11 +110,11 @@ class Fragment {
   // CRC-32C of θ̄.
   uint32_t checksum() const;
 
-  // Calls with every parameter and θ̄, of the same shape, fp32 in host memory.
+  // Calls with every parameter and θ̄, of the same shape, fp32.
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
-  // The tensors that another rank's fragment takes over: θ̄, momentum and factors, of the rank last set; idle. To be
-  // written in place, then share(): `behind` moves the parameters to the new θ̄.
+  // The tensors that another rank's fragment takes over, in host memory: θ̄, momentum and factors, of the rank last set;
+  // idle. To be written in place, then share(): `behind` moves the parameters to the new θ̄.
   std::vector<at::Tensor> shared();
   void share(bool behind);
 
@@ -143,6 +153,15 @@ class Fragment {
   void commit(size_t tensor);
   void settle(size_t tensor) const;
   OuterSpan spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const;
+  template <class F>
+  void passOnDevice(F&& f);
+  void applyOnHost(Move move);
+  at::Tensor markOf(const OuterRows& r) const;
+  void seeFinite(const at::Tensor& x);
+  void sendOnDevice(OpQueue& queue, uint32_t step, bool marks, double weight);
+  void applyOnDevice(Move move);
+  void applyAndSendOnDevice(OpQueue& queue, uint32_t step, double weight);
+  void restoreOnDevice();
   void queue(OpQueue& queue, uint32_t step, double weight, const std::vector<at::Tensor>& parameters);
   Elsewhere elsewhere(OuterMessage& flight, size_t tensor, const std::vector<at::Tensor>& parameters) const;
   void forgetOwn();
@@ -158,12 +177,15 @@ class Fragment {
   Phase phase_ = Phase::idle;
   Ticket ticket_;
   std::shared_ptr<OuterMessage> flight_;
-  Start start_ = Start::mark;        // what `start` holds
-  bool mark_is_outer_ = false;       // the mark of fp32 parameters is θ̄ ...
-  bool mark_is_apart_ = false;       // ... or stands in `mark`
-  bool in_place_ = true;             // the average is in `message`, decoded
-  bool own_is_zero_ = false;         // own_message is to become 0 when no op reads it any more
-  std::vector<at::Tensor> factors_;  // between shared() and share(); by tensor
+  Start start_ = Start::mark;                            // what `start` holds
+  bool mark_is_outer_ = false;                           // the mark of fp32 parameters is θ̄ ...
+  bool mark_is_apart_ = false;                           // ... or stands in `mark`
+  bool in_place_ = true;                                 // the average is in `message`, decoded
+  bool own_is_zero_ = false;                             // own_message is to become 0 when no op reads it any more
+  std::vector<at::Tensor> factors_;                      // between shared() and share(); by tensor
+  std::vector<std::pair<at::Tensor, at::Tensor>> lent_;  // likewise, on_device: tensors and their copies on the host
+  std::optional<DeviceQueue> device_;                    // on_device: one stream, whose memory is used again
+  at::Tensor device_finite_;                             // on_device: finite_, which nobody has waited for
   int ranks_ = 1;
   int64_t next_rank_;
   EffectiveRanks effective_;

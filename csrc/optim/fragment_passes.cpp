@@ -126,6 +126,7 @@ void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::idle);
   ranks_ = queue.size();
   finite_ = true;
+  if (options_.on_device) return sendOnDevice(queue, step, marks, weight);
   in_place_ = isExact() || ranks_ == 1;
   const OuterRule rule = this->rule();
   const bool eager = rule.mode == OuterMode::eager;
@@ -224,6 +225,18 @@ void Fragment::settle(size_t i) const {
 
 void Fragment::apply(Move move) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
+  options_.on_device ? applyOnDevice(move) : applyOnHost(move);
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    ParameterState& kept = kept_[i];
+    commit(i);
+    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
+    if (!isExact()) kept.message = at::Tensor();
+  }
+  flight_.reset();
+  phase_ = Phase::idle;
+}
+
+void Fragment::applyOnHost(Move move) {
   const OuterRule rule = this->rule();
   const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
   pass([&](size_t i, const at::Tensor& host) {
@@ -241,20 +254,13 @@ void Fragment::apply(Move move) {
       moveParameter(s, rule, move);
     });
   });
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    ParameterState& kept = kept_[i];
-    commit(i);
-    if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);  // own outer steps start from θ̄ next time
-    if (!isExact()) kept.message = at::Tensor();
-  }
-  flight_.reset();
-  phase_ = Phase::idle;
 }
 
 void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   TORCH_INTERNAL_ASSERT(phase_ == Phase::landed);
   ranks_ = queue.size();
   finite_ = true;
+  if (options_.on_device) return applyAndSendOnDevice(queue, step, weight);
   const OuterRule rule = this->rule();
   const bool in_place = isExact() || ranks_ == 1, eager = rule.mode == OuterMode::eager;
   const bool deltas = !in_place && !eager, apart = deltas && rule.mode == OuterMode::restart && rule.alpha > 0;
@@ -299,6 +305,7 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
 }
 
 void Fragment::restore() {
+  if (options_.on_device) return restoreOnDevice();
   // A message under way is still applied, to a training that starts here. Its op may read what it is made of.
   pass([&](size_t i, const at::Tensor& host) {
     copy(dataAt(host, 0), dataAt(kept_[i].outer, 0), host.numel());

@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "collective/all_reduce.h"
+#include "optim/outer_parameter.h"
 #include "tensor/compression.h"
+#include "tensor/device_queue.h"
 
 namespace lowcomm {
 
@@ -22,7 +25,7 @@ struct OuterMessage {
   LowRankMessage coded;
   std::vector<AllReduceMessage> exact;
   double weight = 0;     // this rank's, of all ranks'; 0 on all: equal parts
-  bool finite = false;   // coded; written on the worker, read after the ticket's wait
+  bool finite = false;   // coded, or placed; written on the worker, read after the ticket's wait
   CodedAverage average;  // of coded tensors without data
 
   // Adds a tensor whose average takes its place.
@@ -33,6 +36,11 @@ struct OuterMessage {
 
   // Adds one that is a − b, likewise, made as it is encoded.
   Elsewhere difference(const at::Tensor& a, const at::Tensor& b);
+
+  // The tensors in place and their residuals are on that queue's device, not in host memory, and have no rank: the op
+  // encodes and sums there, behind what the current stream has been given until now, and codes alone are copied.
+  // Without a codec the tensors are. When the op has ended, all that it made is there.
+  void place(const DeviceQueue& queue);
 
   // On the group's worker.
   void run(OpContext& op);
@@ -45,10 +53,19 @@ struct OuterMessage {
 
  private:
   void weigh(OpContext& op);
+  void runOnDevice(OpContext& op);
+  void reduceValues(OpContext& op);
+  void reduceCodes(OpContext& op);
 
   std::vector<at::Tensor> in_place_, read_;
   std::deque<MakeElements> makers_;
   float share_ = 1;
+  std::optional<DeviceQueue> device_;
+  DeviceQueue::Mark issued_;
 };
+
+// Throws ValueError in the name of the option `outer_place` unless messages of these tensors by that codec can be
+// placed where they are: in host memory, or on one CUDA device that the build has kernels for.
+void expectPlace(const std::vector<OuterParameter>& parameters, const CodecSpec& codec);
 
 }  // namespace lowcomm

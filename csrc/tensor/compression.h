@@ -20,8 +20,10 @@ class Compression {
   // Of a contiguous tensor of that shape. `rank`: 0, or where isLowRank holds of its matrix [size(0), the rest]: that
   // of the factor, which starts from `seed`, the same on all ranks. `feedback`: whether there is a residual;
   // `eight_bits`: kept in 8 bits an element (CodedResidual::kEightBits), as in LoCo (arXiv 2407.04480), so that what 8
-  // bits lose of it is lost. ValueError for a rank that does not fit.
-  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed);
+  // bits lose of it is lost. ValueError for a rank that does not fit. `device`: where the residual is, of one in fp32;
+  // there is no rank then.
+  Compression(at::IntArrayRef shape, int64_t rank, bool feedback, bool eight_bits, uint64_t seed,
+              c10::Device device = at::kCPU);
 
   // As last committed, and settled. Undefined where there is none; residual: fp32 of the tensor's shape, or the bytes
   // of 8 bits; factor: fp32, [rank, columns]. Not to be written to.

@@ -79,6 +79,10 @@ class DeviceCodecQueue final : public CodecQueue {
 // then says which.
 std::unique_ptr<CodecKernels> codecKernels(const DeviceQueue& queue, std::string& because);
 
+// Who makes kernels in place of the build, of a device that is simulated; null: nobody.
+using MakeKernels = std::unique_ptr<CodecKernels> (*)();
+void setCodecKernels(MakeKernels make);
+
 // A stream as its driver knows it: native_handle() in most torch versions, stream_handle() in others, none in a few.
 template <class Stream>
 std::optional<void*> handleOf(const Stream& stream) {

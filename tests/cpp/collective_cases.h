@@ -57,6 +57,12 @@ inline void fromFloat(DType dtype, std::byte* element, float value) {
   }
 }
 
+inline std::vector<float> floatsOf(const Bytes& bytes) {
+  std::vector<float> x(bytes.size() / sizeof(float));
+  std::memcpy(x.data(), bytes.data(), bytes.size());
+  return x;
+}
+
 // Values that every codec and reduction of the dtype takes: normal floats, any integer, 0 and 1 of bool.
 inline Bytes randomTensor(DType dtype, uint64_t count, uint32_t seed) {
   Bytes x(count * itemBytes(dtype));

@@ -9,6 +9,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 
@@ -144,6 +145,63 @@ void spread(at::TensorList to, at::TensorList from, bool) {
   tell("spread on " + here(to[0].device().index()));
   for (size_t i = 0; i < to.size(); ++i)
     memoryOf(to[i]).copy_(memoryOf(from[i]));
+}
+
+// A tensor of the device whose memory is a host tensor's.
+at::Tensor onDevice(const at::Tensor& host, c10::DeviceIndex index) {
+  auto* held = new at::Tensor(host);
+  at::DataPtr data(host.mutable_data_ptr(), held, [](void* p) { delete static_cast<at::Tensor*>(p); }, {kType, index});
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(c10::Storage::use_byte_size_t(), host.nbytes(), std::move(data)),
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), host.dtype());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides());
+  return tensor;
+}
+
+// Any other operation, by the host's kernels on the memory of its tensors.
+void onHostMemory(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  c10::DeviceIndex index = current;
+  std::vector<std::pair<at::Tensor, at::Tensor>> seen;  // a tensor of the device, and its memory
+  const auto taken = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    index = tensor.device().index();
+    const bool grows = tensor.numel() == 0;  // what an operation makes of nothing
+    seen.emplace_back(tensor, grows ? at::empty({0}, tensor.options().device(at::kCPU)) : memoryOf(tensor));
+    return seen.back().second;
+  };
+  const size_t arguments = op.schema().arguments().size(), results = op.schema().returns().size();
+  for (size_t i = stack->size() - arguments; i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    if (value.isTensor()) {
+      value = taken(value.toTensor());
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        all.push_back(taken(tensor));
+      value = all;
+    } else if (value.isDevice() && value.toDevice().is_cuda()) {
+      index = value.toDevice().index();
+      value = c10::Device(at::kCPU);
+    }
+  }
+  tell("run on " + here(index));
+  op.callBoxed(stack);
+  for (const auto& [tensor, memory] : seen) {
+    if (tensor.numel() > 0 || memory.numel() == 0) continue;
+    tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(onDevice(memory, index).storage());
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides());
+  }
+  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
+    c10::IValue& value = (*stack)[i];
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const at::Tensor made = value.toTensor();
+    const auto same = std::find_if(seen.begin(), seen.end(), [&](const auto& one) { return one.second.is_same(made); });
+    value = same == seen.end() ? onDevice(made, index) : same->first;
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&onHostMemory>());
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {

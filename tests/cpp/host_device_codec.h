@@ -26,7 +26,15 @@ class LateDevice {
   LateDevice() : told(own_) {}
   explicit LateDevice(std::vector<std::string>& told) : told(told) {}
 
+  // One that is never late.
+  static std::shared_ptr<LateDevice> prompt() {
+    auto device = std::make_shared<LateDevice>();
+    device->prompt_ = true;
+    return device;
+  }
+
   void enqueue(std::string name, std::function<void()> work) {
+    if (prompt_) return work();
     told.push_back(std::move(name));
     work_.push_back(std::move(work));
   }
@@ -51,6 +59,7 @@ class LateDevice {
   std::vector<std::string>& told;
 
  private:
+  bool prompt_ = false;
   std::vector<std::string> own_;
   std::vector<std::function<void()>> work_;
   size_t done_ = 0;
@@ -94,6 +103,15 @@ class LateKernels final : public CodecKernels {
     kernel("decode", run, refused, [=] { run.codec->decode(y, dtype, span(payload, run), run.offset, run.count); });
   }
 
+  void encodeFeedback(const Run& run, void* payload, const float* x, const float* kept, float* residual,
+                      const Draws& draws, void*, uint32_t* refused) override {
+    kernel("encode", run, refused, [=] {
+      std::memcpy(residual, kept, run.count * sizeof(float));
+      FusedCodec(run.codec).encodeFeedback(span(payload, run), {x, DType::float32}, {residual, DType::float32},
+                                           run.offset, run.count, draws);
+    });
+  }
+
   void sum(const Run& run, void* out, DType dtype, std::span<const StagedTerm> terms, int average_over, void* workspace,
            uint32_t* refused) override {
     kernel("sum", run, refused, [=, terms = std::vector(terms.begin(), terms.end())] {
@@ -114,13 +132,13 @@ class LateKernels final : public CodecKernels {
   }
 
   void encodeSum(const Run& run, void* payload, DType dtype, std::span<const StagedTerm> terms, int average_over,
-                 const Draws& draws, void* workspace, uint32_t* refused) override {
+                 const Draws& draws, void* workspace, uint32_t* refused, float* lost) override {
     kernel("sum", run, refused, [=, terms = std::vector(terms.begin(), terms.end())] {
       std::vector<Contribution> all;
       for (const StagedTerm& term : terms)
         all.push_back(term.own ? Contribution{{}, term.own} : Contribution{span(term.payload, run)});
       FusedCodec(run.codec).encodeSum(span(payload, run), workspace, dtype, all, average_over, run.offset, run.count,
-                                      draws);
+                                      draws, lost);
     });
   }
 

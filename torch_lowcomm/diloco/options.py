@@ -11,6 +11,7 @@ from typing import Any
 from torch_lowcomm.codec import codec as checked_codec
 
 _RESIDUALS = ("float32", "int8")
+_PLACES = ("host", "device")
 _KINDS: dict[str, tuple[type, str]] = {"int": (Integral, "an integer"), "float": (Real, "a number")}  # by annotation
 
 
@@ -36,9 +37,12 @@ class DiLoCoXOptions:
             `codec`; None for no factors. A matrix [size(0), the rest] whose factors would not be smaller is coded as it is.
         projection_codec: Codec text of each first factor; None for `codec`.
         error_feedback: Whether the loss of compression is added to the next pseudo-gradient. None: with any codec except
-            "gauss", which loses little. A residual and its next value take 8 bytes an element in host memory.
+            "gauss", which loses little. A residual and its next value take 8 bytes an element.
         residual_dtype: "float32", or "int8" for residuals of 1 byte an element (sym8:bucket=512), 2 with their next value. What
             8 bits lose of a residual is lost.
+        outer_place: "host": outer parameters, momentum and residuals are in host memory. "device": they are where the parameters
+            are, and the outer step is taken there: of parameters on a GPU codes alone cross to the host and back. Same bits.
+            Not with rank, residual_dtype="int8" and mode "eager".
         adapt_rank: Whether the rank r_t follows the effective rank of pseudo-gradients (arXiv 2506.21263, section 2.4.3).
         adapt_sync_every: Whether the interval follows r_t too: H·r_t/r. Shards need `cluster`, or a `mesh` of two dimensions.
         adapt_to: Whose effective rank: "pseudo_gradient", the average of what was to be sent, with the residual, by which r_t
@@ -70,6 +74,7 @@ class DiLoCoXOptions:
     projection_codec: str | None = None
     error_feedback: bool | None = None
     residual_dtype: str = "float32"
+    outer_place: str = "host"
     adapt_rank: bool = False
     adapt_sync_every: bool = False
     adapt_to: str = "pseudo_gradient"
@@ -96,7 +101,7 @@ class DiLoCoXOptions:
         self._check_types()
         self._check_values()
         given = {name: value for name, value in vars(self).items() if value is not None}
-        for name in ("average_buffers", "residual_dtype"):
+        for name in ("average_buffers", "residual_dtype", "outer_place"):
             del given[name]
         for name in ("codec", "projection_codec"):
             given[name] = checked_codec(given[name]).spec if name in given else "none"
@@ -107,6 +112,7 @@ class DiLoCoXOptions:
         return {
             "outer_momentum": 0.9 if self.mode == "sync" else 0.6,
             "eight_bits": self.residual_dtype == "int8",
+            "on_device": self.outer_place == "device",
             **given,
         }
 
@@ -144,6 +150,8 @@ class DiLoCoXOptions:
             raise ValueError(f"DiLoCoX: seed: expected 0 or more, got {self.seed!r}")
         if self.residual_dtype not in _RESIDUALS:
             raise ValueError(f"DiLoCoX: residual_dtype: expected one of {_RESIDUALS}, got {self.residual_dtype!r}")
+        if self.outer_place not in _PLACES:
+            raise ValueError(f"DiLoCoX: outer_place: expected one of {_PLACES}, got {self.outer_place!r}")
         adapts = self.adapt_sync_every or self.adapt_rank
         for name, rule, of in (
             ("rank_rule", self.rank_rule, adapts),

@@ -17,6 +17,7 @@ FOUR, TWO, EIGHT = (4 + 32 / 128) / 8, 0.26, 1 + 4 / 512  # bytes an element of 
 CASES = {
     "4 bits, residuals in 8": ({"codec": "sym4:bucket=128", "residual_dtype": "int8"}, 12 + 2 * EIGHT + FOUR),
     "4 bits": ({"codec": "sym4:bucket=128"}, 12 + 8 + FOUR),
+    "4 bits, on the device": ({"codec": "sym4:bucket=128", "outer_place": "device"}, 12 + 8 + 4),
     "gauss2": ({"codec": "gauss2"}, 12 + TWO),
     "gauss2, sync": ({"codec": "gauss2", "mode": "sync"}, 8 + TWO),
 }

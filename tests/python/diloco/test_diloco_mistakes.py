@@ -48,6 +48,18 @@ OPTIONS = [
         ValueError,
         ["residual_dtype: expected error_feedback", "got none"],
     ),
+    ({"outer_place": "gpu"}, ValueError, ["outer_place: expected one of", "device", "got 'gpu'"]),
+    (FACTORS | {"outer_place": "device"}, ValueError, ["outer_place: expected 'host' with rank", "got 'device'"]),
+    (
+        {"outer_place": "device", "residual_dtype": "int8"},
+        ValueError,
+        ["outer_place: expected 'host' with residual_dtype='int8'", "got 'device'"],
+    ),
+    (
+        {"outer_place": "device", "mode": "eager"},
+        ValueError,
+        ["outer_place: expected 'host' with mode='eager'", "got 'device'"],
+    ),
     ({"adapt_rank": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
     ({"adapt_sync_every": True}, ValueError, ["adaptive compression: expected a rank", "got none"]),
     (FACTORS | {"min_rank": 5}, ValueError, ["min_rank: expected 1...4", "got 5"]),
