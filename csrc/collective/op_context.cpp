@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "collective/context.h"
@@ -87,7 +88,13 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
     if (peer >= 0) counters.wait_by_peer[peer] += now - since;
   };
   try {
-    wait(transfer, peer, deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load())));
+    const auto patience = deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load()));
+    const bool is_receive = std::string_view(doing).starts_with("waiting for");
+    if (is_receive && cancellation) {
+      receive(transfer, peer, patience);
+    } else {
+      transfer.wait(patience);
+    }
   } catch (const TransportError& error) {
     waited();
     fail(peer, error, doing);  // what it waited for stays in the record
@@ -96,12 +103,13 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
   note([](OpProgress::State& state) { state.wait.reset(); });
 }
 
-// Ops that ranks number differently have no tag in common and would wait in silence, so a wait that is long looks for
-// messages of another op: a rank begins its next op when those of the one before have all been received, and has told
-// its peers of ops that it gave up. Twice in a row, for word of that may have come and not been heard.
-void OpContext::wait(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
+// Ops that ranks number differently have no tag in common and would wait in silence, so a wait for a frame that is long
+// looks for messages of another op from its sender: a rank begins its next op when its frames of the one before have
+// all been received, and its peers have word of those that it gave up. Twice in a row, for that may have come and not
+// been heard.
+void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
   constexpr std::chrono::milliseconds kLook{1000};
-  if (!cancellation || peer < 0 || deadline <= kLook) return transfer.wait(deadline);
+  if (deadline <= kLook) return transfer.wait(deadline);
   const auto end = Clock::now() + deadline;
   for (std::optional<uint32_t> other;;) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());

@@ -243,8 +243,8 @@ class OpContext {
   }
 
   // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story. `doing` is a
-  // literal; `frame` the frame's number, where it is a frame (OpProgress::Wait). A `deadline` takes the place of the
-  // group's. `peer` below 0 is any rank.
+  // literal, of a receive "waiting for ..."; `frame` the frame's number, where it is a frame (OpProgress::Wait). A
+  // `deadline` takes the place of the group's. `peer` below 0 is any rank.
   void wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame = std::nullopt,
             std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
@@ -291,7 +291,7 @@ class OpContext {
   [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
 
  private:
-  void wait(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const;
+  void receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const;
   std::optional<uint32_t> otherOpOf(int peer) const;
   std::string story(int peer, const std::string& why) const;
   std::string numbers() const;
