@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
@@ -183,6 +182,8 @@ TEST_P(Cancel, AfterTheOp) {
     }));
   }
   untilItWaits(group.engine(2));
+  group.engine(0).drain();
+  group.engine(1).drain();
   EXPECT_FALSE(group.engine(0).cancel(2, "it is over here"));
   EXPECT_TRUE(group.engine(2).cancel(2, "nobody else is left"));
   const std::vector<Outcome> outcomes = group->finish(std::move(pending));
