@@ -18,7 +18,7 @@ from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
 from torch_lowcomm.diloco import DiLoCoX  # noqa: E402
-from torch_lowcomm.groups import connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
+from torch_lowcomm.groups import cancel, connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
 from torch_lowcomm.quantized_adam import QuantizedAdam  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
@@ -41,6 +41,7 @@ __all__ = [
     "TwoLevel",
     "__version__",
     "all_reduce",
+    "cancel",
     "codec",
     "connections",
     "ddp",

@@ -4,6 +4,7 @@
 #include <c10/util/Logging.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -95,6 +96,11 @@ WorkPtr OpIssuer::submit(const Op& op, Tensors inputs, Tensors outputs, DeviceQu
   auto work = c10::make_intrusive<EngineWork>(group_.rank, op.type, profilerTitle(group_.options->name, name),
                                               EngineWork::Name{name, group_.name(), op.sequence}, std::move(inputs),
                                               std::move(outputs), group_.callbacks, queue);
+  work->cancelBy(
+      [engine = std::weak_ptr<Engine>(group_.sharedEngine()), sequence = op.sequence](const std::string& why) {
+        const auto living = engine.lock();
+        return living && living->cancel(static_cast<uint32_t>(sequence), why);
+      });
   const bool copies = queue || !buffers->copies_in.empty() || !buffers->copies_out.empty();
   NoPythonObjects guard;
   auto state = std::make_shared<at::ThreadLocalState>();

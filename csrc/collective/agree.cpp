@@ -15,8 +15,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint32_t kTag = 0;
-
 struct Conversation {
   int peer;
   BufferPool::Buffer in;
@@ -42,18 +40,17 @@ void agree(OpContext& op, const KeyValues& mine) {
 
   std::vector<Conversation> peers;
   op.conversing = true;
-  try {
-    for (int d = 1; d < size; ++d) {
-      const int peer = (rank - d + size) % size;
-      peers.push_back({peer, group.frames.take(), nullptr, nullptr});
-      peers.back().receiving = group.transport.irecv(Lane::control, peer, kTag, group.frames.span(peers.back().in));
-    }
-    for (Conversation& c : peers) {
-      c.sending = group.transport.isend(Lane::control, c.peer, kTag, frame);
-      op.counters.wire_bytes += frame.size();
-    }
-  } catch (const TransportError& error) {
-    op.fail(error.peer, error, "starting a transfer");
+  for (int d = 1; d < size; ++d) {
+    const int peer = (rank - d + size) % size;
+    Conversation& c = peers.emplace_back(Conversation{peer, group.frames.take(), nullptr, nullptr});
+    c.receiving = op.begin(peer, [&] {
+      return group.transport.irecv(Lane::control, peer, op.first_tag + kAgreementTag, group.frames.span(c.in));
+    });
+  }
+  for (Conversation& c : peers) {
+    c.sending = op.begin(
+        c.peer, [&] { return group.transport.isend(Lane::control, c.peer, op.first_tag + kAgreementTag, frame); });
+    op.counters.wire_bytes += frame.size();
   }
 
   std::string differs;

@@ -19,8 +19,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint32_t kTag = 0;  // of the bulk lane: that of every op's descriptions
-
 KeyValues descriptionOf(const OpContext& op) {
   KeyValues description;
   description.fields = {{"op", op.op}};
@@ -33,14 +31,16 @@ struct Greeting {
 
   void post() {
     in = op.group.frames.take();
-    receiving = started([&] { return op.group.transport.irecv(Lane::bulk, peer, kTag, BufferPool::span(in)); });
+    receiving =
+        op.begin(peer, [&] { return op.group.transport.irecv(Lane::bulk, peer, op.first_tag, BufferPool::span(in)); });
   }
 
   void say() {
     out = op.group.frames.take();
     const size_t bytes = sealText(out.get(), op.header(FrameKind::control), descriptionOf(op).text());
-    sending =
-        started([&] { return op.group.transport.isend(Lane::bulk, peer, kTag, BufferPool::span(out).first(bytes)); });
+    sending = op.begin(peer, [&] {
+      return op.group.transport.isend(Lane::bulk, peer, op.first_tag, BufferPool::span(out).first(bytes));
+    });
     op.counters.wire_bytes += bytes;
   }
 
@@ -63,16 +63,6 @@ struct Greeting {
   const int peer;
   BufferPool::Buffer in, out;
   std::unique_ptr<Transfer> receiving, sending;
-
- private:
-  template <class F>
-  std::unique_ptr<Transfer> started(F&& start) {
-    try {
-      return start();
-    } catch (const TransportError& error) {
-      op.fail(peer, error, "starting a transfer");
-    }
-  }
 };
 
 std::string milliseconds(std::chrono::milliseconds time) {

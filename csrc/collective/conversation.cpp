@@ -22,7 +22,7 @@ void Conversation::post(int peer, IncomingFrame& frame) {
   if (!frame.buffer) frame.buffer = pool.take();
   const uint32_t tag = tagOf(peers_[peer].posted++);
   frame.receiving =
-      begin(peer, [&] { return op_.group.transport.irecv(Lane::bulk, peer, tag, pool.span(frame.buffer)); });
+      op_.begin(peer, [&] { return op_.group.transport.irecv(Lane::bulk, peer, tag, pool.span(frame.buffer)); });
 }
 
 std::span<std::byte> Conversation::takeDescription(int peer) {
@@ -49,7 +49,7 @@ void Conversation::send(OutgoingFrame& frame, int peer, size_t bytes) {
   const std::span<const std::byte> data(frame.buffer.get(), bytes);
   const uint32_t number = peers_[peer].sent++, tag = tagOf(number);
   frame.sending.push_back(
-      {peer, number, begin(peer, [&] { return op_.group.transport.isend(Lane::bulk, peer, tag, data); })});
+      {peer, number, op_.begin(peer, [&] { return op_.group.transport.isend(Lane::bulk, peer, tag, data); })});
   op_.counters.wire_bytes += bytes;
 }
 
@@ -93,17 +93,8 @@ void Conversation::ignore(int peer, uint32_t frames) {
   }
 }
 
-template <class F>
-std::unique_ptr<Transfer> Conversation::begin(int peer, F&& start) {
-  try {
-    return start();
-  } catch (const TransportError& error) {
-    op_.fail(peer, error, "starting a transfer");
-  }
-}
-
 uint32_t Conversation::tagOf(uint32_t number) const {
-  return number % static_cast<uint32_t>(op_.group.connections);
+  return op_.first_tag + number % static_cast<uint32_t>(op_.group.connections);
 }
 
 }  // namespace lowcomm

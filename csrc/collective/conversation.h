@@ -82,8 +82,6 @@ class Conversation {
 
   void post(int peer, IncomingFrame& frame);
   std::span<std::byte> take(int peer, IncomingFrame& frame, const char* doing);
-  template <class F>
-  std::unique_ptr<Transfer> begin(int peer, F&& start);
   uint32_t tagOf(uint32_t number) const;
 
   OpContext& op_;

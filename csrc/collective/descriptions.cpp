@@ -15,8 +15,6 @@
 namespace lowcomm {
 namespace {
 
-constexpr uint32_t kCountsTag = 2;  // of the control lane: agreements have 0, notices 1
-
 uint32_t numberOf(const KeyValues& counts, const std::string& name) {
   for (const auto& [key, value] : counts.fields) {
     uint32_t number = 0;
@@ -118,22 +116,22 @@ void Descriptions::part(const std::string& reason) {
 std::vector<Descriptions::CountExchange> Descriptions::exchangeCounts() const {
   GroupContext& group = op_.group;
   std::vector<CountExchange> partings;
-  try {
-    for (int peer = 0; peer < op_.size(); ++peer) {
-      if (!differs_[peer]) continue;
-      CountExchange& p = partings.emplace_back(CountExchange{peer, group.frames.take(), group.frames.take(), {}, {}});
-      p.receiving = group.transport.irecv(Lane::control, peer, kCountsTag, group.frames.span(p.in));
-    }
-    for (CountExchange& p : partings) {
-      KeyValues mine;
-      mine.fields = {{"frames sent", std::to_string(conversation_.sent(p.peer))},
-                     {"frames expected", std::to_string(conversation_.posted(p.peer))}};
-      const size_t bytes = sealText(p.out.get(), op_.header(FrameKind::control), mine.text());
-      p.sending = group.transport.isend(Lane::control, p.peer, kCountsTag, group.frames.span(p.out).first(bytes));
-      op_.counters.wire_bytes += bytes;
-    }
-  } catch (const TransportError& error) {
-    op_.fail(error.peer, error, "starting a transfer");
+  const uint32_t tag = op_.first_tag + kCountsTag;
+  for (int peer = 0; peer < op_.size(); ++peer) {
+    if (!differs_[peer]) continue;
+    CountExchange& p = partings.emplace_back(CountExchange{peer, group.frames.take(), group.frames.take(), {}, {}});
+    p.receiving =
+        op_.begin(peer, [&] { return group.transport.irecv(Lane::control, peer, tag, group.frames.span(p.in)); });
+  }
+  for (CountExchange& p : partings) {
+    KeyValues mine;
+    mine.fields = {{"frames sent", std::to_string(conversation_.sent(p.peer))},
+                   {"frames expected", std::to_string(conversation_.posted(p.peer))}};
+    const size_t bytes = sealText(p.out.get(), op_.header(FrameKind::control), mine.text());
+    p.sending = op_.begin(p.peer, [&] {
+      return group.transport.isend(Lane::control, p.peer, tag, group.frames.span(p.out).first(bytes));
+    });
+    op_.counters.wire_bytes += bytes;
   }
   for (CountExchange& p : partings) {
     op_.wait(*p.receiving, p.peer, "waiting for its frame counts");

@@ -9,9 +9,9 @@
 
 #include "base/dtype.h"
 #include "codec/fused.h"
+#include "collective/coded_sums.h"
 #include "collective/plan.h"
 #include "collective/source_sink.h"
-#include "collective/sum_codes.h"
 #include "collective/summer.h"
 
 namespace lowcomm {

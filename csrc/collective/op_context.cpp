@@ -1,12 +1,57 @@
 #include "collective/op_context.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstdio>
+#include <string_view>
+#include <utility>
 
 #include "collective/context.h"
 #include "transport/transport.h"
 #include "wire/frame.h"
 
 namespace lowcomm {
+
+std::unique_lock<std::mutex> Cancellation::hold(int peer) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (cause_) throw TransportError(TransportError::Kind::cancelled, peer, "the op was given up");
+  return lock;
+}
+
+void Cancellation::give(const Cause& cause) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!cause_) cause_ = cause;
+}
+
+std::optional<Cancellation::Cause> Cancellation::given() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return cause_;
+}
+
+void Cancellation::closed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+void Cancellation::endGroup() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  group_ended_ = true;
+  changed_.notify_all();
+}
+
+std::optional<Cancellation::Cause> Cancellation::settled(std::chrono::milliseconds patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, patience, [&] { return closed_ || (group_ended_ && !cause_); });
+  return cause_;
+}
+
+OpContext::OpContext(GroupContext& group, std::string op, uint32_t sequence)
+    : group(group), op(std::move(op)), sequence(sequence), first_tag(firstTag(group, sequence)), start(Clock::now()) {}
+
+uint32_t OpContext::firstTag(const GroupContext& group, uint32_t sequence) {
+  return group.transport.canCancelMessages() ? sequence % kTaggedOps * kOpTags : 0;
+}
 
 int OpContext::rank() const {
   return group.rank();
@@ -43,13 +88,57 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
     if (peer >= 0) counters.wait_by_peer[peer] += now - since;
   };
   try {
-    transfer.wait(deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load())));
+    const auto patience = deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load()));
+    const bool is_receive = std::string_view(doing).starts_with("waiting for");
+    if (is_receive && cancellation) {
+      receive(transfer, peer, patience);
+    } else {
+      transfer.wait(patience);
+    }
   } catch (const TransportError& error) {
     waited();
     fail(peer, error, doing);  // what it waited for stays in the record
   }
   waited();
   note([](OpProgress::State& state) { state.wait.reset(); });
+}
+
+// Ops that ranks number differently have no tag in common and would wait in silence, so a wait for a frame that is long
+// looks for messages of another op from its sender: a rank begins its next op when its frames of the one before have
+// all been received, and its peers have word of those that it gave up. Twice in a row, for that may have come and not
+// been heard.
+void OpContext::receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const {
+  constexpr std::chrono::milliseconds kLook{1000};
+  if (deadline <= kLook) return transfer.wait(deadline);
+  const auto end = Clock::now() + deadline;
+  for (std::optional<uint32_t> other;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    try {
+      return transfer.wait(std::clamp(left, std::chrono::milliseconds(1), kLook));
+    } catch (const TransportError& error) {
+      if (error.kind != TransportError::Kind::timed_out) throw;
+      if (left <= kLook) {
+        throw TransportError(error.kind, peer,
+                             "Timed out waiting " + std::to_string(deadline.count()) + "ms for the message");
+      }
+    }
+    const std::optional<uint32_t> before = std::exchange(other, otherOpOf(peer));
+    if (other && before == other)
+      fail(peer, "sequence: expected " + std::to_string(sequence) + ", got " + std::to_string(*other));
+  }
+}
+
+// The number of another op that `peer` has sent frames of.
+std::optional<uint32_t> OpContext::otherOpOf(int peer) const {
+  for (const Lane lane : {Lane::bulk, Lane::control}) {
+    const uint32_t first = lane == Lane::bulk ? 0 : kOpTags;  // there are others than ops' on the control lane
+    const auto tag = group.transport.unclaimed(lane, peer, first, kTaggedOps * kOpTags);
+    if (!tag || *tag / kOpTags == first_tag / kOpTags) continue;
+    constexpr int kUnknownBits = 32 - std::countr_zero(kTaggedOps);  // of the number: it is the nearest to this op's
+    const uint32_t ahead = (*tag / kOpTags - first_tag / kOpTags) << kUnknownBits;
+    return sequence + static_cast<uint32_t>(static_cast<int32_t>(ahead) >> kUnknownBits);
+  }
+  return {};
 }
 
 void OpContext::spent(Doing doing, Clock::time_point start, Clock::time_point end) {
@@ -69,6 +158,11 @@ std::exception_ptr OpContext::refusedBecause(int peer, const std::string& why) c
   return std::make_exception_ptr(PeerRefusal(story(peer, why), peer));
 }
 
+std::exception_ptr OpContext::givenUp(const Cancellation::Cause& cause) const {
+  return std::make_exception_ptr(PeerRefusal(
+      "lowcomm: " + op + " was given up by " + group.rankName(cause.by) + ": " + cause.why + numbers(), cause.by));
+}
+
 void OpContext::refused(int peer, const std::string& why) const {
   throw PeerRefusal("lowcomm: " + op +
                     " failed, a rank could not send its part: " + (why.empty() ? "it gave no reason" : why) + " [op " +
@@ -81,6 +175,10 @@ void OpContext::fail(int peer, const std::string& why) const {
 }
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
+  if (cancellation && error.kind == TransportError::Kind::cancelled) {
+    const auto cause = cancellation->settled(std::chrono::milliseconds(group.timeout_ms.load()));
+    if (cause) std::rethrow_exception(givenUp(*cause));
+  }
   note([&](OpProgress::State& state) {
     if (!state.wait) state.wait = {peer, std::nullopt, doing, Clock::now()};  // it failed before there was a wait
   });
@@ -88,11 +186,15 @@ void OpContext::fail(int peer, const TransportError& error, const char* doing) c
 }
 
 std::string OpContext::story(int peer, const std::string& why) const {
+  return "lowcomm: " + op + " failed between " + group.rankName(group.rank()) + " and " + group.rankName(peer) + ": " +
+         why + numbers();
+}
+
+std::string OpContext::numbers() const {
   const double elapsed = std::chrono::duration<double>(Clock::now() - start).count();
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.3f", elapsed);
-  return "lowcomm: " + op + " failed between " + group.rankName(group.rank()) + " and " + group.rankName(peer) + ": " +
-         why + " [op " + op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", bytes sent " +
+  return " [op " + op + ", sequence " + std::to_string(sequence) + ", group " + group.name + ", bytes sent " +
          std::to_string(counters.wire_bytes) + ", bytes received " + std::to_string(counters.received_bytes) +
          ", elapsed " + seconds + " s, progress deadline " + std::to_string(group.timeout_ms.load()) + " ms]";
 }

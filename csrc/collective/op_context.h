@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "transport/transport.h"
 
 namespace lowcomm {
 
@@ -147,37 +149,78 @@ struct Stretch {
 };
 using Timeline = std::vector<Stretch>;
 
-class Transfer;
 enum class FrameKind : uint8_t;
 struct FrameHeader;
 struct GroupContext;
-struct TransportError;
 
-// A peer could not send its data, or issued another op than this rank (a caller's mistake). The conversation stayed
-// whole: the op failed, the group did not.
+// A peer could not send its data, or issued another op than this rank (a caller's mistake), and the conversation stayed
+// whole; or a rank gave the op up. The op failed, the group did not.
 struct PeerRefusal : PeerError {
   using PeerError::PeerError;
 };
 
 inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
 
+// Where the transport can close tags every op of the worker has its own, so that it can be given up: kOpTags of them on
+// each lane, by its sequence number. They are used anew after kTaggedOps ops.
+inline constexpr uint32_t kOpTags = 64;
+inline constexpr uint32_t kTaggedOps = 1 << 22;
+inline constexpr uint32_t kAgreementTag = 0, kCountsTag = 2;  // among them, of the control lane
+
+// Whether an op of the worker is given up (Engine::cancel), for the worker that runs it and for whoever gives it up.
+// Thread-safe.
+class Cancellation {
+ public:
+  struct Cause {
+    int by = 0;  // the first rank to give it up
+    std::string why;
+  };
+
+  // Held while a transfer of the op begins. TransportError where it is given up: none begins any more.
+  std::unique_lock<std::mutex> hold(int peer);
+
+  // The op is given up. The first cause counts.
+  void give(const Cause& cause);
+  std::optional<Cause> given() const;
+
+  // The op's tags are closed: no span of its transfers is touched any more.
+  void closed();
+
+  // The group is over, which ends the wait for a cause.
+  void endGroup();
+
+  // Of an op one of whose transfers was cancelled: waits until its tags are closed, for `patience` at most. Nothing
+  // where it was not given up.
+  std::optional<Cause> settled(std::chrono::milliseconds patience);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Cause> cause_;
+  bool closed_ = false, group_ended_ = false;
+};
+
 // One op in progress, on the group's worker or on another thread.
 class OpContext {
  public:
   using Clock = std::chrono::steady_clock;
 
-  OpContext(GroupContext& group, std::string op, uint32_t sequence)
-      : group(group), op(std::move(op)), sequence(sequence), start(Clock::now()) {}
+  OpContext(GroupContext& group, std::string op, uint32_t sequence);
 
   GroupContext& group;
   const std::string op;
-  uint32_t sequence;  // where it is not known from the start it is 0 until then
+  uint32_t sequence;         // where it is not known from the start it is 0 until then
+  const uint32_t first_tag;  // of the op's own, by the first of its numbers (firstTag)
   const Clock::time_point start;
   OpCounters counters;
-  std::shared_ptr<OpProgress> progress;  // its entry in the flight record; null where nothing is recorded
-  Timeline* timeline = nullptr;          // where a profiler wants to know; else null
+  std::shared_ptr<OpProgress> progress;        // its entry in the flight record; null where nothing is recorded
+  std::shared_ptr<Cancellation> cancellation;  // of an op that can be given up; else null
+  Timeline* timeline = nullptr;                // where a profiler wants to know; else null
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
   bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
+
+  // The first of an op's tags; 0 where the transport cannot close tags, and ops share theirs.
+  static uint32_t firstTag(const GroupContext& group, uint32_t sequence);
 
   // Of the group.
   int rank() const;
@@ -187,9 +230,21 @@ class OpContext {
   // Header of a frame of this op: sequence and epoch filled in.
   FrameHeader header(FrameKind kind) const;
 
+  // Begins a transfer with `peer`: `start` hands it to the transport. A failure becomes a TransferError, or PeerRefusal
+  // where the op was given up.
+  template <class F>
+  std::unique_ptr<Transfer> begin(int peer, F&& start) const {
+    try {
+      const auto held = cancellation ? cancellation->hold(peer) : std::unique_lock<std::mutex>();
+      return start();
+    } catch (const TransportError& error) {
+      fail(peer, error, "starting a transfer");
+    }
+  }
+
   // Waits under the progress deadline; a failure becomes a TransferError that carries the whole story. `doing` is a
-  // literal; `frame` the frame's number, where it is a frame (OpProgress::Wait). A `deadline` takes the place of the
-  // group's. `peer` below 0 is any rank.
+  // literal, of a receive "waiting for ..."; `frame` the frame's number, where it is a frame (OpProgress::Wait). A
+  // `deadline` takes the place of the group's. `peer` below 0 is any rank.
   void wait(Transfer& transfer, int peer, const char* doing, std::optional<uint32_t> frame = std::nullopt,
             std::optional<std::chrono::milliseconds> deadline = std::nullopt);
 
@@ -222,17 +277,24 @@ class OpContext {
   // A PeerRefusal with `why` and the whole story.
   std::exception_ptr refusedBecause(int peer, const std::string& why) const;
 
+  // A PeerRefusal: a rank gave the op up.
+  std::exception_ptr givenUp(const Cancellation::Cause& cause) const;
+
   // Throws PeerRefusal: a peer's error frame said why; the text may be empty.
   [[noreturn]] void refused(int peer, const std::string& why) const;
 
   // Throws PeerError: op, sequence, group, both ranks, bytes done, elapsed.
   [[noreturn]] void fail(int peer, const std::string& why) const;
 
-  // Throws TransferError: the same of a transfer that failed while `doing`.
+  // Throws TransferError: the same of a transfer that failed while `doing`. PeerRefusal where that is because the op
+  // was given up; then nothing of it is under way.
   [[noreturn]] void fail(int peer, const TransportError& error, const char* doing) const;
 
  private:
+  void receive(Transfer& transfer, int peer, std::chrono::milliseconds deadline) const;
+  std::optional<uint32_t> otherOpOf(int peer) const;
   std::string story(int peer, const std::string& why) const;
+  std::string numbers() const;
 };
 
 // The time until it goes out of scope is spent on that.

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "collective/coded_sums.h"
 #include "collective/device_codec.h"
 #include "collective/plan.h"
 #include "collective/source_sink.h"
-#include "collective/sum_codes.h"
 #include "collective/summer.h"
 
 namespace lowcomm {

@@ -1,5 +1,7 @@
 #include "engine/engine.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "collective/exchange.h"
 
@@ -33,6 +35,16 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       notices_(group_),
       messages_(group_) {
   notices_.watch();
+  if (transport_->canCancelMessages() && group_.size() > 1) {
+    words_ = std::make_unique<OpWords>(
+        group_, [this](int peer, const OpWord& word) { giveUp(word, peer); },
+        [this](int peer, const std::string& why) {
+          std::unique_lock<std::mutex> lock(mutex_);
+          const uint32_t sequence = sequence_;
+          lock.unlock();
+          fault("lowcomm: " + group_.rankName(peer) + ": " + why, sequence);
+        });
+  }
   worker_ = std::thread([this] { loop(); });
 }
 
@@ -42,26 +54,121 @@ Engine::~Engine() {
 
 uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32_t> given) {
   std::exception_ptr refused;
+  bool is_over = false;
   uint32_t sequence;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     sequence = sequence_ = given.value_or(sequence_ + 1);
-    if (!ended_why_.empty() || stopping_) {
+    const auto cause = takeGivenUp(sequence);
+    is_over = !ended_why_.empty() || stopping_;
+    if (is_over) {
       refused = ended(op);
     } else {
       auto progress = record_.add(op, sequence);
-      queue_.push_back({std::move(op), sequence, std::move(job), std::move(done), std::move(progress)});
+      if (cause) {
+        OpContext context(group_, op, sequence);
+        context.progress = progress;
+        refused = context.givenUp(*cause);
+        noteFailure(context, whatOf(refused));
+      } else {
+        auto cancellation = transport_->canCancelMessages() ? std::make_shared<Cancellation>() : nullptr;
+        queue_.push_back(
+            {std::move(op), sequence, std::move(job), std::move(done), std::move(progress), std::move(cancellation)});
+      }
     }
   }
-  if (refused) {
+  if (is_over) {
     // This rank will not answer any more, and its notice went out when the group ended: a peer that waits for it in an
     // agreement is to see the connection close, not the deadline pass.
     transport_->cancel(Lane::control);
-    done(refused, OpCounters{});
-  } else {
+  }
+  refused ? done(refused, OpCounters{}) : changed_.notify_all();
+  return sequence;
+}
+
+bool Engine::cancel(uint32_t sequence, const std::string& why) {
+  if (!transport_->canCancelMessages()) {
+    throw ValueError("cancel: expected a transport that can give one op up (transport=\"tcp\"), got group " +
+                     group_.name + "'s, which can only end the group");
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++giving_up_;
+  }
+  const bool given_up = giveUp({sequence, {group_.rank(), why.substr(0, kMaxErrorText)}}, std::nullopt);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --giving_up_;
     changed_.notify_all();
   }
-  return sequence;
+  return given_up;
+}
+
+// Once an op; whether this was the time. `heard_from`: the peer whose word it is.
+bool Engine::giveUp(const OpWord& word, std::optional<int> heard_from) {
+  std::optional<Entry> out;
+  std::shared_ptr<Cancellation> cancellation;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!ended_why_.empty()) return false;
+    const auto known = given_up_.find(word.sequence);
+    if (known != given_up_.end()) {
+      if (heard_from) --known->second.words;
+      forgetGivenUp();
+      return false;
+    }
+    const auto queued =
+        std::find_if(queue_.begin(), queue_.end(), [&](const Entry& entry) { return entry.sequence == word.sequence; });
+    if (queued != queue_.end()) cancellation = queued->cancellation;
+    if (current_ && current_sequence_ == word.sequence) cancellation = current_;
+    const bool is_given_up = cancellation && cancellation->given();
+    if (!heard_from && (!cancellation || is_given_up)) return false;
+    given_up_[word.sequence] = {word.cause, group_.size() - 1 - (heard_from ? 1 : 0)};
+    if (cancellation) cancellation->give(word.cause);
+    if (queued != queue_.end() && !heard_from) {
+      out = std::move(*queued);
+      queue_.erase(queued);
+    }
+  }
+  if (words_) words_->tell(word);
+  closeTags(word.sequence);
+  if (cancellation) cancellation->closed();
+  if (out) {
+    OpContext op(group_, out->op, out->sequence);
+    op.progress = out->progress;
+    const std::exception_ptr error = op.givenUp(word.cause);
+    noteFailure(op, whatOf(error));
+    out->done(error, op.counters);
+  }
+  return true;
+}
+
+// With the lock: of an op that is submitted now.
+std::optional<Cancellation::Cause> Engine::takeGivenUp(uint32_t sequence) {
+  const auto known = given_up_.find(sequence);
+  if (known == given_up_.end()) return {};
+  const Cancellation::Cause cause = known->second.cause;
+  forgetGivenUp();
+  return cause;
+}
+
+// With the lock.
+void Engine::forgetGivenUp() {
+  std::erase_if(given_up_, [&](const auto& op) {
+    const bool past = static_cast<int32_t>(op.first - sequence_) <= 0;
+    return past && op.second.words == 0;
+  });
+}
+
+void Engine::closeTags(uint32_t sequence) {
+  const uint32_t first = OpContext::firstTag(group_, sequence);
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    for (const uint32_t tag : {kAgreementTag, kCountsTag})
+      transport_->closeTag(Lane::control, peer, first + tag);
+    for (int connection = 0; connection < group_.connections; ++connection)
+      transport_->closeTag(Lane::bulk, peer, first + static_cast<uint32_t>(connection));
+  }
 }
 
 std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>& part) {
@@ -83,12 +190,12 @@ std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>&
 
 void Engine::drain() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+  changed_.wait(lock, [&] { return queue_.empty() && !busy_ && giving_up_ == 0; });
 }
 
 bool Engine::drainFor(std::chrono::milliseconds patience) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, patience, [&] { return queue_.empty() && !busy_; });
+  return changed_.wait_for(lock, patience, [&] { return queue_.empty() && !busy_ && giving_up_ == 0; });
 }
 
 std::string Engine::endedWhy() {
@@ -102,6 +209,7 @@ void Engine::abort(const std::string& why) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!ended_why_.empty()) return;
     ended_why_ = why;
+    if (current_) current_->endGroup();
     sequence = sequence_;
   }
   notices_.send(why, sequence);
@@ -130,8 +238,9 @@ void Engine::shutdown() {
   messages_.cancel();
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return running_inline_ == 0; });
+    changed_.wait(lock, [&] { return running_inline_ == 0 && giving_up_ == 0; });
   }
+  if (words_) words_->stop();
   messages_.stop();
 }
 
@@ -141,14 +250,25 @@ void Engine::loop() {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
+    }
+    // An op begins when all peers can know of those before it that were given up (OpContext::wait).
+    if (words_) words_->settle();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (queue_.empty()) {
+        if (stopping_) return;
+        continue;
+      }
       entry = std::move(queue_.front());
       queue_.pop_front();
       busy_ = true;
+      current_ = entry.cancellation;
+      current_sequence_ = entry.sequence;
     }
     {
       OpContext op(group_, entry.op, entry.sequence);
       op.progress = entry.progress;
+      op.cancellation = entry.cancellation;
       std::exception_ptr error = attempt(op, [&] {
         op.note([](OpProgress::State& state) { state.start(); });
         entry.job(op);
@@ -158,6 +278,10 @@ void Engine::loop() {
           state.end("");
         });
       });
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        current_ = nullptr;
+      }
       entry.done(error, op.counters);
     }
     entry = Entry{};  // what the closures hold goes before anybody who drains goes on
@@ -180,6 +304,7 @@ std::exception_ptr Engine::tried(OpContext& op, const std::function<void()>& job
     std::lock_guard<std::mutex> lock(mutex_);
     if (!ended_why_.empty()) return ended(op.op);
   }
+  if (const auto cause = op.cancellation ? op.cancellation->given() : std::nullopt) return op.givenUp(*cause);
   try {
     job();
     return nullptr;
@@ -241,6 +366,7 @@ bool Engine::end(std::string& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (ended_why_.empty()) {
     ended_why_ = message;
+    if (current_) current_->endGroup();
     return true;
   }
   message += "; the group was ended: " + ended_why_;

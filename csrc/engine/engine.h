@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,7 +25,14 @@ namespace lowcomm {
 // A fault (a peer died, stalled past the deadline or sent what it must not) ends the group: its peers are told why over
 // the control lane, the bulk lane is given up, and every later op fails at once with the first cause. A caller's
 // mistake (ValueError, PeerRefusal) ends only its op, and so does what fails on this rank once an op's exchange is
-// whole.
+// whole, and cancel():
+//
+// 1. The rank that gives an op up takes it out of the queue, or breaks the waits of its transfers: the op's tags are
+// its
+//    own, and are closed towards every peer. It tells the peers, over the control lane.
+// 2. A rank that hears of it does the same, once, whether the op is under way there, in the queue, yet to come or over.
+//    So each pair of ranks exchanges one word of the op, and either end closes the tags, after which both forget them.
+// 3. The op has failed on every rank that had not ended it, and the next one's frames have other tags.
 class Engine {
  public:
   // A job may throw; `done` gets what it threw (or null) and what it moved, on the worker, before the next job starts.
@@ -39,6 +47,13 @@ class Engine {
   // Returns the op's sequence number: `sequence` where the caller counts the group's ops itself (every rank gives the
   // same one), else the next. After abort() or a fault, `done` is called at once, on the calling thread.
   uint32_t submit(std::string op, Job job, Done done, std::optional<uint32_t> sequence = std::nullopt);
+
+  // Gives an op up, for `why`, on all ranks that have not ended it: PeerRefusal with the rank and the reason, and the
+  // group goes on. The op ends at once where it is under way, in which case it may also succeed still, and where it is
+  // queued, when `done` is called on the calling thread; on a peer it ends as soon as that hears of it or gets there.
+  // False where the op has ended, or was given up before. `sequence` is what submit() returned. ValueError where the
+  // transport cannot close tags, as gloo's.
+  bool cancel(uint32_t sequence, const std::string& why);
 
   // Runs `part` of an op on the calling thread, next to the worker and any number of other such threads: posting or
   // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
@@ -90,7 +105,17 @@ class Engine {
     Job job;
     Done done;
     std::shared_ptr<OpProgress> progress;
+    std::shared_ptr<Cancellation> cancellation;  // null where the transport cannot close tags
   };
+  // An op that was given up, until every peer's word of it has come and it is past here.
+  struct GivenUp {
+    Cancellation::Cause cause;
+    int words;  // that are to come
+  };
+  bool giveUp(const OpWord& word, std::optional<int> heard_from);
+  std::optional<Cancellation::Cause> takeGivenUp(uint32_t sequence);
+  void forgetGivenUp();
+  void closeTags(uint32_t sequence);
   void loop();
   std::exception_ptr attempt(OpContext& op, const std::function<void()>& job);
   std::exception_ptr tried(OpContext& op, const std::function<void()>& job);
@@ -106,9 +131,14 @@ class Engine {
   FlightRecord record_;
   NoticeBoard notices_;
   P2p messages_;
+  std::unique_ptr<OpWords> words_;  // null where the transport cannot close tags, and in a group of one rank
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Entry> queue_;
+  std::shared_ptr<Cancellation> current_;  // of the op under way
+  uint32_t current_sequence_ = 0;
+  std::map<uint32_t, GivenUp> given_up_;  // by sequence
+  size_t giving_up_ = 0;                  // threads in cancel()
   bool busy_ = false, stopping_ = false;
   size_t running_inline_ = 0;  // threads in runInline()
   std::string ended_why_;      // the first cause; empty while the group lives

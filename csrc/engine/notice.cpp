@@ -1,17 +1,21 @@
 #include "engine/notice.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 
 #include "wire/frame.h"
+#include "wire/key_values.h"
 
 namespace lowcomm {
 namespace {
 
-constexpr uint32_t kTag = 1;  // agree() talks on 0
-constexpr size_t kMaxText = 4096;
+constexpr uint32_t kTag = 1, kWordTag = 4;  // of the control lane: announcements have 3, ops 0 and 2
+constexpr size_t kMaxText = 4096, kMaxWord = 2 * kMaxErrorText + 64;  // every byte of a reason may be escaped
 constexpr std::chrono::milliseconds kSendPatience{200};
 
 }  // namespace
@@ -93,6 +97,160 @@ std::string NoticeBoard::first(std::chrono::milliseconds patience) {
   for (auto& thread : listening)
     thread.join();
   return said;
+}
+
+namespace {
+
+std::string textOf(const OpWord& word) {
+  KeyValues text;
+  text.fields = {{"by", std::to_string(word.cause.by)}, {"why", word.cause.why}};
+  return text.text();
+}
+
+// Throws WireError.
+OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
+  const FrameHeader got = openFrame(frame);
+  FrameHeader want;
+  want.kind = FrameKind::control;
+  want.sequence = got.sequence;
+  want.epoch = group.epoch;
+  want.payload_bytes = got.payload_bytes;
+  expectFrame(got, want);
+  const auto payload = framePayload(frame, got);
+  const KeyValues text = KeyValues::parse({reinterpret_cast<const char*>(payload.data()), payload.size()});
+  if (text.fields.size() != 2 || text.fields[0].first != "by" || text.fields[1].first != "why")
+    throw WireError("word of an op that is given up: expected the fields 'by' and 'why', got others");
+  const std::string& by = text.fields[0].second;
+  int rank = -1;
+  const auto read = std::from_chars(by.data(), by.data() + by.size(), rank);
+  if (read.ec != std::errc() || read.ptr != by.data() + by.size() || rank < 0 || rank >= group.size()) {
+    throw WireError("word of an op that is given up: expected a rank of 0 ... " + std::to_string(group.size() - 1) +
+                    ", got '" + by + "'");
+  }
+  return {got.sequence, {rank, text.fields[1].second}};
+}
+
+bool isOver(Transfer& transfer, std::chrono::milliseconds patience) {
+  try {
+    transfer.wait(patience);
+  } catch (const TransportError& error) {
+    return error.kind != TransportError::Kind::timed_out;
+  }
+  return true;
+}
+
+}  // namespace
+
+OpWords::OpWords(GroupContext& group, Heard heard, Spoilt spoilt)
+    : group_(group),
+      heard_(std::move(heard)),
+      spoilt_(std::move(spoilt)),
+      buffers_(kFrameHeaderBytes + kMaxWord),
+      coming_(group.size()) {
+  for (int peer = 0; peer < group.size(); ++peer) {
+    if (peer != group.rank()) post(peer);
+  }
+  thread_ = std::thread([this] { hear(); });
+}
+
+OpWords::~OpWords() {
+  stop();
+}
+
+void OpWords::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void OpWords::post(int peer) {
+  Coming& coming = coming_[peer];
+  if (!coming.buffer) coming.buffer = buffers_.take();
+  const auto then = [this, peer] {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      come_.push_back(peer);
+    }
+    changed_.notify_all();
+  };
+  try {
+    coming.receiving = group_.transport.irecv(Lane::control, peer, kWordTag, BufferPool::span(coming.buffer), then);
+  } catch (const TransportError&) {  // the first op with the peer says so
+    coming.receiving = nullptr;
+  }
+}
+
+void OpWords::hear() {
+  for (;;) {
+    int peer;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return stopping_ || !come_.empty(); });
+      if (stopping_) return;
+      peer = come_.front();
+      come_.pop_front();
+    }
+    take(peer);
+  }
+}
+
+void OpWords::take(int peer) {
+  OpWord word;
+  try {
+    coming_[peer].receiving->wait(std::chrono::milliseconds(0));
+    word = parse(group_, BufferPool::span(coming_[peer].buffer));
+  } catch (const TransportError&) {
+    return;  // the peer is gone, or the lane
+  } catch (const WireError& error) {
+    return spoilt_(peer, error.what());
+  }
+  heard_(peer, word);
+  post(peer);
+}
+
+void OpWords::tell(const OpWord& word) {
+  FrameHeader header;
+  header.kind = FrameKind::control;
+  header.sequence = word.sequence;
+  header.epoch = group_.epoch;
+  std::lock_guard<std::mutex> telling(telling_);
+  std::erase_if(told_, [](const Told& told) {
+    return std::all_of(told.transfers.begin(), told.transfers.end(),
+                       [](const auto& transfer) { return isOver(*transfer, std::chrono::milliseconds(0)); });
+  });
+  Told& told = told_.emplace_back(Told{buffers_.take(), {}});
+  const size_t bytes = sealText(told.frame.get(), header, textOf(word));
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    try {
+      told.transfers.push_back(
+          group_.transport.isend(Lane::control, peer, kWordTag, BufferPool::span(told.frame).first(bytes)));
+    } catch (const TransportError&) {
+      // The peer that is gone needs no word.
+    }
+  }
+}
+
+void OpWords::settle() {
+  const auto end = OpContext::Clock::now() + std::chrono::milliseconds(group_.timeout_ms.load());
+  for (;;) {
+    Told told;
+    {
+      std::lock_guard<std::mutex> telling(telling_);
+      if (told_.empty()) return;
+      told = std::move(told_.front());
+      told_.pop_front();
+    }
+    bool all = true;
+    for (auto& transfer : told.transfers)
+      all &= isOver(*transfer, std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
+    if (all) continue;
+    std::lock_guard<std::mutex> telling(telling_);
+    return told_.push_back(std::move(told));  // it is still under way
+  }
 }
 
 }  // namespace lowcomm

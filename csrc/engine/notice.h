@@ -1,6 +1,13 @@
 #pragma once
 
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "collective/context.h"
@@ -36,6 +43,61 @@ class NoticeBoard {
   // Taken before the first op: the buffers of a failed one go back to the pool while its transfers still use them.
   BufferPool::Buffer out_;
   std::vector<std::unique_ptr<Transfer>> sending_;
+};
+
+// Word of an op that is given up.
+struct OpWord {
+  uint32_t sequence = 0;
+  Cancellation::Cause cause;
+};
+
+// What ranks tell each other of ops that they give up, over the control lane. Of a transport that can close tags.
+// Thread-safe.
+class OpWords {
+ public:
+  // `heard` gets each word that comes, and `spoilt` why there are no more of a peer that said what is none: on a thread
+  // of this object's own.
+  using Heard = std::function<void(int peer, const OpWord& word)>;
+  using Spoilt = std::function<void(int peer, const std::string& why)>;
+  OpWords(GroupContext& group, Heard heard, Spoilt spoilt);
+  ~OpWords();  // as stop()
+  OpWords(const OpWords&) = delete;
+  OpWords& operator=(const OpWords&) = delete;
+
+  // Tells every peer. Does not wait.
+  void tell(const OpWord& word);
+
+  // Waits until what was told has come to all peers that can hear it, for the progress deadline at most.
+  void settle();
+
+  // Ends the thread; the control lane must have been cancelled. Any number of times.
+  void stop();
+
+ private:
+  struct Told {
+    BufferPool::Buffer frame;
+    std::vector<std::unique_ptr<Transfer>> transfers;
+  };
+  struct Coming {
+    BufferPool::Buffer buffer;
+    std::unique_ptr<Transfer> receiving;  // null: nothing comes any more
+  };
+  void post(int peer);
+  void hear();
+  void take(int peer);
+
+  GroupContext& group_;
+  const Heard heard_;
+  const Spoilt spoilt_;
+  BufferPool buffers_;
+  std::vector<Coming> coming_;  // by rank; the thread's
+  std::mutex telling_;
+  std::deque<Told> told_;
+  std::mutex mutex_;  // of what is below
+  std::condition_variable changed_;
+  std::deque<int> come_;  // peers whose receives have ended
+  bool stopping_ = false;
+  std::thread thread_;
 };
 
 }  // namespace lowcomm

@@ -1,5 +1,6 @@
 #include "transport/memory.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
@@ -7,8 +8,11 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -27,6 +31,7 @@ struct Slot {
   bool done = false;
   bool failed = false;
   bool given_up = false;  // it stays in its queue for its counterpart to meet
+  std::function<void()> then = {};
   Kind kind = Kind::closed;
   std::string why;
 };
@@ -47,6 +52,7 @@ struct MemoryHub::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, Mailbox> mailboxes;
+  std::set<Key> closed;  // lane, who has closed, its peer, tag
   std::vector<std::array<bool, kLanes>> ended;
   std::vector<char> stalled;
   Tamper tamper;
@@ -70,8 +76,29 @@ struct MemoryHub::State {
         std::memcpy(receive->in.data(), send->out.data(), send->out.size());
         if (tamper) tamper(from, to, lane, receive->in.first(send->out.size()));
       }
-      send->done = receive->done = true;
+      end(*send);
+      end(*receive);
     }
+    changed.notify_all();
+  }
+
+  // One end of a tag. What the other has sent is dropped; its receives wait until it closes the tag too.
+  void close(const Key& key) {
+    const auto [lane, here, there, tag] = key;
+    const auto drop = [&](const Key& from, bool receives) {
+      const auto box = mailboxes.find(from);
+      if (box == mailboxes.end()) return;
+      for (SlotPtr& slot : box->second.sends)
+        fail(*slot, Kind::cancelled, "the message was cancelled");
+      box->second.sends.clear();
+      for (size_t i = 0; receives && i < box->second.receives.size(); ++i)
+        fail(*box->second.receives[i], Kind::cancelled, "the message was cancelled");
+      if (receives) box->second.receives.clear();
+      if (box->second.receives.empty()) mailboxes.erase(box);
+    };
+    drop({lane, here, there, tag}, /*receives=*/false);
+    drop({lane, there, here, tag}, /*receives=*/true);
+    if (closed.erase({lane, there, here, tag}) == 0) closed.insert(key);
     changed.notify_all();
   }
 
@@ -107,10 +134,16 @@ struct MemoryHub::State {
   }
 
   static void fail(Slot& slot, Kind kind, const char* why) {
-    if (std::exchange(slot.done, true)) return;
+    if (slot.done) return;
     slot.failed = true;
     slot.kind = kind;
     slot.why = why;
+    end(slot);
+  }
+
+  static void end(Slot& slot) {
+    slot.done = true;
+    if (const auto then = std::exchange(slot.then, nullptr)) then();
   }
 };
 
@@ -153,9 +186,15 @@ class MemoryTransport : public Transport {
   }
 
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    return irecv(lane, peer, tag, data, nullptr);
+  }
+
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                  std::function<void()> then) override {
     auto slot = std::make_shared<Slot>();
     slot->peer = peer;
     slot->in = data;
+    slot->then = std::move(then);
     return post({lane, peer, rank_, tag}, &Mailbox::receives, std::move(slot));
   }
 
@@ -169,6 +208,19 @@ class MemoryTransport : public Transport {
     state_->cancel({lane, peer, rank_, tag}, &Mailbox::receives);
   }
 
+  void closeTag(Lane lane, int peer, uint32_t tag) override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->close({lane, rank_, peer, tag});
+  }
+
+  std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    const auto from = state_->mailboxes.lower_bound({lane, peer, rank_, first});
+    const auto to = state_->mailboxes.lower_bound({lane, peer, rank_, end});
+    const auto found = std::find_if(from, to, [](const auto& box) { return !box.second.sends.empty(); });
+    return found == to ? std::nullopt : std::optional(std::get<3>(found->first));
+  }
+
  private:
   std::unique_ptr<Transfer> post(MemoryHub::State::Key key, std::deque<SlotPtr> Mailbox::* queue, SlotPtr slot) {
     std::lock_guard<std::mutex> lock(state_->mutex);
@@ -179,6 +231,9 @@ class MemoryTransport : public Transport {
       MemoryHub::State::fail(box.*queue, Kind::cancelled);
     } else if (state_->ended[slot->peer][lane]) {
       MemoryHub::State::fail(box.*queue, Kind::closed);
+    } else if (state_->closed.contains({Lane(lane), slot->peer, rank_, std::get<3>(key)}) && queue == &Mailbox::sends) {
+      MemoryHub::State::fail(*slot, Kind::cancelled, "the message was cancelled by the peer");
+      box.sends.pop_back();
     } else {
       state_->deliver(key, box);
     }

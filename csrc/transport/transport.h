@@ -3,7 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -69,7 +71,7 @@ class Transport {
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
 
-  // Whether cancelMessages() can be called.
+  // Whether cancelMessages(), closeTag(), unclaimed() and irecv() with `then` can be called.
   virtual bool canCancelMessages() const { return false; }
 
   // Gives up the messages of (lane, peer, tag) that this rank sends and receives, and lets the lane live: their
@@ -78,12 +80,33 @@ class Transport {
   // send, so that the next message of the tag meets the next receive. What has arrived before the peer hears of it has
   // arrived, though its send fails here. Of a peer that is gone nothing is under way. Callable from any thread. Throws
   // logic_error where canCancelMessages() is false.
-  virtual void cancelMessages(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) {
-    throw std::logic_error("cancel messages: expected a transport that can, got one that cannot");
+  virtual void cancelMessages(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) { throw cannot("cancel messages"); }
+
+  // This rank takes no more part in what has the tag. Its transfers fail as cancelled, and no span of theirs is touched
+  // after the return; none may be begun. What the peer sends is dropped. Nothing fails at the peer by it but transfers
+  // with those that failed here, and sends that are dropped: it is to close the tag too. A tag that both have closed is
+  // as it was before it was first used, and neither remembers it. Once for each use of a tag; else as cancelMessages().
+  virtual void closeTag(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) { throw cannot("close a tag"); }
+
+  // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.
+  virtual std::optional<uint32_t> unclaimed(Lane /*lane*/, int /*peer*/, uint32_t /*first*/, uint32_t /*end*/) {
+    throw cannot("look ahead");
+  }
+
+  // As irecv(); `then` is called once, when the transfer has ended either way, on any thread. It may not call the
+  // transport, nor wait for who does.
+  virtual std::unique_ptr<Transfer> irecv(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/, std::span<std::byte> /*data*/,
+                                          std::function<void()> /*then*/) {
+    throw cannot("receive with a callback");
   }
 
   // One a connection, by peer and lane; none where the connections are not the transport's own.
   virtual std::vector<ConnectionReport> report() const { return {}; }
+
+ private:
+  static std::logic_error cannot(const char* what) {
+    return std::logic_error(std::string(what) + ": expected a transport that can, got one that cannot");
+  }
 };
 
 // Where the ranks of a group that is being made leave values for each other, before any connection between them exists.

@@ -69,13 +69,16 @@ class Ranks {
 
   static constexpr std::chrono::seconds kDeadline{30};
 
-  explicit Ranks(int size, const Configure& configure = nullptr) : hub_(size) {
+  using MakeTransport = std::function<std::unique_ptr<Transport>(int rank)>;
+
+  // `make`: their transports, where it is not the hub's.
+  explicit Ranks(int size, const Configure& configure = nullptr, const MakeTransport& make = nullptr) : hub_(size) {
     for (int rank = 0; rank < size; ++rank) {
       GroupConfig config;
       config.chunk_bytes = kMinChunkBytes;
       config.timeout = std::chrono::seconds(20);
       if (configure) configure(rank, config);
-      engines_.push_back(std::make_unique<Engine>(hub_.transport(rank), config));
+      engines_.push_back(std::make_unique<Engine>(make ? make(rank) : hub_.transport(rank), config));
     }
   }
 

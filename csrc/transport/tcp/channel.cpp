@@ -10,18 +10,7 @@ namespace lowcomm::tcp {
 
 using Kind = TransportError::Kind;
 
-namespace {
-
-constexpr const char* kHere = "the message was cancelled";
-constexpr const char* kByPeer = "the message was cancelled by the peer";
-
-void expectBelow(uint64_t end, uint64_t number, const char* word) {
-  if (number < end) return;
-  throw WireError(std::string("message ") + word + ": expected a number below " + std::to_string(end) + ", got " +
-                  std::to_string(number));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void Delivery::complete() {
   {
@@ -188,6 +177,8 @@ void Channel::begin(const Record& record) {
     case Record::Kind::dropped:
       if (record.channel > 0) return words_.push_back(record);
       return record.kind == Record::Kind::given_up ? givenUp(record.number) : delivered(record.number, true);
+    case Record::Kind::closed:
+      return closedByPeer(record.tag);
   }
 }
 
@@ -228,7 +219,7 @@ void Channel::match(const std::shared_ptr<Incoming>& message) {
       throw WireError("tag: expected " + std::to_string(foretold->second) + " as before, got " + std::to_string(tag));
     foretold_.erase(foretold);
     message->given_up = true;
-  } else if (takeForgone(tag)) {
+  } else if (isClosedHere(tag) || takeForgone(tag)) {
     message->given_up = true;
   } else if (auto receive = takePosted(tag)) {
     message->delivery = std::move(receive->delivery);
@@ -288,82 +279,18 @@ void Channel::drop(uint64_t number) {
   out_.append({Record::Kind::dropped, 0, number, 0}, {}, /*place=*/0);
 }
 
-// ---- messages that are cancelled ----
-
-std::vector<Record> Channel::cancel(uint32_t tag) {
-  std::lock_guard lock(mutex_);
-  std::vector<Record> words;
-  for (auto& [number, message] : undelivered_) {
-    if (message.tag == tag && !message.given_up) words.push_back({Record::Kind::given_up, tag, number});
-  }
-  std::sort(words.begin(), words.end(), [](const Record& a, const Record& b) { return a.number < b.number; });
-  for (const Record& word : words)
-    giveUp(word.number, undelivered_[word.number], kHere);
-  for (auto& [number, message] : coming_) {
-    if (message->record.tag != tag || !message->delivery || message->given_up) continue;
-    giveUp(*message, kHere);
-    words.push_back({Record::Kind::dropped, tag, number});
-  }
-  while (const auto receive = takePosted(tag)) {
-    receive->delivery->fail(Kind::cancelled, kHere);
-    ++forgone_[tag];
-  }
-  return words;
-}
-
-void Channel::giveUp(uint64_t number, Undelivered& message, const char* why) {
-  message.given_up = true;
-  out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
-  out_.giveUp(number);
-  message.delivery->fail(Kind::cancelled, why);  // now the caller may free its bytes
-}
-
-void Channel::giveUp(Incoming& message, const char* why) {
-  if (std::exchange(message.given_up, true)) return;
-  early_bytes_ -= message.own.size();
-  message.own = {};
-  if (message.delivery) message.delivery->fail(Kind::cancelled, why);
-}
-
-void Channel::say(const Record& word) {
-  std::lock_guard lock(mutex_);
-  if (!failed_) out_.append(word, {}, /*place=*/0);
-}
-
-void Channel::hear(const Record& word) {
-  std::lock_guard lock(mutex_);
-  if (failed_) return;
-  if (word.kind == Record::Kind::dropped) {
-    expectBelow(sent_, word.number, "dropped");
-    const auto message = undelivered_.find(word.number);
-    if (message != undelivered_.end() && !message->second.given_up) giveUp(word.number, message->second, kByPeer);
-    return;
-  }
-  if (word.number < come_) {
-    if (const auto message = coming_.find(word.number); message != coming_.end()) giveUp(*message->second, kByPeer);
-    return;
-  }
-  // All messages of the tag that are to come before it have been given up before: those that were under way, its
-  // sender gives up together. So it is the next receive's.
-  if (!foretold_.emplace(word.number, word.tag).second)
-    throw WireError("message given up: expected one that was not before, got number " + std::to_string(word.number));
-  if (takeForgone(word.tag)) return;
-  if (const auto receive = takePosted(word.tag)) return receive->delivery->fail(Kind::cancelled, kByPeer);
-  early_[word.tag].push_back(std::make_shared<Incoming>(Incoming{.given_up = true}));
-}
-
-// As the stream has it, behind all else of the message.
-void Channel::givenUp(uint64_t number) {
-  expectBelow(come_, number, "given up");
-  const auto message = coming_.find(number);
-  if (message == coming_.end()) return;  // it was delivered or dropped before
-  giveUp(*message->second, kByPeer);
-  drop(number);
-}
-
 void Channel::cut() {
   if (header_have_ > 0) throw WireError("piece: expected no cut in the middle of a record, got one");
   if (incoming_) giveUp(*std::exchange(incoming_, nullptr), kByPeer);
+}
+
+std::optional<uint32_t> Channel::unclaimed(uint32_t first) {
+  std::lock_guard lock(mutex_);
+  const auto comes = [](const auto& message) { return !message->given_up; };
+  const auto found = std::find_if(early_.lower_bound(first), early_.end(), [&](const auto& of_tag) {
+    return std::any_of(of_tag.second.begin(), of_tag.second.end(), comes);
+  });
+  return found == early_.end() ? std::nullopt : std::optional(found->first);
 }
 
 // ---- the end ----

@@ -79,6 +79,12 @@ class Channel {
   // not begun to come takes that one and drops it. Returns words for the peer, to be said on the control lane.
   std::vector<Record> cancel(uint32_t tag);
 
+  // As Transport::closeTag. The stream alone says it.
+  void closeTag(uint32_t tag);
+
+  // The lowest tag from `first` on of a message that has begun to come and has no receive.
+  std::optional<uint32_t> unclaimed(uint32_t first);
+
   // Says such a word of another channel, unless this one has failed.
   void say(const Record& word);
 
@@ -108,6 +114,8 @@ class Channel {
   void cut();
 
  private:
+  static constexpr const char* kByPeer = "the message was cancelled by the peer";
+
   struct Receive {
     std::span<std::byte> room;
     std::shared_ptr<Delivery> delivery;
@@ -142,10 +150,13 @@ class Channel {
   void wanted(uint64_t number);
   void want(const std::shared_ptr<Incoming>& message);
   void finish(Incoming& message);
+  std::vector<uint64_t> numbersOf(uint32_t tag) const;
   void giveUp(uint64_t number, Undelivered& message, const char* why);
   void giveUp(Incoming& message, const char* why);
   void givenUp(uint64_t number);
   void drop(uint64_t number);
+  void closedByPeer(uint32_t tag);
+  bool isClosedHere(uint32_t tag) const;
   void match(const std::shared_ptr<Incoming>& message);
   std::optional<Receive> takePosted(uint32_t tag);
   bool takeForgone(uint32_t tag);
@@ -175,6 +186,7 @@ class Channel {
   std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were neither delivered nor dropped
   std::unordered_map<uint64_t, uint32_t> foretold_;  // given up by the sender before they came: their tags
   std::map<uint32_t, uint64_t> forgone_;             // cancelled receives that have yet to meet a message
+  std::map<uint32_t, bool> closed_;                  // tags that one end has closed: whether it is this one
   std::vector<std::byte> dropped_;                   // where bytes come that nobody wants
   std::vector<Record> words_;
 };

@@ -62,7 +62,12 @@ class TcpTransport final : public Transport {
   }
 
   std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    auto delivery = channel(lane, peer, tag).receive(tag, data);
+    return irecv(lane, peer, tag, data, nullptr);
+  }
+
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                  std::function<void()> then) override {
+    auto delivery = channel(lane, peer, tag).receive(tag, data, std::move(then));
     if (delivery->came_early) endpoint_->wake();
     return std::make_unique<TcpTransfer>(peer, std::move(delivery));
   }
@@ -84,6 +89,21 @@ class TcpTransport final : public Transport {
       if (word.channel > 0) channel(Lane::control, peer, 0).say(word);
     }
     endpoint_->wake();
+  }
+
+  void closeTag(Lane lane, int peer, uint32_t tag) override {
+    channel(lane, peer, tag).closeTag(tag);
+    endpoint_->wake();
+  }
+
+  std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
+    std::optional<uint32_t> lowest;
+    for (size_t i = 0; i < links_.at(peer).size(); ++i) {
+      if ((i == 0) != (lane == Lane::control)) continue;
+      const std::optional<uint32_t> tag = links_[peer][i]->channel.unclaimed(first);
+      if (tag && *tag < lowest.value_or(end)) lowest = tag;
+    }
+    return lowest;
   }
 
   std::vector<ConnectionReport> report() const override {

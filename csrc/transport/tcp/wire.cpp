@@ -158,7 +158,7 @@ Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
   Cursor cursor(bytes, "record");
   Record record;
   const auto kind = cursor.read<uint32_t>("kind");
-  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::dropped), kind);
+  expectAtMost("record", "kind", static_cast<uint64_t>(Record::Kind::closed), kind);
   record.kind = static_cast<Record::Kind>(kind);
   record.tag = cursor.read<uint32_t>("tag");
   record.number = cursor.read<uint64_t>("number");

@@ -76,10 +76,13 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throw
 //
 // Each message is told to be delivered or dropped once, in the stream of its channel. Before that, a rank that gives it
 // up says so on the control lane too, so that the peer hears of it before what else is on its way.
+//
+// Or a word about a tag: its sender has closed it, and says no more of a message with it but that it was given up or
+// dropped.
 struct Record {
-  enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped };
+  enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped, closed };
   Kind kind = Kind::message;
-  uint32_t tag = 0;      // of a message that follows or is offered, or is given up on another channel
+  uint32_t tag = 0;      // closed; of a message that follows or is offered, or is given up on another channel
   uint64_t number = 0;   // of the message among those of its channel and direction, from 0
   uint64_t bytes = 0;    // of a message that follows or is offered, and of a body
   uint32_t channel = 0;  // of a message that was given up: that channel, in word of it on the control lane; else 0

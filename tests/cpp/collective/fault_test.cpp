@@ -228,15 +228,16 @@ TEST(Fault, LateFramesDoNotSpoilTheNotice) {
   engine.submit(
       "all_gather", [](OpContext& op) { gather(0, op); },
       [&](std::exception_ptr error, const OpCounters&) { failed.set_value(Outcome(error, {}).what()); });
+  constexpr uint32_t kTag = kOpTags;  // the first op's
   const Bytes garbage(kFrameHeaderBytes + 100, std::byte{0x5a});
   Bytes notice(frameCapacity(kMinChunkBytes)), frame(notice.size());
   std::vector<std::unique_ptr<Transfer>> transfers;
-  transfers.push_back(peer->isend(Lane::bulk, 0, 0, garbage));  // the description, to be refused
+  transfers.push_back(peer->isend(Lane::bulk, 0, kTag, garbage));  // the description, to be refused
   for (size_t i = 0; i < 1 + SendWindow::kMost; ++i)
-    transfers.push_back(peer->irecv(Lane::bulk, 0, 0, frame));
+    transfers.push_back(peer->irecv(Lane::bulk, 0, kTag, frame));
   std::this_thread::sleep_for(milliseconds(50));
   for (size_t i = 0; i < SendWindow::kMost; ++i)
-    transfers.push_back(peer->isend(Lane::bulk, 0, 0, garbage));
+    transfers.push_back(peer->isend(Lane::bulk, 0, kTag, garbage));
   std::this_thread::sleep_for(milliseconds(20));
   peer->irecv(Lane::control, 0, 1, notice)->wait(milliseconds(5000));
   const FrameHeader header = openFrame(notice);

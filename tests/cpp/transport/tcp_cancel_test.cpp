@@ -215,5 +215,70 @@ TEST(TcpCancel, RefusesWordsAtNoTimeForThem) {
   EXPECT_THROW(channel.cut(), WireError);
 }
 
+// Both ends send and receive until each closes the tag, connections are lost. What was received by then is right, and
+// once both have closed it the tag is as if it had never been used.
+TEST(TcpCancel, ATagThatBothHaveClosedIsAsNew) {
+  constexpr uint32_t kTag = 1;
+  int received = 0, failed = 0;
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    Two two(seed);
+    for (int round = 0; round < 5; ++round) {
+      std::array<bool, 2> closed{};
+      for (int at : {0, 1})
+        two.ends[at].sends[kTag].clear(), two.ends[at].receives[kTag].clear(), two.sent[at][kTag].clear();
+      while (!closed[0] || !closed[1]) {
+        const int at = static_cast<int>(below(two.random, 2));
+        const size_t what = closed[at] ? 100 : below(two.random, 60);
+        if (what < 3) {
+          two.send(at, kTag);
+        } else if (what < 6) {
+          two.receive(at, kTag);
+        } else if (what < 7) {
+          two.close(at, kTag);
+          closed[at] = true;
+        } else if (what < 8 && below(two.random, 4) == 0) {
+          two.reset();
+        } else {
+          two.step(at);
+        }
+      }
+      for (int i = 0; i < 20'000 && (i % 64 != 0 || !two.isQuiet()); ++i)
+        two.step(i % 2);
+      ASSERT_TRUE(two.isQuiet()) << "seed " << seed;
+      for (int from : {0, 1}) {
+        const auto& receives = two.ends[1 - from].receives[kTag];
+        for (size_t i = 0; i < receives.size(); ++i) {
+          (receives[i].end == Item::End::done ? received : failed) += 1;
+          if (receives[i].end != Item::End::done) continue;
+          const Bytes& want = two.sent[from][kTag].at(i);
+          ASSERT_TRUE(std::equal(want.begin(), want.end(), receives[i].bytes->begin())) << "seed " << seed;
+        }
+      }
+    }
+  }
+  EXPECT_GT(received, 300);
+  EXPECT_GT(failed, 300);
+}
+
+// An end closes each use of a tag once.
+TEST(TcpCancel, ATagThatIsClosedTwiceIsRefused) {
+  Two two(1);
+  two.close(0, 1);
+  {
+    const auto lock = two.ends[0].channel.lock();
+    two.ends[0].channel.out().append({Record::Kind::closed, 1}, {}, 0);
+  }
+  std::string why;
+  for (int i = 0; i < 100 && why.empty(); ++i) {
+    two.ends[0].connection->write();
+    try {
+      two.ends[1].connection->read();
+    } catch (const WireError& error) {
+      why = error.what();
+    }
+  }
+  EXPECT_EQ(why, "tag closed: expected one that is not, got 1 again");
+}
+
 }  // namespace
 }  // namespace lowcomm::tcp

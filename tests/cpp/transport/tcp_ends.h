@@ -146,6 +146,16 @@ class Two {
     }
   }
 
+  void close(int at, uint32_t tag) {
+    ends[at].channel.closeTag(tag);
+    for (auto* items : {&ends[at].sends[tag], &ends[at].receives[tag]}) {
+      for (Item& item : *items) {
+        item.look();
+        EXPECT_NE(item.end, Item::End::none) << "a transfer of a closed tag goes on";
+      }
+    }
+  }
+
   void step(int at) {
     End& end = ends[at];
     if (below(random, 2)) {

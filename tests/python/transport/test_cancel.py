@@ -1,0 +1,123 @@
+"""Ops that one rank gives up, in real processes: they fail on all ranks, the group lives, and the next op is right."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+DEADLINE_S = 90.0
+OPS = ("all_reduce", "all_gather", "reduce_scatter")
+POLICY = "all_reduce=sym4; all_gather=minmax8; reduce_scatter=sym8"  # codes that are the same every time
+
+
+def _issue(r, op, mine):
+    """The Work of an op on seeded values, and where its result comes."""
+    if op == "all_reduce":
+        result = mine.clone()
+        return dist.all_reduce(result, async_op=True), result
+    if op == "all_gather":
+        result = torch.empty(mine.numel() * r.size)
+        return dist.all_gather_into_tensor(result, mine, async_op=True), result
+    result = torch.empty(mine.numel() // r.size)
+    return dist.reduce_scatter_tensor(result, mine, async_op=True), result
+
+
+def _result(r, op, mine):
+    work, result = _issue(r, op, mine)
+    work.wait()
+    return result
+
+
+def _given_up(r, policy):
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, transport="tcp", connections=2))
+    store = dist.distributed_c10d._get_default_store()
+    mine = torch.linspace(-1, 1, 60_000 * r.size) * (r.rank + 1)
+    once = {op: _result(r, op, mine) for op in OPS}
+    for op in OPS:
+        for by in range(r.size):
+            late = (by + 1) % r.size  # comes when the op has been given up, so nobody can have ended it
+            if r.rank == late:
+                store.wait([f"{op} given up by {by}"])
+            work, _ = _issue(r, op, mine)
+            if r.rank == by:
+                assert lc.cancel(work, why="nobody needs it")
+                store.set(f"{op} given up by {by}", "")
+            with pytest.raises(dist.DistBackendError, match=rf"{op}.* was given up by rank {by} .*: nobody needs it"):
+                work.wait()
+            assert not lc.cancel(work)
+            for next_op in OPS:
+                assert torch.equal(_result(r, next_op, mine), once[next_op]), (op, by, next_op)
+    failed = [entry for entry in lc.flight_record()[dist.group.WORLD.group_name]["ops"] if entry["state"] == "failed"]
+    assert failed and all("was given up by rank" in entry["error"] for entry in failed)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("policy", ["", POLICY])
+def test_two_ranks(pair, policy):
+    pair(_given_up, policy, timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("policy", ["", POLICY])
+def test_four_ranks(quad, policy):
+    quad(_given_up, policy, timeout=DEADLINE_S)
+
+
+def _residual(r):
+    """A sum with error feedback that is given up leaves the residual as it was, and the next one as if it had not been."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(transport="tcp"))
+    store = dist.distributed_c10d._get_default_store()
+    results = []
+    for cancels in (False, True):
+        residual = lc.Residual(torch.empty(50_000))
+        for step in range(4):
+            values = torch.linspace(-1, 1, 50_000) ** (step + 1) * (r.rank + 1)
+            if cancels:
+                before = residual.value.clone()
+                if r.rank == 0:
+                    store.wait([f"given up {step}"])
+                work = lc.all_reduce(values.clone(), codec="sym4", residual=residual, async_op=True)
+                if r.rank == 1:
+                    lc.cancel(work)
+                    store.set(f"given up {step}", "")
+                with pytest.raises(dist.DistBackendError, match="was given up by rank 1 .*: its program cancelled it"):
+                    work.wait()
+                assert torch.equal(residual.value, before)
+            lc.all_reduce(values, codec="sym4", residual=residual)
+            results.append(values)
+        assert residual.value.abs().max() > 0
+    for first, second in zip(results[:4], results[4:], strict=True):
+        assert torch.equal(first, second)
+    dist.destroy_process_group()
+
+
+def test_error_feedback_is_not_touched(pair):
+    pair(_residual, timeout=DEADLINE_S)
+
+
+def _refused(r):
+    """By name, before anything is done: the op ends as if nobody had asked."""
+    import torch_lowcomm as lc
+
+    with pytest.raises(TypeError, match="expected a Work, .*got int"):
+        lc.cancel(3)
+    for transport in ("gloo", "tcp"):
+        r.init("lowcomm", pg_options=lc.Options(policy="all_gather=minmax8", min_bytes=0, transport=transport))
+        mine = torch.full((70_000,), 1.0 + r.rank)
+        work, result = _issue(r, "all_gather", mine)
+        if transport == "gloo":
+            with pytest.raises(ValueError, match='expected a transport that can give one op up .transport="tcp".'):
+                lc.cancel(work)
+        work.wait()
+        assert torch.equal(result, torch.arange(1.0, r.size + 1).repeat_interleave(70_000))
+        message = dist.isend(mine, 1 - r.rank) if r.rank == 0 else dist.irecv(mine, 1 - r.rank)
+        with pytest.raises(TypeError, match="expected the Work of a collective that lowcomm carries"):
+            lc.cancel(message)
+        message.wait()
+        dist.destroy_process_group()
+
+
+def test_what_cannot_be_given_up_is_refused(pair):
+    pair(_refused, timeout=DEADLINE_S)
