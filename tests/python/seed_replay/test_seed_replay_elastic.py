@@ -110,7 +110,8 @@ def _resumed(r, folder):
         r.say("gone")
         r.say("lost soon0")
         r.say("lost soon1")
-    with pytest.raises(ConnectionError, match="as if it had not come" if r.rank == 0 else "lost the store"):
+    # On a busy machine rank 0 may not have it yet when the store dies.
+    with pytest.raises(ConnectionError, match="as if it had not come|lost the store" if r.rank == 0 else "lost the store"):
         machine.until(10_000)
     assert machine.opt.iteration >= 30 + r.rank
     left = machine.opt.iteration
