@@ -60,4 +60,12 @@ struct PeerError : std::runtime_error {
   int peer;  // group rank at the other end, -1 when there is no single one
 };
 
+// The beginning of a UTF-8 text: at most so many bytes, and no character in part.
+inline std::string beginningOf(const std::string& text, size_t bytes) {
+  if (text.size() <= bytes) return text;
+  while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xc0) == 0x80)
+    --bytes;
+  return text.substr(0, bytes);
+}
+
 }  // namespace lowcomm

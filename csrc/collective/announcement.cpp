@@ -116,7 +116,7 @@ Withdrawal Withdrawal::parse(std::string_view text) {
     throw WireError("withdrawal: expected the fields 'withdrawn', 'period' and 'why', got '" + std::string(text) + "'");
   }
   Withdrawal withdrawal{numberIn("withdrawn", all.fields[0].second), numberIn("period", all.fields[1].second),
-                        all.fields[2].second.substr(0, kMaxErrorText)};
+                        beginningOf(all.fields[2].second, kMaxErrorText)};
   if (withdrawal.block >= kBlocks) {
     throw WireError("withdrawal: expected a block below " + std::to_string(kBlocks) + ", got '" + std::string(text) +
                     "'");

@@ -83,7 +83,7 @@ class Runner {
     const auto difference = descriptions_.compare();
     if (!difference) return;
     own_error_ = op_.differs(difference->peer, difference->text);
-    reason_ = (group_.rankName(rank_) + ": " + difference->text).substr(0, kMaxErrorText);
+    reason_ = beginningOf(group_.rankName(rank_) + ": " + difference->text, kMaxErrorText);
     descriptions_.part(reason_);  // ranks that agree with this one get error frames, as when it cannot encode
   }
 

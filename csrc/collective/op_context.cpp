@@ -147,7 +147,7 @@ void OpContext::spent(Doing doing, Clock::time_point start, Clock::time_point en
 }
 
 std::string OpContext::refusal(const ValueError& mistake) const {
-  return (group.rankName(group.rank()) + ": " + mistake.what()).substr(0, kMaxErrorText);
+  return beginningOf(group.rankName(group.rank()) + ": " + mistake.what(), kMaxErrorText);
 }
 
 std::exception_ptr OpContext::differs(int peer, const std::string& difference) const {
@@ -175,9 +175,11 @@ void OpContext::fail(int peer, const std::string& why) const {
 }
 
 void OpContext::fail(int peer, const TransportError& error, const char* doing) const {
-  if (cancellation && error.kind == TransportError::Kind::cancelled) {
-    const auto cause = cancellation->settled(std::chrono::milliseconds(group.timeout_ms.load()));
-    if (cause) std::rethrow_exception(givenUp(*cause));
+  if (cancellation && error.kind != TransportError::Kind::timed_out) {
+    // Of a peer that gave the op up and left, the word may be on its way through this process.
+    const bool is_cancelled = error.kind == TransportError::Kind::cancelled;
+    const auto patience = is_cancelled ? std::chrono::milliseconds(group.timeout_ms.load()) : kWordPatience;
+    if (const auto cause = cancellation->settled(patience)) std::rethrow_exception(givenUp(*cause));
   }
   note([&](OpProgress::State& state) {
     if (!state.wait) state.wait = {peer, std::nullopt, doing, Clock::now()};  // it failed before there was a wait

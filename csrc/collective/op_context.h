@@ -160,6 +160,7 @@ struct PeerRefusal : PeerError {
 };
 
 inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
+inline constexpr std::chrono::milliseconds kWordPatience{100};
 
 // Where the transport can close tags every op of the worker has its own, so that it can be given up: kOpTags of them on
 // each lane, by its sequence number. They are used anew after kTaggedOps ops.

@@ -190,7 +190,7 @@ void P2pSend::sendReady() {
 void P2pSend::sendErrors(uint32_t frames, const std::string& reason) {
   frames_.clear();
   Outgoing error{op.group.frames.take(kFrameHeaderBytes + kMaxErrorText), 0};
-  error.bytes = sealText(error.buffer.get(), op.header(FrameKind::error), reason.substr(0, kMaxErrorText));
+  error.bytes = sealText(error.buffer.get(), op.header(FrameKind::error), beginningOf(reason, kMaxErrorText));
   for (uint32_t k = 0; k < frames && !lost_; ++k)
     start(k, {error.buffer.get(), error.bytes});
   frames_.push_back(std::move(error));

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "collective/p2p.h"
 #include "transport/transport.h"
 
@@ -36,7 +37,7 @@ class P2p::WithdrawalWait : public Transfer {
 void P2p::withdraw(int peer, uint32_t number, const std::string& why) {
   board_.listen(peer);
   Block& block = blockOf(peer, number);
-  if (!close(block, why.substr(0, kMaxErrorText))) return;
+  if (!close(block, beginningOf(why, kMaxErrorText))) return;
   tell(peer, number, block);
   refuseAll(peer, number);
 }

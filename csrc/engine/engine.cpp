@@ -44,6 +44,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
           lock.unlock();
           fault("lowcomm: " + group_.rankName(peer) + ": " + why, sequence);
         });
+    words_->start();
   }
   worker_ = std::thread([this] { loop(); });
 }
@@ -91,16 +92,13 @@ bool Engine::cancel(uint32_t sequence, const std::string& why) {
     throw ValueError("cancel: expected a transport that can give one op up (transport=\"tcp\"), got group " +
                      group_.name + "'s, which can only end the group");
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++giving_up_;
-  }
-  const bool given_up = giveUp({sequence, {group_.rank(), why.substr(0, kMaxErrorText)}}, std::nullopt);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    --giving_up_;
-    changed_.notify_all();
-  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  ++giving_up_;
+  lock.unlock();
+  const bool given_up = giveUp({sequence, {group_.rank(), beginningOf(why, kMaxErrorText)}}, std::nullopt);
+  lock.lock();
+  --giving_up_;
+  changed_.notify_all();
   return given_up;
 }
 
@@ -124,6 +122,7 @@ bool Engine::giveUp(const OpWord& word, std::optional<int> heard_from) {
     const bool is_given_up = cancellation && cancellation->given();
     if (!heard_from && (!cancellation || is_given_up)) return false;
     given_up_[word.sequence] = {word.cause, group_.size() - 1 - (heard_from ? 1 : 0)};
+    forgetGivenUp();
     if (cancellation) cancellation->give(word.cause);
     if (queued != queue_.end() && !heard_from) {
       out = std::move(*queued);
@@ -251,8 +250,14 @@ void Engine::loop() {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     }
-    // An op begins when all peers can know of those before it that were given up (OpContext::wait).
-    if (words_) words_->settle();
+    // An op begins when all peers can know of those before it that were given up (OpContext::wait), or could have for
+    // the progress deadline. Who leaves waits for a moment, and nobody once the group is over.
+    if (words_)
+      words_->settle([&](std::chrono::milliseconds waited) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        const std::chrono::milliseconds most(stopping_ ? kNoticePatience.count() : group_.timeout_ms.load());
+        return !ended_why_.empty() || waited > most;
+      });
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (queue_.empty()) {

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/error.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
 
@@ -16,7 +17,7 @@ namespace {
 
 constexpr uint32_t kTag = 1, kWordTag = 4;  // of the control lane: announcements have 3, ops 0 and 2
 constexpr size_t kMaxText = 4096, kMaxWord = 2 * kMaxErrorText + 64;  // every byte of a reason may be escaped
-constexpr std::chrono::milliseconds kSendPatience{200};
+constexpr std::chrono::milliseconds kSendPatience{200}, kTurn{50};
 
 }  // namespace
 
@@ -127,7 +128,7 @@ OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
     throw WireError("word of an op that is given up: expected a rank of 0 ... " + std::to_string(group.size() - 1) +
                     ", got '" + by + "'");
   }
-  return {got.sequence, {rank, text.fields[1].second}};
+  return {got.sequence, {rank, beginningOf(text.fields[1].second, kMaxErrorText)}};
 }
 
 bool isOver(Transfer& transfer, std::chrono::milliseconds patience) {
@@ -150,6 +151,9 @@ OpWords::OpWords(GroupContext& group, Heard heard, Spoilt spoilt)
   for (int peer = 0; peer < group.size(); ++peer) {
     if (peer != group.rank()) post(peer);
   }
+}
+
+void OpWords::start() {
   thread_ = std::thread([this] { hear(); });
 }
 
@@ -234,8 +238,8 @@ void OpWords::tell(const OpWord& word) {
   }
 }
 
-void OpWords::settle() {
-  const auto end = OpContext::Clock::now() + std::chrono::milliseconds(group_.timeout_ms.load());
+void OpWords::settle(const std::function<bool(std::chrono::milliseconds)>& enough) {
+  const auto start = OpContext::Clock::now();
   for (;;) {
     Told told;
     {
@@ -244,9 +248,12 @@ void OpWords::settle() {
       told = std::move(told_.front());
       told_.pop_front();
     }
-    bool all = true;
-    for (auto& transfer : told.transfers)
-      all &= isOver(*transfer, std::chrono::duration_cast<std::chrono::milliseconds>(end - OpContext::Clock::now()));
+    bool all = true, is_enough = false;
+    for (const auto& transfer : told.transfers) {
+      while (!isOver(*transfer, kTurn) && !is_enough)
+        is_enough = enough(std::chrono::duration_cast<std::chrono::milliseconds>(OpContext::Clock::now() - start));
+      all &= !is_enough;
+    }
     if (all) continue;
     std::lock_guard<std::mutex> telling(telling_);
     return told_.push_back(std::move(told));  // it is still under way

@@ -61,14 +61,19 @@ class OpWords {
   using Spoilt = std::function<void(int peer, const std::string& why)>;
   OpWords(GroupContext& group, Heard heard, Spoilt spoilt);
   ~OpWords();  // as stop()
+
+  // From now on `heard` and `spoilt` are called.
+  void start();
+
   OpWords(const OpWords&) = delete;
   OpWords& operator=(const OpWords&) = delete;
 
   // Tells every peer. Does not wait.
   void tell(const OpWord& word);
 
-  // Waits until what was told has come to all peers that can hear it, for the progress deadline at most.
-  void settle();
+  // Waits until what was told has come to all peers that can hear it, or `enough`, which is asked again and again with
+  // the time that this has taken, says so.
+  void settle(const std::function<bool(std::chrono::milliseconds)>& enough);
 
   // Ends the thread; the control lane must have been cancelled. Any number of times.
   void stop();

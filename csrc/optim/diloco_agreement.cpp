@@ -36,8 +36,9 @@ bool isLost(const std::exception_ptr& error) {
 // Compares a field, or tells an error in its place. Throws PeerRefusal where any rank has an error, this one too.
 void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
   KeyValues description;
-  description.fields = {error.empty() ? std::pair<std::string, std::string>("inner step", std::to_string(step))
-                                      : std::pair<std::string, std::string>("error", error.substr(0, kMaxErrorText))};
+  description.fields = {error.empty()
+                            ? std::pair<std::string, std::string>("inner step", std::to_string(step))
+                            : std::pair<std::string, std::string>("error", beginningOf(error, kMaxErrorText))};
   Ticket(queue, op, 1, [&](OpContext& context) { agree(context, description); }).wait();
 }
 

@@ -24,7 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using std::chrono::milliseconds;
 
-constexpr size_t kAcceptsATurn = 8;
+constexpr size_t kAcceptsATurn = 8, kReadsATurn = 64;
 constexpr milliseconds kTick{20};
 
 std::string variable(const char* name) {
@@ -109,7 +109,10 @@ Endpoint::~Endpoint() {
 }
 
 void Endpoint::halt() {
-  locked([&] { stays_until_ = Clock::now() + kStays; });
+  locked([&] {
+    stays_until_ = Clock::now() + kStays;
+    listener_ = Fd();  // its port is another's to take
+  });
   stop_ = true;
   wake();
   if (thread_.joinable()) thread_.join();
@@ -183,10 +186,10 @@ void Endpoint::remove(const std::shared_ptr<Link>& link) {
 void Endpoint::seeOff() {
   std::array<std::byte, 4096> unread;
   leaving_.remove_if([&](const Leaving& one) {
-    ssize_t count = 0;
-    while ((count = ::recv(one.fd.get(), unread.data(), unread.size(), MSG_DONTWAIT)) > 0) {
-    }
-    const bool is_over = count == 0 || (errno != EAGAIN && errno != EINTR);
+    ssize_t count = 1;
+    for (size_t i = 0; i < kReadsATurn && count > 0; ++i)
+      count = ::recv(one.fd.get(), unread.data(), unread.size(), MSG_DONTWAIT);
+    const bool is_over = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
     int on_their_way = 0;
     return is_over || Clock::now() > one.deadline ||
            (::ioctl(one.fd.get(), SIOCOUTQ, &on_their_way) == 0 && on_their_way == 0);

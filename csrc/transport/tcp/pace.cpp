@@ -94,8 +94,9 @@ bool isLossBased() {
   return !set(Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)).get(), name.c_str());
 }
 
-int connectionsOver(double least_round_trip_s) {
-  return least_round_trip_s >= kFarS ? kFarConnections : 1;
+int connectionsOver(double least_round_trip_s, int group_size) {
+  if (least_round_trip_s < kFarS) return 1;
+  return std::clamp(kFarConnectionsOfARank / std::max(1, group_size - 1), 1, kFarConnections);
 }
 
 Pace::Pace(const std::string& rate) {

@@ -59,9 +59,9 @@ bool isLossBased();
 // group has more than two ranks, and BBR's flows to several peers share a link badly. A loss-based connection carries
 // at most 1.22 segments a round trip / √(share lost) (Mathis et al. 1997, "The macroscopic behavior of the TCP
 // congestion avoidance algorithm", equation 3): 11 Mbit/s with 40 ms and 0.1 %, whatever the link has. Several carry as
-// many times that, and share it evenly.
-inline constexpr int kFarConnections = 16;
-int connectionsOver(double least_round_trip_s);
+// many times that, and share it evenly. Fewer each in a large group, for a process has not that many descriptors.
+inline constexpr int kFarConnections = 16, kFarConnectionsOfARank = 128;
+int connectionsOver(double least_round_trip_s, int group_size);
 
 // How fast the bulk lanes of a process may send, all together, on a link that it shares: LOWCOMM_RATE. Used by the
 // endpoint's thread alone.

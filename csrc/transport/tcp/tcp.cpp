@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstring>
 #include <random>
 #include <sstream>
@@ -324,21 +325,35 @@ class GroupMaker {
     const std::string key = keyOf(std::min(rank_, route.peer), std::max(rank_, route.peer));
     if (rank_ < route.peer) {
       const Link& control = *transport_->links(route.peer)[0];
-      const int bulk = tcp::connectionsOver(endpoint_.locked([&] { return control.report().least_round_trip_s; }));
+      const ConnectionReport way = endpoint_.locked([&] { return control.report(); });
+      // Of a relayed one the round trip is only that to the relay, which joins few.
+      const int bulk = way.path == "direct" ? tcp::connectionsOver(way.least_round_trip_s, size_) : 1;
       rendezvous_.set(key, std::to_string(bulk));
       return bulk;
     }
-    try {
-      rendezvous_.wait(key, left());
-    } catch (const std::exception& error) {
-      throw TransportError(Kind::timed_out, route.peer,
-                           "expected the number of its connections at " + key + " within " +
-                               std::to_string(timeout_.count()) + " ms, got none: " + error.what());
-    }
+    waitFor(key, route.peer);
     const std::string text = rendezvous_.get(key);
-    if (text != "1" && text != std::to_string(tcp::kFarConnections))
-      throw WireError(key + ": expected 1 or " + std::to_string(tcp::kFarConnections) + ", got '" + text + "'");
-    return std::stoi(text);
+    int bulk = 0;
+    std::from_chars(text.data(), text.data() + text.size(), bulk);
+    if (bulk < 1 || bulk > tcp::kFarConnections)
+      throw WireError(key + ": expected 1 ... " + std::to_string(tcp::kFarConnections) + ", got '" + text + "'");
+    return bulk;
+  }
+
+  // A moment at a time: a peer that is gone sets nothing.
+  void waitFor(const std::string& key, int peer) const {
+    tcp::Channel& control = transport_->links(peer)[0]->channel;
+    for (;;) {
+      try {
+        return rendezvous_.wait(key, std::min(left(), milliseconds(200)));
+      } catch (const std::exception& error) {
+        if (control.failed()) control.send(0, {});  // throws why
+        if (Clock::now() < end_) continue;
+        throw TransportError(Kind::timed_out, peer,
+                             "expected the number of its connections at " + key + " within " +
+                                 std::to_string(timeout_.count()) + " ms, got none: " + error.what());
+      }
+    }
   }
 
   void waitFor(Link& link) const {

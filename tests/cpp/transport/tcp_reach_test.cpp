@@ -159,8 +159,11 @@ TEST(TcpReach, ARelayIsForItsGroupsOnly) {
 
 // Nobody says how many connections: it depends on the round trip, but for two ranks that have BBR.
 TEST(TcpReach, RanksThatAreNearHaveOneBulkConnection) {
-  EXPECT_EQ(tcp::connectionsOver(4.9e-3), 1);
-  EXPECT_EQ(tcp::connectionsOver(5e-3), tcp::kFarConnections);
+  EXPECT_EQ(tcp::connectionsOver(4.9e-3, 4), 1);
+  EXPECT_EQ(tcp::connectionsOver(5e-3, 2), tcp::kFarConnections);
+  EXPECT_EQ(tcp::connectionsOver(5e-3, 9), tcp::kFarConnections);
+  EXPECT_EQ(tcp::connectionsOver(5e-3, 17), tcp::kFarConnections / 2);
+  EXPECT_EQ(tcp::connectionsOver(5e-3, 1000), 1);
   for (const char* control : {"", "reno"}) {
     ASSERT_EQ(::setenv("LOWCOMM_CONGESTION", control, 1), 0);
     if (*control) EXPECT_TRUE(tcp::isLossBased());
