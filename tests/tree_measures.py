@@ -30,7 +30,7 @@ BOUNDS = WANTED | {
     # relay, store, exact ops, cancelled messages and ops that are given up, averages that stay in codes, outer copies on
     # the device, and loops for deltas came after the goal was set.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 49_000),
+    "lines of csrc": (1, 49_100),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

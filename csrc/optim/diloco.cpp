@@ -73,12 +73,9 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
   const auto attempt = [&](const auto& f) {
     try {
       f();
-    } catch (const ValueError& caught) {
-      error = caught.what();
+    } catch (const std::exception&) {  // memory that is too little, too
       mistake = std::current_exception();
-    } catch (const TypeError& caught) {
-      error = caught.what();
-      mistake = std::current_exception();
+      error = reasonOf(mistake);
     }
   };
   attempt([&] {

@@ -144,6 +144,7 @@ class DiLoCoX {
     double sent_samples = 0;                         // of those that no average was applied of
   };
   FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
+  static std::string reasonOf(const std::exception_ptr& error);
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
   std::vector<bool> due();

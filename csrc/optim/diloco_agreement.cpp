@@ -20,18 +20,6 @@ namespace {
 constexpr double kSpoilt = std::numeric_limits<double>::quiet_NaN();  // ValueError
 constexpr double kLost = std::numeric_limits<double>::infinity();     // PeerError: a peer or the network
 
-std::string reasonOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& caught) {
-    return caught.what_without_backtrace();
-  } catch (const std::exception& caught) {
-    return caught.what();
-  } catch (...) {
-    return "an unknown error";
-  }
-}
-
 // Whether a peer or the network was lost, now (PeerError) or before (c10's, of a group that has ended).
 bool isLost(const std::exception_ptr& error) {
   try {
@@ -75,6 +63,18 @@ constexpr const char* kState = "DiLoCoX state";
 
 }  // namespace
 
+std::string DiLoCoX::reasonOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& caught) {
+    return caught.what_without_backtrace();
+  } catch (const std::exception& caught) {
+    return caught.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
 void DiLoCoX::refuse(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes,
                      const OuterSite& site) {
   if (site.ranks) SiteModel({}, site, 0, 0, false, error);
@@ -88,8 +88,8 @@ void DiLoCoX::tellStripes(const std::string& error, const std::vector<std::share
   for (const std::shared_ptr<OpQueue>& stripe : stripes) {
     try {
       Ticket(*stripe, "DiLoCoX", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
-    } catch (const PeerRefusal&) {
-      // It names this rank's own error.
+    } catch (const PeerError&) {
+      // It names this rank's own error, or a peer that is lost, and this rank throws its own in any case.
     }
   }
 }

@@ -136,7 +136,7 @@ class Fragment {
   };
   enum class Start : uint8_t { mark, delta };
   template <class F>
-  void pass(F&& f);
+  void pass(bool moves, F&& f);
   template <class F>
   static void eachTensor(const ParameterState& kept, F&& f);
   at::Tensor averageOf(size_t tensor) const;
@@ -154,7 +154,7 @@ class Fragment {
   void settle(size_t tensor) const;
   OuterSpan spanOf(const ParameterState& kept, const at::Tensor& host, int64_t first, int64_t count) const;
   template <class F>
-  void passOnDevice(F&& f);
+  void passOnDevice(int copies, bool moves, F&& f);
   void applyOnHost(Move move);
   at::Tensor markOf(const OuterRows& r) const;
   void seeFinite(const at::Tensor& x);

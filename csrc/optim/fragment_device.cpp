@@ -10,7 +10,14 @@
 namespace lowcomm {
 namespace {
 
-constexpr int64_t kMostElements = 1 << 24;  // of a part, which a pass has some copies of for a time
+int64_t rowsOf(const at::Tensor& t) {
+  return t.dim() == 0 ? 1 : t.size(0);
+}
+
+// Of a part, which a pass has some copies of for a time.
+int64_t partOf(const at::Tensor& t) {
+  return std::min(rowsOf(t), std::max<int64_t>(1, kMostElements / (t.numel() / rowsOf(t))));
+}
 
 // Nesterov's step, as stepOuter() of spans.
 void stepOuter(const OuterRows& r, const OuterRule& rule) {
@@ -34,18 +41,28 @@ void moveParameter(const OuterRows& r, const at::Tensor& mark, const OuterRule& 
 
 }  // namespace
 
-// f(rows) of every tensor, some rows at a time; the parameter takes what f writes to it in fp32.
+// f(rows) of every tensor, some rows at a time; the parameter takes what f writes to it in fp32. `moves`: whether f
+// does. `copies`: how many of a part, in fp32, there are at once at most. Throws c10::OutOfMemoryError, and no tensor
+// has changed.
 template <class F>
-void Fragment::passOnDevice(F&& f) {
+void Fragment::passOnDevice(int copies, bool moves, F&& f) {
   const c10::NoGradGuard no_grad;
   const FloatEnv env;
+  // Memory that is too little shows here, before anything is written: torch's allocator keeps these for what the pass
+  // takes further on, on the same stream. The last one is room for single values.
+  std::vector<at::Tensor> taken;
+  int64_t most = 0;
+  for (const ParameterState& kept : kept_)
+    most = std::max(most, partOf(kept.outer) * (kept.outer.numel() / rowsOf(kept.outer)));
+  for (int i = 0; i <= copies && most > 0; ++i)
+    taken.push_back(at::empty({i < copies ? most : 1024}, kept_[0].outer.options()));
+  taken.clear();
   for (ParameterState& kept : kept_) {
     const at::Tensor whole = kept.parameter.tensor.detach();
-    const int64_t rows = whole.dim() == 0 ? 1 : whole.size(0);
-    const int64_t most = std::max<int64_t>(1, kMostElements / (whole.numel() / rows));
-    for (int64_t first = 0; first < rows; first += most) {
+    const int64_t rows = rowsOf(whole), step = partOf(whole);
+    for (int64_t first = 0; first < rows; first += step) {
       const auto part = [&](const at::Tensor& t) {
-        return !t.defined() || t.dim() == 0 ? t : t.narrow(0, first, std::min(most, rows - first));
+        return !t.defined() || t.dim() == 0 ? t : t.narrow(0, first, std::min(step, rows - first));
       };
       const at::Tensor parameter = part(whole);
       const OuterRows r{parameter.to(at::kFloat), part(kept.outer),   part(kept.momentum), part(kept.start),
@@ -53,7 +70,7 @@ void Fragment::passOnDevice(F&& f) {
       f(r);
       if (!r.rounding.defined()) continue;
       parameter.copy_(r.parameter);
-      r.rounding.copy_(parameter.to(at::kFloat).sub_(r.parameter));
+      if (moves) r.rounding.copy_(parameter.to(at::kFloat).sub_(r.parameter));
       if (r.mark.defined()) r.mark.copy_(parameter);
     }
   }
@@ -76,7 +93,7 @@ void Fragment::sendOnDevice(OpQueue& queue, uint32_t step, bool marks, double we
   for (ParameterState& kept : kept_) {
     if (!kept.message.defined()) kept.message = at::empty_like(kept.outer);
   }
-  passOnDevice([&](const OuterRows& r) {
+  passOnDevice(/*copies=*/3, /*moves=*/false, [&](const OuterRows& r) {
     r.message.copy_(r.outer.sub(r.parameter));
     seeFinite(r.message);
     if (r.rounding.defined()) r.message.add_(r.rounding);
@@ -88,7 +105,7 @@ void Fragment::sendOnDevice(OpQueue& queue, uint32_t step, bool marks, double we
 void Fragment::applyOnDevice(Move move) {
   const OuterRule rule = this->rule();
   const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
-  passOnDevice([&](const OuterRows& r) {
+  passOnDevice(/*copies=*/4, /*moves=*/true, [&](const OuterRows& r) {
     const at::Tensor mark = by_mark ? markOf(r) : at::Tensor();
     stepOuter(r, rule);
     moveParameter(r, mark, rule, move);
@@ -98,7 +115,7 @@ void Fragment::applyOnDevice(Move move) {
 void Fragment::applyAndSendOnDevice(OpQueue& queue, uint32_t step, double weight) {
   const OuterRule rule = this->rule();
   device_finite_ = at::Tensor();
-  passOnDevice([&](const OuterRows& r) {
+  passOnDevice(/*copies=*/5, /*moves=*/true, [&](const OuterRows& r) {
     const at::Tensor mark = markOf(r), own = mark.sub(r.parameter);
     seeFinite(own);
     stepOuter(r, rule);
@@ -113,7 +130,7 @@ void Fragment::applyAndSendOnDevice(OpQueue& queue, uint32_t step, double weight
 }
 
 void Fragment::restoreOnDevice() {
-  passOnDevice([&](const OuterRows& r) { r.parameter.copy_(r.outer); });
+  passOnDevice(/*copies=*/2, /*moves=*/true, [&](const OuterRows& r) { r.parameter.copy_(r.outer); });
   mark_is_outer_ = true;
 }
 

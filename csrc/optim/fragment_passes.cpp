@@ -69,8 +69,9 @@ OuterRule Fragment::rule() const {
 }
 
 // f(kept, host) of every tensor: its state and its parameter, fp32 in host memory, which takes what f writes there.
+// `moves`: whether f writes there.
 template <class F>
-void Fragment::pass(F&& f) {
+void Fragment::pass(bool moves, F&& f) {
   const c10::NoGradGuard no_grad;
   const FloatEnv env;
   std::vector<at::Tensor> parameters;
@@ -84,7 +85,7 @@ void Fragment::pass(F&& f) {
     hosts.round(i, host);
     if (!kept.rounding.defined()) continue;
     // Training starts from what was written: what rounding added is no training.
-    kept.rounding.copy_(hosts.wide(i).sub_(host));
+    if (moves) kept.rounding.copy_(hosts.wide(i).sub_(host));
     if (kept.mark.defined()) kept.mark.copy_(hosts.host(i));
   }
   hosts.store();
@@ -133,7 +134,7 @@ void Fragment::send(OpQueue& queue, uint32_t step, bool marks, double weight) {
   start_ = marks || isExact() || eager ? Start::mark : Start::delta;
   mark_is_outer_ = mark_is_apart_ = false;
   std::vector<at::Tensor> parameters;
-  pass([&](size_t i, const at::Tensor& host) {
+  pass(/*moves=*/marks && eager, [&](size_t i, const at::Tensor& host) {
     ParameterState& kept = kept_[i];
     if (in_place_ && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
     const bool delta = kept.start.defined() && holdsDelta(kept);
@@ -239,7 +240,7 @@ void Fragment::apply(Move move) {
 void Fragment::applyOnHost(Move move) {
   const OuterRule rule = this->rule();
   const bool by_mark = move == Move::keeping || (move == Move::by_mode && rule.mode == OuterMode::proceed);
-  pass([&](size_t i, const at::Tensor& host) {
+  pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
     const bool swaps = this->swaps(i);
     arrived(i, [&](uint64_t first, uint64_t count, float* average) {
       float scratch[kOuterBlock];
@@ -268,7 +269,7 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
   for (size_t i = 0; i < kept_.size() && !deltas; ++i) {
     if (isInResidual(i)) settle(i);
   }
-  pass([&](size_t i, const at::Tensor& host) {
+  pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
     ParameterState& kept = kept_[i];
     const bool wide = !kept.rounding.defined(), swaps = this->swaps(i);
     if (in_place && !kept.message.defined()) kept.message = at::empty_like(kept.outer);
@@ -307,7 +308,7 @@ void Fragment::applyAndSend(OpQueue& queue, uint32_t step, double weight) {
 void Fragment::restore() {
   if (options_.on_device) return restoreOnDevice();
   // A message under way is still applied, to a training that starts here. Its op may read what it is made of.
-  pass([&](size_t i, const at::Tensor& host) {
+  pass(/*moves=*/true, [&](size_t i, const at::Tensor& host) {
     copy(dataAt(host, 0), dataAt(kept_[i].outer, 0), host.numel());
     if (kept_[i].own_momentum.defined()) kept_[i].own_momentum.copy_(kept_[i].momentum);
   });

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -30,6 +31,13 @@ __attribute__((noinline)) void make(float* out, const float* a, const float* b, 
 bool isFinite(const at::Tensor& tensor) {
   return firstNonFinite(tensor.const_data_ptr(), DType::float32, static_cast<uint64_t>(tensor.numel()),
                         std::numeric_limits<float>::infinity()) < 0;
+}
+
+// f(part) of its elements, in parts.
+template <class F>
+void eachPart(const at::Tensor& tensor, F&& f) {
+  for (const at::Tensor& part : tensor.view({-1}).split(kMostElements))
+    f(part);
 }
 
 }  // namespace
@@ -100,15 +108,22 @@ void OuterMessage::runOnDevice(OpContext& op) {
   const c10::NoGradGuard no_grad;
   DeviceQueue::occupy(device_->device());
   device_->follow(issued_);
-  if (weight > 0) weigh(op);
-  exact.empty() ? reduceCodes(op) : reduceValues(op);
-  device_->run([&] {
-    at::Tensor all = at::ones({}, in_place_[0].options().dtype(at::kBool));
-    for (const at::Tensor& tensor : in_place_)
-      all.logical_and_(tensor.isfinite().all());
-    finite = all.item<bool>();
-  });
+  std::exception_ptr error;
+  try {
+    if (weight > 0) weigh(op);
+    exact.empty() ? reduceCodes(op) : reduceValues(op);
+    device_->run([&] {
+      at::Tensor all = at::ones({}, in_place_[0].options().dtype(at::kBool));
+      for (const at::Tensor& tensor : in_place_)
+        eachPart(tensor, [&](const at::Tensor& part) { all.logical_and_(part.isfinite().all()); });
+      finite = all.item<bool>();
+    });
+  } catch (...) {
+    error = std::current_exception();
+  }
+  // After a failure too: the caller's stream does not wait for this one, and takes up the tensors again.
   DeviceQueue::block(device_->mark());
+  if (error) std::rethrow_exception(error);
 }
 
 // Exact elements are all that there is to send: through pinned memory.
@@ -132,8 +147,11 @@ void OuterMessage::reduceCodes(OpContext& op) {
   std::vector<std::pair<at::Tensor, at::Tensor>> waiting;  // a residual to be, and what it was
   device_->run([&] {
     std::vector<at::Tensor> any;
-    for (const at::Tensor& tensor : in_place_)
-      any.push_back(tensor.ne(0).any());
+    for (const at::Tensor& tensor : in_place_) {
+      any.push_back(at::zeros({}, tensor.options().dtype(at::kBool)));
+      // By its bits, as on the host: −0 is something.
+      eachPart(tensor, [&](const at::Tensor& part) { any.back().logical_or_(part.view(at::kInt).ne(0).any()); });
+    }
     const at::Tensor moved = at::stack(any).cpu();
     for (size_t i = 0; i < coded.tensors.size(); ++i) {
       const LowRankTensor& t = coded.tensors[i];

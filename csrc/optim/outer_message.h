@@ -17,6 +17,9 @@ namespace lowcomm {
 
 class OpContext;
 
+// Of a tensor on a device that an outer step works on at a time: it has some copies of them.
+constexpr int64_t kMostElements = 1 << 24;
+
 // A message of a fragment under way: shared with its job, which may outlive the fragment.
 struct OuterMessage {
   std::vector<std::shared_ptr<Compression>> compressions;

@@ -2,6 +2,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 
 #include "base/error.h"
@@ -195,6 +196,30 @@ TEST_F(DiLoCoXOnADevice, IsTakenOver) {
   }
 }
 
+// A pseudo-gradient of −0 is something that is sent, with the residual, and one of +0 is not: on either.
+TEST_F(DiLoCoXOnADevice, TakesMinusZeroAsTheHostDoes) {
+  for (const float outer : {-0.0f, 0.0f}) {
+    std::vector<std::vector<at::Tensor>> expected(2), got(2);
+    for (bool placed : {false, true}) {
+      Ranks ranks(2);
+      onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+        Rank trainee(rank, queue, coded(options(1, OuterMode::sync), "sym4:bucket=64"),
+                     placed ? Where::device : Where::host, at::kFloat);
+        trainee.train(0, 1);
+        TensorMap state = trainee.loop->state();
+        EXPECT_TRUE(state.at("own.p0.residual").ne(0).any().item<bool>());
+        state.at("p0.outer").fill_(outer);
+        trainee.loop->load(state);
+        trainee.parameters[0].tensor.zero_();
+        trainee.loop->step();
+        (placed ? got : expected)[rank] = trainee.ended();
+      });
+    }
+    for (int rank = 0; rank < 2; ++rank)
+      expectEqual(got[rank], expected[rank], std::to_string(outer) + ", rank " + std::to_string(rank));
+  }
+}
+
 TEST_F(DiLoCoXOnADevice, NamesWhoseGradientsAreNotFinite) {
   std::vector<std::string> errors(2);
   Ranks ranks(2);
@@ -230,6 +255,61 @@ TEST_F(DiLoCoXOnADevice, CopiesNoElements) {
     if (rank == 0) after = copies();
   });
   EXPECT_LE(after - before, 3);
+}
+
+// A step in which only a message was sent has moved no parameter: training goes on as if it had not been.
+TEST_F(DiLoCoXOnADevice, AFailedOuterStepLeavesWhatRoundingAdded) {
+  for (Where where : {Where::host, Where::host_state, Where::device}) {
+    std::vector<std::vector<at::Tensor>> without(2), with(2);
+    for (bool fails : {false, true}) {
+      Ranks ranks(2);
+      onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+        Rank trainee(rank, queue, options(3, OuterMode::sync), where, at::kBFloat16);
+        trainee.train(0, 3);
+        if (fails) {
+          at::Tensor& x = trainee.parameters[0].tensor;
+          const at::Tensor good = x.clone();
+          if (rank == 1) x.fill_(std::numeric_limits<float>::quiet_NaN());
+          const std::string error = test::thrownBy<ValueError>([&] {
+            for (int step = 0; step < 3; ++step)
+              trainee.loop->step();
+          });
+          EXPECT_TRUE(test::holds(error, {"finite pseudo-gradients"})) << error;
+          x.copy_(good);
+        }
+        trainee.train(3, 9);
+        std::vector<at::Tensor>& ended = (fails ? with : without)[rank];
+        for (const auto& p : trainee.parameters)
+          ended.push_back(p.tensor.cpu().clone());
+        for (const at::Tensor& outer : trainee.outer())
+          ended.push_back(outer.cpu());
+      });
+    }
+    for (int rank = 0; rank < 2; ++rank)
+      expectEqual(with[rank], without[rank], "place " + std::to_string(static_cast<int>(where)));
+  }
+}
+
+// What an op that fails has given the device is over when it has ended.
+TEST_F(DiLoCoXOnADevice, WaitsForTheDeviceAfterAFailure) {
+  Ranks ranks(2, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Rank trainee(rank, queue, coded(options(3, OuterMode::sync), "sym4:bucket=64"),
+                 rank == 0 ? Where::device : Where::host, at::kFloat);
+    trainee.train(0, 5);
+    if (rank == 1) {
+      ranks.hub().kill(1);
+      return;
+    }
+    EXPECT_NE(test::thrownBy<PeerError>([&] { trainee.loop->step(); }), "nothing of that type");
+  });
+  const auto& told = fake_device::told;
+  const auto last =
+      std::find_if(told.rbegin(), told.rend(), [](const auto& order) { return order.ends_with(" on 0:7"); });
+  ASSERT_NE(last, told.rend());
+  ASSERT_TRUE(last->starts_with("record ")) << *last;
+  const std::string event = last->substr(7, last->find(" on ") - 7);
+  EXPECT_NE(std::find(last.base(), told.end(), "synchronize " + event), told.end());
 }
 
 TEST_F(DiLoCoXOnADevice, IsRefusedWithoutKernelsOrOnTwoDevices) {

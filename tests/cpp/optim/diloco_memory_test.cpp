@@ -1,6 +1,8 @@
-// Bytes of an outer loop's state, counted, next to those that docs/diloco.md gives ("Memory").
+// Bytes of an outer loop's state, counted, next to those that docs/diloco.md gives ("Memory"); and when there are none.
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <mutex>
 #include <string>
 
@@ -105,6 +107,100 @@ TEST(DiLoCoXMemory, OfSixteenBitParametersHasTheirMark) {
 // Nothing is encoded in a group of one rank: the average is its own pseudo-gradient, in fp32.
 TEST(DiLoCoXMemory, OfOneRankHasItsAverageDecoded) {
   EXPECT_EQ(each(memoryOf(coded(options(2, OuterMode::proceed), "gauss2", 0, false), 1).total()), 16);
+}
+
+// The host's memory, of which a thread that sets `left` gets so many bytes and no more; what it gives back it has
+// again.
+struct LimitedMemory final : c10::Allocator {
+  static constexpr int64_t kUnlimited = -1;
+  static inline thread_local int64_t left = kUnlimited;
+
+  c10::DataPtr allocate(size_t bytes) override {
+    const auto wanted = static_cast<int64_t>(bytes);
+    if (left != kUnlimited && wanted > left) TORCH_CHECK_WITH(OutOfMemoryError, false, "no memory is left");
+    void* memory = c10::GetDefaultCPUAllocator()->raw_allocate(bytes);
+    if (left != kUnlimited) {
+      left -= wanted;
+      taken[memory] = wanted;
+    }
+    return {memory, memory, give, c10::Device(c10::kCPU)};
+  }
+  static void give(void* memory) {
+    const auto found = taken.find(memory);
+    if (found != taken.end()) {
+      if (left != kUnlimited) left += found->second;
+      taken.erase(found);
+    }
+    c10::GetDefaultCPUAllocator()->raw_deallocate(memory);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return give; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  // The text of the error of f, which has so many bytes.
+  template <class F>
+  static std::string error(int64_t bytes, F&& f) {
+    static LimitedMemory limited;
+    c10::SetCPUAllocator(&limited, /*priority=*/100);
+    left = bytes;
+    std::string text = test::thrownBy<std::exception>(f);
+    left = kUnlimited;
+    return text;
+  }
+
+ private:
+  static inline thread_local std::map<void*, int64_t> taken;  // while it was limited
+};
+
+// With outer_place="device": wherever in an outer step memory ends, all of it was made, or nothing.
+TEST(DiLoCoXMemory, AnOuterStepWithoutMemoryChangesNothing) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::restart}) {
+    for (at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+      Ranks ranks(1);
+      DiLoCoXOptions o = options(1, mode);
+      o.on_device = true;
+      onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+        Trainee trainee(rank, {{48, 64}, {100}});
+        for (OuterParameter& parameter : trainee.parameters)
+          parameter.tensor = parameter.tensor.to(type);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+        const auto kept = [&] {
+          TensorMap all = trainee.loop->state();
+          std::erase_if(all, [](const auto& one) {
+            return !(one.first.ends_with(".outer") || one.first.ends_with(".momentum"));
+          });
+          for (const OuterParameter& parameter : trainee.parameters)
+            all[parameter.name] = parameter.tensor.clone();
+          return all;
+        };
+        constexpr int64_t kCopy = 48 * 64 * sizeof(float);
+        int failures = 0;
+        for (int64_t bytes = 0; bytes <= 7 * kCopy; bytes += kCopy / 8) {
+          trainee.train(0, 2);
+          trainee.inner(2);
+          const TensorMap before = kept();
+          const std::string error = LimitedMemory::error(bytes, [&] { trainee.loop->step(); });
+          if (error == "nothing of that type") continue;
+          ++failures;
+          EXPECT_LT(bytes, 6 * kCopy) << error;
+          for (const auto& [name, tensor] : kept())
+            EXPECT_TRUE(at::equal(tensor, before.at(name))) << name << " with " << bytes << " bytes: " << error;
+        }
+        EXPECT_GT(failures, 8);
+      });
+    }
+  }
+}
+
+TEST(DiLoCoXMemory, TellsTheOthersThatThereIsNone) {
+  std::vector<std::string> errors(2);
+  Ranks ranks(2);
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee trainee(rank, test::kShapes);
+    const auto make = [&] { DiLoCoX(trainee.parameters, queue, options(3, OuterMode::sync)); };
+    errors[rank] = rank == 1 ? LimitedMemory::error(20'000, make) : test::thrownBy<std::exception>(make);
+  });
+  EXPECT_TRUE(test::holds(errors[0], {"rank 1", "no memory is left"})) << errors[0];
+  EXPECT_TRUE(test::holds(errors[1], {"no memory is left"})) << errors[1];
 }
 
 }  // namespace
