@@ -111,7 +111,9 @@ def _resumed(r, folder):
         r.say("lost soon0")
         r.say("lost soon1")
     # On a busy machine rank 0 may not have it yet when the store dies.
-    with pytest.raises(ConnectionError, match="as if it had not come|lost the store" if r.rank == 0 else "lost the store"):
+    with pytest.raises(
+        ConnectionError, match="as if it had not come|lost the store" if r.rank == 0 else "lost the store"
+    ):
         machine.until(10_000)
     assert machine.opt.iteration >= 30 + r.rank
     left = machine.opt.iteration
