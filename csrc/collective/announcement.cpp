@@ -175,23 +175,14 @@ void AnnouncementBoard::hear(int peer) {
     }
     for (size_t i = 0;; i = (i + 1) % kAhead) {
       posted[i].receiving->wait(kForEver);
-      const std::span<const std::byte> bytes = BufferPool::span(posted[i].buffer);
-      const FrameHeader got = openFrame(bytes);
-      FrameHeader want;
-      want.kind = FrameKind::control;
-      want.sequence = got.sequence;
-      want.epoch = group_.epoch;
-      want.payload_bytes = got.payload_bytes;
-      expectFrame(got, want);
-      const auto payload = framePayload(bytes, got);
-      const std::string_view text(reinterpret_cast<const char*>(payload.data()), payload.size());
+      const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
         withdrawn_(peer, Withdrawal::parse(text));
       } else if (AnySourceWord::is(text)) {
         any_source_(peer, AnySourceWord::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
-        announcement.bytes = kFrameHeaderBytes + got.payload_bytes;
+        announcement.bytes = kFrameHeaderBytes + text.size();
         heard_(peer, std::move(announcement));
       }
       post(posted[i]);
@@ -201,6 +192,18 @@ void AnnouncementBoard::hear(int peer) {
   } catch (const std::exception& error) {  // what came is no announcement, or memory is out
     lost_(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
   }
+}
+
+ControlText openControlText(std::span<const std::byte> frame, uint32_t epoch) {
+  const FrameHeader got = openFrame(frame);
+  FrameHeader want;
+  want.kind = FrameKind::control;
+  want.sequence = got.sequence;
+  want.epoch = epoch;
+  want.payload_bytes = got.payload_bytes;
+  expectFrame(got, want);
+  const auto payload = framePayload(frame, got);
+  return {got.sequence, {reinterpret_cast<const char*>(payload.data()), payload.size()}};
 }
 
 void AnnouncementBoard::stop() {

@@ -11,7 +11,9 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -31,6 +33,15 @@ inline constexpr uint32_t kChannels = kFirstChannelTag / kChannelConnections;
 // The channels of a block, those of one boundary of a pipeline, are withdrawn together (P2p::withdraw).
 inline constexpr uint32_t kBlockChannels = 1u << 12;
 inline constexpr uint32_t kBlocks = kChannels / kBlockChannels;
+
+// A text that a peer says over the control lane in a frame of its own; `text` lies in the frame.
+struct ControlText {
+  uint32_t sequence = 0;
+  std::string_view text;
+};
+
+// Throws WireError naming the header's first field that is none of a control frame of that epoch.
+ControlText openControlText(std::span<const std::byte> frame, uint32_t epoch);
 
 // One flow of messages from one rank to another: those of a tag (c10d's send and recv), or of a channel, whose
 // messages carry the keys of their samples. Messages of a flow keep their order; flows do not wait for each other.

@@ -27,9 +27,8 @@ namespace lowcomm {
 // mistake (ValueError, PeerRefusal) ends only its op, and so does what fails on this rank once an op's exchange is
 // whole, and cancel():
 //
-// 1. The rank that gives an op up takes it out of the queue, or breaks the waits of its transfers: the op's tags are
-// its
-//    own, and are closed towards every peer. It tells the peers, over the control lane.
+// 1. The rank that gives an op up takes it out of the queue, or breaks the waits of its transfers: the op's tags
+//    are its own, and are closed towards every peer. It tells the peers, over the control lane.
 // 2. A rank that hears of it does the same, once, whether the op is under way there, in the queue, yet to come or over.
 //    So each pair of ranks exchanges one word of the op, and either end closes the tags, after which both forget them.
 // 3. The op has failed on every rank that had not ended it, and the next one's frames have other tags.

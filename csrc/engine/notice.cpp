@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "collective/announcement.h"
 #include "wire/frame.h"
 #include "wire/key_values.h"
 
@@ -110,15 +111,8 @@ std::string textOf(const OpWord& word) {
 
 // Throws WireError.
 OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
-  const FrameHeader got = openFrame(frame);
-  FrameHeader want;
-  want.kind = FrameKind::control;
-  want.sequence = got.sequence;
-  want.epoch = group.epoch;
-  want.payload_bytes = got.payload_bytes;
-  expectFrame(got, want);
-  const auto payload = framePayload(frame, got);
-  const KeyValues text = KeyValues::parse({reinterpret_cast<const char*>(payload.data()), payload.size()});
+  const ControlText said = openControlText(frame, group.epoch);
+  const KeyValues text = KeyValues::parse(said.text);
   if (text.fields.size() != 2 || text.fields[0].first != "by" || text.fields[1].first != "why")
     throw WireError("word of an op that is given up: expected the fields 'by' and 'why', got others");
   const std::string& by = text.fields[0].second;
@@ -128,7 +122,7 @@ OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
     throw WireError("word of an op that is given up: expected a rank of 0 ... " + std::to_string(group.size() - 1) +
                     ", got '" + by + "'");
   }
-  return {got.sequence, {rank, beginningOf(text.fields[1].second, kMaxErrorText)}};
+  return {said.sequence, {rank, beginningOf(text.fields[1].second, kMaxErrorText)}};
 }
 
 bool isOver(Transfer& transfer, std::chrono::milliseconds patience) {

@@ -51,7 +51,7 @@ struct OpWord {
   Cancellation::Cause cause;
 };
 
-// What ranks tell each other of ops that they give up, over the control lane. Of a transport that can close tags.
+// Words of ops that ranks give up, over the control lane. Of a transport that can close tags.
 // Thread-safe.
 class OpWords {
  public:

@@ -79,7 +79,7 @@ class DeviceCodecQueue final : public CodecQueue {
 // then says which.
 std::unique_ptr<CodecKernels> codecKernels(const DeviceQueue& queue, std::string& because);
 
-// Who makes kernels in place of the build, of a device that is simulated; null: nobody.
+// Makes kernels in place of the build, for a device that is simulated; null: the build makes them.
 using MakeKernels = std::unique_ptr<CodecKernels> (*)();
 void setCodecKernels(MakeKernels make);
 

@@ -1,4 +1,4 @@
-// What a channel gives up: messages, and tags for good.
+// A channel gives up messages, and tags for good.
 #include <algorithm>
 #include <memory>
 #include <string>

@@ -123,7 +123,7 @@ void Link::write() {
   if (const auto over = connection_->write()) broken(*over);
 }
 
-// What the peer said before is still to be read: that it has ended the channel, perhaps.
+// Reads what the peer said before, which may be that it has ended the channel.
 void Link::broken(const std::string& why) {
   receive();
   if (connection_) lost(why);

@@ -142,4 +142,11 @@ std::pair<Fd, std::string> listenOn(const std::string& host, const std::string& 
   throw ValueError(what + ": expected an address to listen on, got '" + joined(host, port) + "': " + why);
 }
 
+std::string namesOf(const std::vector<std::pair<std::string, Address>>& addresses) {
+  std::string text;
+  for (const auto& [name, address] : addresses)
+    text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 }  // namespace lowcomm::tcp

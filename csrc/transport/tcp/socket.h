@@ -49,6 +49,9 @@ std::string joined(const std::string& host, const std::string& port);
 // The addresses of a name or a number. ValueError naming `what` where there is none.
 std::vector<Address> resolve(const std::string& text, const std::string& what);
 
+// The texts of addresses, with commas between them.
+std::string namesOf(const std::vector<std::pair<std::string, Address>>& addresses);
+
 // This machine's addresses that others may reach, as text; of one interface where it is named. Loopback last, and only
 // where no interface is named. ValueError where an interface has none.
 std::vector<std::string> localHosts(const std::string& interface);

@@ -249,13 +249,6 @@ void decideWhoDials(tcp::Route& route, bool reachable) {
   route.dials = reachable == peer_reachable ? route.rank > route.peer : peer_reachable;
 }
 
-std::string joinedAddresses(const tcp::Route& route) {
-  std::string text;
-  for (const auto& [address, resolved] : route.addresses)
-    text += (text.empty() ? "" : ", ") + address;
-  return text;
-}
-
 // Makes a group, step by step.
 class GroupMaker {
  public:
@@ -301,9 +294,9 @@ class GroupMaker {
   void introduce(const tcp::GroupId& group) {
     rendezvous_.set(keyOf(rank_), introduction(endpoint_));
     std::vector<Addresses> addresses(size_);
+    loss_based_.assign(size_, tcp::isLossBased());
     for (int peer = 0; peer < size_; ++peer) {
       routes_.push_back({group, rank_, peer, 0, endpoint_.incarnation(), 0, {}, {}, endpoint_.tls()});
-      loss_based_.push_back(tcp::isLossBased());
       if (peer == rank_) continue;
       rendezvous_.wait(keyOf(peer), left());
       if (hearIntroduction(routes_[peer], rendezvous_.get(keyOf(peer)))) loss_based_[peer] = true;
@@ -340,14 +333,17 @@ class GroupMaker {
     return bulk;
   }
 
-  // A moment at a time: a peer that is gone sets nothing.
+  // A moment at a time: a peer that is gone sets nothing. What fails sooner is the rendezvous itself.
   void waitFor(const std::string& key, int peer) const {
     tcp::Channel& control = transport_->links(peer)[0]->channel;
     for (;;) {
+      const milliseconds moment = std::min(left(), milliseconds(200));
+      const auto begin = Clock::now();
       try {
-        return rendezvous_.wait(key, std::min(left(), milliseconds(200)));
+        return rendezvous_.wait(key, moment);
       } catch (const std::exception& error) {
         if (control.failed()) control.send(0, {});  // throws why
+        if (Clock::now() - begin < moment) throw;
         if (Clock::now() < end_) continue;
         throw TransportError(Kind::timed_out, peer,
                              "expected the number of its connections at " + key + " within " +
@@ -364,7 +360,7 @@ class GroupMaker {
       if (late) {
         throw TransportError(Kind::timed_out, link.route().peer,
                              "expected a connection within " + std::to_string(timeout_.count()) + " ms, got none by " +
-                                 joinedAddresses(link.route()));
+                                 tcp::namesOf(link.route().addresses));
       }
       std::this_thread::sleep_for(milliseconds(2));
     }

@@ -182,7 +182,7 @@ TEST_F(RunKernels, HaveTheHostsBits) {
                             refused.data(), nullptr);
           ASSERT_EQ(payload.host(), codes) << what << ", codes of the sum over " << average_over;
           if (dtype != DType::float32) continue;
-          // What it lost, in the place of the own term.
+          // Its loss, in the place of the own term.
           std::vector<float> lost(n);
           FusedCodec(run.codec).encodeSum(codes, expected.data(), dtype, contributions, average_over, 0, n, drawsOf(1),
                                           lost.data());

@@ -51,7 +51,7 @@ struct Group {
   std::optional<test::Ranks> ranks;
 };
 
-// What one rank sums: other numbers in each op.
+// The terms of one rank: other numbers in each op.
 struct Values {
   Values(int rank, uint32_t op, size_t elements) : data(elements) {
     for (size_t i = 0; i < elements; ++i)
@@ -166,7 +166,7 @@ TEST_P(Cancel, InTheQueue) {
   expectSum(group);
 }
 
-// What is over is over; a rank that has ended an op does not care who gives it up.
+// An op that is over cannot be given up; a rank that has ended an op does not care who gives it up.
 TEST_P(Cancel, AfterTheOp) {
   Group group(3, GetParam());
   expectSum(group);

@@ -290,7 +290,7 @@ TEST_F(DiLoCoXOnADevice, AFailedOuterStepLeavesWhatRoundingAdded) {
   }
 }
 
-// What an op that fails has given the device is over when it has ended.
+// An op that fails ends when all that it has given the device is over.
 TEST_F(DiLoCoXOnADevice, WaitsForTheDeviceAfterAFailure) {
   Ranks ranks(2, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); });
   onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {

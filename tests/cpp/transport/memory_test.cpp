@@ -130,8 +130,8 @@ TEST(MemoryTransport, ACancelledMessageTakesItsCounterpart) {
   expectFails(*send, Kind::cancelled, 1);
 }
 
-// What either end has begun with a tag is over when that end has closed it, and what still comes is dropped; when both
-// have, the tag is as before. Other tags are not touched.
+// An end that closes a tag is through with it: its transfers are over, and messages that still come are dropped; when
+// both have, the tag is as before. Other tags are not touched.
 TEST(MemoryTransport, ATagThatBothHaveClosedIsAsNew) {
   Pair p;
   const Bytes next = message(10, 4);

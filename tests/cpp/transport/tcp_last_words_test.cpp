@@ -20,7 +20,7 @@
 #include "transport/tcp_ranks.h"
 #include "transport/transport_cases.h"
 
-// What a rank says last, as it leaves, reaches its peer, though nobody reads what the peer says meanwhile.
+// A rank leaves, and its last words reach its peer, though nobody reads what the peer says meanwhile.
 
 namespace lowcomm::tcp {
 namespace {
