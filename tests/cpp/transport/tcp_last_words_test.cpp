@@ -65,7 +65,7 @@ struct Relayed {
   size_t fill(int rank) {
     size_t said = 0;
     for (int quiet = 0; quiet < 20; turn()) {
-      const ssize_t count = ::send(ranks[rank].get(), room.data(), room.size(), MSG_DONTWAIT);
+      const ssize_t count = ::send(ranks[rank].get(), room.data(), room.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
       count > 0 ? said += count, quiet = 0 : ++quiet;
     }
     return said;
@@ -94,11 +94,11 @@ TEST(TcpLastWords, ARelayPassesOnAllThatWasSaidBeforeTheEnd) {
   ::shutdown(two.ranks[0].get(), SHUT_WR);
   // The other one goes on meanwhile, and the first does not read that. At last its connection is closed, so reset.
   for (int i = 0; i < 5; ++i, two.turn())
-    ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, 0), 100);
+    ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, MSG_NOSIGNAL), 100);
   EXPECT_EQ(two.readAll(1), said);
   two.ranks[0] = Fd();
   for (int i = 0; i < 5; ++i, two.turn())
-    ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, 0), 100);
+    ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, MSG_NOSIGNAL), 100);
   EXPECT_EQ(two.relay.joined(), 1u);
   two.ranks[1] = Fd();
   for (const auto end = Clock::now() + kLong; two.relay.joined() > 0 && Clock::now() < end;)
@@ -118,10 +118,10 @@ TEST(TcpLastWords, ARelayPassesOnWhatItHasOfAConnectionThatIsReset) {
     two.turn();
     ASSERT_EQ(::ioctl(two.ranks[0].get(), SIOCOUTQ, &on_its_way), 0);
   }
-  ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, 0), 100);
+  ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, MSG_NOSIGNAL), 100);
   two.turn();
   two.ranks[0] = Fd();  // with bytes unread
-  ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, 0), 100);
+  ASSERT_EQ(::send(two.ranks[1].get(), two.room.data(), 100, MSG_NOSIGNAL), 100);
   two.turn();
   const std::optional<size_t> rest = two.readAll(1);
   ASSERT_TRUE(rest);
