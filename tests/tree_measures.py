@@ -27,10 +27,10 @@ WANTED = {
 }
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
-    # relay, store, exact ops, cancelled messages and ops that are given up, averages that stay in codes, outer copies on
+    # relay, store, exact ops, ops and messages that are given up, averages that stay in codes, outer copies on
     # the device, and loops for deltas came after the goal was set.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 49_100),
+    "lines of csrc": (1, 49_300),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -104,16 +104,18 @@ def cancel(work: dist.Work, *, why: str = "its program cancelled it") -> bool:
     So `work` too may end well still, when its last bytes came just then. As with any op that failed, its outputs are
     unspecified, and no residual has changed.
 
+    Of a message between two ranks the other end fails likewise, and of the messages of a tag the next receive meets the next
+    send, as if the lost one had come. A receive from any rank for which no sender is known yet just ends.
+
     Args:
-        work: The Work of an all_reduce or another collective, issued with `async_op=True`.
+        work: The Work of an all_reduce or another collective, issued with `async_op=True`, or of an `isend` or `irecv`.
         why: For the error, on all ranks; its first 1024 bytes.
 
     Returns:
         False where the op has ended, or had been given up before.
 
     Raises:
-        TypeError: `work` is no Work, or that of an op that lowcomm does not carry itself, of a message between two ranks, or of
-            several ops at once.
+        TypeError: `work` is no Work, or that of an op that lowcomm does not carry itself, or of several ops at once.
         ValueError: The group's transport is "gloo", which can only end the group. Nothing was done.
     """
     if not isinstance(work, dist.Work):

@@ -55,8 +55,8 @@ bool EngineWork::wait(std::chrono::milliseconds timeout) {
 }
 
 bool EngineWork::cancel(const std::string& why) {
-  TORCH_CHECK_TYPE(cancel_, "lowcomm: cancel: expected the Work of a collective that lowcomm carries, got that of ",
-                   name_.op, " on group ", name_.group);
+  TORCH_CHECK_TYPE(cancel_, "lowcomm: cancel: expected the Work of one op that lowcomm carries, got that of ", name_.op,
+                   " on group ", name_.group);
   return cancel_(why);
 }
 

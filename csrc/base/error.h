@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -59,6 +60,15 @@ struct PeerError : std::runtime_error {
   explicit PeerError(const std::string& what, int peer = -1) : std::runtime_error(what), peer(peer) {}
   int peer;  // group rank at the other end, -1 when there is no single one
 };
+
+// The text of an error.
+inline std::string whatOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
 
 // The beginning of a UTF-8 text: at most so many bytes, and no character in part.
 inline std::string beginningOf(const std::string& text, size_t bytes) {

@@ -3,8 +3,6 @@
 #include <array>
 #include <cstring>
 
-#include "base/joined_crc.h"
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

@@ -360,8 +360,7 @@ void bindBackend(py::module_& m) {
       "cancel",
       [](const WorkPtr& work, const std::string& why) {
         auto* const own = dynamic_cast<EngineWork*>(work.get());
-        TORCH_CHECK_TYPE(own,
-                         "lowcomm: cancel: expected the Work of a collective that lowcomm carries, got another one");
+        TORCH_CHECK_TYPE(own, "lowcomm: cancel: expected the Work of one op that lowcomm carries, got another one");
         return translated([&] { return own->cancel(why); });
       },
       py::arg("work"), py::arg("why"), py::call_guard<py::gil_scoped_release>());

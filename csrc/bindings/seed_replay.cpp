@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "base/joined_crc.h"
+#include "base/hashes.h"
 #include "bindings/bindings.h"
 #include "bindings/option_reader.h"
 #include "optim/seed_replay.h"

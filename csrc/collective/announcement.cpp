@@ -52,6 +52,7 @@ MessageFlow flowIn(const std::string& text) {
 std::string Announcement::text() const {
   KeyValues all;
   all.fields = {{"flow", flow.name()}, {"frames", std::to_string(frames)}};
+  if (first_tag) all.fields.emplace_back("first tag", std::to_string(*first_tag));
   all.fields.insert(all.fields.end(), description.fields.begin(), description.fields.end());
   return all.text();
 }
@@ -68,7 +69,10 @@ Announcement Announcement::parse(std::string_view text) {
     throw WireError("announcement: expected at most " + std::to_string(kMostFrames) + " frames, got '" +
                     std::string(text) + "'");
   }
-  announcement.description.fields.assign(all.fields.begin() + 2, all.fields.end());
+  auto description = all.fields.begin() + 2;
+  if (description != all.fields.end() && description->first == "first tag")
+    announcement.first_tag = numberIn("first tag", description++->second);
+  announcement.description.fields.assign(description, all.fields.end());
   return announcement;
 }
 
@@ -105,6 +109,31 @@ AnySourceWord AnySourceWord::parse(std::string_view text) {
   return word;
 }
 
+std::string MessageWord::text() const {
+  KeyValues all;
+  all.fields = {{"given up", std::to_string(first_tag)},
+                {"number", std::to_string(number)},
+                {"by", std::to_string(cause.by)},
+                {"why", cause.why}};
+  return all.text();
+}
+
+bool MessageWord::is(std::string_view text) {
+  return text.starts_with("given up=");
+}
+
+MessageWord MessageWord::parse(std::string_view text) {
+  const KeyValues all = KeyValues::parse(text);
+  const auto field = [&](size_t i) { return i < all.fields.size() ? std::string_view(all.fields[i].first) : ""; };
+  if (all.fields.size() != 4 || field(1) != "number" || field(2) != "by" || field(3) != "why") {
+    throw WireError("message given up: expected the fields 'given up', 'number', 'by' and 'why', got '" +
+                    std::string(text) + "'");
+  }
+  return {numberIn("given up", all.fields[0].second),
+          numberIn("number", all.fields[1].second),
+          {static_cast<int>(numberIn("by", all.fields[2].second)), beginningOf(all.fields[3].second, kMaxErrorText)}};
+}
+
 bool Withdrawal::is(std::string_view text) {
   return text.starts_with("withdrawn=");
 }
@@ -124,14 +153,8 @@ Withdrawal Withdrawal::parse(std::string_view text) {
   return withdrawal;
 }
 
-AnnouncementBoard::AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn,
-                                     HeardAnySource any_source, Lost lost)
-    : group_(group),
-      heard_(std::move(heard)),
-      withdrawn_(std::move(withdrawn)),
-      any_source_(std::move(any_source)),
-      lost_(std::move(lost)),
-      buffers_(kFrameHeaderBytes + kMaxText) {}
+AnnouncementBoard::AnnouncementBoard(GroupContext& group, Hears hears)
+    : group_(group), hears_(std::move(hears)), buffers_(kFrameHeaderBytes + kMaxText) {}
 
 AnnouncementBoard::~AnnouncementBoard() {
   stop();
@@ -177,20 +200,22 @@ void AnnouncementBoard::hear(int peer) {
       posted[i].receiving->wait(kForEver);
       const std::string_view text = openControlText(BufferPool::span(posted[i].buffer), group_.epoch).text;
       if (Withdrawal::is(text)) {
-        withdrawn_(peer, Withdrawal::parse(text));
+        hears_.withdrawal(peer, Withdrawal::parse(text));
       } else if (AnySourceWord::is(text)) {
-        any_source_(peer, AnySourceWord::parse(text));
+        hears_.any_source(peer, AnySourceWord::parse(text));
+      } else if (MessageWord::is(text)) {
+        hears_.given_up(peer, MessageWord::parse(text));
       } else {
         Announcement announcement = Announcement::parse(text);
         announcement.bytes = kFrameHeaderBytes + text.size();
-        heard_(peer, std::move(announcement));
+        hears_.announcement(peer, std::move(announcement));
       }
       post(posted[i]);
     }
   } catch (const TransportError& error) {
-    lost_(peer, error);
+    hears_.lost(peer, error);
   } catch (const std::exception& error) {  // what came is no announcement, or memory is out
-    lost_(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
+    hears_.lost(peer, TransportError(TransportError::Kind::closed, peer, error.what()));
   }
 }
 
@@ -220,10 +245,18 @@ std::string MessageFlow::name() const {
   return (channel() ? "channel " : "tag ") + std::to_string(number);
 }
 
-uint32_t MessageFlow::transportTag(size_t k, int connections) const {
-  if (!channel()) return kFirstP2pTag + number;
-  const auto turns = std::min(static_cast<uint32_t>(connections), kChannelConnections);
-  return kFirstChannelTag + number * kChannelConnections + static_cast<uint32_t>(k) % turns;
+uint32_t MessageFlow::transportTag(size_t k, int connections, std::optional<uint32_t> first_tag) const {
+  const auto turn = [&](size_t frame, uint32_t most) {
+    return static_cast<uint32_t>(frame % std::min(static_cast<uint32_t>(connections), most));
+  };
+  if (first_tag) return *first_tag + turn(k + *first_tag / kOpTags, kOpTags);  // messages of one frame take turns too
+  if (channel()) return kFirstChannelTag + number * kChannelConnections + turn(k, kChannelConnections);
+  return kFirstP2pTag + number;
+}
+
+bool MessageTags::belongs(uint32_t first_tag, int rank, int peer) {
+  if (first_tag < kFirstMessageTag || first_tag >= kFirstChannelTag || first_tag % kOpTags != 0) return false;
+  return (first_tag / kOpTags) % 2 == (rank > peer ? 1 : 0);
 }
 
 uint32_t SenderNumbers::next(const MessageFlow& flow) {

@@ -23,8 +23,10 @@
 
 namespace lowcomm {
 
-// A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstChannelTag
-// belong to the collectives, and gloo has none above 2^31.
+// A message's tag is 0...kP2pTags - 1, a channel's number 0...kChannels - 1. Transport tags below kFirstMessageTag
+// belong to the collectives, and gloo has none above 2^31. Where the transport can close tags every message has kOpTags
+// of its own from kFirstMessageTag on (MessageTags), elsewhere those of its flow.
+inline constexpr uint32_t kFirstMessageTag = kTaggedOps * kOpTags;
 inline constexpr uint32_t kP2pTags = 1u << 30;
 inline constexpr uint32_t kFirstP2pTag = 1u << 30;
 inline constexpr uint32_t kFirstChannelTag = 1u << 29;
@@ -54,9 +56,10 @@ struct MessageFlow {
   uint32_t block() const { return number / kBlockChannels; }  // of a channel
   std::string name() const;                                   // "tag 7", "channel 2"
 
-  // The transport's tag of frame k: kFirstP2pTag + tag; of a channel, kFirstChannelTag and on, so that its frames take
-  // a group's connections in turn.
-  uint32_t transportTag(size_t k, int connections) const;
+  // The transport's tag of frame k: of a message that has tags of its own from `first_tag` on, one of these, so that
+  // frames take a group's connections in turn. Else of a channel from kFirstChannelTag on, in turn as well; of a tag
+  // kFirstP2pTag + tag.
+  uint32_t transportTag(size_t k, int connections, std::optional<uint32_t> first_tag) const;
 
   auto operator<=>(const MessageFlow&) const = default;
 };
@@ -100,6 +103,25 @@ class ReceiverNumbers {
   std::set<uint32_t> further_;  // those that came out of order: tags may be received in any
 };
 
+// The transport tags of the messages from one rank to another, which their receiver picks: kOpTags of them for each
+// message, used anew after 2^21 messages, those of the two directions apart. Not thread-safe.
+class MessageTags {
+ public:
+  // Of messages from `peer` to `rank`.
+  MessageTags(int rank, int peer) : is_odd_(rank > peer) {}
+
+  // The first tag of the next message.
+  uint32_t next() { return kFirstMessageTag + (2 * (count_++ % kMessages) + (is_odd_ ? 1 : 0)) * kOpTags; }
+
+  // Whether it may be that of a message to `rank`.
+  static bool belongs(uint32_t first_tag, int rank, int peer);
+
+ private:
+  static constexpr uint32_t kMessages = (kFirstChannelTag - kFirstMessageTag) / (2 * kOpTags);
+  const bool is_odd_;
+  uint32_t count_ = 0;
+};
+
 // The number after `number` in its count.
 constexpr uint32_t numberAfter(uint32_t number) {
   return (number & kSharedNumber) | ((number + 1) & ~kSharedNumber);
@@ -108,9 +130,11 @@ constexpr uint32_t numberAfter(uint32_t number) {
 // A receiver tells this to the sender of a message, once it has posted its receives (FORMAT.md, "Point to point").
 struct Announcement {
   MessageFlow flow;
-  uint32_t frames = 0;    // receives posted
-  KeyValues description;  // of the message that it expects
-  size_t bytes = 0;       // of the frame that brought it
+  uint32_t frames = 0;                               // receives posted
+  std::optional<uint32_t> first_tag = {};            // where the transport can close tags: the message's first one
+  KeyValues description = {};                        // of the message that it expects
+  size_t bytes = 0;                                  // of the frame that brought it
+  std::optional<Cancellation::Cause> given_up = {};  // by its receiver, before it was paired; not told
 
   std::string text() const;
   // Throws WireError.
@@ -144,19 +168,34 @@ struct AnySourceWord {
   static AnySourceWord parse(std::string_view text);
 };
 
-// A group's announcements: those that this rank makes, and, from each peer that it has sent to or withdrawn from, those
-// it hears; withdrawals and words of receives from any rank among them, in order. They travel over the control lane,
-// where they never queue behind frames. Thread-safe.
+// Either rank of a message that is given up tells this to the other, once (FORMAT.md, "Giving a message up").
+struct MessageWord {
+  uint32_t first_tag = 0;     // the message's
+  uint32_t number = 0;        // said by its sender, unless the message is through there; else 0
+  Cancellation::Cause cause;  // of the rank that gave it up first
+
+  std::string text() const;
+  // Whether a text is one of these.
+  static bool is(std::string_view text);
+  // Throws WireError.
+  static MessageWord parse(std::string_view text);
+};
+
+// A group's announcements: those that this rank makes, and, from each peer that it listens to, those it hears;
+// withdrawals, words of receives from any rank and of messages that are given up among them, in order. They travel over
+// the control lane, where they never queue behind frames. Thread-safe.
 class AnnouncementBoard {
  public:
-  // Called on a thread of the board's own, of one peer in the order in which it announced: `heard` with an
-  // announcement, `withdrawn` with a withdrawal, `any_source` with such a word; `lost` once, when there will be no
-  // more.
-  using Heard = std::function<void(int peer, Announcement announcement)>;
-  using HeardWithdrawal = std::function<void(int peer, const Withdrawal& withdrawal)>;
-  using HeardAnySource = std::function<void(int peer, const AnySourceWord& word)>;
-  using Lost = std::function<void(int peer, const TransportError& why)>;
-  AnnouncementBoard(GroupContext& group, Heard heard, HeardWithdrawal withdrawn, HeardAnySource any_source, Lost lost);
+  // Called on a thread of the board's own, of one peer in the order in which it announced; `lost` once, when there will
+  // be no more.
+  struct Hears {
+    std::function<void(int peer, Announcement announcement)> announcement;
+    std::function<void(int peer, const Withdrawal& withdrawal)> withdrawal;
+    std::function<void(int peer, const AnySourceWord& word)> any_source;
+    std::function<void(int peer, const MessageWord& word)> given_up;
+    std::function<void(int peer, const TransportError& why)> lost;
+  };
+  AnnouncementBoard(GroupContext& group, Hears hears);
   ~AnnouncementBoard();  // as stop()
 
   // Bytes of an announcement's payload at most.
@@ -177,6 +216,7 @@ class AnnouncementBoard {
   }
   Delivery tell(int peer, const AnySourceWord& word) { return tell(peer, word.text(), 0); }
   Delivery tell(int peer, const Withdrawal& withdrawal) { return tell(peer, withdrawal.text(), withdrawal.period); }
+  Delivery tell(int peer, const MessageWord& word) { return tell(peer, word.text(), 0); }
 
   // Hears `peer` from now on; any number of times.
   void listen(int peer);
@@ -194,10 +234,7 @@ class AnnouncementBoard {
   void hear(int peer);
 
   GroupContext& group_;
-  const Heard heard_;
-  const HeardWithdrawal withdrawn_;
-  const HeardAnySource any_source_;
-  const Lost lost_;
+  const Hears hears_;
   BufferPool buffers_;
   std::mutex mutex_;
   std::map<int, std::thread> threads_;

@@ -50,7 +50,7 @@ OpContext::OpContext(GroupContext& group, std::string op, uint32_t sequence)
     : group(group), op(std::move(op)), sequence(sequence), first_tag(firstTag(group, sequence)), start(Clock::now()) {}
 
 uint32_t OpContext::firstTag(const GroupContext& group, uint32_t sequence) {
-  return group.transport.canCancelMessages() ? sequence % kTaggedOps * kOpTags : 0;
+  return group.transport.canCloseTags() ? sequence % kTaggedOps * kOpTags : 0;
 }
 
 int OpContext::rank() const {
@@ -90,7 +90,7 @@ void OpContext::wait(Transfer& transfer, int peer, const char* doing, std::optio
   try {
     const auto patience = deadline.value_or(std::chrono::milliseconds(group.timeout_ms.load()));
     const bool is_receive = std::string_view(doing).starts_with("waiting for");
-    if (is_receive && cancellation) {
+    if (is_receive && cancellation && is_numbered_alike) {
       receive(transfer, peer, patience);
     } else {
       transfer.wait(patience);
@@ -139,6 +139,14 @@ std::optional<uint32_t> OpContext::otherOpOf(int peer) const {
     return sequence + static_cast<uint32_t>(static_cast<int32_t>(ahead) >> kUnknownBits);
   }
   return {};
+}
+
+void OpContext::noteFailure(const std::string& why) const {
+  note([&](OpProgress::State& state) {
+    state.sent_bytes = counters.wire_bytes;
+    state.received_bytes = counters.received_bytes;
+    state.end(why);
+  });
 }
 
 void OpContext::spent(Doing doing, Clock::time_point start, Clock::time_point end) {

@@ -217,6 +217,7 @@ class OpContext {
   std::shared_ptr<OpProgress> progress;        // its entry in the flight record; null where nothing is recorded
   std::shared_ptr<Cancellation> cancellation;  // of an op that can be given up; else null
   Timeline* timeline = nullptr;                // where a profiler wants to know; else null
+  bool is_numbered_alike = false;              // by all ranks, as ops of the worker are
   bool conversing = false;  // between the first transfer and the last: what is thrown then leaves peers with half an op
   bool whole = false;       // all its transfers are through: what is thrown from then on concerns this rank alone
 
@@ -257,6 +258,9 @@ class OpContext {
   void note(F&& change) const {
     if (progress) progress->update(change);
   }
+
+  // Its entry in the flight record ends with what was counted, and with `why`.
+  void noteFailure(const std::string& why) const;
 
   // Runs a check of what `peer` sent: a WireError becomes a PeerError that names it.
   template <class F>

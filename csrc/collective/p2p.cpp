@@ -33,11 +33,11 @@ P2p::FlowLock::~FlowLock() {
 
 P2p::P2p(GroupContext& group)
     : group_(group),
-      board_(
-          group, [this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
-          [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
-          [this](int peer, const AnySourceWord& word) { heardAnySource(peer, word); },
-          [this](int peer, const TransportError& why) { lost(peer, why); }) {}
+      board_(group, {[this](int peer, Announcement announcement) { heard(peer, std::move(announcement)); },
+                     [this](int peer, const Withdrawal& withdrawal) { heardWithdrawal(peer, withdrawal); },
+                     [this](int peer, const AnySourceWord& word) { heardAnySource(peer, word); },
+                     [this](int peer, const MessageWord& word) { heardGivenUp(peer, word); },
+                     [this](int peer, const TransportError& why) { lost(peer, why); }}) {}
 
 void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> source) {
   board_.listen(message->peer);
@@ -48,7 +48,7 @@ void P2p::send(const std::shared_ptr<P2pSend>& message, std::unique_ptr<Source> 
     std::lock_guard<std::mutex> lock(mutex_);
     if (message->key.flow.channel()) expectTaken(*message, blocks_[{message->peer, message->key.flow.block()}]);
     message->op.sequence = sent_[message->peer].next(message->key.flow);
-    flow.under_way.push_back(message);
+    addUnderWay(flow, message);
     flow.unannounced.push_back(message);
     const auto gone = lost_.find(message->peer);
     if (gone != lost_.end()) message->lose(gone->second);
@@ -65,7 +65,7 @@ void P2p::recv(const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> si
   Flow& flow = posting.flow();
   std::lock_guard<std::mutex> in_order(flow.in_order);
   Block* const block = message->key.flow.channel() ? &blockOf(message->peer, message->key.flow.block()) : nullptr;
-  if (block) board_.listen(message->peer);  // for its withdrawal
+  if (block || message->op.cancellation) board_.listen(message->peer);  // for its withdrawal, or that it gives it up
   const auto announcing = block ? std::unique_lock<std::mutex>(block->announcing) : std::unique_lock<std::mutex>();
   post(flow, message, std::move(sink), block);
 }
@@ -75,8 +75,10 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (block) expectTaken(*message, *block);
+    if (group_.transport.canCloseTags())
+      message->first_tag_ = tags_.try_emplace(message->peer, group_.rank(), message->peer).first->second.next();
     message->op.sequence = flow.last = numberAfter(flow.last);
-    flow.under_way.push_back(message);
+    addUnderWay(flow, message);
     const auto source = any_.find(message->key.flow);
     if (source != any_.end()) ++source->second.peers[message->peer].announced;
   }
@@ -92,6 +94,10 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
 
 void P2p::heard(int peer, Announcement announcement) {
   const MessageFlow name = announcement.flow;
+  if (group_.transport.canCloseTags() != announcement.first_tag.has_value() ||
+      (announcement.first_tag && !MessageTags::belongs(*announcement.first_tag, peer, group_.rank())))
+    throw WireError("announcement: expected a first tag that its receiver may pick, got " +
+                    (announcement.first_tag ? std::to_string(*announcement.first_tag) : "none"));
   FlowLock posting(*this, {peer, name, true});
   bool refused = false;
   {
@@ -113,6 +119,7 @@ void P2p::pair(Flow& flow) {
   std::lock_guard<std::mutex> pairing(flow.pairing);
   std::shared_ptr<P2pSend> message;
   Announcement announcement;
+  bool given_up;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (flow.unannounced.empty() || flow.announced.empty()) return;
@@ -120,8 +127,10 @@ void P2p::pair(Flow& flow) {
     announcement = std::move(flow.announced.front());
     flow.unannounced.pop_front();
     flow.announced.pop_front();
+    message->first_tag_ = announcement.first_tag;
+    given_up = message->given_up_ || announcement.given_up;
   }
-  message->announced(announcement);
+  given_up ? pairGivenUp(message, announcement) : message->announced(announcement);
 }
 
 void P2p::lost(int peer, const TransportError& why) {
@@ -136,7 +145,21 @@ void P2p::lost(int peer, const TransportError& why) {
   changed_.notify_all();
 }
 
-void P2p::cancel() {
+// With the lock.
+void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
+  flow.under_way.push_back(message);
+  if (is_over_ && message->op.cancellation) message->op.cancellation->endGroup();
+}
+
+void P2p::breakWaits() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    is_over_ = true;
+    for (const auto& [key, flow] : flows_) {
+      for (const auto& message : flow.under_way)
+        if (message->op.cancellation) message->op.cancellation->endGroup();
+    }
+  }
   for (int peer = 0; peer < group_.size(); ++peer)
     lost(peer, TransportError(TransportError::Kind::cancelled, peer, "the lane was cancelled"));
 }
@@ -145,10 +168,16 @@ void P2p::finish(P2pMessage& message) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (message.dropped_) std::rethrow_exception(message.op.refusedBecause(message.peer, "it was withdrawn"));
+    if (message.given_up_) std::rethrow_exception(message.op.givenUp(*message.op.cancellation->given()));
     message.finishing_ = true;
   }
-  const std::exception_ptr error =
-      message.sends ? finishSend(static_cast<P2pSend&>(message)) : finishRecv(static_cast<P2pRecv&>(message));
+  std::exception_ptr error;
+  try {
+    error = message.sends ? finishSend(static_cast<P2pSend&>(message)) : finishRecv(static_cast<P2pRecv&>(message));
+  } catch (const PeerRefusal&) {  // it was given up in the meantime
+    error = std::current_exception();
+    message.release();
+  }
   message.op.conversing = false;
   message.op.note([&](OpProgress::State& state) {
     state.received_bytes = message.op.counters.received_bytes;
@@ -172,7 +201,7 @@ std::exception_ptr P2p::finishSend(P2pSend& message) {
 std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   const auto sink = std::move(message.sink_);
   for (size_t k = 0; k < message.plan.frames.size(); ++k) {
-    const auto payload = message.take(k, [&](const FrameHeader& got) { adopt(message, got); });
+    const auto payload = message.take(k, [&](const FrameHeader& got) { adopt(message, got.sequence); });
     if (payload) {
       Stopwatch watch(message.op, Doing::decode);
       message.op.attribute(message.peer, [&] { sink->take(k, *payload, message.peer); });
@@ -182,29 +211,30 @@ std::exception_ptr P2p::finishRecv(P2pRecv& message) {
   sink->wait();
   // Its frames came in answer to it: it has left.
   message.op.wait(*message.announcement_.transfer, message.peer, "announcing a receive");
+  message.announcement_ = {};
   message.release();
   return message.error();
 }
 
-// A receive learns from its first frame how its sender counts the tag.
-void P2p::adopt(P2pRecv& message, const FrameHeader& got) {
+// A receive learns from its first frame, or from word that it is given up, how its sender counts the tag.
+void P2p::adopt(P2pRecv& message, uint32_t number) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto flow = flows_.find(keyOf(message));  // gone where a later message was finished first
     ReceiverNumbers& received = received_[message.peer];
-    if ((got.sequence & kSharedNumber) == 0) {
-      if (flow != flows_.end() && got.sequence == message.op.sequence) flow->second.counted = true;
+    if ((number & kSharedNumber) == 0) {
+      if (flow != flows_.end() && number == message.op.sequence) flow->second.counted = true;
       return;
     }
     const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0 : flow->second.counted;
     if (counted) return;  // and is refused, as any other number that is not expected
-    if (!message.taken_down_ && !received.take(got.sequence)) {
-      throw WireError("message number: expected one that has not come before, got " + std::to_string(got.sequence) +
+    if (!message.taken_down_ && !received.take(number))
+      throw WireError("message number: expected one that has not come before, got " + std::to_string(number) +
                       " again");
-    }
-    message.op.sequence = got.sequence;
+    message.taken_down_ = true;
+    message.op.sequence = number;
   }
-  message.op.note([&](OpProgress::State& state) { state.sequence = got.sequence; });
+  message.op.note([&](OpProgress::State& state) { state.sequence = number; });
 }
 
 // With the lock: of a receive that is through though nobody has asked for it, the number in its first frame. Where that
@@ -215,25 +245,31 @@ void P2p::takeDown(P2pRecv& message) {
   message.taken_down_ = received_[message.peer].take(got->sequence);
 }
 
-// A flow is in order: what is older than a message that is through is through as well, also where nobody asked.
-void P2p::forget(const P2pMessage& done) {
+// With a message of a tag those go that are older and through, though nobody has asked for them.
+void P2p::forget(P2pMessage& done) {
   std::deque<std::shared_ptr<P2pMessage>> dropped;  // destroyed without the lock
   std::lock_guard<std::mutex> lock(mutex_);
+  if (done.given_up_) return;  // in its last moment, and its peer has yet to say so
+  done.through_ = true;
   const auto flow = flows_.find(keyOf(done));
   if (flow == flows_.end()) return;
   auto& under_way = flow->second.under_way;
   const auto at = std::find_if(under_way.begin(), under_way.end(), [&](const auto& m) { return m.get() == &done; });
   if (at == under_way.end()) return;  // a later one was through before
-  // Frames of a channel take several connections: an older message may still be under way on another one.
-  const auto first = done.key.flow.channel() ? at : under_way.begin();
-  for (auto through = first; through != std::next(at); ++through) {
-    if (!(*through)->finishing_) {
-      (*through)->op.note([](OpProgress::State& state) { state.end(""); });
-      if (auto* const received = dynamic_cast<P2pRecv*>(through->get())) takeDown(*received);
-    }
-    dropped.push_back(std::move(*through));
-  }
-  under_way.erase(first, std::next(at));
+  // Where messages share their flow's tag they come in order.
+  const bool in_order = !group_.transport.canCloseTags();
+  const auto isKept = [&](const std::shared_ptr<P2pMessage>& message) {
+    if (message.get() == &done) return false;
+    if (message->finishing_ || message->given_up_ || !(in_order || message->isThrough())) return true;
+    message->op.note([](OpProgress::State& state) { state.end(""); });
+    if (auto* const received = dynamic_cast<P2pRecv*>(message.get())) takeDown(*received);
+    message->through_ = true;
+    return false;
+  };
+  const auto first = done.key.flow.channel() ? at : under_way.begin();  // a channel's messages are all finished
+  const auto gone = std::stable_partition(first, std::next(at), isKept);
+  dropped.assign(std::make_move_iterator(gone), std::make_move_iterator(std::next(at)));
+  under_way.erase(gone, std::next(at));
   close(flow->first, flow->second);
 }
 

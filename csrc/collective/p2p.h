@@ -1,11 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -96,6 +98,19 @@ class P2p {
   //    there on it is a receive from that rank. Other offers are kept for the next such receive.
   void recvAny(const std::shared_ptr<AnyRecv>& recv);
 
+  // Gives a message up, for `why`, on both ranks; `message` is of a tag, and the transport can close tags. Its other
+  // end fails as soon as it hears of it or is posted, and the flow's next message meets the next receive: both have
+  // been counted. finish() throws PeerRefusal with the rank and the reason, and may succeed still where it is under
+  // way. False where the message is through, or was given up before. Does not wait.
+  // 1. The rank that gives it up closes the message's tags and tells the peer. A sender who does not know them, because
+  //    no receive was announced, does both when one is.
+  // 2. A rank that hears of it closes the tags too and answers: the sender once it has posted the message, for its word
+  //    has the number. Then neither remembers the message.
+  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
+
+  // As cancel(), of the message once its sender is known; until then the receive leaves those that wait.
+  bool cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
+
   // Waits for the receiver, if it has not announced itself yet, and for every frame, under the progress deadline, and
   // decodes those of a receive one by one as they come. The deadline runs from the wait: on a link that is busy with
   // messages nobody waits for, theirs is no progress of this one. Throws the ValueError of a send that could not be
@@ -118,8 +133,11 @@ class P2p {
   // sides call it. `op` is the caller's own. Throws TransferError.
   void resume(OpContext& op, int peer, uint32_t block);
 
+  // Waits, for at most `patience`, until peers have heard of the messages that were given up here.
+  void settle(std::chrono::milliseconds patience);
+
   // Breaks the waits for receivers: the bulk lane has been given up. Any number of times.
-  void cancel();
+  void breakWaits();
 
   // Ends the threads that hear announcements: the control lane has been cancelled.
   void stop() { board_.stop(); }
@@ -183,12 +201,14 @@ class P2p {
     AnnouncementBoard::Delivery offer = {};
   };
 
+  void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
   void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block);
   void choose(const MessageFlow& name);
   void heardAnySource(int peer, const AnySourceWord& word);
   void offer(int peer, const MessageFlow& name);
   void loseAny(const TransportError& why);
   void pair(Flow& flow);
+  void pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
   void heard(int peer, Announcement announcement);
   void heardWithdrawal(int peer, const Withdrawal& theirs);
   bool close(Block& block, const std::string& why);
@@ -200,11 +220,18 @@ class P2p {
   Block& blockOf(int peer, uint32_t number);
   void expectTaken(const P2pMessage& message, const Block& block) const;
   void lost(int peer, const TransportError& why);
+  void heardGivenUp(int peer, const MessageWord& word);
+  Announcement* announced(int peer, uint32_t first_tag);
+  std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
+  void leave(P2pMessage& message, bool closes);
+  void say(const P2pMessage& message);
+  void say(int peer, const MessageWord& word);
+  void forgetGivenUp(P2pMessage& message);
   std::exception_ptr finishSend(P2pSend& message);
   std::exception_ptr finishRecv(P2pRecv& message);
-  void adopt(P2pRecv& message, const FrameHeader& got);
+  void adopt(P2pRecv& message, uint32_t number);
   void takeDown(P2pRecv& message);
-  void forget(const P2pMessage& done);
+  void forget(P2pMessage& done);
   void close(const Key& key, Flow& flow);
   static Key keyOf(const P2pMessage& message) { return {message.peer, message.key.flow, message.sends}; }
 
@@ -218,9 +245,13 @@ class P2p {
   std::map<int, ReceiverNumbers> received_;
   std::map<int, TransportError> lost_;  // peers that announce no more
   std::map<std::pair<int, uint32_t>, Block> blocks_;
+  std::map<int, MessageTags> tags_;  // of messages that this rank receives
   std::map<MessageFlow, AnySource> any_;
   std::map<std::pair<int, MessageFlow>, Wanted> wanted_;
+  bool is_over_ = false;             // nobody gives a message up any more
   std::condition_variable changed_;  // heard of a block, or lost_
+  std::mutex telling_;
+  std::list<AnnouncementBoard::Delivery> told_;  // words of messages that are given up, on their way
 };
 
 }  // namespace lowcomm

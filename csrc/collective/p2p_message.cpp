@@ -11,6 +11,10 @@
 namespace lowcomm {
 namespace {
 
+bool areOver(const std::vector<std::unique_ptr<Transfer>>& transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const auto& transfer) { return isOver(*transfer); });
+}
+
 std::string titleOf(bool sends, const MessageKey& key) {
   std::string title = (sends ? "send " : "recv ") + std::string(key.flow.channel() ? "of " : "with ") + key.flow.name();
   for (const std::string& said : {key.edge, key.part})
@@ -71,7 +75,9 @@ P2pMessage::P2pMessage(GroupContext& group, bool sends, int peer, MessageKey key
       sends(sends),
       description_(describeMessage(this->key, this->plan, type_name, type_elements)),
       description_hash_(fnv1a(description_.text())),
-      versions_crc_(crcOfVersions(this->key.samples)) {}
+      versions_crc_(crcOfVersions(this->key.samples)) {
+  if (group.transport.canCloseTags()) op.cancellation = std::make_shared<Cancellation>();
+}
 
 std::string P2pMessage::countedAs() const {
   const std::string verb = sends ? "send" : "recv";
@@ -198,8 +204,8 @@ void P2pSend::sendErrors(uint32_t frames, const std::string& reason) {
 
 void P2pSend::start(size_t k, std::span<const std::byte> frame) {
   try {
-    transfers_.push_back(
-        op.group.transport.isend(Lane::bulk, peer, key.flow.transportTag(k, op.group.connections), frame));
+    const auto held = op.cancellation ? op.cancellation->hold(peer) : std::unique_lock<std::mutex>();
+    transfers_.push_back(op.group.transport.isend(Lane::bulk, peer, transportTag(k), frame));
   } catch (const TransportError& error) {
     lost_ = error;
   }
@@ -231,6 +237,24 @@ void P2pSend::drop(OpContext& resuming) {
   op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
 }
 
+bool P2pSend::isThrough() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t frames = refused_ ? transfers_.size() : plan.frames.size();
+  return announced_ && transfers_.size() == frames && areOver(transfers_);
+}
+
+void P2pSend::leave(const std::exception_ptr& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  refused_ = why;
+  changed_.notify_all();
+}
+
+void P2pSend::release() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  transfers_.clear();
+  frames_.clear();
+}
+
 void P2pSend::lose(const TransportError& error) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!lost_) lost_ = error;
@@ -244,8 +268,7 @@ void P2pSend::wait() {
   if (lost_) op.fail(peer, *lost_, "starting a transfer");
   for (size_t k = 0; k < transfers_.size(); ++k)
     op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
-  transfers_.clear();
-  frames_.clear();
+  release();
 }
 
 P2pRecv::P2pRecv(GroupContext& group, int peer, MessageKey key, MessagePlan plan, const std::string& type_name,
@@ -261,10 +284,9 @@ void P2pRecv::post(AnnouncementBoard& board) {
     payload = std::max<size_t>(payload, frame.payload_bytes);
   for (size_t k = 0; k < frames; ++k) {
     frames_.push_back(group.frames.take(kFrameHeaderBytes + payload));
-    transfers_.push_back(group.transport.irecv(Lane::bulk, peer, key.flow.transportTag(k, group.connections),
-                                               BufferPool::span(frames_[k])));
+    transfers_.push_back(group.transport.irecv(Lane::bulk, peer, transportTag(k), BufferPool::span(frames_[k])));
   }
-  announcement_ = board.tell(peer, {key.flow, static_cast<uint32_t>(frames), description_}, op.sequence);
+  announcement_ = board.tell(peer, {key.flow, static_cast<uint32_t>(frames), first_tag_, description_}, op.sequence);
   op.counters.wire_bytes += announcement_.bytes;
 }
 
@@ -290,15 +312,29 @@ void P2pRecv::drop(OpContext& resuming) {
   for (const auto& transfer : transfers_)
     resuming.wait(*transfer, peer, "waiting for a frame that is not taken");
   resuming.wait(*announcement_.transfer, peer, "announcing a receive");
-  sink_.reset();
+  announcement_ = {};
   release();
   op.note([](OpProgress::State& state) { state.end("it was withdrawn"); });
 }
 
+bool P2pRecv::isThrough() {
+  return areOver(transfers_) && isOver(*announcement_.transfer);
+}
+
+bool P2pRecv::hasFirst() {
+  try {
+    transfers_.front()->wait(std::chrono::milliseconds(0));
+  } catch (const TransportError&) {
+    return false;
+  }
+  return true;
+}
+
+// What it announced may still be on its way.
 void P2pRecv::release() {
+  sink_.reset();
   transfers_.clear();
   frames_.clear();
-  announcement_ = {};
 }
 
 }  // namespace lowcomm

@@ -77,6 +77,13 @@ class P2pMessage {
   friend class P2p;
   // Waits, as a part of `resuming`, until nothing of it is under way; what came is not looked at.
   virtual void drop(OpContext& resuming) = 0;
+  // Whether nothing of it is under way. Of one that nobody finishes.
+  virtual bool isThrough() = 0;
+  // It is given up: waits for its peer are over, for `why`, and nothing more is begun.
+  virtual void leave(const std::exception_ptr& why) = 0;
+  // Lets go of its frames. Its tags are closed, or it is through.
+  virtual void release() = 0;
+  uint32_t transportTag(size_t k) const { return key.flow.transportTag(k, op.group.connections, first_tag_); }
   FrameHeader header(const Frame& frame) const;
   // The flight record's: what both sides must mean, and how many frames will come.
   void note(uint32_t expected_frames) const;
@@ -88,7 +95,11 @@ class P2pMessage {
   // receive has been counted among those of its sender's common count.
   bool finishing_ = false;
   bool taken_down_ = false;
-  bool dropped_ = false;  // its block has begun anew: it is as good as refused
+  bool dropped_ = false;               // its block has begun anew: it is as good as refused
+  bool through_ = false;               // it is over, and was not given up
+  bool given_up_ = false;              // by either rank
+  bool awaits_word_ = false;           // of the peer, that it knows so
+  std::optional<uint32_t> first_tag_;  // of its own; of a send known once it is announced
 };
 
 // A message to send. Its frames leave once its receiver has announced that it expects this message: frames encoded
@@ -119,6 +130,9 @@ class P2pSend : public P2pMessage {
   // This message answers a receive that has no other: error frames go in its place.
   void refuse(const Announcement& theirs, const std::string& why);
   void drop(OpContext& resuming) override;
+  bool isThrough() override;
+  void leave(const std::exception_ptr& why) override;
+  void release() override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
   // Waits until every frame has left. Throws TransferError.
@@ -139,7 +153,7 @@ class P2pSend : public P2pMessage {
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   bool announced_ = false;
-  std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn
+  std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn or given it up
   std::optional<TransportError> lost_;
   size_t heard_bytes_ = 0;  // of the announcement
   std::vector<Outgoing> frames_;
@@ -163,9 +177,13 @@ class P2pRecv : public P2pMessage {
   template <class Adopt>
   std::optional<std::span<const std::byte>> take(size_t k, Adopt&& adopt);
   void drop(OpContext& resuming) override;
+  bool isThrough() override;
+  void leave(const std::exception_ptr& /*why*/) override {}
+  void release() override;
+  // Whether the first frame has come. Of one that nobody finishes.
+  bool hasFirst();
   // The header of the first frame of a message that is through; nothing where it does not open.
   std::optional<FrameHeader> firstHeader() const;
-  void release();
   // PeerRefusal where error frames came. Null where the message did.
   std::exception_ptr error() const;
 

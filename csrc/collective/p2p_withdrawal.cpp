@@ -118,7 +118,8 @@ void P2p::refuseRest(int peer, const MessageFlow& name) {
       answers.push_back(std::make_shared<P2pSend>(group_, peer, MessageKey{name},
                                                   planP2p(0, CodecSpec{}, DType::float32, group_.chunk_bytes)));
       answers[i]->op.sequence = sent_[peer].next(name);
-      flow.under_way.push_back(answers[i]);
+      answers[i]->first_tag_ = unanswered[i].first_tag;
+      addUnderWay(flow, answers[i]);
     }
   }
   for (const auto& message : behind)

@@ -10,22 +10,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kNoticePatience{500};
 
-std::string whatOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
-void noteFailure(OpContext& op, const std::string& why) {
-  op.note([&](OpProgress::State& state) {
-    state.sent_bytes = op.counters.wire_bytes;
-    state.received_bytes = op.counters.received_bytes;
-    state.end(why);
-  });
-}
-
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
@@ -35,7 +19,7 @@ Engine::Engine(std::unique_ptr<Transport> transport, GroupConfig config)
       notices_(group_),
       messages_(group_) {
   notices_.watch();
-  if (transport_->canCancelMessages() && group_.size() > 1) {
+  if (transport_->canCloseTags() && group_.size() > 1) {
     words_ = std::make_unique<OpWords>(
         group_, [this](int peer, const OpWord& word) { giveUp(word, peer); },
         [this](int peer, const std::string& why) {
@@ -70,9 +54,9 @@ uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32
         OpContext context(group_, op, sequence);
         context.progress = progress;
         refused = context.givenUp(*cause);
-        noteFailure(context, whatOf(refused));
+        context.noteFailure(whatOf(refused));
       } else {
-        auto cancellation = transport_->canCancelMessages() ? std::make_shared<Cancellation>() : nullptr;
+        auto cancellation = transport_->canCloseTags() ? std::make_shared<Cancellation>() : nullptr;
         queue_.push_back(
             {std::move(op), sequence, std::move(job), std::move(done), std::move(progress), std::move(cancellation)});
       }
@@ -85,89 +69,6 @@ uint32_t Engine::submit(std::string op, Job job, Done done, std::optional<uint32
   }
   refused ? done(refused, OpCounters{}) : changed_.notify_all();
   return sequence;
-}
-
-bool Engine::cancel(uint32_t sequence, const std::string& why) {
-  if (!transport_->canCancelMessages()) {
-    throw ValueError("cancel: expected a transport that can give one op up (transport=\"tcp\"), got group " +
-                     group_.name + "'s, which can only end the group");
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  ++giving_up_;
-  lock.unlock();
-  const bool given_up = giveUp({sequence, {group_.rank(), beginningOf(why, kMaxErrorText)}}, std::nullopt);
-  lock.lock();
-  --giving_up_;
-  changed_.notify_all();
-  return given_up;
-}
-
-// Once an op; whether this was the time. `heard_from`: the peer whose word it is.
-bool Engine::giveUp(const OpWord& word, std::optional<int> heard_from) {
-  std::optional<Entry> out;
-  std::shared_ptr<Cancellation> cancellation;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!ended_why_.empty()) return false;
-    const auto known = given_up_.find(word.sequence);
-    if (known != given_up_.end()) {
-      if (heard_from) --known->second.words;
-      forgetGivenUp();
-      return false;
-    }
-    const auto queued =
-        std::find_if(queue_.begin(), queue_.end(), [&](const Entry& entry) { return entry.sequence == word.sequence; });
-    if (queued != queue_.end()) cancellation = queued->cancellation;
-    if (current_ && current_sequence_ == word.sequence) cancellation = current_;
-    const bool is_given_up = cancellation && cancellation->given();
-    if (!heard_from && (!cancellation || is_given_up)) return false;
-    given_up_[word.sequence] = {word.cause, group_.size() - 1 - (heard_from ? 1 : 0)};
-    forgetGivenUp();
-    if (cancellation) cancellation->give(word.cause);
-    if (queued != queue_.end() && !heard_from) {
-      out = std::move(*queued);
-      queue_.erase(queued);
-    }
-  }
-  if (words_) words_->tell(word);
-  closeTags(word.sequence);
-  if (cancellation) cancellation->closed();
-  if (out) {
-    OpContext op(group_, out->op, out->sequence);
-    op.progress = out->progress;
-    const std::exception_ptr error = op.givenUp(word.cause);
-    noteFailure(op, whatOf(error));
-    out->done(error, op.counters);
-  }
-  return true;
-}
-
-// With the lock: of an op that is submitted now.
-std::optional<Cancellation::Cause> Engine::takeGivenUp(uint32_t sequence) {
-  const auto known = given_up_.find(sequence);
-  if (known == given_up_.end()) return {};
-  const Cancellation::Cause cause = known->second.cause;
-  forgetGivenUp();
-  return cause;
-}
-
-// With the lock.
-void Engine::forgetGivenUp() {
-  std::erase_if(given_up_, [&](const auto& op) {
-    const bool past = static_cast<int32_t>(op.first - sequence_) <= 0;
-    return past && op.second.words == 0;
-  });
-}
-
-void Engine::closeTags(uint32_t sequence) {
-  const uint32_t first = OpContext::firstTag(group_, sequence);
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank()) continue;
-    for (const uint32_t tag : {kAgreementTag, kCountsTag})
-      transport_->closeTag(Lane::control, peer, first + tag);
-    for (int connection = 0; connection < group_.connections; ++connection)
-      transport_->closeTag(Lane::bulk, peer, first + static_cast<uint32_t>(connection));
-  }
 }
 
 std::exception_ptr Engine::runInline(OpContext& op, const std::function<void()>& part) {
@@ -220,7 +121,7 @@ void Engine::abort(const std::string& why) {
   }
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
-  messages_.cancel();
+  messages_.breakWaits();
   changed_.notify_all();
 }
 
@@ -232,9 +133,10 @@ void Engine::shutdown() {
   changed_.notify_all();
   std::lock_guard<std::mutex> joining(joining_);
   if (worker_.joinable()) worker_.join();
+  if (endedWhy().empty()) messages_.settle(kNoticePatience);
   transport_->cancel(Lane::bulk);
   transport_->cancel(Lane::control);
-  messages_.cancel();
+  messages_.breakWaits();
   {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return running_inline_ == 0 && giving_up_ == 0; });
@@ -274,6 +176,7 @@ void Engine::loop() {
       OpContext op(group_, entry.op, entry.sequence);
       op.progress = entry.progress;
       op.cancellation = entry.cancellation;
+      op.is_numbered_alike = true;
       std::exception_ptr error = attempt(op, [&] {
         op.note([](OpProgress::State& state) { state.start(); });
         entry.job(op);
@@ -300,7 +203,7 @@ void Engine::loop() {
 
 std::exception_ptr Engine::attempt(OpContext& op, const std::function<void()>& job) {
   const std::exception_ptr error = tried(op, job);
-  if (error) noteFailure(op, whatOf(error));
+  if (error) op.noteFailure(whatOf(error));
   return error;
 }
 
@@ -347,7 +250,7 @@ std::exception_ptr Engine::lose(OpContext& op, const PeerError& lost) {
   ask(TransportError::Kind::closed);
   tell(message, op.sequence);
   ask(TransportError::Kind::timed_out);
-  noteFailure(op, message);
+  op.noteFailure(message);
   settle(message);
   return std::make_exception_ptr(PeerError(message, lost.peer));
 }
@@ -386,7 +289,7 @@ void Engine::tell(const std::string& message, uint32_t sequence) {
 void Engine::settle(std::string& message) {
   message += record_.write(message);
   transport_->cancel(Lane::bulk);
-  messages_.cancel();
+  messages_.breakWaits();
   std::lock_guard<std::mutex> lock(mutex_);
   ended_why_ = message;
 }

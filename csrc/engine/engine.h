@@ -54,6 +54,10 @@ class Engine {
   // transport cannot close tags, as gloo's.
   bool cancel(uint32_t sequence, const std::string& why);
 
+  // As P2p::cancel and P2p::cancelAny; ValueError as above, false where the group is over.
+  bool cancel(const std::shared_ptr<P2pMessage>& message, const std::string& why);
+  bool cancel(const std::shared_ptr<AnyRecv>& recv, const std::string& why);
+
   // Runs `part` of an op on the calling thread, next to the worker and any number of other such threads: posting or
   // finishing a point-to-point message. Returns what a job's Done would get, by the same rules: a fault ends the group.
   // After abort(), a fault or shutdown() the part does not run.
@@ -111,6 +115,7 @@ class Engine {
     Cancellation::Cause cause;
     int words;  // that are to come
   };
+  bool givingUp(const std::string& why, const std::function<bool(const std::string&)>& part);
   bool giveUp(const OpWord& word, std::optional<int> heard_from);
   std::optional<Cancellation::Cause> takeGivenUp(uint32_t sequence);
   void forgetGivenUp();

@@ -125,15 +125,6 @@ OpWord parse(const GroupContext& group, std::span<const std::byte> frame) {
   return {said.sequence, {rank, beginningOf(text.fields[1].second, kMaxErrorText)}};
 }
 
-bool isOver(Transfer& transfer, std::chrono::milliseconds patience) {
-  try {
-    transfer.wait(patience);
-  } catch (const TransportError& error) {
-    return error.kind != TransportError::Kind::timed_out;
-  }
-  return true;
-}
-
 }  // namespace
 
 OpWords::OpWords(GroupContext& group, Heard heard, Spoilt spoilt)
@@ -217,7 +208,7 @@ void OpWords::tell(const OpWord& word) {
   std::lock_guard<std::mutex> telling(telling_);
   std::erase_if(told_, [](const Told& told) {
     return std::all_of(told.transfers.begin(), told.transfers.end(),
-                       [](const auto& transfer) { return isOver(*transfer, std::chrono::milliseconds(0)); });
+                       [](const auto& transfer) { return isOver(*transfer); });
   });
   Told& told = told_.emplace_back(Told{buffers_.take(), {}});
   const size_t bytes = sealText(told.frame.get(), header, textOf(word));

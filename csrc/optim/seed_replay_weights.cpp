@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/float_env.h"
 #include "base/hashes.h"
-#include "base/joined_crc.h"
 #include "kernels/isa/table.h"
 #include "optim/device_noise.h"
 #include "tensor/parallel.h"

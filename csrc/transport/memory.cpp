@@ -30,7 +30,6 @@ struct Slot {
   std::span<std::byte> in;
   bool done = false;
   bool failed = false;
-  bool given_up = false;  // it stays in its queue for its counterpart to meet
   std::function<void()> then = {};
   Kind kind = Kind::closed;
   std::string why;
@@ -44,11 +43,12 @@ struct Mailbox {
 }  // namespace
 
 struct MemoryHub::State {
-  explicit State(int size) : size(size), ended(size), stalled(size) {}
+  State(int size, bool closes_tags) : size(size), closes_tags(closes_tags), ended(size), stalled(size) {}
 
   using Key = std::tuple<Lane, int, int, uint32_t>;  // lane, from, to, tag
 
   const int size;
+  const bool closes_tags;
   std::mutex mutex;
   std::condition_variable changed;
   std::map<Key, Mailbox> mailboxes;
@@ -63,11 +63,6 @@ struct MemoryHub::State {
       SlotPtr send = box.sends.front(), receive = box.receives.front();
       box.sends.pop_front();
       box.receives.pop_front();
-      if (send->given_up || receive->given_up) {
-        fail(*send, Kind::cancelled, "the message was cancelled by the peer");
-        fail(*receive, Kind::cancelled, "the message was cancelled by the peer");
-        continue;
-      }
       if (send->out.size() > receive->in.size()) {
         receive->failed = true;
         receive->why = "a message of " + std::to_string(send->out.size()) + " bytes for a receive of " +
@@ -112,18 +107,6 @@ struct MemoryHub::State {
       fail(box.sends, from == rank ? own : Kind::closed);
       fail(box.receives, to == rank ? own : Kind::closed);
     }
-    changed.notify_all();
-  }
-
-  // Gives up one side of a mailbox.
-  void cancel(const Key& key, std::deque<SlotPtr> Mailbox::* queue) {
-    const auto box = mailboxes.find(key);
-    if (box == mailboxes.end()) return;
-    for (SlotPtr& slot : box->second.*queue) {
-      fail(*slot, Kind::cancelled, "the message was cancelled");
-      slot->given_up = true;
-    }
-    deliver(key, box->second);
     changed.notify_all();
   }
 
@@ -200,13 +183,7 @@ class MemoryTransport : public Transport {
 
   void cancel(Lane lane) override { state_->end(rank_, lane, Kind::cancelled); }
 
-  bool canCancelMessages() const override { return true; }
-
-  void cancelMessages(Lane lane, int peer, uint32_t tag) override {
-    std::lock_guard<std::mutex> lock(state_->mutex);
-    state_->cancel({lane, rank_, peer, tag}, &Mailbox::sends);
-    state_->cancel({lane, peer, rank_, tag}, &Mailbox::receives);
-  }
+  bool canCloseTags() const override { return state_->closes_tags; }
 
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     std::lock_guard<std::mutex> lock(state_->mutex);
@@ -247,7 +224,7 @@ class MemoryTransport : public Transport {
 
 }  // namespace
 
-MemoryHub::MemoryHub(int size) : state_(std::make_shared<State>(size)) {}
+MemoryHub::MemoryHub(int size, bool closes_tags) : state_(std::make_shared<State>(size, closes_tags)) {}
 MemoryHub::~MemoryHub() = default;
 
 std::unique_ptr<Transport> MemoryHub::transport(int rank) {

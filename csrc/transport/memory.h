@@ -13,7 +13,9 @@ namespace lowcomm {
 // send is done when its receive has the bytes), so tests meet the same deadlocks and the same half-duplex.
 class MemoryHub {
  public:
-  explicit MemoryHub(int size);
+  // `closes_tags`: as the transport over TCP; else as gloo's, whose messages with a tag are all told apart by their
+  // order.
+  explicit MemoryHub(int size, bool closes_tags = true);
   ~MemoryHub();
 
   std::unique_ptr<Transport> transport(int rank);

@@ -26,16 +26,25 @@ struct TransportError : std::runtime_error {
 };
 
 // One message under way. Dropping it before it is done does not stop it: its span must stay valid until wait() has
-// returned or Transport::cancel() or cancelMessages() has.
+// returned or Transport::cancel() or closeTag() has.
 class Transfer {
  public:
   virtual ~Transfer() = default;
 
   // Blocks until the message has left (send) or arrived (receive). Throws TransportError: timed_out when it has not
-  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel or cancelMessages, here or at the
-  // peer.
+  // after `deadline`, closed when the peer is gone, cancelled after Transport::cancel or closeTag, here or at the peer.
   virtual void wait(std::chrono::milliseconds deadline) = 0;
 };
+
+// Whether a transfer has ended, one way or the other, within `patience`.
+inline bool isOver(Transfer& transfer, std::chrono::milliseconds patience = std::chrono::milliseconds(0)) {
+  try {
+    transfer.wait(patience);
+  } catch (const TransportError& error) {
+    return error.kind != TransportError::Kind::timed_out;
+  }
+  return true;
+}
 
 // A transport reports this of each of its connections to a peer.
 struct ConnectionReport {
@@ -71,21 +80,14 @@ class Transport {
   // handed over is touched after the return. Callable from any thread, any number of times.
   virtual void cancel(Lane lane) = 0;
 
-  // Whether cancelMessages(), closeTag(), unclaimed() and irecv() with `then` can be called.
-  virtual bool canCancelMessages() const { return false; }
+  // Whether closeTag(), unclaimed() and irecv() with `then` can be called; else they throw logic_error.
+  virtual bool canCloseTags() const { return false; }
 
-  // Gives up the messages of (lane, peer, tag) that this rank sends and receives, and lets the lane live: their
-  // transfers fail as cancelled, and no span of theirs is touched after the return. So do the transfers at the peer's
-  // end, those that it has yet to start included: a send that is cancelled takes one receive with it, and a receive one
-  // send, so that the next message of the tag meets the next receive. What has arrived before the peer hears of it has
-  // arrived, though its send fails here. Of a peer that is gone nothing is under way. Callable from any thread. Throws
-  // logic_error where canCancelMessages() is false.
-  virtual void cancelMessages(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) { throw cannot("cancel messages"); }
-
-  // This rank takes no more part in what has the tag. Its transfers fail as cancelled, and no span of theirs is touched
-  // after the return; none may be begun. What the peer sends is dropped. Nothing fails at the peer by it but transfers
-  // with those that failed here, and sends that are dropped: it is to close the tag too. A tag that both have closed is
-  // as it was before it was first used, and neither remembers it. Once for each use of a tag; else as cancelMessages().
+  // This rank takes no more part in what has the tag, and the lane lives. Its transfers fail as cancelled, and no span
+  // of theirs is touched after the return; none may be begun. What the peer sends is dropped. Nothing fails at the peer
+  // by it but transfers with those that failed here, and sends that are dropped: it is to close the tag too. A tag that
+  // both have closed is as it was before it was first used, and neither remembers it. Once for each use of a tag, from
+  // any thread. Of a peer that is gone nothing is under way.
   virtual void closeTag(Lane /*lane*/, int /*peer*/, uint32_t /*tag*/) { throw cannot("close a tag"); }
 
   // The lowest tag of `first` ... `end` - 1 with a message that has begun to come from the peer and has no receive.

@@ -141,7 +141,10 @@ int main(int argc, char** argv) {
   const std::string samples = "3@0,4@7,18446744073709551615@-";
   const KeyValues expected{
       {{"dtype", "bfloat16"}, {"elements", "48"}, {"samples", samples}, {"memory", "float16"}, {"codec", "gauss2"}}};
-  write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, expected}.text());
+  write(corpus / "text", "announcement", Announcement{{MessageFlow::Kind::channel, 3}, 1, {}, expected}.text());
+  write(corpus / "text", "announcement-tag",
+        Announcement{{MessageFlow::Kind::tag, 3}, 1, kFirstMessageTag, expected}.text());
+  write(corpus / "text", "given-up", MessageWord{kFirstMessageTag + 64, 7, {1, "nobody needs it"}}.text());
   write(corpus / "text", "withdrawal", Withdrawal{7, 2, "stage 1: micro-batch 3: a NaN\nand more"}.text());
   const auto header = bytesOf({72, 24, 144, "float16", "0.0.sent", "a run"}, "");
   std::string hello(tcp::kHelloBytes, 0), stream(1, 63);

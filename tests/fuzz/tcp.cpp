@@ -1,5 +1,5 @@
 // The bytes between endpoints over TCP: a hello, a piece's header, and a channel's stream, in parts of sizes that the
-// input names; and words of messages that were given up. Halfway this end cancels what it has of a tag.
+// input names. Halfway this end closes a tag.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -47,9 +47,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t most = 1 + data[0];
   size_t at = 1;
   try {
-    bool cancelled = false;
+    bool closed = false;
     while (at < size) {
-      std::vector<tcp::Record> words;
       {
         const auto lock = channel.lock();
         const std::span<std::byte> next = channel.room();
@@ -59,11 +58,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         channel.arrived(bytes);
         at += bytes;
         if (data[0] % 4 == 3 && bytes < most) channel.cut();
-        words = channel.takeWords();
       }
-      for (const tcp::Record& word : words)
-        channel.hear(word);
-      if (at > size / 2 && !std::exchange(cancelled, true)) channel.cancel(data[0] % 2);
+      if (at > size / 2 && !std::exchange(closed, true)) channel.closeTag(data[0] % 2);
     }
     const auto lock = channel.lock();
     fuzz::require(channel.in() == size - 1);

@@ -10,7 +10,12 @@ namespace lowcomm::tcp {
 
 using Kind = TransportError::Kind;
 
-namespace {}  // namespace
+namespace {
+
+constexpr const char* kHere = "the message was cancelled";
+constexpr size_t kMostClosedTags = 1 << 20;  // by a peer, that this rank has yet to close
+
+}  // namespace
 
 void Delivery::complete() {
   {
@@ -174,9 +179,9 @@ void Channel::begin(const Record& record) {
     case Record::Kind::wanted:
       return wanted(record.number);
     case Record::Kind::given_up:
+      return givenUp(record.number);
     case Record::Kind::dropped:
-      if (record.channel > 0) return words_.push_back(record);
-      return record.kind == Record::Kind::given_up ? givenUp(record.number) : delivered(record.number, true);
+      return delivered(record.number, /*dropped=*/true);
     case Record::Kind::closed:
       return closedByPeer(record.tag);
   }
@@ -214,12 +219,7 @@ void Channel::beginMessage(const Record& record) {
 // A message that has begun to come meets its receive, if that is posted.
 void Channel::match(const std::shared_ptr<Incoming>& message) {
   const uint32_t tag = message->record.tag;
-  if (const auto foretold = foretold_.find(message->record.number); foretold != foretold_.end()) {
-    if (foretold->second != tag)
-      throw WireError("tag: expected " + std::to_string(foretold->second) + " as before, got " + std::to_string(tag));
-    foretold_.erase(foretold);
-    message->given_up = true;
-  } else if (isClosedHere(tag) || takeForgone(tag)) {
+  if (isClosedHere(tag)) {
     message->given_up = true;
   } else if (auto receive = takePosted(tag)) {
     message->delivery = std::move(receive->delivery);
@@ -237,13 +237,6 @@ std::optional<Channel::Receive> Channel::takePosted(uint32_t tag) {
   posted->second.pop_front();
   if (posted->second.empty()) posted_.erase(posted);
   return receive;
-}
-
-bool Channel::takeForgone(uint32_t tag) {
-  const auto forgone = forgone_.find(tag);
-  if (forgone == forgone_.end()) return false;
-  if (--forgone->second == 0) forgone_.erase(forgone);
-  return true;
 }
 
 void Channel::beginBody(const Record& record) {
@@ -291,6 +284,80 @@ std::optional<uint32_t> Channel::unclaimed(uint32_t first) {
     return std::any_of(of_tag.second.begin(), of_tag.second.end(), comes);
   });
   return found == early_.end() ? std::nullopt : std::optional(found->first);
+}
+
+// ---- what is given up ----
+
+// Of messages that this rank sends and has not given up, in order.
+std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, message] : undelivered_) {
+    if (message.tag == tag && !message.given_up) numbers.push_back(number);
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers;
+}
+
+void Channel::giveUp(uint64_t number, Undelivered& message) {
+  message.given_up = true;
+  out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
+  out_.giveUp(number);
+  message.delivery->fail(Kind::cancelled, kHere);  // now the caller may free its bytes
+}
+
+void Channel::giveUp(Incoming& message, const char* why) {
+  if (std::exchange(message.given_up, true)) return;
+  early_bytes_ -= message.own.size();
+  message.own = {};
+  if (message.delivery) message.delivery->fail(Kind::cancelled, why);
+}
+
+// As the stream has it, behind all else of the message.
+void Channel::givenUp(uint64_t number) {
+  if (number >= come_) {
+    throw WireError("message given up: expected a number below " + std::to_string(come_) + ", got " +
+                    std::to_string(number));
+  }
+  const auto message = coming_.find(number);
+  if (message == coming_.end()) return;  // it was delivered or dropped before
+  giveUp(*message->second, kByPeer);
+  drop(number);
+}
+
+void Channel::closeTag(uint32_t tag) {
+  std::lock_guard lock(mutex_);
+  if (failed_) return;
+  for (const uint64_t number : numbersOf(tag))
+    giveUp(number, undelivered_[number]);
+  std::vector<uint64_t> over;
+  for (auto& [number, message] : coming_) {
+    if (message->record.tag != tag || message->given_up) continue;
+    giveUp(*message, kHere);
+    const bool nothing_comes = message->offered() || message->have == message->record.bytes;
+    if (!message->delivery && nothing_comes) over.push_back(number);
+  }
+  for (const uint64_t number : over)
+    drop(number);
+  early_.erase(tag);
+  while (const auto receive = takePosted(tag))
+    receive->delivery->fail(Kind::cancelled, kHere);
+  out_.append({Record::Kind::closed, tag}, {}, /*place=*/0);
+  if (!closed_.emplace(tag, true).second) closed_.erase(tag);  // nothing more comes of it
+}
+
+void Channel::closedByPeer(uint32_t tag) {
+  const auto [known, is_new] = closed_.emplace(tag, false);
+  if (is_new) {
+    if (closed_.size() <= kMostClosedTags) return;
+    throw WireError("closed tags: expected at most " + std::to_string(kMostClosedTags) + ", got more");
+  }
+  if (!known->second) throw WireError("tag closed: expected one that is not, got " + std::to_string(tag) + " again");
+  closed_.erase(known);
+}
+
+bool Channel::isClosedHere(uint32_t tag) const {
+  const auto known = closed_.find(tag);
+  return known != closed_.end() && known->second;
 }
 
 // ---- the end ----

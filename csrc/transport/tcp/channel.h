@@ -59,9 +59,7 @@ class Delivery {
 // A message whose receive is not posted yet waits in memory of the receiver's. What may come so is bounded: a sender
 // that has kUnaskedBytes under way offers what is more, and its bytes follow when they are wanted (Record::offered).
 //
-// Messages may be cancelled, on either side. Of a message and its receive one that is cancelled fails the other, so
-// that the next message of the tag meets the next receive. The stream says all that is needed for that; word of it on
-// the control lane's channel only comes sooner, and may come before the message does or after all is over.
+// Either end may close a tag, which gives up all that it sends and receives with it.
 //
 // Thread-safe, one lock. The connection's functions are called under it (lock()); no span of a caller's is touched
 // without it.
@@ -74,24 +72,11 @@ class Channel {
   std::shared_ptr<Delivery> send(uint32_t tag, std::span<const std::byte> data, uint64_t place = 1);
   std::shared_ptr<Delivery> receive(uint32_t tag, std::span<std::byte> room, std::function<void()> then = {});
 
-  // Gives up what this rank sends and receives with the tag: fails as cancelled, and no span of it is touched any more.
-  // The peer's ends fail alike; but what it has received is received, though it fails here. A receive whose message has
-  // not begun to come takes that one and drops it. Returns words for the peer, to be said on the control lane.
-  std::vector<Record> cancel(uint32_t tag);
-
-  // As Transport::closeTag. The stream alone says it.
+  // As Transport::closeTag.
   void closeTag(uint32_t tag);
 
   // The lowest tag from `first` on of a message that has begun to come and has no receive.
   std::optional<uint32_t> unclaimed(uint32_t first);
-
-  // Says such a word of another channel, unless this one has failed.
-  void say(const Record& word);
-
-  // Such words have come on this channel, of others; and hears one of this channel. WireError for one of a message that
-  // has no such number yet, or that was given up before it came.
-  std::vector<Record> takeWords() { return std::exchange(words_, {}); }  // under the lock
-  void hear(const Record& word);
 
   // Every message under way fails, and later ones do. Of several calls the first counts.
   void fail(TransportError::Kind kind, const std::string& why);
@@ -151,7 +136,7 @@ class Channel {
   void want(const std::shared_ptr<Incoming>& message);
   void finish(Incoming& message);
   std::vector<uint64_t> numbersOf(uint32_t tag) const;
-  void giveUp(uint64_t number, Undelivered& message, const char* why);
+  void giveUp(uint64_t number, Undelivered& message);
   void giveUp(Incoming& message, const char* why);
   void givenUp(uint64_t number);
   void drop(uint64_t number);
@@ -159,7 +144,6 @@ class Channel {
   bool isClosedHere(uint32_t tag) const;
   void match(const std::shared_ptr<Incoming>& message);
   std::optional<Receive> takePosted(uint32_t tag);
-  bool takeForgone(uint32_t tag);
   Undelivered& undelivered(uint64_t number, const char* word);
   void expectFits(const Record& record, size_t room) const;
   void expectLiving() const;
@@ -184,11 +168,8 @@ class Channel {
   std::map<uint32_t, std::deque<std::shared_ptr<Incoming>>> early_;  // came before their receives, by tag
   uint64_t early_bytes_ = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Incoming>> coming_;  // all that were neither delivered nor dropped
-  std::unordered_map<uint64_t, uint32_t> foretold_;  // given up by the sender before they came: their tags
-  std::map<uint32_t, uint64_t> forgone_;             // cancelled receives that have yet to meet a message
-  std::map<uint32_t, bool> closed_;                  // tags that one end has closed: whether it is this one
-  std::vector<std::byte> dropped_;                   // where bytes come that nobody wants
-  std::vector<Record> words_;
+  std::map<uint32_t, bool> closed_;  // tags that one end has closed: whether it is this one
+  std::vector<std::byte> dropped_;   // where bytes come that nobody wants
 };
 
 }  // namespace lowcomm::tcp

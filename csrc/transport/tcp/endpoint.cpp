@@ -258,12 +258,6 @@ void Endpoint::turn() {
     // Not where another connection has taken the place of the one that was waited for.
     if (wait.revents && links[i]->waitsFor().fd == wait.fd) links[i]->ready(wait.revents);
   }
-  for (const auto& link : links) {
-    for (const Record& word : link->takeWords()) {
-      const Route& route = link->route();
-      if (Link* of = linkTo(route.group, route.peer, route.rank, word.channel)) of->hear(word);
-    }
-  }
   patience_ = writeAll();
   seeOff();
   const auto from_outside = std::span(waits).subspan(2 + links.size());

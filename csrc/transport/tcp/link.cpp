@@ -89,27 +89,8 @@ void Link::ready(short events) {
 void Link::receive() {
   try {
     const auto over = connection_->read();
-    hearWords();
     if (over && connection_->saidLast()) return fail("the peer has closed the channel");
     if (over) lost(*over);
-  } catch (const WireError& error) {
-    fail(std::string(kWrongBytes) + error.what());
-  }
-}
-
-// Of other channels; only the control lane's has them.
-void Link::hearWords() {
-  const auto lock = channel.lock();
-  std::vector<Record> words = channel.takeWords();
-  if (!words.empty() && route_.channel != 0)
-    throw WireError("record: channel: expected 0, got " + std::to_string(words[0].channel));
-  words_.insert(words_.end(), words.begin(), words.end());
-}
-
-void Link::hear(const Record& word) {
-  if (ended_) return;
-  try {
-    channel.hear(word);
   } catch (const WireError& error) {
     fail(std::string(kWrongBytes) + error.what());
   }

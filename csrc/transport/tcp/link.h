@@ -84,10 +84,6 @@ class Link {
   // A connection to the peer by a relay, on which it is about to say its Hello; none: an empty one.
   Fd takeJoined() { return std::move(joined_); }
 
-  // Word of messages of other channels to this peer that are given up; and hears one of this channel (Channel::hear).
-  std::vector<Record> takeWords() { return std::exchange(words_, {}); }
-  void hear(const Record& word);
-
   // A peer that dials has said its Hello: it is answered. Nothing is kept of one that only asks.
   void accept(std::unique_ptr<Pipe> pipe, const Hello& hello);
 
@@ -129,7 +125,6 @@ class Link {
   Identity identity() const;
   void attach(std::unique_ptr<Pipe> pipe, const Hello& hello);
   void receive();
-  void hearWords();
   void drop();
   void lost(const std::string& why);
   void broken(const std::string& why);
@@ -150,7 +145,6 @@ class Link {
   bool dials_;
   bool was_relayed_ = false;  // the last connection
   Fd joined_;
-  std::vector<Record> words_;
   Clock::time_point down_since_ = Clock::now();
   size_t next_address_ = 0;
   bool all_refused_ = true;  // in this round over the addresses

@@ -81,16 +81,7 @@ class TcpTransport final : public Transport {
     }
   }
 
-  bool canCancelMessages() const override { return true; }
-
-  void cancelMessages(Lane lane, int peer, uint32_t tag) override {
-    Channel& of = channel(lane, peer, tag);
-    for (tcp::Record word : of.cancel(tag)) {
-      word.channel = number(lane, peer, tag);
-      if (word.channel > 0) channel(Lane::control, peer, 0).say(word);
-    }
-    endpoint_->wake();
-  }
+  bool canCloseTags() const override { return true; }
 
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     channel(lane, peer, tag).closeTag(tag);

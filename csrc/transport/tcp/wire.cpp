@@ -147,11 +147,7 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes) {
 
 void write(const Record& record, std::span<std::byte, kRecordHeaderBytes> bytes) {
   std::memset(bytes.data(), 0, bytes.size());
-  Writer(bytes.data())
-      .put(static_cast<uint32_t>(record.kind))
-      .put(record.tag)
-      .put(record.number)
-      .put(record.isOfGivenUp() ? uint64_t{record.channel} : record.bytes);
+  Writer(bytes.data()).put(static_cast<uint32_t>(record.kind)).put(record.tag).put(record.number).put(record.bytes);
 }
 
 Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
@@ -162,13 +158,7 @@ Record parseRecord(std::span<const std::byte, kRecordHeaderBytes> bytes) {
   record.kind = static_cast<Record::Kind>(kind);
   record.tag = cursor.read<uint32_t>("tag");
   record.number = cursor.read<uint64_t>("number");
-  const auto last = cursor.read<uint64_t>("bytes");
-  if (record.isOfGivenUp()) {
-    expectAtMost("record", "channel", UINT32_MAX, last);
-    record.channel = static_cast<uint32_t>(last);
-    return record;
-  }
-  record.bytes = last;
+  record.bytes = cursor.read<uint64_t>("bytes");
   const bool has_size = record.hasBody() || record.kind == Record::Kind::offered;
   expectAtMost("record", "bytes", has_size ? kMostMessageBytes : 0, record.bytes);
   return record;

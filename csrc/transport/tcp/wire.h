@@ -72,26 +72,20 @@ Piece parsePiece(std::span<const std::byte, kPieceHeaderBytes> bytes);  // throw
 
 // A word about a message: that it follows; that it was delivered, that is, copied to where its receiver wants it;
 // or, of one that its receiver may not have room for yet, that it is offered, that it is wanted, that its body follows.
-// Of one that was given up: by its sender, that it was; by its receiver, that it was dropped, whoever gave it up.
-//
-// Each message is told to be delivered or dropped once, in the stream of its channel. Before that, a rank that gives it
-// up says so on the control lane too, so that the peer hears of it before what else is on its way.
+// Of one whose tag an end has closed: by its sender, that it was given up; by its receiver, that it was dropped,
+// whoever closed the tag. Each message is told to be delivered or dropped once.
 //
 // Or a word about a tag: its sender has closed it, and says no more of a message with it but that it was given up or
 // dropped.
 struct Record {
   enum class Kind : uint8_t { message, delivered, offered, wanted, body, given_up, dropped, closed };
   Kind kind = Kind::message;
-  uint32_t tag = 0;      // closed; of a message that follows or is offered, or is given up on another channel
-  uint64_t number = 0;   // of the message among those of its channel and direction, from 0
-  uint64_t bytes = 0;    // of a message that follows or is offered, and of a body
-  uint32_t channel = 0;  // of a message that was given up: that channel, in word of it on the control lane; else 0
+  uint32_t tag = 0;     // closed; of a message that follows or is offered
+  uint64_t number = 0;  // of the message among those of its channel and direction, from 0
+  uint64_t bytes = 0;   // of a message that follows or is offered, and of a body
 
   // Whether so many bytes of the stream belong to it.
   bool hasBody() const { return kind == Kind::message || kind == Kind::body; }
-
-  // Whether it is of a message that was given up.
-  bool isOfGivenUp() const { return kind == Kind::given_up || kind == Kind::dropped; }
 };
 
 inline constexpr size_t kRecordHeaderBytes = 24;

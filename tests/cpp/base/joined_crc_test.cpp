@@ -1,4 +1,3 @@
-#include "base/joined_crc.h"
 
 #include <gtest/gtest.h>
 

@@ -98,9 +98,9 @@ TEST(P2pFault, SpoiltFramesAreNamed) {
     group.join();
 }
 
-// A peer played by hand sends frames of its choice.
+// A peer played by hand sends frames of its choice, over a transport where all messages of a flow share a tag.
 struct ByHand {
-  MemoryHub hub{2};
+  MemoryHub hub{2, /*closes_tags=*/false};
   std::unique_ptr<Transport> peer = hub.transport(0);
   std::vector<Bytes> frames;
   std::vector<std::unique_ptr<Transfer>> transfers;

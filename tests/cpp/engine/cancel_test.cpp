@@ -16,40 +16,16 @@
 #include "collective/collectives.h"
 #include "collective/summer.h"
 #include "engine/engine.h"
-#include "ranks_on_threads.h"
-#include "transport/tcp_ranks.h"
+#include "engine/groups.h"
 
 // Ops that are given up: the op ends on every rank, the group lives, the next op is right.
 
 namespace lowcomm {
 namespace {
 
+using test::Group;
 using test::holds;
 using test::Outcome;
-
-// A group over memory or over sockets.
-struct Group {
-  Group(int size, bool tcp) {
-    if (tcp) sockets.emplace(size, kConnections);
-    const auto take = [&](int rank) { return std::move(sockets->transports[rank]); };
-    ranks.emplace(
-        size,
-        [](int, GroupConfig& config) {
-          config.connections = kConnections;
-          config.flight_record = 1;
-        },
-        tcp ? test::Ranks::MakeTransport(take) : nullptr);
-  }
-
-  static constexpr int kConnections = 2;
-
-  test::Ranks* operator->() { return &*ranks; }
-  Engine& engine(int rank) { return ranks->engine(rank); }
-
- private:
-  std::optional<Ranks> sockets;  // outlive the engines
-  std::optional<test::Ranks> ranks;
-};
 
 // The terms of one rank: other numbers in each op.
 struct Values {

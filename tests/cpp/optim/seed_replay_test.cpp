@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/joined_crc.h"
+#include "base/hashes.h"
 #include "kernels/isa/table.h"
 
 namespace lowcomm {

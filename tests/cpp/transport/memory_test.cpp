@@ -97,39 +97,6 @@ TEST(MemoryTransport, CancelEndsOneLaneOnBothSides) {
   EXPECT_EQ(other, text);
 }
 
-// Before, while and after its counterpart is there; a tag's next message meets its next receive.
-TEST(MemoryTransport, ACancelledMessageTakesItsCounterpart) {
-  Pair p;
-  const Bytes next = message(10, 4);
-  Bytes in(10);
-  auto out = std::make_unique<Bytes>(10);
-  auto send = p.a->isend(Lane::bulk, 1, 0, *out);
-  p.a->cancelMessages(Lane::bulk, 1, 0);
-  out.reset();
-  expectFails(*send, Kind::cancelled, 1);
-  auto other = std::make_unique<Bytes>(10);
-  auto receive = p.b->irecv(Lane::bulk, 0, 0, *other);
-  expectFails(*receive, Kind::cancelled, 0);
-  receive = p.b->irecv(Lane::bulk, 0, 0, *other);
-  p.b->cancelMessages(Lane::bulk, 0, 0);
-  p.b->cancelMessages(Lane::bulk, 0, 7);
-  other.reset();
-  expectFails(*receive, Kind::cancelled, 0);
-  send = p.a->isend(Lane::bulk, 1, 0, next);
-  expectFails(*send, Kind::cancelled, 1);
-  send = p.a->isend(Lane::bulk, 1, 0, next);
-  p.b->irecv(Lane::bulk, 0, 0, in)->wait(kLong);
-  send->wait(kLong);
-  EXPECT_EQ(in, next);
-  p.hub.stall(0);
-  send = p.a->isend(Lane::bulk, 1, 0, next);
-  receive = p.b->irecv(Lane::bulk, 0, 0, in);
-  p.b->cancelMessages(Lane::bulk, 0, 0);
-  expectFails(*receive, Kind::cancelled, 0);
-  p.hub.resume(0);
-  expectFails(*send, Kind::cancelled, 1);
-}
-
 // An end that closes a tag is through with it: its transfers are over, and messages that still come are dropped; when
 // both have, the tag is as before. Other tags are not touched.
 TEST(MemoryTransport, ATagThatBothHaveClosedIsAsNew) {

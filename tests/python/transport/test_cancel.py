@@ -97,6 +97,62 @@ def test_error_feedback_is_not_touched(pair):
     pair(_residual, timeout=DEADLINE_S)
 
 
+def _messages(r, policy, size):
+    """Each end gives up the second of three messages of a tag, which the other end posts later; the others are right."""
+    import torch_lowcomm as lc
+
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0, transport="tcp", connections=2))
+    store = dist.distributed_c10d._get_default_store()
+
+    def post():
+        mine = torch.linspace(-1, 1, size)
+        return (dist.isend(mine, 1, tag=5) if r.rank == 0 else dist.irecv(mine, 0, tag=5)), mine
+
+    rights = []
+    for number, by in enumerate([0, 1, 1, 0]):
+        posted = [post()]
+        if r.rank == by:
+            posted.append(post())
+            assert lc.cancel(posted[1][0], why="a newer one")
+            store.set(f"given up {number}", "")
+        else:
+            store.wait([f"given up {number}"])
+            posted.append(post())
+        posted.append(post())
+        for i in (2, 1, 0):
+            work, tensor = posted[i]
+            if i == 1:
+                name = "send" if r.rank == 0 else "recv"
+                with pytest.raises(
+                    dist.DistBackendError, match=f"{name} with tag 5 was given up by rank {by}.*: a newer one"
+                ):
+                    work.wait()
+            else:
+                work.wait()
+                rights.append(tensor)
+            assert work.is_completed() and not lc.cancel(work)
+    for tensor in rights:
+        assert torch.equal(tensor, rights[0])
+        torch.testing.assert_close(tensor, torch.linspace(-1, 1, size), atol=0.2, rtol=0)
+    if r.rank == 1:
+        work = dist.irecv(torch.empty(size), tag=9)  # from any rank
+        assert lc.cancel(work, why="nobody came")
+        with pytest.raises(dist.DistBackendError, match="from any rank was given up by rank 1 .*: nobody came"):
+            work.wait()
+    dist.barrier()
+    states = [
+        entry["state"] for entry in lc.flight_record()[dist.group.WORLD.group_name]["ops"] if "tag" in entry["op"]
+    ]
+    assert states.count("failed") == (4 if r.rank == 0 else 5), states
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("policy", ["", "p2p=sym4"])
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_messages_between_two_ranks(pair, policy, size):
+    pair(_messages, policy, size, timeout=DEADLINE_S)
+
+
 def _refused(r):
     """By name, before anything is done: the op ends as if nobody had asked."""
     import torch_lowcomm as lc
@@ -112,10 +168,11 @@ def _refused(r):
                 lc.cancel(work)
         work.wait()
         assert torch.equal(result, torch.arange(1.0, r.size + 1).repeat_interleave(70_000))
-        message = dist.isend(mine, 1 - r.rank) if r.rank == 0 else dist.irecv(mine, 1 - r.rank)
-        with pytest.raises(TypeError, match="expected the Work of a collective that lowcomm carries"):
-            lc.cancel(message)
-        message.wait()
+        if transport == "gloo":
+            message = dist.isend(mine, 1 - r.rank) if r.rank == 0 else dist.irecv(mine, 1 - r.rank)
+            with pytest.raises(TypeError, match="expected the Work of one op that lowcomm carries"):
+                lc.cancel(message)
+            message.wait()
         dist.destroy_process_group()
 
 

@@ -44,10 +44,10 @@ def _paced(r):
     r.init("lowcomm", pg_options=lc.Options(policy="all_gather=sym8", min_bytes=0, transport="tcp"))
     every = torch.empty(2 * ELEMENTS)
     began = time.monotonic()
-    for _ in range(3):
+    for _ in range(6):
         dist.all_gather_into_tensor(every, torch.ones(ELEMENTS))
-    # A byte a microsecond; what was not sent yet when the last op was done is a piece of 64 KiB.
-    assert time.monotonic() - began > 1e-6 * (3 * ELEMENTS - (1 << 16))
+    # A byte a microsecond; what was not paid for yet when the last op was done is a piece of 512 KiB at most.
+    assert time.monotonic() - began > 1e-6 * (6 * ELEMENTS - (1 << 19))
     dist.destroy_process_group()
 
 
