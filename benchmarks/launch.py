@@ -59,7 +59,9 @@ def run(
         return done
     # Forked from a process that has imported torch and done nothing else: importing it takes longer than a short run.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch_lowcomm"])
+    context.set_forkserver_preload(
+        ["torch_lowcomm.diloco", "torch_lowcomm.fsdp", "torch_lowcomm.pipeline", "torch_lowcomm.subspace"]
+    )
     with tempfile.TemporaryDirectory(prefix="lowcomm-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         processes = [

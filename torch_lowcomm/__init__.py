@@ -8,25 +8,58 @@ lc.fsdp.quantize(model, weights="minmax8:bucket=1024", gradients="qsgd8:bucket=1
 lc.stats()
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from torch_lowcomm._compatibility import check_torch
 
 check_torch()
 
 import _torch_lowcomm_autoload  # noqa: E402
-from torch_lowcomm import ddp, diloco, fsdp, pipeline, subspace  # noqa: E402
+from torch_lowcomm import ddp  # noqa: E402
 from torch_lowcomm._C import Options  # noqa: E402
 from torch_lowcomm._version import __version__  # noqa: E402
 from torch_lowcomm.codec import Codec, codec  # noqa: E402
-from torch_lowcomm.diloco import DiLoCoX  # noqa: E402
 from torch_lowcomm.groups import cancel, connections, exact, flight_record, reset_stats, set_policy, stats  # noqa: E402
 from torch_lowcomm.membership import Membership  # noqa: E402
-from torch_lowcomm.quantized_adam import QuantizedAdam  # noqa: E402
 from torch_lowcomm.reduction import Residual, all_reduce  # noqa: E402
-from torch_lowcomm.seed_replay import SeedReplay, StoreExchange  # noqa: E402
-from torch_lowcomm.subspace.optimizer import SubspaceAdamW  # noqa: E402
 from torch_lowcomm.two_level import TwoLevel  # noqa: E402
 
+if TYPE_CHECKING:
+    from torch_lowcomm import diloco, fsdp, pipeline, subspace
+    from torch_lowcomm.diloco import DiLoCoX
+    from torch_lowcomm.quantized_adam import QuantizedAdam
+    from torch_lowcomm.seed_replay import SeedReplay, StoreExchange
+    from torch_lowcomm.subspace.optimizer import SubspaceAdamW
+
 _torch_lowcomm_autoload.register_backend()  # where TORCH_DEVICE_BACKEND_AUTOLOAD=0 kept torch from doing it
+
+# These bring DTensor, pipelining or dynamo, more than a second of imports: each comes when it is first asked for.
+_LATER = {
+    "DiLoCoX": "diloco",
+    "QuantizedAdam": "quantized_adam",
+    "SeedReplay": "seed_replay",
+    "StoreExchange": "seed_replay",
+    "SubspaceAdamW": "subspace.optimizer",
+    "diloco": "diloco",
+    "fsdp": "fsdp",
+    "pipeline": "pipeline",
+    "subspace": "subspace",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'torch_lowcomm' has no attribute {name!r}")
+    module = importlib.import_module(f"torch_lowcomm.{_LATER[name]}")
+    found = module if name == _LATER[name] else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "Codec",

@@ -1,7 +1,7 @@
 """Convergence against bytes: each method next to its exact baseline, with gates.
 
     python benchmarks convergence fsdp|fsdp_variants|fsdp_tables|ddp|diloco|diloco_adaptive|diloco_residuals|diloco_table1|
-        diloco_unequal|aq|aq_replicas|subspace|seed_replay|seed_replay_lora
+        diloco_unequal|aq|aq_replicas|subspace|subspace_depth|seed_replay|seed_replay_lora
         [--quick] [--seeds N] [--data FILE|DIR] [--only PART] [--runs DIR] [--json FILE] [--plot FILE] [--seconds FILE]
 
 Prints a row a run and a line a gate; the exit status is 1 when a gate fails.
@@ -36,6 +36,7 @@ from convergence.pipeline import runs as pipeline_runs
 from convergence.seed_replay import lora as seed_replay_lora
 from convergence.seed_replay import plot as seed_replay_plot
 from convergence.seed_replay import runs as seed_replay_runs
+from convergence.subspace import depth as subspace_depth
 from convergence.subspace import plot as subspace_plot
 from convergence.subspace import runs as subspace_runs
 
@@ -52,6 +53,7 @@ METHODS: dict[str, Callable] = {
     "aq": pipeline_runs.measure,
     "aq_replicas": pipeline_replicas.measure,
     "subspace": subspace_runs.measure,
+    "subspace_depth": subspace_depth.measure,
     "seed_replay": seed_replay_runs.measure,
     "seed_replay_lora": seed_replay_lora.measure,
 }
@@ -62,7 +64,14 @@ PARTS: dict[str, Mapping[str, Any]] = {
     "aq": pipeline_runs.PARTS,
     "subspace": subspace_runs.PARTS,
 }
-SEEDS = {"aq": 3, "aq_replicas": 1, "diloco_residuals": 3, "diloco_unequal": 3, "subspace": 3}  # of other methods 5
+SEEDS = {  # of other methods 5
+    "aq": 3,
+    "aq_replicas": 1,
+    "diloco_residuals": 3,
+    "diloco_unequal": 3,
+    "subspace": 3,
+    "subspace_depth": 3,
+}
 WITHOUT_TEXT = ("seed_replay", "seed_replay_lora")
 # In place of loss against bytes alone, and of what in place of curves.
 DRAWS: dict[str, Callable] = {
@@ -85,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--seeds",
         type=int,
-        help="paired seeds (default 5, of aq, diloco_residuals, diloco_unequal and subspace 3, with --quick 1)",
+        help="paired seeds (default 5, of aq, diloco_residuals, diloco_unequal, subspace and subspace_depth 3, with --quick 1)",
     )
     parser.add_argument("--data", type=Path, metavar="FILE|DIR", help="the text (default: Python's own library)")
     parser.add_argument("--only", metavar="PART", default="", help="of a method that has parts, one of them")

@@ -35,6 +35,7 @@ class Configuration:
         learned: As `lc.subspace.Projection`.
         anchor: As `lc.subspace.Projection`.
         validation: Windows.
+        rank_every: Steps from one look at the stable rank of the `down` projections to the next; 0: at the end alone.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Configuration:
     steps: int = 500
     lr: float = 1e-3
     validation: int = 256
+    rank_every: int = 0
     seed: int = 0
 
 
@@ -61,7 +63,8 @@ def train(rank: int, init_method: str, *, configurations: list[Configuration]) -
 
     Returns:
         Of each run: `sent`, bytes of messages, frames included, by point of the curve; `stable_rank` of the `down` projections
-        and of the `activations` behind the stage's last block at the end; `seconds` by point. On the last rank also `loss`, the
+        and of the `activations` behind the stage's last block at the end; `down_ranks`, the former from the first weights on,
+        every `rank_every` steps; `seconds` by point. On the last rank also `loss`, the
         mean training loss (nats a byte) by point, and `validation`, of text that is not trained on.
     """
     dist.init_process_group("lowcomm", init_method=init_method, rank=rank, world_size=configurations[0].stages)
@@ -95,10 +98,12 @@ class Run:
     def result(self) -> dict[str, Any]:
         """Trains, and returns what train() does of one run."""
         c = self.c
-        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": []}
+        result: dict[str, Any] = {"loss": [], "sent": [], "seconds": [], "down_ranks": []}
         lc.reset_stats()
         start, losses = time.monotonic(), []
         for step in range(c.steps):
+            if c.rank_every and step % c.rank_every == 0:
+                result["down_ranks"].append(self.down_ranks())
             losses.append(self.step(*self.corpus.batch(c.batch, CONTEXT, seed=c.seed, step=step, rank=0)))
             if (step + 1) % POINT == 0:
                 result["loss"].append(sum(losses) / len(losses))
@@ -114,12 +119,15 @@ class Run:
         handle = self.module.subspace_parts.blocks_of(self.module)[-1][1].register_forward_hook(keep)
         result["validation"] = self.validation()
         handle.remove()
-        downs = [w for name, w in self.module.named_parameters() if name.endswith("down.weight")]
         result["stable_rank"] = {
-            "down": [stable_rank(w.detach()) for w in downs],
+            "down": self.down_ranks(),
             "activations": stable_rank(torch.cat(outputs[: c.micro_batches])),
         }
         return result
+
+    def down_ranks(self) -> list[float]:
+        """Stable ranks of the stage's `down` projections, by block."""
+        return [stable_rank(w.detach()) for name, w in self.module.named_parameters() if name.endswith("down.weight")]
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         """One step of the optimizer; the loss, which the last stage alone knows."""

@@ -84,6 +84,10 @@ def summary(c: Configuration, ranks: Sequence[dict[str, Any]]) -> dict[str, Any]
         "token_bytes": token_bytes,
         "fewer_bytes": 4 * c.width / token_bytes,
         "down_rank": statistics.mean(value for rank in ranks for value in rank["stable_rank"]["down"]),
+        "down_ranks": [
+            statistics.mean(value for of_stage in of_look for value in of_stage)
+            for of_look in zip(*(rank["down_ranks"] for rank in ranks), strict=True)
+        ],
         "stream_rank": statistics.mean(rank["stable_rank"]["activations"] for rank in ranks[:-1]),
         **{name: last[name] for name in ("loss", "validation", "seconds")},
     }

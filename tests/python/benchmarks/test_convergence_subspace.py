@@ -20,6 +20,17 @@ def test_convergence_quick(tmp_path):
     assert constrained["loss"][-1] < constrained["loss"][0]
 
 
+@pytest.mark.slow
+def test_depth_quick(tmp_path):
+    runs = {run["name"]: run for run in quick_convergence("subspace_depth", 2, tmp_path)["curves"]}
+    free, constrained = runs["free, 4 blocks"], runs["constrained, 4 blocks"]
+    assert len(free["down_ranks"]) == 2 and free["down_ranks"][0] > free["down_ranks"][1], (
+        "the first weights are random"
+    )
+    assert all(rank < 8 for rank in constrained["down_ranks"]), "the subspace has 8 dimensions"
+    assert constrained["token_bytes"] < free["token_bytes"] / 7
+
+
 def _round_trip(boundary, x, gradient):
     """The tensors that arrive forward and back at a boundary's two sides."""
     x = x.clone().requires_grad_()
