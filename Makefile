@@ -52,7 +52,7 @@ gtest:
 test-cpp: build gtest
 	cmake -S . -B build -DLOWCOMM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	cmake --build build --parallel $${MAX_JOBS:-$$(nproc)}
-	ctest --test-dir build --output-on-failure --parallel $${MAX_JOBS:-$$(nproc)}
+	ctest --test-dir build --output-on-failure --parallel $$(($${MAX_JOBS:-$$(nproc)} + 1))
 	@echo "the ten slowest, in seconds:"; awk 'NF > 2 {print $$NF, $$1}' build/Testing/Temporary/CTestCostData.txt | sort -rn | head
 
 # The kernels' tests on processors that this machine is not.
@@ -63,7 +63,7 @@ test-neon:
 	@if command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64 >/dev/null && test -e /usr/src/googletest; then \
 	  set -ex; cmake -S . -B build-neon $(EMULATED) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake >/dev/null; \
 	  cmake --build build-neon --target kernel_tests --parallel $${MAX_JOBS:-$$(nproc)}; \
-	  qemu-aarch64 -L /usr/aarch64-linux-gnu build-neon/kernel_tests --gtest_brief=1; \
+	  tests/emulated/neon.sh build-neon/kernel_tests $${MAX_JOBS:-$$(nproc)}; \
 	else echo "NEON tests skipped: they need Debian's g++-aarch64-linux-gnu, qemu-user and libgtest-dev."; fi
 
 # The CUDA kernels for one kind of device, compiled and not run. All that differs between kinds is one conversion
@@ -94,9 +94,9 @@ wheel: build
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
 .PHONY: wheel
 
-# A worker a core and one more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
+# A worker a core and two more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
 # takes over tests of another.
-PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 2 : 8)))
 test-python: build
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 

@@ -51,17 +51,17 @@ if(LOWCOMM_BUILD_TESTS)
     COMPILE_OPTIONS "-O0;-Wno-psabi;${LOWCOMM_VECTOR_FLAGS}" SKIP_PRECOMPILE_HEADERS ON)
 
   # Those of them that call kernels, by themselves: what an emulator of another machine runs (make test-neon,
-  # test-avx512). Built when asked for. Not those that bring loops of their own, alike on every machine.
+  # test-avx512). Built when asked for. Not those that bring loops of their own, alike on every machine, nor exchanges.
   foreach(test ${core_tests})
     file(STRINGS ${test} calls_kernels REGEX "\"(kernels/|grid_cases\\.h)")
-    if(calls_kernels AND NOT test MATCHES "/wide_")
+    if(calls_kernels AND NOT test MATCHES "/wide_|/collective/")
       list(APPEND kernel_tests ${test})
     endif()
   endforeach()
   add_executable(kernel_tests EXCLUDE_FROM_ALL ${kernel_tests})
   target_include_directories(kernel_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/cpp)
   target_compile_definitions(kernel_tests PRIVATE LOWCOMM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  target_compile_options(kernel_tests PRIVATE -ffp-contract=off)
+  target_compile_options(kernel_tests PRIVATE ${test_options})
   target_link_libraries(kernel_tests PRIVATE lowcomm_core GTest::gtest GTest::gtest_main)
 
   # That no decoder reads past its payload, only sanitizers see: the corpus is replayed under them wherever the compiler
