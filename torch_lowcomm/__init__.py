@@ -44,6 +44,8 @@ _LATER = {
     "diloco": "diloco",
     "fsdp": "fsdp",
     "pipeline": "pipeline",
+    "quantized_adam": "quantized_adam",
+    "seed_replay": "seed_replay",
     "subspace": "subspace",
 }
 

@@ -249,7 +249,8 @@ uint32_t MessageFlow::transportTag(size_t k, int connections, std::optional<uint
   const auto turn = [&](size_t frame, uint32_t most) {
     return static_cast<uint32_t>(frame % std::min(static_cast<uint32_t>(connections), most));
   };
-  if (first_tag) return *first_tag + turn(k + *first_tag / kOpTags, kOpTags);  // messages of one frame take turns too
+  if (first_tag)
+    return *first_tag + turn(k + *first_tag / (2 * kOpTags), kOpTags);  // messages of one frame take turns too
   if (channel()) return kFirstChannelTag + number * kChannelConnections + turn(k, kChannelConnections);
   return kFirstP2pTag + number;
 }

@@ -111,7 +111,13 @@ class MessageTags {
   MessageTags(int rank, int peer) : is_odd_(rank > peer) {}
 
   // The first tag of the next message.
-  uint32_t next() { return kFirstMessageTag + (2 * (count_++ % kMessages) + (is_odd_ ? 1 : 0)) * kOpTags; }
+  uint32_t next() {
+    const auto number = static_cast<uint32_t>(count_++ % kMessages);
+    return kFirstMessageTag + (2 * number + (is_odd_ ? 1 : 0)) * kOpTags;
+  }
+
+  // Whether tags come again, of which some may still be in use.
+  bool comeAgain() const { return count_ > kMessages; }
 
   // Whether it may be that of a message to `rank`.
   static bool belongs(uint32_t first_tag, int rank, int peer);
@@ -119,7 +125,7 @@ class MessageTags {
  private:
   static constexpr uint32_t kMessages = (kFirstChannelTag - kFirstMessageTag) / (2 * kOpTags);
   const bool is_odd_;
-  uint32_t count_ = 0;
+  uint64_t count_ = 0;
 };
 
 // The number after `number` in its count.

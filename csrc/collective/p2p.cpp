@@ -75,8 +75,7 @@ void P2p::post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (block) expectTaken(*message, *block);
-    if (group_.transport.canCloseTags())
-      message->first_tag_ = tags_.try_emplace(message->peer, group_.rank(), message->peer).first->second.next();
+    if (group_.transport.canCloseTags()) message->first_tag_ = nextTag(message->peer);
     message->op.sequence = flow.last = numberAfter(flow.last);
     addUnderWay(flow, message);
     const auto source = any_.find(message->key.flow);
@@ -129,6 +128,7 @@ void P2p::pair(Flow& flow) {
     flow.announced.pop_front();
     message->first_tag_ = announcement.first_tag;
     given_up = message->given_up_ || announcement.given_up;
+    if (given_up) noteGivenUp(*message, announcement);
   }
   given_up ? pairGivenUp(message, announcement) : message->announced(announcement);
 }
@@ -140,6 +140,8 @@ void P2p::lost(int peer, const TransportError& why) {
     if (std::get<0>(key) != peer) continue;
     for (const auto& message : flow.unannounced)
       message->lose(why);
+    for (const auto& message : flow.under_way)
+      if (message->op.cancellation) message->op.cancellation->endGroup();
   }
   loseAny(why);
   changed_.notify_all();
@@ -148,7 +150,17 @@ void P2p::lost(int peer, const TransportError& why) {
 // With the lock.
 void P2p::addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message) {
   flow.under_way.push_back(message);
-  if (is_over_ && message->op.cancellation) message->op.cancellation->endGroup();
+  const bool hears_no_word = is_over_ || lost_.contains(message->peer);
+  if (hears_no_word && message->op.cancellation) message->op.cancellation->endGroup();
+}
+
+// With the lock.
+uint32_t P2p::nextTag(int peer) {
+  MessageTags& tags = tags_.try_emplace(peer, group_.rank(), peer).first->second;
+  uint32_t tag = tags.next();
+  while (tags.comeAgain() && underWay(peer, tag))
+    tag = tags.next();
+  return tag;
 }
 
 void P2p::breakWaits() {
@@ -223,7 +235,12 @@ void P2p::adopt(P2pRecv& message, uint32_t number) {
     const auto flow = flows_.find(keyOf(message));  // gone where a later message was finished first
     ReceiverNumbers& received = received_[message.peer];
     if ((number & kSharedNumber) == 0) {
-      if (flow != flows_.end() && number == message.op.sequence) flow->second.counted = true;
+      if (number != message.op.sequence) return;
+      if (flow != flows_.end()) {
+        flow->second.counted = true;
+      } else if (received.last(message.key.flow) < number) {
+        received.remember(message.key.flow, number);  // it was given up when it had come
+      }
       return;
     }
     const bool counted = flow == flows_.end() ? received.last(message.key.flow) > 0 : flow->second.counted;

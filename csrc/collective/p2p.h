@@ -201,6 +201,7 @@ class P2p {
     AnnouncementBoard::Delivery offer = {};
   };
 
+  uint32_t nextTag(int peer);
   void addUnderWay(Flow& flow, const std::shared_ptr<P2pMessage>& message);
   void post(Flow& flow, const std::shared_ptr<P2pRecv>& message, std::unique_ptr<Sink> sink, Block* block);
   void choose(const MessageFlow& name);
@@ -208,6 +209,7 @@ class P2p {
   void offer(int peer, const MessageFlow& name);
   void loseAny(const TransportError& why);
   void pair(Flow& flow);
+  void noteGivenUp(P2pMessage& message, const Announcement& announcement);
   void pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement);
   void heard(int peer, Announcement announcement);
   void heardWithdrawal(int peer, const Withdrawal& theirs);

@@ -42,21 +42,24 @@ bool P2p::cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why
         std::lock_guard<std::mutex> lock(mutex_);
         std::erase(any_[recv->flow].waiting, recv);
       }
-      recv->settle(nullptr, recv->op.givenUp({group_.rank(), why}));
+      const std::exception_ptr error = recv->op.givenUp({group_.rank(), why});
+      recv->settle(nullptr, error);
+      recv->op.note([&](OpProgress::State& state) { state.end(whatOf(error)); });
       return true;
     }
   }
   return cancel(message, why);
 }
 
-// Of two that are paired one is given up, and so is the other. Where it was by the receiver its tags are closed here.
+// With the lock: of two that are paired one is given up, and so is the other.
+void P2p::noteGivenUp(P2pMessage& message, const Announcement& announcement) {
+  message.given_up_ = true;
+  message.awaits_word_ = !announcement.given_up;
+  if (announcement.given_up) message.op.cancellation->give(*announcement.given_up);
+}
+
+// Where it was given up by the receiver its tags are closed here.
 void P2p::pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    message->given_up_ = true;
-    message->awaits_word_ = !announcement.given_up;
-    if (announcement.given_up) message->op.cancellation->give(*announcement.given_up);
-  }
   leave(*message, /*closes=*/!announcement.given_up);
   say(*message);
   if (announcement.given_up) forgetGivenUp(*message);
@@ -68,6 +71,10 @@ void P2p::heardGivenUp(int peer, const MessageWord& word) {
   if (!MessageTags::belongs(word.first_tag, group_.rank(), peer) &&
       !MessageTags::belongs(word.first_tag, peer, group_.rank()))
     throw WireError("message given up: expected the first tag of one, got " + std::to_string(word.first_tag));
+  if (word.cause.by < 0 || word.cause.by >= group_.size()) {
+    throw WireError("message given up: by: expected a rank below " + std::to_string(group_.size()) + ", got " +
+                    std::to_string(word.cause.by));
+  }
   std::shared_ptr<P2pMessage> message;
   bool is_answer = false, answers_later = false;
   {
@@ -118,8 +125,7 @@ Announcement* P2p::announced(int peer, uint32_t first_tag) {
 // Of a message that is given up: its waits break, and nothing of it is under way any more. Who finishes it lets go of
 // its frames.
 void P2p::leave(P2pMessage& message, bool closes) {
-  const std::exception_ptr why = message.op.givenUp(*message.op.cancellation->given());
-  message.leave(why);
+  message.leave();
   if (closes) group_.closeTags(message.peer, *message.first_tag_);
   message.op.cancellation->closed();
   auto* const received = dynamic_cast<P2pRecv*>(&message);
@@ -129,8 +135,11 @@ void P2p::leave(P2pMessage& message, bool closes) {
     if (message.finishing_) return;
     if (received && received->hasFirst()) first = received->firstHeader();
     message.release();
-    message.op.noteFailure(whatOf(why));
   }
+  const Cancellation::Cause cause = *message.op.cancellation->given();
+  message.op.note(
+      [&](OpProgress::State& state) { state.end(group_.rankName(cause.by) + " gave it up: " + cause.why); });
+  group_.frames.trimAfter(message.plan.rawBytes());
   if (first && first->epoch == group_.epoch) adopt(*received, first->sequence);
 }
 

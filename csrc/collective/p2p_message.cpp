@@ -11,8 +11,17 @@
 namespace lowcomm {
 namespace {
 
-bool areOver(const std::vector<std::unique_ptr<Transfer>>& transfers) {
-  return std::all_of(transfers.begin(), transfers.end(), [](const auto& transfer) { return isOver(*transfer); });
+bool isThrough(Transfer& transfer) {
+  try {
+    transfer.wait(std::chrono::milliseconds(0));
+  } catch (const TransportError&) {
+    return false;
+  }
+  return true;
+}
+
+bool areThrough(const std::vector<std::unique_ptr<Transfer>>& transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const auto& one) { return isThrough(*one); });
 }
 
 std::string titleOf(bool sends, const MessageKey& key) {
@@ -115,12 +124,12 @@ class P2pSend::AnnouncementWait : public Transfer {
 
   void wait(std::chrono::milliseconds deadline) override {
     std::unique_lock<std::mutex> lock(message_.mutex_);
-    const auto known = [&] { return message_.announced_ || message_.refused_ || message_.lost_; };
+    const auto known = [&] { return message_.announced_ || message_.refused_ || message_.left_ || message_.lost_; };
     if (!message_.changed_.wait_for(lock, deadline, known)) {
       throw TransportError(TransportError::Kind::timed_out, message_.peer,
                            "timed out waiting " + std::to_string(deadline.count()) + " ms for it to be posted");
     }
-    if (!message_.announced_ && !message_.refused_) throw *message_.lost_;
+    if (!message_.announced_ && !message_.refused_ && !message_.left_) throw *message_.lost_;
   }
 
  private:
@@ -139,7 +148,7 @@ void P2pSend::encode(Source& source) {
     Outgoing frame{op.group.frames.take(room), 0};
     frame.bytes = encodeFrame(source, k, frame.buffer.get());
     std::lock_guard<std::mutex> lock(mutex_);
-    if (refused_) return;  // error frames have gone in place of all
+    if (refused_ || left_) return;  // error frames have gone in place of all, or nothing goes
     op.counters.wire_bytes += frame.bytes;
     frames_.push_back(std::move(frame));
     if (announced_) sendReady();
@@ -240,13 +249,18 @@ void P2pSend::drop(OpContext& resuming) {
 bool P2pSend::isThrough() {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t frames = refused_ ? transfers_.size() : plan.frames.size();
-  return announced_ && transfers_.size() == frames && areOver(transfers_);
+  return announced_ && transfers_.size() == frames && areThrough(transfers_);
 }
 
-void P2pSend::leave(const std::exception_ptr& why) {
+void P2pSend::leave() {
   std::lock_guard<std::mutex> lock(mutex_);
-  refused_ = why;
+  left_ = true;
   changed_.notify_all();
+}
+
+std::exception_ptr P2pSend::error() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return own_error_ ? own_error_ : refused_;
 }
 
 void P2pSend::release() {
@@ -264,8 +278,14 @@ void P2pSend::lose(const TransportError& error) {
 void P2pSend::wait() {
   AnnouncementWait announced(*this);
   op.wait(announced, peer, "waiting for the receive of it");
-  op.counters.received_bytes += heard_bytes_;
-  if (lost_) op.fail(peer, *lost_, "starting a transfer");
+  std::optional<TransportError> lost;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (left_) std::rethrow_exception(op.givenUp(*op.cancellation->given()));
+    op.counters.received_bytes += heard_bytes_;
+    lost = lost_;
+  }
+  if (lost) op.fail(peer, *lost, "starting a transfer");
   for (size_t k = 0; k < transfers_.size(); ++k)
     op.wait(*transfers_[k], peer, "sending a frame", static_cast<uint32_t>(k));
   release();
@@ -318,16 +338,11 @@ void P2pRecv::drop(OpContext& resuming) {
 }
 
 bool P2pRecv::isThrough() {
-  return areOver(transfers_) && isOver(*announcement_.transfer);
+  return areThrough(transfers_) && lowcomm::isThrough(*announcement_.transfer);
 }
 
 bool P2pRecv::hasFirst() {
-  try {
-    transfers_.front()->wait(std::chrono::milliseconds(0));
-  } catch (const TransportError&) {
-    return false;
-  }
-  return true;
+  return lowcomm::isThrough(*transfers_.front());
 }
 
 // What it announced may still be on its way.

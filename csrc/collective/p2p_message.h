@@ -77,10 +77,10 @@ class P2pMessage {
   friend class P2p;
   // Waits, as a part of `resuming`, until nothing of it is under way; what came is not looked at.
   virtual void drop(OpContext& resuming) = 0;
-  // Whether nothing of it is under way. Of one that nobody finishes.
+  // Whether all of it has left or come. Of one that nobody finishes.
   virtual bool isThrough() = 0;
-  // It is given up: waits for its peer are over, for `why`, and nothing more is begun.
-  virtual void leave(const std::exception_ptr& why) = 0;
+  // It is given up: its wait for the peer is over, and nothing more is begun.
+  virtual void leave() = 0;
   // Lets go of its frames. Its tags are closed, or it is through.
   virtual void release() = 0;
   uint32_t transportTag(size_t k) const { return key.flow.transportTag(k, op.group.connections, first_tag_); }
@@ -131,7 +131,7 @@ class P2pSend : public P2pMessage {
   void refuse(const Announcement& theirs, const std::string& why);
   void drop(OpContext& resuming) override;
   bool isThrough() override;
-  void leave(const std::exception_ptr& why) override;
+  void leave() override;
   void release() override;
   // No announcement will come: the lane is lost.
   void lose(const TransportError& error);
@@ -139,7 +139,7 @@ class P2pSend : public P2pMessage {
   void wait();
   // Why the message was not delivered: the ValueError of its elements, or PeerRefusal where the receiver expects
   // another one. Null where it was.
-  std::exception_ptr error() const { return own_error_ ? own_error_ : refused_; }
+  std::exception_ptr error();
 
   size_t encodeFrame(Source& source, size_t k, std::byte* frame);
   void sendReady();
@@ -153,7 +153,8 @@ class P2pSend : public P2pMessage {
   std::mutex mutex_;  // of all below
   std::condition_variable changed_;
   bool announced_ = false;
-  std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn or given it up
+  std::exception_ptr refused_;  // the receiver expects another message, or a side has withdrawn
+  bool left_ = false;           // it is given up
   std::optional<TransportError> lost_;
   size_t heard_bytes_ = 0;  // of the announcement
   std::vector<Outgoing> frames_;
@@ -178,7 +179,7 @@ class P2pRecv : public P2pMessage {
   std::optional<std::span<const std::byte>> take(size_t k, Adopt&& adopt);
   void drop(OpContext& resuming) override;
   bool isThrough() override;
-  void leave(const std::exception_ptr& /*why*/) override {}
+  void leave() override {}
   void release() override;
   // Whether the first frame has come. Of one that nobody finishes.
   bool hasFirst();

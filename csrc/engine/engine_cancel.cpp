@@ -34,11 +34,15 @@ bool Engine::givingUp(const std::string& why, const std::function<bool(const std
     if (!ended_why_.empty()) return false;
     ++giving_up_;
   }
-  const bool given_up = part(beginningOf(why, kMaxErrorText));
-  std::lock_guard<std::mutex> lock(mutex_);
-  --giving_up_;
-  changed_.notify_all();
-  return given_up;
+  struct Leave {
+    Engine& engine;
+    ~Leave() {
+      std::lock_guard<std::mutex> lock(engine.mutex_);
+      --engine.giving_up_;
+      engine.changed_.notify_all();
+    }
+  } leave{*this};
+  return part(beginningOf(why, kMaxErrorText));
 }
 
 // Once an op; whether this was the time. `heard_from`: the peer whose word it is.
