@@ -94,9 +94,9 @@ wheel: build
 	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) --wheel-dir $(DIST) build/wheel/*.whl
 .PHONY: wheel
 
-# A worker a core and two more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
+# A worker a core and one more, each with ranks of its own, for tests wait for processes and deadlines; a worker that is done
 # takes over tests of another.
-PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 2 : 8)))
+PYTEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 test-python: build
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
 

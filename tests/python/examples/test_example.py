@@ -111,5 +111,6 @@ def test_convergence_refuses_unknown_method(monkeypatch, capsys):
     assert refusal.value.code == 2
     assert (
         "expected one of fsdp, fsdp_variants, fsdp_tables, ddp, diloco, diloco_adaptive, diloco_residuals, diloco_table1, "
-        "diloco_unequal, aq, aq_replicas, subspace, seed_replay, seed_replay_lora, got 'zip'" in capsys.readouterr().err
+        "diloco_unequal, aq, aq_replicas, subspace, subspace_depth, seed_replay, seed_replay_lora, got 'zip'"
+        in capsys.readouterr().err
     )

@@ -61,6 +61,11 @@ def _differ(r, options, said):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     with pytest.raises(dist.DistBackendError, match=said):
         lc.pipeline.step(schedule, x, target=y)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"heard {r.rank}", "")
+    store.wait(
+        [f"heard {rank}" for rank in range(r.size)]
+    )  # who leaves before the other has heard resets its connections
     dist.destroy_process_group()
 
 
