@@ -30,7 +30,7 @@ BOUNDS = WANTED | {
     # relay, store, exact ops, ops and messages that are given up, averages that stay in codes, outer copies on
     # the device, and loops for deltas came after the goal was set.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 49_300),
+    "lines of csrc": (1, 49_400),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
