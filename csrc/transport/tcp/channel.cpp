@@ -298,11 +298,16 @@ std::vector<uint64_t> Channel::numbersOf(uint32_t tag) const {
   return numbers;
 }
 
-void Channel::giveUp(uint64_t number, Undelivered& message) {
-  message.given_up = true;
-  out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
-  out_.giveUp(number);
-  message.delivery->fail(Kind::cancelled, kHere);  // now the caller may free its bytes
+// Of messages that this rank sends.
+void Channel::giveUp(const std::vector<uint64_t>& numbers) {
+  if (numbers.empty()) return;
+  for (const uint64_t number : numbers) {
+    undelivered_[number].given_up = true;
+    out_.append({Record::Kind::given_up, 0, number, 0}, {}, /*place=*/0);
+  }
+  out_.giveUp(numbers);
+  for (const uint64_t number : numbers)
+    undelivered_[number].delivery->fail(Kind::cancelled, kHere);  // now the caller may free its bytes
 }
 
 void Channel::giveUp(Incoming& message, const char* why) {
@@ -327,8 +332,7 @@ void Channel::givenUp(uint64_t number) {
 void Channel::closeTag(uint32_t tag) {
   std::lock_guard lock(mutex_);
   if (failed_) return;
-  for (const uint64_t number : numbersOf(tag))
-    giveUp(number, undelivered_[number]);
+  giveUp(numbersOf(tag));
   std::vector<uint64_t> over;
   for (auto& [number, message] : coming_) {
     if (message->record.tag != tag || message->given_up) continue;

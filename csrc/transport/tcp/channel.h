@@ -136,7 +136,7 @@ class Channel {
   void want(const std::shared_ptr<Incoming>& message);
   void finish(Incoming& message);
   std::vector<uint64_t> numbersOf(uint32_t tag) const;
-  void giveUp(uint64_t number, Undelivered& message);
+  void giveUp(const std::vector<uint64_t>& numbers);
   void giveUp(Incoming& message, const char* why);
   void givenUp(uint64_t number);
   void drop(uint64_t number);

@@ -94,9 +94,9 @@ bool OutStream::has(uint64_t number) const {
                      [&](const Part& part) { return part.of_message && part.number == number; });
 }
 
-void OutStream::giveUp(uint64_t number) {
+void OutStream::giveUp(std::span<const uint64_t> numbers) {
   for (Part& part : parts_) {
-    if (!part.of_message || part.number != number) continue;
+    if (!part.of_message || !std::binary_search(numbers.begin(), numbers.end(), part.number)) continue;
     part.given_up = has_given_up_ = true;
     if (!part.is_header) keepPromised(part);
   }

@@ -56,9 +56,10 @@ class OutStream {
   // Whether bytes of a message are in the stream that the peer has not received.
   bool has(uint64_t number) const;
 
-  // Gives up the bytes of the message that are in the stream. Where not even its header was promised, the message is
-  // offered in place of being sent. There has to be a record behind it, for the cut to be before.
-  void giveUp(uint64_t number);
+  // Gives up the bytes of these messages, in ascending order, that are in the stream. Where not even its header was
+  // promised, a message is offered in place of being sent. There has to be a record behind all, for the cuts to be
+  // before.
+  void giveUp(std::span<const uint64_t> numbers);
 
   void clear();
 
