@@ -157,8 +157,8 @@ int main(int argc, char** argv) {
   for (const tcp::Record& record :
        {tcp::Record{tcp::Record::Kind::message, 1, 0, 90}, tcp::Record{tcp::Record::Kind::delivered, 0, 0, 0},
         tcp::Record{tcp::Record::Kind::message, 5, 1, 40}, tcp::Record{tcp::Record::Kind::message, 1, 2, 0},
-        tcp::Record{tcp::Record::Kind::given_up, 1, 3, 0, 1}, tcp::Record{tcp::Record::Kind::message, 1, 3, 5},
-        tcp::Record{tcp::Record::Kind::given_up, 0, 3}, tcp::Record{tcp::Record::Kind::dropped, 0, 0, 0, 1}}) {
+        tcp::Record{tcp::Record::Kind::message, 1, 3, 5}, tcp::Record{tcp::Record::Kind::given_up, 0, 3},
+        tcp::Record{tcp::Record::Kind::closed, 1}}) {
     const size_t at = stream.size();
     stream.resize(at + tcp::kRecordHeaderBytes + record.bytes, 'x');
     tcp::write(record, bytesIn(stream, at, tcp::kRecordHeaderBytes).first<tcp::kRecordHeaderBytes>());
