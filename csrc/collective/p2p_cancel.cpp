@@ -20,7 +20,7 @@ bool P2p::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& 
     const bool is_through = message->through_ || (!message->finishing_ && message->isThrough());
     if (is_through || message->given_up_) return false;
     message->given_up_ = true;
-    message->awaits_word_ = has_tags = message->first_tag_.has_value();
+    has_tags = message->first_tag_.has_value();
     message->op.cancellation->give({group_.rank(), why});
   }
   leave(*message, /*closes=*/has_tags);
@@ -54,7 +54,6 @@ bool P2p::cancelAny(const std::shared_ptr<AnyRecv>& recv, const std::string& why
 // With the lock: of two that are paired one is given up, and so is the other.
 void P2p::noteGivenUp(P2pMessage& message, const Announcement& announcement) {
   message.given_up_ = true;
-  message.awaits_word_ = !announcement.given_up;
   if (announcement.given_up) message.op.cancellation->give(*announcement.given_up);
 }
 

@@ -11,7 +11,7 @@
 namespace lowcomm {
 namespace {
 
-bool isThrough(Transfer& transfer) {
+bool hasSucceeded(Transfer& transfer) {
   try {
     transfer.wait(std::chrono::milliseconds(0));
   } catch (const TransportError&) {
@@ -20,8 +20,8 @@ bool isThrough(Transfer& transfer) {
   return true;
 }
 
-bool areThrough(const std::vector<std::unique_ptr<Transfer>>& transfers) {
-  return std::all_of(transfers.begin(), transfers.end(), [](const auto& one) { return isThrough(*one); });
+bool haveSucceeded(const std::vector<std::unique_ptr<Transfer>>& transfers) {
+  return std::all_of(transfers.begin(), transfers.end(), [](const auto& one) { return hasSucceeded(*one); });
 }
 
 std::string titleOf(bool sends, const MessageKey& key) {
@@ -249,7 +249,7 @@ void P2pSend::drop(OpContext& resuming) {
 bool P2pSend::isThrough() {
   std::lock_guard<std::mutex> lock(mutex_);
   const size_t frames = refused_ ? transfers_.size() : plan.frames.size();
-  return announced_ && transfers_.size() == frames && areThrough(transfers_);
+  return announced_ && transfers_.size() == frames && haveSucceeded(transfers_);
 }
 
 void P2pSend::leave() {
@@ -338,14 +338,14 @@ void P2pRecv::drop(OpContext& resuming) {
 }
 
 bool P2pRecv::isThrough() {
-  return areThrough(transfers_) && lowcomm::isThrough(*announcement_.transfer);
+  return haveSucceeded(transfers_) && hasSucceeded(*announcement_.transfer);
 }
 
 bool P2pRecv::hasFirst() {
-  return lowcomm::isThrough(*transfers_.front());
+  return hasSucceeded(*transfers_.front());
 }
 
-// What it announced may still be on its way.
+// Its announcement may still be on its way.
 void P2pRecv::release() {
   sink_.reset();
   transfers_.clear();

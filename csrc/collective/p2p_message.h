@@ -98,7 +98,6 @@ class P2pMessage {
   bool dropped_ = false;               // its block has begun anew: it is as good as refused
   bool through_ = false;               // it is over, and was not given up
   bool given_up_ = false;              // by either rank
-  bool awaits_word_ = false;           // of the peer, that it knows so
   std::optional<uint32_t> first_tag_;  // of its own; of a send known once it is announced
 };
 

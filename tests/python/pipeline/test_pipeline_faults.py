@@ -63,9 +63,8 @@ def _differ(r, options, said):
         lc.pipeline.step(schedule, x, target=y)
     store = dist.distributed_c10d._get_default_store()
     store.set(f"heard {r.rank}", "")
-    store.wait(
-        [f"heard {rank}" for rank in range(r.size)]
-    )  # who leaves before the other has heard resets its connections
+    # A stage that leaves before the other has heard resets its connections.
+    store.wait([f"heard {rank}" for rank in range(r.size)])
     dist.destroy_process_group()
 
 
