@@ -1,7 +1,11 @@
 """Shared fixtures: ranks that stay up for the session, the zygote that forks all others, a store for machines."""
 
+import os
 import sys
 from pathlib import Path
+
+# A thread for each worker, and for what it starts: workers are as many as cores, and OpenMP's threads spin where they wait.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import ranks
