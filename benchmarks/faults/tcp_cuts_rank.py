@@ -137,9 +137,8 @@ def main() -> None:
         seconds = time.monotonic() - began
         after = lc.connections(group).popitem()[1]
         made = sum(one["times_made"] for one in after) - sum(one["times_made"] for one in before)
-        rows.append(
-            {"every_s": every_s, "wrong": wrong, "seconds": seconds, "made": made, "grown": _resident() - early}
-        )
+        grown_mib = (_resident() - early) / 2**20
+        rows.append({"every_s": every_s, "wrong": wrong, "seconds": seconds, "made": made, "grown_mib": grown_mib})
     dist.barrier()
     dist.destroy_process_group()
     finish(rows)

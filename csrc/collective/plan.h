@@ -76,8 +76,9 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 // Bytes that any frame of the group fits in, header included: a cut needs one granule even where a frame is smaller.
 size_t frameCapacity(size_t chunk_bytes);
 
-// Frames that a message is cut into at least, where that makes none smaller than kMinChunkBytes: before the first one
-// is encoded and after the last one has come the link has nothing to do.
+// Frames that an encoded message is cut into at least, where that makes none smaller than kMinChunkBytes: before the
+// first one is encoded and after the last one has come the link has nothing to do. An exact one has no such pause, and
+// each of its frames costs two processes a wake.
 inline constexpr size_t kFrames = 32;
 
 // Payload bytes of a full frame of such a message, a group's `chunk_bytes` or less.

@@ -77,9 +77,12 @@ struct ExpectedFrame {
 
 std::vector<ExpectedFrame> filled(const Layout& layout, uint64_t itemsize, uint64_t chunk_bytes) {
   uint64_t t = 0;
-  for (const Segment& segment : layout.segments())
+  bool exact = true;
+  for (const Segment& segment : layout.segments()) {
     t += bytesOf(segment, itemsize, segment.count);
-  const uint64_t c = std::min<uint64_t>(chunk_bytes, std::max<uint64_t>(65536, t / 2048 * 64));
+    exact = exact && segment.codec.id == CodecId::none;
+  }
+  const uint64_t c = exact ? chunk_bytes : std::min<uint64_t>(chunk_bytes, std::max<uint64_t>(65536, t / 2048 * 64));
   const uint64_t m = std::max<uint64_t>(c, 65600);
   std::vector<ExpectedFrame> frames;
   ExpectedFrame open;

@@ -86,10 +86,10 @@ TEST(Plan, NoneCoversEveryType) {
   }
 }
 
-// A link is idle while a first frame is made and a last one is read: of a short message these are short.
-TEST(Plan, MessagesHaveManyFrames) {
-  const auto frames = [](uint64_t mib, size_t chunk_bytes) {
-    return planMessage(single(mib << 18, "none"), DType::float32, chunk_bytes).frames.size();
+// A link is idle while a first frame is encoded and a last one is decoded: of a short message these are short.
+TEST(Plan, EncodedMessagesHaveManyFrames) {
+  const auto frames = [](uint64_t mib, size_t chunk_bytes, const char* codec = "fp16") {
+    return planMessage(single(mib << 19, codec), DType::float32, chunk_bytes).frames.size();
   };
   EXPECT_EQ(frames(1, 256 << 10), 16u);  // none is shorter than 64 KiB
   EXPECT_EQ(frames(2, 256 << 10), 32u);
@@ -97,6 +97,7 @@ TEST(Plan, MessagesHaveManyFrames) {
   EXPECT_EQ(frames(8, 256 << 10), 32u);
   EXPECT_EQ(frames(16, 256 << 10), 64u);  // none is longer than the group's chunk_bytes
   EXPECT_EQ(frames(16, 64 << 10), 256u);
+  EXPECT_EQ(frames(1, 256 << 10, "none"), 8u);  // exact: 2 MiB of whole frames
   EXPECT_EQ(fullPayload(single(3 << 20, "sym4:bucket=1024"), DType::float32, 1 << 20), 65536u);
   EXPECT_EQ(fullPayload(single(5 << 20, "sym4:bucket=1024"), DType::float32, 1 << 20), (5u << 19) / 32 + 640);
 }

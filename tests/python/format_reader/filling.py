@@ -57,7 +57,8 @@ def longest_run(segment: Segment, left: int, room: int, item: int) -> int:
 def plan(segments: list[Segment], chunk: int, item: int = 4) -> list[Frame]:
     """The frames of a message of these segments."""
     total = sum(encoded_bytes(segment.codec, segment.count, item) for segment in segments)
-    chunk = min(chunk, max(65536, total // 32 // 64 * 64))
+    if any(segment.codec.name != "none" for segment in segments):
+        chunk = min(chunk, max(65536, total // 32 // 64 * 64))
     largest = max(chunk, 65600)
     frames = [Frame(0)]
 

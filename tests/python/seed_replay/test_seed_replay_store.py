@@ -146,7 +146,7 @@ def test_keys_stay_few(store):
         grown = counts[2] - counts[0]
         assert set(grown) <= {"chunk", "log", "p"}
         assert grown["p"] <= 2, "those of the iteration under way"
-        assert grown["chunk"] == 2 * 20
+        assert abs(grown["chunk"] - 2 * 20) <= 2, "each machine's last one may be on its way at both counts"
     chunks = [store.get(f"lowcomm/replay/chunk/{number}/0") for number in range(24)]
     assert ends[0][1].startswith(b"".join(chunks))
 
