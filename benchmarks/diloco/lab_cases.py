@@ -37,7 +37,7 @@ class Setting:
     """Model, batch and interval, which speed, bytes and losses have in common; links; how often each is measured."""
 
     model: str = "1.6M"
-    batch: int = 16
+    batch: int = 8
     every: int = 100
     sites: tuple[int, ...] = (2, 3)
     rates: tuple[str, ...] = ("100mbit", "10mbit")
