@@ -155,7 +155,7 @@ void Link::dial() {
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (fd) beginCongestion(fd.get());
   if (fd && (::connect(fd.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) {
-    dial_.emplace();
+    dial_ = Dial{};  // not emplace(): Clang knows the members' initial values only after the class
     dial_->to = (by_relay ? "relay " : "") + text;
     dial_->by_relay = by_relay;
     dial_->pipe = by_relay ? std::make_unique<Pipe>(std::move(fd)) : pipeOver(std::move(fd));
