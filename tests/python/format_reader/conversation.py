@@ -12,7 +12,7 @@ from format_reader.filling import Frame
 from format_reader.frame import HEADER, Header, read_frame, write_frame
 from format_reader.refusal import insist
 
-LARGEST = 65600  # with chunks of 65,536
+LARGEST = 262144  # with chunks of that, and of 65,536
 FIRST_P2P_TAG = 2**30
 FIRST_CHANNEL_TAG = 2**29
 CONTROL_FRAME = 2  # a frame's kind

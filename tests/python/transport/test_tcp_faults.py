@@ -28,6 +28,7 @@ SLOW = (
     "router restarts,in,exact,plain,2",
     "relay dies,in,coded,plain,2",
     "behind two routers,in,coded,secret,4",
+    "3,000 strangers,in,coded,secret,2",
     "slow-loris,in,exact,plain,4",
 )
 

@@ -25,10 +25,10 @@ def no_nccl(*args):
     return None
 
 
-def gather(store, policy, x, into):
+def gather(store, policy, x, into, chunk_bytes=65536):
     """Rank 0: the library."""
     try:
-        options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=65536, seed=11)
+        options = _C.Options(policy=policy, min_bytes=0, chunk_bytes=chunk_bytes, seed=11)
         backend = _C.create_backend(store, 0, 2, options, TIMEOUT, "by the page", [0, 1], make_gloo, no_nccl)
         y = torch.empty(2 * x.numel())
         backend._allgather_base(y, x).wait()
@@ -68,6 +68,24 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
     else:
         runs = [decode(codec_of(header), payload, header.elements) for header, payload in rounds]
         mine = np.concatenate(runs)
+    for theirs in result["y"].view(2, n).numpy():
+        assert mine.tobytes() == theirs.tobytes()
+
+
+def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
+    """Its frames are full ones, where an encoded message of as many bytes has 32."""
+    n, chunk_bytes = 300001, 262144
+    x = torch.randn(n, generator=torch.Generator().manual_seed(1))
+    store, spec, result = HashStore(), parse("none"), {}
+    rank0 = threading.Thread(target=gather, args=(store, None, x, result, chunk_bytes), daemon=True)
+    rank0.start()
+    frames = plan([Segment(0, n, spec)], chunk_bytes)
+    _, rounds = Peer(store, TIMEOUT).gather(frames)
+    rank0.join(30)
+    assert "error" not in result and not rank0.is_alive(), result
+    assert [frame.payload_bytes for frame in frames] == [262144] * 4 + [151488]
+    mine = np.concatenate([decode(codec_of(header), payload, header.elements) for header, payload in rounds])
+    assert mine.tobytes() == x.numpy().tobytes()
     for theirs in result["y"].view(2, n).numpy():
         assert mine.tobytes() == theirs.tobytes()
 
