@@ -67,10 +67,9 @@ size_t frameCapacity(size_t chunk_bytes) {
 }
 
 size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes) {
-  const std::vector<Segment>& segments = layout.segments();
-  if (std::ranges::all_of(segments, [](const Segment& s) { return s.codec.id == CodecId::none; })) return chunk_bytes;
+  if (!layout.coded()) return chunk_bytes;
   size_t bytes = 0;
-  for (const Segment& segment : segments)
+  for (const Segment& segment : layout.segments())
     bytes += makeCodec(segment.codec)->encodedBytes(segment.count, dtype);
   return std::min(chunk_bytes, std::max(kMinChunkBytes, bytes / kFrames / kPartUnit * kPartUnit));
 }

@@ -81,7 +81,7 @@ size_t frameCapacity(size_t chunk_bytes);
 // each of its frames costs two processes a wake.
 inline constexpr size_t kFrames = 32;
 
-// Payload bytes of a full frame of such a message, a group's `chunk_bytes` or less.
+// Payload bytes of a full frame of a message with this layout: a group's `chunk_bytes`, or less where it is coded.
 size_t fullPayload(const Layout& layout, DType dtype, size_t chunk_bytes);
 
 // Cuts at multiples of each codec's granularity, filling frames up to fullPayload() bytes (FORMAT.md, "Filling
