@@ -119,7 +119,7 @@ def _mistakes(r):
         lc.pipeline.Schedule1F1B(_stage(r), MICRO, ahead=-1)
     with pytest.raises(ValueError, match="microbatches"):
         lc.pipeline.Schedule1F1B(_stage(r), 1)
-    dist.destroy_process_group()
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
 def test_mistakes_are_named(pair):

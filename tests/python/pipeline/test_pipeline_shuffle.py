@@ -140,7 +140,7 @@ def _refused(r):
             first(**options)
     with pytest.raises(ValueError, match="expected 'epoch', 'once' or 'global', got 'all'"):
         next(lc.pipeline.batches(case.data(), batch=4, shuffle="all"))
-    dist.destroy_process_group()
+    # The pool destroys the group, after a barrier: no op here waits for the other rank, which may still connect.
 
 
 def test_a_group_that_is_not_the_replicas(pair):
