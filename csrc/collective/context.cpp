@@ -62,40 +62,47 @@ BufferPool::Buffer BufferPool::take(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   Idle& idle = idle_[bytes];
   std::vector<std::byte*>& from = idle.buffers.empty() ? idle.risky : idle.buffers;
+  std::byte* buffer;
   if (from.empty()) {
-    std::byte* fresh = newPages(bytes);
-    all_.emplace(fresh, bytes);
-    return Buffer(fresh, Return{this, bytes});
+    buffer = newPages(bytes);
+    all_.emplace(buffer, bytes);
+    held_ += bytes;
+  } else {
+    buffer = from.back();
+    from.pop_back();
   }
-  std::byte* buffer = from.back();
-  from.pop_back();
+  taken_ += bytes;
+  most_taken_[0] = std::max(most_taken_[0], taken_);
   return Buffer(buffer, Return{this, bytes});
 }
 
 size_t BufferPool::held() {
   std::lock_guard<std::mutex> lock(mutex_);
-  size_t held = 0;
-  for (const auto& [buffer, bytes] : all_)
-    held += bytes;
-  return held;
+  return held_;
 }
 
 void BufferPool::give(std::byte* buffer, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   Idle& idle = idle_[bytes];
   (std::uncaught_exceptions() > 0 ? idle.risky : idle.buffers).push_back(buffer);
+  taken_ -= bytes;
 }
 
-void BufferPool::trimAfter(size_t bytes) {
-  if (bytes <= kKeptBytes) return;
+void BufferPool::trim() {
   std::lock_guard<std::mutex> lock(mutex_);
-  size_t kept = 0;
+  if (++seen_ == kSeen) {
+    most_taken_ = {taken_, most_taken_[0], most_taken_[1]};
+    seen_ = 0;
+  }
+  auto windows = most_taken_;
+  std::sort(windows.begin(), windows.end());
+  const size_t kept = std::clamp(windows[1], kKeptBytes, kMostKeptBytes);
   for (auto& [size, idle] : idle_) {
-    for (; !idle.buffers.empty() && kept + idle.buffers.size() * size > kKeptBytes; idle.buffers.pop_back()) {
+    for (; !idle.buffers.empty() && held_ > kept; idle.buffers.pop_back()) {
       all_.erase(idle.buffers.back());
       ::munmap(idle.buffers.back(), size);
+      held_ -= size;
     }
-    kept += idle.buffers.size() * size;
   }
 }
 

@@ -56,8 +56,8 @@ class SendWindow {
 };
 
 // Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
-// when its handle is dropped; trimAfter() frees it then, but one that went back by an exception is never freed before
-// the pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
+// when its handle is dropped; trim() frees it then, but one that went back by an exception is never freed before the
+// pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
 // whose transfer is under way.
 class BufferPool {
  public:
@@ -85,10 +85,13 @@ class BufferPool {
   // Bytes of all buffers, those taken and those that lie idle.
   size_t held();
 
-  // Frees what lies idle beyond kKeptBytes, after a message that took more than that: one between two ranks takes as
-  // many buffers as it has frames.
-  void trimAfter(size_t bytes);
-  static constexpr size_t kKeptBytes = 8 << 20;
+  // Frees what lies idle and is not likely to be taken soon, after a message between two ranks, which takes as many
+  // buffers as it has frames. The pool keeps what was taken at once in two of the last three windows of kSeen messages:
+  // a pipeline's messages come again, each as large as the one before, and one large message does not. It never frees
+  // what is left of kKeptBytes, and never keeps more than kMostKeptBytes.
+  void trim();
+  static constexpr size_t kSeen = 4;
+  static constexpr size_t kKeptBytes = 8 << 20, kMostKeptBytes = 256 << 20;
 
  private:
   // Of one size.
@@ -101,6 +104,9 @@ class BufferPool {
   std::mutex mutex_;
   std::unordered_map<std::byte*, size_t> all_;  // with their sizes
   std::map<size_t, Idle> idle_;                 // by size
+  size_t held_ = 0, taken_ = 0;                 // bytes: of all, and of those that are not idle
+  std::array<size_t, 3> most_taken_{};          // at once, in this window and in the two before
+  size_t seen_ = 0;                             // messages of this window
 };
 
 // The options of a group. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.

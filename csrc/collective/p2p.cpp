@@ -196,10 +196,7 @@ void P2p::finish(P2pMessage& message) {
     if (!error) state.end("");  // else it ends with its error
   });
   forget(message);
-  size_t bytes = 0;
-  for (const Frame& frame : message.plan.frames)
-    bytes += kFrameHeaderBytes + frame.payload_bytes;
-  group_.frames.trimAfter(bytes);
+  group_.frames.trim();
   if (error) std::rethrow_exception(error);
 }
 

@@ -138,7 +138,7 @@ void P2p::leave(P2pMessage& message, bool closes) {
   const Cancellation::Cause cause = *message.op.cancellation->given();
   message.op.note(
       [&](OpProgress::State& state) { state.end(group_.rankName(cause.by) + " gave it up: " + cause.why); });
-  group_.frames.trimAfter(message.plan.rawBytes());
+  group_.frames.trim();
   if (first && first->epoch == group_.epoch) adopt(*received, first->sequence);
 }
 
