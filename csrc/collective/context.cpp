@@ -71,6 +71,7 @@ BufferPool::Buffer BufferPool::take(size_t bytes) {
     buffer = from.back();
     from.pop_back();
   }
+  idle.last_taken = ++takes_;
   taken_ += bytes;
   most_taken_[0] = std::max(most_taken_[0], taken_);
   return Buffer(buffer, Return{this, bytes});
@@ -97,7 +98,13 @@ void BufferPool::trim() {
   auto windows = most_taken_;
   std::sort(windows.begin(), windows.end());
   const size_t kept = std::clamp(windows[1], kKeptBytes, kMostKeptBytes);
-  for (auto& [size, idle] : idle_) {
+  if (held_ <= kept) return;
+  std::vector<std::pair<const size_t, Idle>*> sizes;
+  for (auto& one : idle_)
+    sizes.push_back(&one);
+  std::sort(sizes.begin(), sizes.end(), [](auto* a, auto* b) { return a->second.last_taken < b->second.last_taken; });
+  for (auto* const one : sizes) {
+    auto& [size, idle] = *one;
     for (; !idle.buffers.empty() && held_ > kept; idle.buffers.pop_back()) {
       all_.erase(idle.buffers.back());
       ::munmap(idle.buffers.back(), size);

@@ -87,8 +87,9 @@ class BufferPool {
 
   // Frees what lies idle and is not likely to be taken soon, after a message between two ranks, which takes as many
   // buffers as it has frames. The pool keeps what was taken at once in two of the last three windows of kSeen messages:
-  // a pipeline's messages come again, each as large as the one before, and one large message does not. It never frees
-  // what is left of kKeptBytes, and never keeps more than kMostKeptBytes.
+  // a pipeline's messages come again, each as large as the one before, and one large message does not. Those go first
+  // whose size nobody has taken for the longest time. It keeps kKeptBytes in any case, and never more than
+  // kMostKeptBytes.
   void trim();
   static constexpr size_t kSeen = 4;
   static constexpr size_t kKeptBytes = 8 << 20, kMostKeptBytes = 256 << 20;
@@ -97,6 +98,7 @@ class BufferPool {
   // Of one size.
   struct Idle {
     std::vector<std::byte*> buffers, risky;  // risky: went back by an exception
+    uint64_t last_taken = 0;                 // by count of all that were taken
   };
   void give(std::byte* buffer, size_t bytes);
 
@@ -104,9 +106,10 @@ class BufferPool {
   std::mutex mutex_;
   std::unordered_map<std::byte*, size_t> all_;  // with their sizes
   std::map<size_t, Idle> idle_;                 // by size
-  size_t held_ = 0, taken_ = 0;                 // bytes: of all, and of those that are not idle
-  std::array<size_t, 3> most_taken_{};          // at once, in this window and in the two before
-  size_t seen_ = 0;                             // messages of this window
+  uint64_t takes_ = 0;
+  size_t held_ = 0, taken_ = 0;         // bytes: of all, and of those that are not idle
+  std::array<size_t, 3> most_taken_{};  // at once, in this window and in the two before
+  size_t seen_ = 0;                     // messages of this window
 };
 
 // The options of a group. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.
