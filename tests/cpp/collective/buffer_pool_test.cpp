@@ -70,7 +70,7 @@ TEST(BufferPool, ThePoolNeverKeepsMoreThanItMay) {
   EXPECT_EQ(pool.held(), BufferPool::kMostKeptBytes);
 }
 
-// What is under way counts: a receive that is posted early does not cost the next message its buffers.
+// Buffers of messages that are under way count: a receive that is posted early does not cost the next message its own.
 TEST(BufferPool, WhatIsUnderWayCounts) {
   BufferPool pool(kFrame);
   for (size_t i = 0; i < 3 * BufferPool::kSeen; ++i) {
