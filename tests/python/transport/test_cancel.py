@@ -36,15 +36,16 @@ def _given_up(r, policy):
     once = {op: _result(r, op, mine) for op in OPS}
     for op in OPS:
         for by in range(r.size):
-            late = (by + 1) % r.size  # comes when the op has been given up, so nobody can have ended it
+            # One rank comes when the op has failed on all others: none of them can have ended it without that rank.
+            late = (by + 1) % r.size
             if r.rank == late:
-                store.wait([f"{op} given up by {by}"])
+                store.wait([f"{op} by {by} failed on {other}" for other in range(r.size) if other != late])
             work, _ = _issue(r, op, mine)
             if r.rank == by:
                 assert lc.cancel(work, why="nobody needs it")
-                store.set(f"{op} given up by {by}", "")
             with pytest.raises(dist.DistBackendError, match=rf"{op}.* was given up by rank {by} .*: nobody needs it"):
                 work.wait()
+            store.set(f"{op} by {by} failed on {r.rank}", "")
             assert not lc.cancel(work)
             for next_op in OPS:
                 assert torch.equal(_result(r, next_op, mine), once[next_op]), (op, by, next_op)
