@@ -7,6 +7,7 @@
 #include <exception>
 #include <new>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "collective/plan.h"
@@ -51,8 +52,8 @@ std::byte* newPages(size_t bytes) {
 }  // namespace
 
 BufferPool::~BufferPool() {
-  for (const auto& [buffer, bytes] : all_)
-    ::munmap(buffer, bytes);
+  for (const auto& [buffer, known] : all_)
+    ::munmap(buffer, known.bytes);
 }
 
 BufferPool::Buffer BufferPool::take(size_t bytes) {
@@ -61,19 +62,20 @@ BufferPool::Buffer BufferPool::take(size_t bytes) {
   if (bytes != capacity_) bytes = (bytes + granule - 1) / granule * granule;
   std::lock_guard<std::mutex> lock(mutex_);
   Idle& idle = idle_[bytes];
-  std::vector<std::byte*>& from = idle.buffers.empty() ? idle.risky : idle.buffers;
-  std::byte* buffer;
-  if (from.empty()) {
-    buffer = newPages(bytes);
-    all_.emplace(buffer, bytes);
-    held_ += bytes;
-  } else {
-    buffer = from.back();
-    from.pop_back();
-  }
   idle.last_taken = ++takes_;
-  taken_ += bytes;
-  most_taken_[0] = std::max(most_taken_[0], taken_);
+  const bool is_safe = !idle.buffers.empty();
+  std::vector<std::byte*>& from = is_safe ? idle.buffers : idle.risky;
+  if (from.empty()) {
+    std::byte* const buffer = newPages(bytes);
+    all_.emplace(buffer, Known{bytes, false});
+    held_ += bytes;
+    missed(bytes);
+    return Buffer(buffer, Return{this, bytes});
+  }
+  std::byte* const buffer = from.back();
+  from.pop_back();
+  if (is_safe) idle_bytes_ -= bytes;
+  idle.least = std::min(idle.least, idle.buffers.size());
   return Buffer(buffer, Return{this, bytes});
 }
 
@@ -85,32 +87,60 @@ size_t BufferPool::held() {
 void BufferPool::give(std::byte* buffer, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   Idle& idle = idle_[bytes];
-  (std::uncaught_exceptions() > 0 ? idle.risky : idle.buffers).push_back(buffer);
-  taken_ -= bytes;
+  bool& risky = all_.at(buffer).risky;
+  risky |= std::uncaught_exceptions() > 0;
+  if (!risky) idle_bytes_ += bytes;
+  (risky ? idle.risky : idle.buffers).push_back(buffer);
 }
 
-void BufferPool::trim() {
+// With the lock: a buffer had to be made, perhaps in place of one that was freed lately.
+void BufferPool::missed(size_t bytes) {
+  for (size_t& freed : freed_bytes_) {
+    const size_t again = std::min(bytes, freed);
+    freed -= again;
+    bytes -= again;
+    kept_ = std::min(kept_ + again, kMostKeptBytes);
+  }
+}
+
+void BufferPool::trim() noexcept {
+  look();
+  // One at a time, and unmapped without the lock: a large message's would hold up those that take and give.
+  for (auto [buffer, bytes] = surplus(); buffer; std::tie(buffer, bytes) = surplus())
+    ::munmap(buffer, bytes);
+}
+
+void BufferPool::look() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (++seen_ == kSeen) {
-    most_taken_ = {taken_, most_taken_[0], most_taken_[1]};
-    seen_ = 0;
+  if (++ended_ < kLately) return;
+  ended_ = 0;
+  for (auto& [bytes, idle] : idle_) {
+    kept_ -= std::min(kept_, idle.least * bytes);
+    idle.least = idle.buffers.size();
   }
-  auto windows = most_taken_;
-  std::sort(windows.begin(), windows.end());
-  const size_t kept = std::clamp(windows[1], kKeptBytes, kMostKeptBytes);
-  if (held_ <= kept) return;
-  std::vector<std::pair<const size_t, Idle>*> sizes;
-  for (auto& one : idle_)
-    sizes.push_back(&one);
-  std::sort(sizes.begin(), sizes.end(), [](auto* a, auto* b) { return a->second.last_taken < b->second.last_taken; });
-  for (auto* const one : sizes) {
-    auto& [size, idle] = *one;
-    for (; !idle.buffers.empty() && held_ > kept; idle.buffers.pop_back()) {
-      all_.erase(idle.buffers.back());
-      ::munmap(idle.buffers.back(), size);
-      held_ -= size;
-    }
+  kept_ = std::max(kept_, kKeptBytes);
+  freed_bytes_ = {0, freed_bytes_[0]};
+}
+
+// A buffer that is to be freed, which the pool forgets; null: none.
+std::pair<std::byte*, size_t> BufferPool::surplus() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (idle_bytes_ <= kept_) return {};
+  Idle* oldest = nullptr;
+  size_t bytes = 0;
+  for (auto& [size, idle] : idle_) {
+    if (idle.buffers.empty() || (oldest && oldest->last_taken < idle.last_taken)) continue;
+    oldest = &idle;
+    bytes = size;
   }
+  std::byte* const buffer = oldest->buffers.back();
+  oldest->buffers.pop_back();
+  oldest->least = std::min(oldest->least, oldest->buffers.size());
+  all_.erase(buffer);
+  held_ -= bytes;
+  idle_bytes_ -= bytes;
+  freed_bytes_[0] += bytes;
+  return {buffer, bytes};
 }
 
 namespace {

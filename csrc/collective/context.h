@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -27,7 +28,7 @@ namespace lowcomm {
 // gain nothing. What was learnt stays with the group: its links stay.
 class SendWindow {
  public:
-  static constexpr size_t kMost = 16;  // half of a short message's frames (collective/plan.h): what memory allows
+  static constexpr size_t kMost = 16;  // half of a short encoded message's frames (collective/plan.h)
 
   // Several peers' flows share this rank's link.
   explicit SendWindow(int peers) : rounds_(peers > 1 ? 2 : 4) {}
@@ -56,8 +57,8 @@ class SendWindow {
 };
 
 // Frame buffers of one group, reused: fresh memory would cost a page fault every 4 KiB. Thread-safe. A buffer goes back
-// when its handle is dropped; trim() frees it then, but one that went back by an exception is never freed before the
-// pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
+// when its handle is dropped, and may then be freed by trim(). One that went back by an exception is not freed before
+// the pool, so a transfer that outlives a failed op writes into memory that is still there. Nobody else drops a handle
 // whose transfer is under way.
 class BufferPool {
  public:
@@ -85,31 +86,40 @@ class BufferPool {
   // Bytes of all buffers, those taken and those that lie idle.
   size_t held();
 
-  // Frees what lies idle and is not likely to be taken soon, after a message between two ranks, which takes as many
-  // buffers as it has frames. The pool keeps what was taken at once in two of the last three windows of kSeen messages:
-  // a pipeline's messages come again, each as large as the one before, and one large message does not. Those go first
-  // whose size nobody has taken for the longest time. It keeps kKeptBytes in any case, and never more than
-  // kMostKeptBytes.
-  void trim();
-  static constexpr size_t kSeen = 4;
+  // Frees idle buffers that are not likely to be taken soon. To be called when an op or a message has ended, which has
+  // taken as many buffers as it has frames under way. What a large one leaves goes at once, all but kKeptBytes. If
+  // buffers are made anew within kLately ops and messages, as many bytes stay idle from then on, kMostKeptBytes at
+  // most: what a training exchanges in one step comes again in the next. Bytes that lay idle all through kLately ops
+  // and messages go again. Buffers of the size that nobody has taken for the longest time go first.
+  void trim() noexcept;
+  static constexpr size_t kLately = 32;
   static constexpr size_t kKeptBytes = 8 << 20, kMostKeptBytes = 256 << 20;
 
  private:
+  struct Known {
+    size_t bytes;
+    bool risky;  // it went back by an exception once
+  };
   // Of one size.
   struct Idle {
-    std::vector<std::byte*> buffers, risky;  // risky: went back by an exception
-    uint64_t last_taken = 0;                 // by count of all that were taken
+    std::vector<std::byte*> buffers, risky;
+    size_t least = 0;         // of `buffers`, since trim() last counted to kLately
+    uint64_t last_taken = 0;  // by count of all that were taken
   };
   void give(std::byte* buffer, size_t bytes);
+  void missed(size_t bytes);
+  void look();
+  std::pair<std::byte*, size_t> surplus();
 
   const size_t capacity_;
   std::mutex mutex_;
-  std::unordered_map<std::byte*, size_t> all_;  // with their sizes
-  std::map<size_t, Idle> idle_;                 // by size
+  std::unordered_map<std::byte*, Known> all_;
+  std::map<size_t, Idle> idle_;  // by size
   uint64_t takes_ = 0;
-  size_t held_ = 0, taken_ = 0;         // bytes: of all, and of those that are not idle
-  std::array<size_t, 3> most_taken_{};  // at once, in this window and in the two before
-  size_t seen_ = 0;                     // messages of this window
+  size_t held_ = 0, idle_bytes_ = 0;     // of all; of those that trim() may free
+  size_t kept_ = kKeptBytes;             // that trim() lets lie idle
+  std::array<size_t, 2> freed_bytes_{};  // and not made anew: since then, and in the time before
+  size_t ended_ = 0;                     // ops and messages since then
 };
 
 // The options of a group. Epoch, chunk_bytes, connections and ring_from are agreed by its ranks.

@@ -193,6 +193,7 @@ void Engine::loop() {
       entry.done(error, op.counters);
     }
     entry = Entry{};  // what the closures hold goes before anybody who drains goes on
+    group_.frames.trim();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       busy_ = false;

@@ -96,7 +96,7 @@ def _kept(r):
             _exchange(dist.group.WORLD, x, y)
         assert _resident("VmRSS") - before > x.nbytes, "nothing was kept for messages that come again"
         assert torch.equal(y, torch.randn(N, generator=torch.Generator().manual_seed(1 - r.rank)))
-        exchange_small(6)
+        exchange_small(32)
         expect_little("small ones again")
 
 
