@@ -225,7 +225,7 @@ class P2p {
   void heardGivenUp(int peer, const MessageWord& word);
   Announcement* announced(int peer, uint32_t first_tag);
   std::shared_ptr<P2pMessage> underWay(int peer, uint32_t first_tag);
-  void leave(P2pMessage& message, bool closes);
+  void leave(P2pMessage& message, bool closes, bool says);
   void say(const P2pMessage& message);
   void say(int peer, const MessageWord& word);
   void forgetGivenUp(P2pMessage& message);

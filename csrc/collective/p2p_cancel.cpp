@@ -23,8 +23,7 @@ bool P2p::cancel(const std::shared_ptr<P2pMessage>& message, const std::string& 
     has_tags = message->first_tag_.has_value();
     message->op.cancellation->give({group_.rank(), why});
   }
-  leave(*message, /*closes=*/has_tags);
-  if (has_tags) say(*message);
+  leave(*message, /*closes=*/has_tags, /*says=*/has_tags);
   return true;
 }
 
@@ -59,8 +58,7 @@ void P2p::noteGivenUp(P2pMessage& message, const Announcement& announcement) {
 
 // Where it was given up by the receiver its tags are closed here.
 void P2p::pairGivenUp(const std::shared_ptr<P2pSend>& message, const Announcement& announcement) {
-  leave(*message, /*closes=*/!announcement.given_up);
-  say(*message);
+  leave(*message, /*closes=*/!announcement.given_up, /*says=*/true);
   if (announcement.given_up) forgetGivenUp(*message);
 }
 
@@ -92,10 +90,7 @@ void P2p::heardGivenUp(int peer, const MessageWord& word) {
     if (!answers_later) say(peer, {word.first_tag, 0, word.cause});  // it is through here
     return;
   }
-  if (!is_answer) {
-    leave(*message, /*closes=*/true);
-    say(*message);
-  }
+  if (!is_answer) leave(*message, /*closes=*/true, /*says=*/true);
   if (auto* const received = dynamic_cast<P2pRecv*>(message.get()); received && word.number > 0)
     adopt(*received, word.number);
   forgetGivenUp(*message);
@@ -121,12 +116,13 @@ Announcement* P2p::announced(int peer, uint32_t first_tag) {
   return nullptr;
 }
 
-// Of a message that is given up: its waits break, and nothing of it is under way any more. Who finishes it lets go of
-// its frames.
-void P2p::leave(P2pMessage& message, bool closes) {
+// Of a message that is given up: its waits break, nothing of it is under way any more, and its peer is told before its
+// memory goes. Who finishes it lets go of its frames.
+void P2p::leave(P2pMessage& message, bool closes, bool says) {
   message.leave();
   if (closes) group_.closeTags(message.peer, *message.first_tag_);
   message.op.cancellation->closed();
+  if (says) say(message);
   auto* const received = dynamic_cast<P2pRecv*>(&message);
   std::optional<FrameHeader> first;
   {

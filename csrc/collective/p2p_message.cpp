@@ -279,11 +279,17 @@ void P2pSend::wait() {
   AnnouncementWait announced(*this);
   op.wait(announced, peer, "waiting for the receive of it");
   std::optional<TransportError> lost;
+  bool left;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (left_) std::rethrow_exception(op.givenUp(*op.cancellation->given()));
+    left = left_;
     op.counters.received_bytes += heard_bytes_;
     lost = lost_;
+  }
+  if (left) {
+    // Who gives it up is about to close its tags: until then the transport may read its frames.
+    const auto cause = op.cancellation->settled(std::chrono::milliseconds(op.group.timeout_ms.load()));
+    std::rethrow_exception(op.givenUp(*cause));
   }
   if (lost) op.fail(peer, *lost, "starting a transfer");
   for (size_t k = 0; k < transfers_.size(); ++k)
