@@ -63,7 +63,7 @@ class Options(Backend.Options):
         timeout: Progress deadline: no frame for this long is a fault (default: init_process_group's timeout).
         seed: Seed of stochastic rounding (LOWCOMM_SEED; 0).
         chunk_bytes: Payload of a full frame in bytes, 65,536 … 1,048,576 (LOWCOMM_CHUNK_BYTES; 262144). An encoded
-            message of fewer than 32 such frames is cut into 32, of 65,536 bytes or more.
+            message of fewer than 32 such frames is cut into 32, or fewer where these had less than 65,536 bytes.
         connections: Connections to every peer for bulk data, 1 … 64; frames take them in turn. Use more where one TCP stream
             does not fill a long link (its buffer / round-trip time is less than the link's rate) (LOWCOMM_CONNECTIONS; 1, and
             with transport "tcp" 16 to a peer with a round trip of 5 ms or more, if BBR cannot be had or there are other peers).

@@ -160,7 +160,9 @@ struct PeerRefusal : PeerError {
 };
 
 inline constexpr size_t kMaxErrorText = 1024;  // of an error frame
-inline constexpr std::chrono::milliseconds kWordPatience{100};
+// For how long an op whose peer has closed the bulk lane waits for the peer's word that it gave the op up. A message's
+// wait is over when the control lane is closed too.
+inline constexpr std::chrono::milliseconds kWordPatience{500};
 
 // Where the transport can close tags every op of the worker has its own, so that it can be given up: kOpTags of them on
 // each lane, by its sequence number. They are used anew after kTaggedOps ops.

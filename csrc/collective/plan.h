@@ -77,8 +77,8 @@ inline constexpr size_t kMaxChunkBytes = 1 << 20;
 size_t frameCapacity(size_t chunk_bytes);
 
 // Frames that an encoded message is cut into at least, where that makes none smaller than kMinChunkBytes: before the
-// first one is encoded and after the last one has come the link has nothing to do. An exact one has no such pause, and
-// each of its frames costs two processes a wake.
+// first one is encoded and after the last one has come the link has nothing to do. An exact one is copied, which is
+// a short pause, and each of its frames costs two processes a wake.
 inline constexpr size_t kFrames = 32;
 
 // Payload bytes of a full frame of a message with this layout: a group's `chunk_bytes`, or less where it is coded.

@@ -38,26 +38,27 @@ Bytes expected(DType dtype, uint64_t elements, int size, const Reduction& reduct
 }
 
 // To the bit, whatever the sizes: slices are empty, of one element, or of many frames.
-void expectReduced(int size, DType dtype, const Reduction& reduction) {
-  Ranks ranks(size);
+void expectReduced(int size, DType dtype, const Reduction& reduction, const std::vector<uint64_t>& sizes = kSizes,
+                   size_t chunk_bytes = kMinChunkBytes) {
+  Ranks ranks(size, [&](int, GroupConfig& config) { config.chunk_bytes = chunk_bytes; });
   std::vector<std::vector<Bytes>> data(size);
   const auto counters = ranks.expectRun("all_reduce", [&](int rank, OpContext& op) {
     std::vector<AllReduceMessage> messages;
-    for (uint64_t elements : kSizes)
+    for (uint64_t elements : sizes)
       data[rank].push_back(contribution(dtype, elements, rank));
-    for (size_t i = 0; i < kSizes.size(); ++i)
-      messages.push_back({kSizes[i], CodecSpec{}, dtype, data[rank][i].data()});
+    for (size_t i = 0; i < sizes.size(); ++i)
+      messages.push_back({sizes[i], CodecSpec{}, dtype, data[rank][i].data()});
     allReduce(op, messages, reduction);
   });
   uint64_t raw = 0, wanted_raw = 0;
-  for (size_t i = 0; i < kSizes.size(); ++i) {
-    const Bytes wanted = expected(dtype, kSizes[i], size, reduction);
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const Bytes wanted = expected(dtype, sizes[i], size, reduction);
     for (int rank = 0; rank < size; ++rank) {
-      EXPECT_TRUE(data[rank][i] == wanted) << size << " ranks, rank " << rank << ", " << kSizes[i] << " elements of "
+      EXPECT_TRUE(data[rank][i] == wanted) << size << " ranks, rank " << rank << ", " << sizes[i] << " elements of "
                                            << dtypeName(dtype) << ", " << reduction.name();
     }
     // FORMAT.md, "Slices": these go whole to everybody.
-    const uint64_t bytes = kSizes[i] * itemBytes(dtype), w = static_cast<uint64_t>(size);
+    const uint64_t bytes = sizes[i] * itemBytes(dtype), w = static_cast<uint64_t>(size);
     const bool whole = w == 2 || (w > 1 && bytes <= 65536 && (w - 1) * (w - 2) * bytes <= w * 8192);
     wanted_raw += (whole ? w : 2) * (w - 1) * bytes;
   }
@@ -79,6 +80,14 @@ TEST(AllReduceExact, EveryNumberOfRanks) {
   for (int size : {1, 2, 3, 5}) {
     expectReduced(size, DType::float32, {});
     expectReduced(size, DType::bfloat16, {ReduceKind::sum, /*average=*/true});
+  }
+}
+
+// Slices of a few frames, which are full ones however few they are.
+TEST(AllReduceExact, EveryLengthOfFrames) {
+  for (int size : {2, 3, 4}) {
+    for (size_t chunk_bytes : {kMinChunkBytes, size_t{256} << 10, kMaxChunkBytes})
+      expectReduced(size, DType::float32, {}, {700'001, 3, 65'536}, chunk_bytes);
   }
 }
 

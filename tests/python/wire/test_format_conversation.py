@@ -73,7 +73,7 @@ def test_an_all_gather_with_a_rank_that_follows_the_page(text):
 
 
 def test_an_exact_all_gather_with_a_rank_that_follows_the_page():
-    """Its frames are full ones, where an encoded message of as many bytes has 32."""
+    """Its frames are full ones, where an encoded message of as many bytes has shorter ones."""
     n, chunk_bytes = 300001, 262144
     x = torch.randn(n, generator=torch.Generator().manual_seed(1))
     store, spec, result = HashStore(), parse("none"), {}
