@@ -10,6 +10,8 @@ from faults.cases import FRAMES, SLACK_S, Case
 
 Facts = dict[str, Any]  # facts.Facts as a dict
 
+TOO_LATE = "the link was cut when the op was over"  # a reason
+
 
 @dataclasses.dataclass
 class Verdict:
@@ -81,7 +83,7 @@ def judge(case: Case, facts: list[Facts | None]) -> Verdict:
         if mine["went_on"] != expected:
             reasons.append(f"rank {rank}: expected the next group to be {expected}, got {mine['went_on']!r}")
     if case.cut and case.when == "during" and not _was_during(facts):
-        reasons.append("the link was cut when the op was over")
+        reasons.append(TOO_LATE)
     if case.fault in FRAMES and not any(mine and mine["frames"] for mine in facts):
         reasons.append("no frame was passed on")
     return Verdict(not reasons, reasons, max(late, default=None), said)

@@ -54,7 +54,7 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def _serve_stream(conn: socket.socket, total: int) -> None:
-    """Reads it; the rate from when a quarter had come, when bursts are spent and the window is open, to the end."""
+    """Reads it; the rate from when a quarter had come and was read, so that bursts are spent, to the end."""
     buffer = bytearray(_PIECE)
     got = 0
     first: tuple[float, int] | None = None
@@ -62,7 +62,8 @@ def _serve_stream(conn: socket.socket, total: int) -> None:
         got += (size := conn.recv_into(buffer))
         if size == 0:
             raise EOFError(f"expected {total} bytes, got {got}")
-        if first is None and got >= total // 4:
+        drained = size < len(buffer) or got >= total // 2
+        if first is None and got >= total // 4 and drained:
             first = (time.perf_counter(), got)
     assert first
     conn.sendall(_MARK.pack((got - first[1]) * 8 / (time.perf_counter() - first[0])))

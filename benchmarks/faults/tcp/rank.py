@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 import threading
 import time
@@ -163,7 +164,8 @@ def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     facts.called = time.monotonic()
     try:
         # A deadline that is short enough to pass is not for the making of groups on a busy machine.
-        _init(r, case, case.of.deadline_s)
+        is_kept_out = case.of.outcome == KEPT_OUT
+        _init(r, case, case.of.deadline_s if is_kept_out else _MOST_S)
         facts.making_s = time.monotonic() - facts.called
         turns = Turns(case.kind, r.rank, case.size, facts)
         for _ in range(_UNDISTURBED):
@@ -176,6 +178,7 @@ def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     facts.undisturbed = len(facts.ops)
     made = _made()
     dist.barrier()
+    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=case.of.deadline_s))
     stop = threading.Event()
     thread = threading.Thread(target=orders.obey, args=(notes, r.rank, stop))
     thread.start()

@@ -303,15 +303,16 @@ TEST(P2pFault, WhoNeverComesIsNamedAtTheDeadline) {
 
 // Frames that keep coming are progress, however long all of them take.
 TEST(P2pFault, SlowFramesAreNoFault) {
-  Ranks ranks(2, [](int, GroupConfig& config) { config.timeout = milliseconds(1000); });
-  const Tensor sent = Tensor::random(2 * kElements, 1);
+  constexpr milliseconds kProgress{2000};
+  Ranks ranks(2, [&](int, GroupConfig& config) { config.timeout = kProgress; });
+  const Tensor sent = Tensor::random(3 * kElements, 1);
   Tensor got = sent.empty();
   const auto waiting = receiving(ranks.engine(1), got, 0);
   const auto start = OpContext::Clock::now();
-  ranks.hub().tamper([](int, int, Lane, std::span<std::byte>) { std::this_thread::sleep_for(milliseconds(200)); });
+  ranks.hub().tamper([](int, int, Lane, std::span<std::byte>) { std::this_thread::sleep_for(milliseconds(250)); });
   together(ranks,
            [&](int rank, Engine& engine) { expectFinish(engine, rank == 0 ? sending(engine, sent, 1) : waiting); });
-  EXPECT_GT(OpContext::Clock::now() - start, milliseconds(1000));
+  EXPECT_GT(OpContext::Clock::now() - start, kProgress);
   EXPECT_TRUE(got.data == sent.received());
 }
 

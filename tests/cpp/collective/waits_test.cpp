@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <set>
+#include <string>
+#include <thread>
 
 #include "collective/all_reduce.h"
 #include "collective/collectives.h"
@@ -29,13 +32,31 @@ void gather(OpContext& op, uint64_t elements, const std::string& codec, const By
   allGather(op, {message});
 }
 
+// Whether all other ranks' flight records say that they wait for it.
+bool isWaitedFor(Ranks& ranks, int slow) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    const std::string wait = "\"wait\": {\"rank\": " + std::to_string(slow) + ",";
+    if (rank != slow && ranks.engine(rank).record().json().find(wait) == std::string::npos) return false;
+  }
+  return true;
+}
+
+// The slow rank comes when the others have waited for it longer than they can have waited for one another: not before
+// all of them wait for it, and then as much later. Two frames are sent before anybody waits, so nobody waits for
+// another afterwards.
 TEST(Waits, ASlowRankIsTheOneThatIsWaitedFor) {
+  constexpr uint64_t kElements = 2 * 16384;
   for (int slow = 0; slow < 4; ++slow) {
-    Ranks ranks(4);
-    const Bytes input = test::randomTensor(DType::float32, 100000, 1);
+    Ranks ranks(4, [](int, GroupConfig& config) { config.flight_record = 1; });
+    const Bytes input = test::randomTensor(DType::float32, kElements, 1);
+    const auto begun = OpContext::Clock::now();
     const auto counters = ranks.expectRun("all_gather", [&](int rank, OpContext& op) {
-      if (rank == slow) std::this_thread::sleep_for(milliseconds(200));
-      gather(op, 100000, "none", input);
+      if (rank == slow) {
+        while (!isWaitedFor(ranks, slow) && OpContext::Clock::now() - begun < std::chrono::seconds(10))
+          std::this_thread::sleep_for(milliseconds(1));
+        std::this_thread::sleep_for(OpContext::Clock::now() - begun + milliseconds(20));
+      }
+      gather(op, kElements, "none", input);
     });
     for (int rank = 0; rank < 4; ++rank) {
       const auto& waits = counters[rank].wait_by_peer;

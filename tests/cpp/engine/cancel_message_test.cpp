@@ -124,11 +124,13 @@ TEST_P(CancelMessage, TheOneInTheMiddle) {
 TEST_P(CancelMessage, InTheMiddleOfASlowLink) {
   if (GetParam() == Over::memory) GTEST_SKIP() << "memory has no rate";
   Group group = groupOf(2, "20mbit");
+  constexpr std::chrono::seconds kLess{15};  // than they would take
   const Tensor large = Tensor::random(10'000'000, 1, "none");
   for (const bool by_sender : {true, false}) {
     const int by = by_sender ? 0 : 1;
     Tensor got = large.empty();
     std::array<MessagePtr, 2> ends;
+    const auto begun = Clock::now();
     ends[1] = receiving(group.engine(1), got, 0, 3);
     ends[0] = sending(group.engine(0), large, 1, 3);
     std::array<Clock::time_point, 2> ended;
@@ -148,10 +150,10 @@ TEST_P(CancelMessage, InTheMiddleOfASlowLink) {
       const double ms = std::chrono::duration<double, std::milli>(ended[rank] - cancelled).count();
       RecordProperty((by_sender ? "send" : "receive") + std::string(rank == by ? "_here_ms" : "_there_ms"),
                      std::to_string(ms));
-      EXPECT_LT(ms, 1000);
+      EXPECT_LT(ended[rank] - begun, kLess);
     }
     expectNext(group, 3);
-    EXPECT_LT(Clock::now() - cancelled, std::chrono::seconds(8));
+    EXPECT_LT(Clock::now() - begun, kLess);
   }
 }
 

@@ -143,7 +143,7 @@ TEST(Flight, NothingIsRecordedWhereNobodyWantsIt) {
 
 TEST(Flight, ATimeOutLeavesAFileThatSaysWhoIsMissing) {
   Folder folder;
-  Ranks ranks = recording(3, 8, folder.path(), milliseconds(300));
+  Ranks ranks = recording(3, 8, folder.path(), milliseconds(2000));
   ranks.expectRun("before", [](int, OpContext& context) { gather(context, 1); });
   std::vector<std::future<Outcome>> pending;
   for (int rank : {0, 1})  // rank 2 never comes

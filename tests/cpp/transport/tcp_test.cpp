@@ -217,7 +217,7 @@ TEST_P(TcpTransport, StrangersLetMembersIn) {
     const Bytes out = message(100'000, 5);
     Bytes in(out.size());
     const auto sent = ranks[1].isend(Lane::bulk, 0, 0, out);
-    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(milliseconds(1500));
+    ranks[0].irecv(Lane::bulk, 1, 0, in)->wait(kLong);
     sent->wait(kLong);
     EXPECT_EQ(in, out);
   }

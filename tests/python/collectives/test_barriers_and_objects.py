@@ -22,12 +22,13 @@ def _barriers(r):
     # The last rank stays away: rank 0 names it.
     if r.rank == 0:
         with pytest.raises(RuntimeError, match=f"(?i)ranks? {r.size - 1}"):
-            group.monitored_barrier(datetime.timedelta(seconds=0.5), wait_all_ranks=True)
+            group.monitored_barrier(datetime.timedelta(seconds=3), wait_all_ranks=True)
+        r.say("named")
     elif r.rank < r.size - 1:
         with pytest.raises(RuntimeError):
-            group.monitored_barrier(datetime.timedelta(seconds=5), wait_all_ranks=True)
+            group.monitored_barrier(datetime.timedelta(seconds=20), wait_all_ranks=True)
     else:
-        time.sleep(1)
+        r.hear("named")
     dist.destroy_process_group()  # here, for gloo's connections did not survive that
 
 

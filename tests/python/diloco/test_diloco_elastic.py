@@ -97,7 +97,7 @@ def _late(r, port):
     """A machine comes when two are at it, with another model of the same shapes: it takes theirs."""
     if r.rank == 2:
         r.hear("begun")
-    members = _join(port, f"machine{r.rank}")
+    members = _join(port, f"machine{r.rank}", lost_after_s=10.0)
     trained = TrainingResult(members, r.rank, mode="continue")
     if r.rank == 2:
         taken = trained.opt.report["outer_steps"]
@@ -114,6 +114,10 @@ def _late(r, port):
         assert after < 1.2 * before
         trained.steps(30, pause_s=0.02)
         assert trained.lost == [], trained.lost
+    deadline = time.monotonic() + DEADLINE_S / 2
+    while trained.opt.report["alive"] < 3:  # a machine looks for new ones every lost_after_s / 5
+        assert time.monotonic() < deadline, members.alive()
+        time.sleep(0.05)
     assert trained.opt.report["participating"] == trained.opt.report["alive"] == 3
     outer = trained.outer()
     members.leave()
@@ -166,10 +170,10 @@ def _twice(r, port):
     if r.rank == 1:
         r.hear("first")
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            _join(port, "same", lost_after_s=1.0)
+            _join(port, "same", lost_after_s=10.0)
         r.say("refused")
         return
-    members = _join(port, "same", lost_after_s=1.0)
+    members = _join(port, "same", lost_after_s=10.0)
     r.say("first")
     r.hear("refused")
     assert members.alive() == {"same"}
@@ -213,7 +217,8 @@ def _resumed(r, port):
         r.hear("resumed")
     else:
         r.hear("left1")
-    again = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
+    # Machine 0 goes on alone at once; machine 1 waits for it, so that it does not begin a group of its own.
+    again = _join(port, f"machine{r.rank}", least=1, patience_s=1.0 if r.rank == 0 else 15.0)
     back = TrainingResult(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
     if r.rank == 0:
         assert back.opt.steps == steps

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from datetime import timedelta
 
 import ddp_model
 import diloco_model
@@ -141,10 +142,13 @@ def test_survivors_of_a_killed_rank_are_told(mode):
 
 def _stops(r, timeout_s):
     """The last rank is stopped: nothing tells that it is gone but the time-out."""
-    r.init(timeout_s=timeout_s)
+    r.init()
     model, optimizer = diloco_model.fresh(mode="sync", codec="sym4:bucket=64")
     diloco_model.train(model, optimizer, r.rank, range(2 * EVERY + 1))
     before = _state(optimizer)
+    dist.barrier()
+    for group in (dist.group.WORLD, *optimizer._groups.made):  # what came before may take longer
+        group.set_timeout(timedelta(seconds=timeout_s))
     if r.rank == r.size - 1:
         r.say("pid", os.getpid())
         os.kill(os.getpid(), signal.SIGSTOP)

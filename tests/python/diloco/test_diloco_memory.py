@@ -49,6 +49,18 @@ def _steps(parameters, loop, count):
         loop.step()
 
 
+def _wait_for_messages():
+    """Waits until all averages under way have come."""
+    deadline = time.monotonic() + 20
+    while any(
+        op["op"] == "outer_step" and op["state"] in ("queued", "under way")
+        for record in lc.flight_record().values()
+        for op in record["ops"]
+    ):
+        assert time.monotonic() < deadline, lc.flight_record()
+        time.sleep(0.05)
+
+
 def _takes(r, options):
     r.init()
     small, first = _loop(options, 1)
@@ -58,7 +70,7 @@ def _takes(r, options):
     before = _resident()
     loop = lc.DiLoCoX(torch.optim.SGD(parameters, lr=0.1), 1, **options)
     _steps(parameters, loop, 3)
-    time.sleep(1)  # the message has come
+    _wait_for_messages()
     after, memory = _resident(), loop.report["memory"]
     loop.finish()
     assert memory.pop("total") == sum(memory.values())

@@ -119,8 +119,7 @@ def test_one_stage_of_a_site_has_buffers(quad, first):
 def _is_silent(r):
     """A rank of a site stops stepping: the other ranks of its site, and of the other site, hear of it by their deadlines."""
     r.init()
-    deadline = timedelta(seconds=4)
-    sites = [dist.new_group([place, 2 + place], timeout=deadline, backend="lowcomm") for place in range(2)]
+    sites = [dist.new_group([place, 2 + place], backend="lowcomm") for place in range(2)]
     replicas = [dist.new_group([2 * site, 2 * site + 1]) for site in range(2)]
     site, place = divmod(r.rank, 2)
     torch.manual_seed(7)
@@ -128,6 +127,9 @@ def _is_silent(r):
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = lc.DiLoCoX(inner, EVERY, model=model, group=sites[place], replicas=replicas[site], mode="sync")
     _train(model, optimizer, site, range(EVERY))
+    dist.barrier()
+    for group, deadline_s in zip(optimizer._groups.made, (4, 8), strict=True):  # the first is over sites
+        group.set_timeout(timedelta(seconds=deadline_s))
     said = ""
     if r.rank != 1:
         with pytest.raises(dist.DistBackendError) as caught:

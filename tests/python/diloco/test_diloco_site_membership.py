@@ -220,7 +220,7 @@ def _joins(r, port, first, options):
     site = ("a", first, r.rank) if begins else ("b", 6 - first, r.rank - first)
     if not begins:
         r.hear("begun")
-    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, **options)
+    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, lost_after_s=10.0, **options)
     if begins:
         trained.steps(9)
         before = trained.validation()
@@ -351,7 +351,7 @@ def _one_and_two(r, port, first, options):
     begins = alone == (first == 1)
     if not begins:
         r.hear("begun")
-    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, mode="sync", **options)
+    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, mode="sync", lost_after_s=10.0, **options)
     if begins:
         trained.steps(30)
         if r.rank == first - 1:

@@ -113,8 +113,9 @@ def _lost(r, op, how, timeout_s, policy):
             return _gather(r, n)
         return dist.all_reduce(torch.ones(n), async_op=True)
 
-    r.init("lowcomm", timeout_s=timeout_s, pg_options=lc.Options(policy=policy, min_bytes=0))
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, min_bytes=0))
     issue(1000).wait()
+    r.set_deadline(timeout_s)
     culprit = r.size - 1
     counted = policy or op == "all_gather"  # of gloo's ops no bytes are known
     if r.rank == culprit:

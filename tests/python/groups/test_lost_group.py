@@ -84,9 +84,10 @@ def _time_out_of_an_inner_op(r, how):
 
     policy = "all_gather=minmax8; broadcast=minmax8"  # all_reduce is gloo's
     options = {"min_bytes": 0, "flight_record": 0, "transport": "gloo"}
-    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(policy=policy, **options))
+    r.init("lowcomm", pg_options=lc.Options(policy=policy, **options))
     x, ints = torch.ones(300), torch.ones(3, dtype=torch.int64)
     dist.all_reduce(ints)
+    r.set_deadline(1.5)
     ops = {
         "exact": lambda: dist.all_reduce(ints),
         "coded": lambda: dist.broadcast(x, 0),
@@ -151,10 +152,11 @@ def _future_of_an_inner_op(r):
     """The error that a future carries is the one that wait() raises."""
     import torch_lowcomm as lc
 
-    r.init("lowcomm", timeout_s=1.5, pg_options=lc.Options(transport="gloo"))
+    r.init("lowcomm", pg_options=lc.Options(transport="gloo"))
     x = torch.ones(3)
+    dist.all_reduce(x)
     if r.rank == 0:
-        dist.all_reduce(x)
+        r.set_deadline(1.5)
         future = dist.all_reduce(x, async_op=True).get_future()
         with pytest.raises(
             dist.DistBackendError, match=r"all_reduce failed on rank 0 .*sequence 2.*elapsed \d"
@@ -163,7 +165,6 @@ def _future_of_an_inner_op(r):
         r.say("failed")
         dist.destroy_process_group()
         return str(failure.value)
-    dist.all_reduce(x)
     r.hear("failed")
     dist.destroy_process_group()
     return None

@@ -76,6 +76,19 @@ def test_statistics(pair, quad):
     quad(_statistics)
 
 
+def _until_it_waits_for(rank):
+    """Until the op under way has all but one rank's frames, by the flight record."""
+    import torch_lowcomm as lc
+
+    end = time.monotonic() + 30
+    while True:
+        op = lc.flight_record()[dist.group.WORLD.group_name]["ops"][-1]
+        if op["wait"] and op["wait"]["rank"] == rank:
+            return
+        assert time.monotonic() < end, op
+        time.sleep(0.001)
+
+
 def _straggler(r, slow):
     """The rank that comes late is the one that all others waited for; that of messages is their peer."""
     import torch_lowcomm as lc
@@ -83,11 +96,19 @@ def _straggler(r, slow):
     r.init("lowcomm", pg_options=lc.Options(policy="p2p=sym4; all_reduce=sym4", min_bytes=0))
     name = dist.group.WORLD.group_name
     x = torch.randn(100000)
-    for _ in range(2):
+    for turn in range(2):
         dist.barrier()
+        work = None if r.rank == slow else dist.all_reduce(x.clone(), async_op=True)
         if r.rank == slow:
-            time.sleep(0.3)
-        dist.all_reduce(x.clone())
+            begun = time.monotonic()
+            for other in set(range(r.size)) - {slow}:
+                r.hear(f"rank {other} waits {turn}")
+            time.sleep(0.1 + 2 * (time.monotonic() - begun))  # longer than the others waited for each other
+            dist.all_reduce(x.clone())
+        else:
+            _until_it_waits_for(slow)
+            r.say(f"rank {r.rank} waits {turn}")
+            work.wait()
     stats = lc.stats()[name]["all_reduce"]
     if r.rank != slow:
         assert stats["straggler"] == slow, stats

@@ -62,7 +62,7 @@ def _goes_on(r, members):
 
 def _lost(r, op, how, timeout_s):
     """The last rank dies, stops or stays away in the middle of an exchange with rank 0; returns what rank 0 gets."""
-    _init(r, timeout_s)
+    _init(r, DEADLINE_S)
     culprit = r.size - 1
     got, x = torch.zeros(BIG), torch.ones(BIG)
     if r.rank in (0, culprit):
@@ -70,6 +70,7 @@ def _lost(r, op, how, timeout_s):
         for work in [dist.irecv(got, peer), dist.isend(x, peer)]:
             work.wait()
     dist.barrier()
+    r.set_deadline(timeout_s)
     if r.rank == culprit:
         if how == "stays away":
             r.hear("over")

@@ -38,10 +38,12 @@ def _exit(r, how):
         dist.all_reduce(torch.ones(3), async_op=True).get_future().then(_SlowToGo()).wait()
     if how == "op under way":
         if r.rank:
-            time.sleep(0.2)
+            r.hear("issued")
         done = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(_SlowToGo())
         if r.rank:
             done.wait()
+        else:
+            r.say("issued")
         del done
     if how == "group kept":
         _kept.append(dist.group.WORLD)

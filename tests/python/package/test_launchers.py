@@ -32,7 +32,7 @@ def test_run_puts_a_gloo_script_on_lowcomm(tmp_path):
     script.write_text(_SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = ranks.run_command(
-        [*launcher, "-m", "torch_lowcomm", "run", script, "plain", tmp_path], deadline_s=90, cwd=tmp_path
+        [*launcher, "-m", "torch_lowcomm", "run", script, "plain", tmp_path], deadline_s=240, cwd=tmp_path
     )
     assert ended.code == 0, ended.text
     for rank in range(2):
@@ -47,7 +47,7 @@ def test_run_ends_with_the_scripts_exit_code(tmp_path):
     alone = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
     ended = ranks.run_command(
         [sys.executable, "-m", "torch_lowcomm", "run", script, "fail", tmp_path],
-        deadline_s=90,
+        deadline_s=240,
         cwd=tmp_path,
         env=alone,
     )

@@ -47,7 +47,7 @@ dist.destroy_process_group()
 def test_logging_is_left_to_a_script_that_configures_it(tmp_path):
     script = tmp_path / "logs.py"
     script.write_text(_LOGS)
-    code, _, text = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=60, cwd=tmp_path)
+    code, _, text = ranks.run_command([*RUN, script, tmp_path / "store"], deadline_s=240, cwd=tmp_path)
     assert code == 0, text
     before, configured, after = text.partition("script: configured\n")
     assert configured, text

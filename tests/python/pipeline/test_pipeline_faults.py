@@ -52,6 +52,14 @@ def test_mistakes_are_named_before_anything_is_sent(pair):
     pair(_mistakes)
 
 
+def _leave(r):
+    """Ends the group once both stages have heard: one that leaves before the other resets its connections."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"heard {r.rank}", "")
+    store.wait([f"heard {rank}" for rank in range(r.size)])
+    dist.destroy_process_group()
+
+
 def _differ(r, options, said):
     """Stages that are given other options hear of it on both sides."""
     import torch_lowcomm as lc
@@ -61,11 +69,7 @@ def _differ(r, options, said):
     x, y = (torch.stack(part) for part in zip(*case.data()[: case.ROWS], strict=True))
     with pytest.raises(dist.DistBackendError, match=said):
         lc.pipeline.step(schedule, x, target=y)
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"heard {r.rank}", "")
-    # A stage that leaves before the other has heard resets its connections.
-    store.wait([f"heard {rank}" for rank in range(r.size)])
-    dist.destroy_process_group()
+    _leave(r)
 
 
 def test_stages_of_another_codec_are_named(pair):
@@ -85,7 +89,7 @@ def _other_samples(r):
         RuntimeError, match="a message of an earlier step failed; call lc.pipeline.reset.*samples differs"
     ):
         lc.pipeline.step(schedule, x, samples=range(16), target=y)
-    dist.destroy_process_group()
+    _leave(r)
 
 
 def test_other_samples_on_the_two_sides_are_named(pair):
@@ -122,7 +126,7 @@ def _not_a_number(r):
             assert said in str(failure.value).lower(), failure.value
         if what == "forward":  # the micro-batch's samples are as they were
             assert torch.equal(rows()[-4:], before[-4:])
-        dist.destroy_process_group()
+        _leave(r)
         schedule = begin()
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
         sides = [None, None]
@@ -147,7 +151,7 @@ def _one_cache(r):
         ValueError, match=f"boundary 0: cache: expected the same on both sides, rank {r.rank} has .*none"
     ):
         lc.pipeline.step(schedule, x, samples=range(case.ROWS), target=y)
-    dist.destroy_process_group()
+    _leave(r)
 
 
 def test_a_cache_on_one_side_is_named_on_both(pair):

@@ -15,6 +15,7 @@ from ranks.child import Rank
 from ranks.command import run_command
 from ranks.job import RanksFailed, run_ranks
 from ranks.pool import Pool
+from ranks.ports import free_port
 from ranks.starters import close_zygote, zygote
 
-__all__ = ["Pool", "Rank", "RanksFailed", "close_zygote", "run_command", "run_ranks", "zygote"]
+__all__ = ["Pool", "Rank", "RanksFailed", "close_zygote", "free_port", "run_command", "run_ranks", "zygote"]

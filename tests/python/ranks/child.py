@@ -38,6 +38,12 @@ class Rank:
             **options,
         )
 
+    def set_deadline(self, seconds):
+        """Shortens the default group's progress deadline once it is made and warm, which takes a busy machine seconds."""
+        import torch.distributed as dist
+
+        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=seconds))
+
     def path(self, name):
         return pathlib.Path(self.folder) / name
 

@@ -14,6 +14,13 @@ DEADLINE_S = 120
 AT = 12  # the iteration in which it happens
 
 
+def _wait_for_posts(machine, count):
+    """Waits until so many machines have posted in iteration AT; fewer do if one of them has been dropped."""
+    deadline = time.monotonic() + 10
+    while machine.store.add(f"lowcomm/replay/p{AT}", 0) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def _signal_around(machine, phase, signum):
     """Has this process get a signal when it comes to a phase of iteration AT."""
     exchange, core = machine.exchange, machine.core
@@ -51,7 +58,7 @@ def _signal_around(machine, phase, signum):
     def step():
         message = machine.message()
         if last and core.iteration == AT:
-            time.sleep(0.5)  # the others have posted
+            _wait_for_posts(machine, 2)  # this one is the last
         record = exchange.exchange(core, message, lr=1e-2, weight_decay=0.0)
         if phase == "before applying" and core.iteration == AT:
             hit()
@@ -284,7 +291,11 @@ def test_a_displaced_process_does_not_leave_for_its_successor(store, silent):
 
 def _checks_alone(r, port):
     """One machine compares weights, and the other one does not: it goes on at once, and waits for the first."""
-    machine = Machine(port, f"machine{r.rank}", least=2, deadline_least_s=6, deadline_most_s=6).join().until(AT)
+    machine = (
+        Machine(port, f"machine{r.rank}", least=2, lost_after_s=10, deadline_least_s=6, deadline_most_s=6)
+        .join()
+        .until(AT)
+    )
     if r.rank == 0:
         assert not machine.exchange.check(machine.core)
     machine.until(AT + 3)
@@ -318,10 +329,10 @@ def test_does_not_wait_for_a_dead_machines_checksum(store):
 
 def _no_beat(r, port):
     """One machine's heartbeat is not seen, but its messages are: those of one that has just come back, or whose beat is slow."""
-    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=1, deadline_least_s=20).join().until(AT)
+    machine = Machine(port, f"machine{r.rank}", least=2, lost_after_s=3, deadline_least_s=20).join().until(AT)
     if r.rank == 1:
         machine.exchange._beat.stop()
-    machine.until(AT + 8, pause_s=0.4 * r.rank)
+    machine.until(AT + 16, pause_s=0.4 * r.rank)  # this takes longer than lost_after_s
     return machine.exchange.stats()["void"], machine.exchange.stats()["dropped"]
 
 

@@ -20,6 +20,7 @@ from torch_lowcomm.seed_replay.store.commit import Commit
 from torch_lowcomm.seed_replay.store.keys import RunStore
 
 DEADLINE_S = 120
+PATIENT = {"lost_after_s": 10.0, "deadline_least_s": 20.0}  # nobody is dropped for being slow
 
 
 def _run(r, port, iterations, options):
@@ -33,7 +34,8 @@ def _run(r, port, iterations, options):
 
 def test_machines_end_alike(store):
     iterations, size, samples = 40, 3, 2
-    ends = ranks.run_ranks(_run, size, store.port, iterations, {"samples": samples}, timeout=DEADLINE_S)
+    options = {"samples": samples} | PATIENT
+    ends = ranks.run_ranks(_run, size, store.port, iterations, options, timeout=DEADLINE_S)
     assert len({(checksum, log) for checksum, _, log, _ in ends}) == 1
     for _, stats, _, fell in ends:
         assert stats["machines"] == size
@@ -82,7 +84,7 @@ def _late(r, port, chunk):
     """Two machines come at once when two are at it, with the first weights: they download bytes, and no weights."""
     if r.rank >= 2:
         r.hear("begun", DEADLINE_S)
-    machine = Machine(port, f"machine{r.rank}", chunk=chunk).join()
+    machine = Machine(port, f"machine{r.rank}", chunk=chunk, **PATIENT).join()
     if r.rank >= 2:
         assert machine.core.iteration >= 30
     else:

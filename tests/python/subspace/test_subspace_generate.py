@@ -338,7 +338,6 @@ def _another_rank(r):
     r.init("lowcomm")
     with pytest.raises(ValueError, match="group: expected 2 ranks, of which this is ., the stage's number"):
         lc.subspace.generate(lc.subspace.cut(_model("gpt"), 1 - r.rank, 2), case.ids(), max_new_tokens=1)
-    dist.destroy_process_group()
 
 
 def test_another_rank(pair):

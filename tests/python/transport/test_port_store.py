@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 from datetime import timedelta
 
 import pytest
@@ -12,11 +11,6 @@ import torch.distributed as dist
 
 DEADLINE_S = 60.0
 SECRET = "b0pBTzHWtmPlKzjrLn7SdrZxdFKFEE9lbYgOxDY3xPI"
-
-
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
 
 
 def _meet(r, port, seconds):
@@ -80,7 +74,7 @@ def _by_hand(r, port, by_environment, secret):
 
 @pytest.mark.parametrize(("by_environment", "secret"), [(False, ""), (True, ""), (False, SECRET)])
 def test_three_ranks_meet_at_one_port(by_environment, secret):
-    ranks.run_ranks(_by_hand, 3, _free_port(), by_environment, secret, timeout=DEADLINE_S)
+    ranks.run_ranks(_by_hand, 3, ranks.free_port(), by_environment, secret, timeout=DEADLINE_S)
 
 
 def _other_secret(r, port):
@@ -90,7 +84,7 @@ def _other_secret(r, port):
 
 
 def test_another_secret_does_not_reach_the_store():
-    ranks.run_ranks(_other_secret, 2, _free_port(), timeout=DEADLINE_S)
+    ranks.run_ranks(_other_secret, 2, ranks.free_port(), timeout=DEADLINE_S)
 
 
 def _wrong(r, port):
@@ -113,4 +107,4 @@ def _wrong(r, port):
 
 
 def test_what_is_wrong_is_named():
-    ranks.run_ranks(_wrong, 1, _free_port(), timeout=DEADLINE_S)
+    ranks.run_ranks(_wrong, 1, ranks.free_port(), timeout=DEADLINE_S)

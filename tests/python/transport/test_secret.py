@@ -75,11 +75,6 @@ class Tap:
         other.close()
 
 
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 def _tapped(r, secret):
     """Rank 0 is reached through a tap only, which sees the elements without a secret, and none with one."""
     import torch_lowcomm as lc
@@ -88,7 +83,7 @@ def _tapped(r, secret):
         os.environ["LOWCOMM_SECRET"] = secret
     tap = None
     if r.rank == 0:
-        port = _free_port()
+        port = ranks.free_port()
         tap = Tap(port)
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{tap.port}"
@@ -119,11 +114,11 @@ def _behind_a_router(r, every_s):
     os.environ["LOWCOMM_SECRET"] = SECRET
     proxy = None
     if r.rank == 0:
-        port = _free_port()
+        port = ranks.free_port()
         proxy = ResetProxy(port, every_s)
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{proxy.port}"
-    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", **OPTIONS))
+    r.init("lowcomm", timeout_s=2 * DEADLINE_S, pg_options=lc.Options(policy="all_reduce=sym4", **OPTIONS))
     n = 1 << 20
     mine = torch.linspace(-1, 1, n) * (r.rank + 1)
     once = mine.clone()
@@ -144,7 +139,7 @@ def _behind_a_router(r, every_s):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_resets_lose_nothing(size):
-    ranks.run_ranks(_behind_a_router, size, 0.25, timeout=DEADLINE_S)
+    ranks.run_ranks(_behind_a_router, size, 0.25, timeout=3 * DEADLINE_S)
 
 
 # ---- secrets that are wrong ----

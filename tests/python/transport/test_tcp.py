@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 from pathlib import Path
@@ -79,12 +78,15 @@ def _behind_a_router(r, every_s):
 
     proxy = None
     if r.rank == 0:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = ranks.free_port()
         proxy = ResetProxy(port, every_s)
         os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
         os.environ["LOWCOMM_ADVERTISE"] = f"127.0.0.1:{proxy.port}"
-    r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", min_bytes=0, transport="tcp"))
+    r.init(
+        "lowcomm",
+        timeout_s=2 * DEADLINE_S,
+        pg_options=lc.Options(policy="all_reduce=sym4", min_bytes=0, transport="tcp"),
+    )
     n = 1 << 20
     mine = torch.linspace(-1, 1, n) * (r.rank + 1)
     once = mine.clone()
@@ -108,7 +110,7 @@ def _behind_a_router(r, every_s):
 
 
 def test_resets_lose_nothing():
-    ranks.run_ranks(_behind_a_router, 3, 0.1, timeout=DEADLINE_S)
+    ranks.run_ranks(_behind_a_router, 3, 0.1, timeout=3 * DEADLINE_S)
 
 
 def _killed(r):
@@ -222,8 +224,7 @@ def _listening():
 def _one_port(r):
     import torch_lowcomm as lc
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = ranks.free_port()
     os.environ["LOWCOMM_LISTEN"] = f"127.0.0.1:{port}"
     r.init("lowcomm", pg_options=lc.Options(policy="all_reduce=sym4", min_bytes=0, transport="tcp"))
     before = _listening()

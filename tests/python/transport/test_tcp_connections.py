@@ -21,7 +21,7 @@ def _reported(r):
     (found,) = lc.connections(dist.group.WORLD).values()
     assert [(one["peer"], one["lane"]) for one in found] == [(1 - r.rank, x) for x in ("control", "bulk 0", "bulk 1")]
     assert all(one["connected"] and one["times_made"] == 1 and one["cipher"] == "" for one in found)
-    assert all(0 < one["least_round_trip_s"] <= one["round_trip_s"] < 1 for one in found)
+    assert all(0 < one["least_round_trip_s"] <= one["round_trip_s"] for one in found)
     assert ELEMENTS < sum(one["sent_bytes"] for one in found) < 1.05 * ELEMENTS
     assert ELEMENTS < sum(one["received_bytes"] for one in found) < 1.05 * ELEMENTS
     # Both ends of a near link begin with Reno: one on which BBR ran would stay paced (csrc/transport/tcp/pace.h).
@@ -29,6 +29,7 @@ def _reported(r):
 
     group = dist.new_group(pg_options=lc.Options(transport="gloo"))
     assert list(lc.connections(group).values()) == [[]]
+    dist.barrier(group=group)  # nobody leaves while another is still connecting
     dist.destroy_process_group()
     assert lc.connections() == {}
 

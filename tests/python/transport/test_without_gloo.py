@@ -1,7 +1,6 @@
 """Groups with transport="tcp" make no group of gloo: every op travels on the transport, or is refused by name."""
 
 import os
-import time
 from datetime import timedelta
 from unittest import mock
 
@@ -192,11 +191,13 @@ def _monitored(r):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     backend.monitored_barrier(timedelta(seconds=20))
     if r.rank == 2:
-        time.sleep(1.0)  # the others have given up by then
+        for other in range(2):
+            r.hear(f"{other} has given up")
         return
-    want = "Rank 2 failed to pass monitoredBarrier in 300 ms"
+    want = "Rank 2 failed to pass monitoredBarrier in 1000 ms"
     with pytest.raises(dist.DistBackendError, match=want):
-        backend.monitored_barrier(timedelta(seconds=0.3))
+        backend.monitored_barrier(timedelta(seconds=1))
+    r.say(f"{r.rank} has given up")
 
 
 def test_a_monitored_barrier_names_who_is_missing():
