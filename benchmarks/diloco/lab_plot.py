@@ -44,7 +44,7 @@ def draw(links: list[dict[str, Any]], path: Path) -> None:
         shares.invert_yaxis()
         shares.axvline(SHARE, color="black", linewidth=0.8)
         shares.set_xlabel("tokens a second / without communication (median; least and most)")
-        shares.set_xlim(0, 1.45)
+        shares.set_xlim(0, 1.7)
         shares.legend(fontsize=8, loc="upper right")
         for row in links[0]["rows"]:
             if "loss" in row:
