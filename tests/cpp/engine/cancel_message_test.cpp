@@ -6,9 +6,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -308,6 +310,75 @@ TEST_P(CancelMessage, AtRandomMomentsEveryOtherMessageIsRight) {
   EXPECT_GT(through, kRounds * kMessages / 2);
   EXPECT_LT(::mallinfo2().uordblks, in_use + (1u << 20));
   expectNext(group, 1);
+}
+
+// A transport that takes its time to begin a send and to close a tag, and notes both.
+class SlowToClose final : public Transport {
+ public:
+  explicit SlowToClose(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
+    if (lane == Lane::bulk) {
+      sending = true;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return inner_->isend(lane, peer, tag, data);
+  }
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    return inner_->irecv(lane, peer, tag, data);
+  }
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                  std::function<void()> then) override {
+    return inner_->irecv(lane, peer, tag, data, std::move(then));
+  }
+  std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
+    return inner_->unclaimed(lane, peer, first, end);
+  }
+  bool canCloseTags() const override { return inner_->canCloseTags(); }
+  void closeTag(Lane lane, int peer, uint32_t tag) override {
+    std::this_thread::sleep_for(milliseconds(20));
+    inner_->closeTag(lane, peer, tag);
+    closed = true;
+  }
+  void cancel(Lane lane) override { inner_->cancel(lane); }
+
+  std::atomic<bool> sending{false}, closed{false};
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
+// The transport may read a send's frames until its tag is closed, so who waits for the send keeps them until then: also
+// one who is told of the receive and of the end at the same moment.
+TEST(CancelMessageFrames, StayUntilTheTagIsClosed) {
+  int given_up = 0;
+  for (int round = 0; round < 30; ++round) {
+    MemoryHub hub(2);
+    SlowToClose* transport = nullptr;
+    test::Ranks ranks(2, nullptr, [&](int rank) {
+      auto slow = std::make_unique<SlowToClose>(hub.transport(rank));
+      if (rank == 0) transport = slow.get();
+      return slow;
+    });
+    const Tensor tensor = Tensor::random(5'000, 1, "none");
+    Tensor got = tensor.empty();
+    const MessagePtr sent = sending(ranks.engine(0), tensor, 1, 3);
+    std::thread waits([&] {
+      const Outcome outcome = finish(ranks.engine(0), sent);
+      if (outcome.ok()) return;  // all frames had left
+      EXPECT_TRUE(transport->closed);
+      EXPECT_TRUE(isGivenUp(outcome, 0, "no more")) << outcome.what();
+      ++given_up;
+    });
+    std::thread receives([&] { finish(ranks.engine(1), receiving(ranks.engine(1), got, 0, 3)); });
+    while (!transport->sending)
+      std::this_thread::yield();
+    ranks.engine(0).cancel(sent, "no more");
+    waits.join();
+    receives.join();
+  }
+  EXPECT_GT(given_up, 0);
 }
 
 }  // namespace
