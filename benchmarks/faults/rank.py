@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import os
 import time
 from collections.abc import Callable
@@ -47,7 +46,7 @@ class RowPlayer(Player):
         with self.tap.installed() if self.tap else contextlib.nullcontext():
             r.init("lowcomm", timeout_s=_PATIENCE_S, pg_options=made_with)
         self._undisturbed()
-        dist.group.WORLD.set_timeout(datetime.timedelta(seconds=case.deadline_s))
+        r.set_deadline(case.deadline_s)
         next(play for faults, play in _FAMILIES.items() if case.fault in faults)(self)
         self._go_on()
         return self.facts

@@ -52,8 +52,8 @@ std::byte* newPages(size_t bytes) {
 }  // namespace
 
 BufferPool::~BufferPool() {
-  for (const auto& [buffer, known] : all_)
-    ::munmap(buffer, known.bytes);
+  for (const auto& [buffer, allocation] : all_)
+    ::munmap(buffer, allocation.bytes);
 }
 
 BufferPool::Buffer BufferPool::take(size_t bytes) {
@@ -67,7 +67,7 @@ BufferPool::Buffer BufferPool::take(size_t bytes) {
   std::vector<std::byte*>& from = is_safe ? idle.buffers : idle.risky;
   if (from.empty()) {
     std::byte* const buffer = newPages(bytes);
-    all_.emplace(buffer, Known{bytes, false});
+    all_.emplace(buffer, Allocation{bytes, false});
     held_ += bytes;
     missed(bytes);
     return Buffer(buffer, Return{this, bytes});
@@ -104,13 +104,14 @@ void BufferPool::missed(size_t bytes) {
 }
 
 void BufferPool::trim() noexcept {
-  look();
+  adapt();
   // One at a time, and unmapped without the lock: a large message's would hold up those that take and give.
   for (auto [buffer, bytes] = surplus(); buffer; std::tie(buffer, bytes) = surplus())
     ::munmap(buffer, bytes);
 }
 
-void BufferPool::look() {
+// Counts an op or message that has ended, and after kLately of them lets less lie idle where all of them needed less.
+void BufferPool::adapt() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (++ended_ < kLately) return;
   ended_ = 0;

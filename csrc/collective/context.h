@@ -96,7 +96,7 @@ class BufferPool {
   static constexpr size_t kKeptBytes = 8 << 20, kMostKeptBytes = 256 << 20;
 
  private:
-  struct Known {
+  struct Allocation {
     size_t bytes;
     bool risky;  // it went back by an exception once
   };
@@ -108,12 +108,12 @@ class BufferPool {
   };
   void give(std::byte* buffer, size_t bytes);
   void missed(size_t bytes);
-  void look();
+  void adapt();
   std::pair<std::byte*, size_t> surplus();
 
   const size_t capacity_;
   std::mutex mutex_;
-  std::unordered_map<std::byte*, Known> all_;
+  std::unordered_map<std::byte*, Allocation> all_;
   std::map<size_t, Idle> idle_;  // by size
   uint64_t takes_ = 0;
   size_t held_ = 0, idle_bytes_ = 0;     // of all; of those that trim() may free

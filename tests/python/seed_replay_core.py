@@ -100,6 +100,10 @@ class Machine:
             time.sleep(pause_s)
         return self
 
+    def posted(self, iteration):
+        """The number of machines that have posted in an iteration, and counted."""
+        return self.store.add(f"lowcomm/replay/p{iteration}", 0)
+
     def validation(self):
         x = torch.randn(256, self.weight.shape[1], generator=torch.Generator().manual_seed(99))
         return (x @ self.weight.T + self.bias - x[:, :4]).square().mean().item()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import os
 import threading
 import time
@@ -178,7 +177,7 @@ def _row(r: Rank, case: Case, notes: Notes, facts: Facts) -> None:
     facts.undisturbed = len(facts.ops)
     made = _made()
     dist.barrier()
-    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=case.of.deadline_s))
+    r.set_deadline(case.of.deadline_s)
     stop = threading.Event()
     thread = threading.Thread(target=orders.obey, args=(notes, r.rank, stop))
     thread.start()

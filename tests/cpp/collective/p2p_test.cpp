@@ -261,7 +261,7 @@ TEST(P2p, APostedReceiveHoldsNoMoreThanItsMessage) {
     EXPECT_TRUE(tensor.data == sent.received());
 }
 
-// What a message took from the pool goes back there, on both sides, and the next one takes it.
+// The buffers that a message took go back to the pool, on both sides, and the next message takes them.
 TEST(P2p, BuffersAreUsedAgain) {
   Ranks ranks(2);
   const Tensor sent = Tensor::random(500'000, 1);

@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -18,6 +17,7 @@
 
 #include "base/error.h"
 #include "engine/groups.h"
+#include "forwarding_transport.h"
 #include "p2p_cases.h"
 
 namespace lowcomm {
@@ -313,40 +313,23 @@ TEST_P(CancelMessage, AtRandomMomentsEveryOtherMessageIsRight) {
 }
 
 // A transport that takes its time to begin a send and to close a tag, and notes both.
-class SlowToClose final : public Transport {
+class SlowToClose final : public test::ForwardingTransport {
  public:
-  explicit SlowToClose(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
+  using ForwardingTransport::ForwardingTransport;
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
     if (lane == Lane::bulk) {
       sending = true;
       std::this_thread::sleep_for(milliseconds(5));
     }
-    return inner_->isend(lane, peer, tag, data);
+    return ForwardingTransport::isend(lane, peer, tag, data);
   }
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return inner_->irecv(lane, peer, tag, data);
-  }
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
-                                  std::function<void()> then) override {
-    return inner_->irecv(lane, peer, tag, data, std::move(then));
-  }
-  std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
-    return inner_->unclaimed(lane, peer, first, end);
-  }
-  bool canCloseTags() const override { return inner_->canCloseTags(); }
   void closeTag(Lane lane, int peer, uint32_t tag) override {
     std::this_thread::sleep_for(milliseconds(20));
-    inner_->closeTag(lane, peer, tag);
+    ForwardingTransport::closeTag(lane, peer, tag);
     closed = true;
   }
-  void cancel(Lane lane) override { inner_->cancel(lane); }
 
   std::atomic<bool> sending{false}, closed{false};
-
- private:
-  const std::unique_ptr<Transport> inner_;
 };
 
 // The transport may read a send's frames until its tag is closed, so who waits for the send keeps them until then: also

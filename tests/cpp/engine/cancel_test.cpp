@@ -17,6 +17,7 @@
 #include "collective/summer.h"
 #include "engine/engine.h"
 #include "engine/groups.h"
+#include "forwarding_transport.h"
 
 // Ops that are given up: the op ends on every rank, the group lives, the next op is right.
 
@@ -322,22 +323,14 @@ TEST_P(Cancel, AtRandomMomentsEveryLaterOpIsRight) {
 }
 
 // A transport like gloo's can end a lane and nothing less.
-class WholeLanes final : public Transport {
+class WholeLanes final : public test::ForwardingTransport {
  public:
-  explicit WholeLanes(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
+  using ForwardingTransport::ForwardingTransport;
+  bool canCloseTags() const override { return false; }
   std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
     EXPECT_LT(tag, 64u) << "ops share their tags";
-    return inner_->isend(lane, peer, tag, data);
+    return ForwardingTransport::isend(lane, peer, tag, data);
   }
-  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
-    return inner_->irecv(lane, peer, tag, data);
-  }
-  void cancel(Lane lane) override { inner_->cancel(lane); }
-
- private:
-  const std::unique_ptr<Transport> inner_;
 };
 
 TEST(CancelRefused, ByATransportThatCannot) {

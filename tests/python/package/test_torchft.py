@@ -5,7 +5,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -54,9 +53,7 @@ def lighthouse():
     process = None
     while process is None or process.poll() is not None:  # it has ended if another process took the port
         assert time.monotonic() < deadline
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        port = ranks.free_port()
         command = [program, f"--bind=[::]:{port}", "--min_replicas=2", "--join_timeout_ms=10000"]
         process = subprocess.Popen([*command, "--heartbeat_timeout_ms=2000"], stderr=subprocess.DEVNULL)
         while process.poll() is None and not _listens(process.pid, port):

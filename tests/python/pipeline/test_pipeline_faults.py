@@ -54,9 +54,7 @@ def test_mistakes_are_named_before_anything_is_sent(pair):
 
 def _leave(r):
     """Ends the group once both stages have heard: one that leaves before the other resets its connections."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"heard {r.rank}", "")
-    store.wait([f"heard {rank}" for rank in range(r.size)])
+    r.meet()
     dist.destroy_process_group()
 
 

@@ -44,6 +44,14 @@ class Rank:
 
         dist.group.WORLD.set_timeout(datetime.timedelta(seconds=seconds))
 
+    def meet(self):
+        """Returns once all ranks of the default group have called it, by its store: connections may be closing. Once a group."""
+        import torch.distributed as dist
+
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"met {self.rank}", "")
+        store.wait([f"met {rank}" for rank in range(self.size)])
+
     def path(self, name):
         return pathlib.Path(self.folder) / name
 

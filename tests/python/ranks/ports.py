@@ -7,12 +7,12 @@ _SYSTEM = random.SystemRandom()  # forked ranks share the seed of `random`
 
 
 def free_port():
-    """A port of 127.0.0.1 that nobody has, below those that the system gives to connections (32768 and above)."""
+    """A port that nobody has on any address, below those that the system gives to connections (32768 and above)."""
     while True:
         port = _SYSTEM.randrange(20000, 32000)
         with socket.socket() as sock:
             try:
-                sock.bind(("127.0.0.1", port))
+                sock.bind(("", port))
             except OSError:
                 continue
         return port

@@ -162,12 +162,8 @@ def test_a_snapshot_brings_a_late_machine_in(store, tmp_path, way):
 
 def _resynced(r, port):
     """Something writes to one machine's weights: with the next check they are set to a snapshot, and training goes on."""
-    exchange = {
-        "chunk": 4,
-        "snapshot_every": 8,
-        "resync": True,
-        "deadline_least_s": 20,
-    }  # each waits for the other's sum
+    patient = {"deadline_least_s": 20}  # each waits for the other's sum
+    exchange = {"chunk": 4, "snapshot_every": 8, "resync": True} | patient
     machine = TuningResult(port, f"machine{r.rank}", exchange=exchange)
     machine.until(12)
     while not machine.store_has("snapshot"):

@@ -17,7 +17,7 @@ AT = 12  # the iteration in which it happens
 def _wait_for_posts(machine, count):
     """Waits until so many machines have posted in iteration AT; fewer do if one of them has been dropped."""
     deadline = time.monotonic() + 10
-    while machine.store.add(f"lowcomm/replay/p{AT}", 0) < count and time.monotonic() < deadline:
+    while machine.posted(AT) < count and time.monotonic() < deadline:
         time.sleep(0.01)
 
 

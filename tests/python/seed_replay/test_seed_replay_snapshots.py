@@ -25,11 +25,6 @@ def _kept(machine):
     return [told["iteration"] for told in json.loads(machine.store.get("lowcomm/replay/snapshot"))]
 
 
-def _posted(machine, iteration):
-    """The number of machines that have posted and counted."""
-    return machine.store.add(f"lowcomm/replay/p{iteration}", 0)
-
-
 def _wait_for_others(machine, seconds):
     """Before it drops a machine, and before it proposes in the place of one that posted as the last."""
     pace = machine.exchange._pace
@@ -58,7 +53,7 @@ def _away(r, port):
         r.say(f"ahead{r.rank}")
         r.hear("looked", DEADLINE_S)
     else:
-        while _posted(machine, 3) < 2:
+        while machine.posted(3) < 2:
             time.sleep(0.01)
         machine.step()  # as the last
         assert machine.exchange._head.commit.leader == machine.exchange.machine

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "transport/transport.h"
+
+namespace lowcomm::test {
+
+// Passes everything on to another transport, for tests that change one part of it.
+class ForwardingTransport : public Transport {
+ public:
+  explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::unique_ptr<Transfer> isend(Lane lane, int peer, uint32_t tag, std::span<const std::byte> data) override {
+    return inner_->isend(lane, peer, tag, data);
+  }
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data) override {
+    return inner_->irecv(lane, peer, tag, data);
+  }
+  void cancel(Lane lane) override { inner_->cancel(lane); }
+  bool canCloseTags() const override { return inner_->canCloseTags(); }
+  void closeTag(Lane lane, int peer, uint32_t tag) override { inner_->closeTag(lane, peer, tag); }
+  std::optional<uint32_t> unclaimed(Lane lane, int peer, uint32_t first, uint32_t end) override {
+    return inner_->unclaimed(lane, peer, first, end);
+  }
+  std::unique_ptr<Transfer> irecv(Lane lane, int peer, uint32_t tag, std::span<std::byte> data,
+                                  std::function<void()> then) override {
+    return inner_->irecv(lane, peer, tag, data, std::move(then));
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
+}  // namespace lowcomm::test
