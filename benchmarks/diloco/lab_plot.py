@@ -48,11 +48,23 @@ def draw(links: list[dict[str, Any]], path: Path) -> None:
         shares.legend(fontsize=8, loc="upper right")
         for row in links[0]["rows"]:
             if "loss" in row:
-                losses.plot(row["sent"] / 1e6, row["loss"], "s" if row["name"].startswith("torchft") else "o")
+                at = row["sent"] / 1e6, row["loss"]
+                losses.plot(*at, "s" if row["name"].startswith("torchft") else "o")
+                # Cases of like bytes and loss stand on top of each other: factors' names to the left, those of sync below.
+                left = "rank" in row["name"]
+                below = row["name"].startswith("sync") and not left
                 losses.annotate(
-                    row["name"], (row["sent"] / 1e6, row["loss"]), fontsize=7, xytext=(3, 3), textcoords="offset points"
+                    row["name"],
+                    at,
+                    fontsize=7,
+                    xytext=(-4 if left else 4, -10 if below else 3),
+                    textcoords="offset points",
+                    ha="right" if left else "left",
                 )
         losses.set_xscale("log")
+        losses.set_xlim(0.06, 30)
+        losses.set_xticks((0.1, 0.3, 1, 3, 10), ("0.1", "0.3", "1", "3", "10"))
+        losses.minorticks_off()
         losses.set_xlabel(f"sent by a site an interval (MB), {links[0]['sites']} sites")
         losses.set_ylabel("validation loss (nats a byte)")
         losses.grid(alpha=0.3)
