@@ -167,14 +167,14 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
             f"{args.mode}, every {args.sync_every}, {args.codec}" + (f", rank {args.rank}" if args.rank else "")
         )
         result.first_step = optimizer.steps  # of a machine that came late: the others'
-        if members is not None and not args.site:  # ranks of a site would hear it at different steps
+        if members is not None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: setattr(result, "ended", True))
     counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
     quiet = dist.is_initialized() and dist.get_rank() != 0
     progress = tqdm(initial=step, total=args.steps, desc=run, disable=quiet, mininterval=1)
-    while step < args.steps and not result.ended:
+    while step < args.steps and not ends(result, in_site=bool(args.site)):
         loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
         loss.backward()
         with survived(optimizer, members, result, progress):
@@ -208,6 +208,15 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
         batches = [args.corpus.validation_batch(32, CONTEXT, i) for i in range(16)]
         result.perplexity = math.exp(torch.stack([gpt(*batch) for batch in batches]).mean().item())
     return result
+
+
+def ends(result: Result, *, in_site: bool) -> bool:
+    """Whether a signal has asked for the end. The ranks of a site, who hear it at different steps, end after the same one."""
+    if in_site:
+        asked = torch.tensor([int(result.ended)])
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        result.ended = bool(asked)
+    return result.ended
 
 
 @contextmanager

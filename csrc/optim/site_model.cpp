@@ -325,15 +325,17 @@ std::vector<int64_t> SiteModel::stripeElements() const {
   return elements;
 }
 
-std::string SiteModel::text() const {
+std::string SiteModel::shapes() const {
   std::string text;
-  size_t count = 0;
   for (const Piece& piece : pieces_) {
-    if (piece.part != parts_[rank_]) continue;
-    text += c10::str(piece.name, " ", at::IntArrayRef(piece.shape), "\n");
-    ++count;
+    if (piece.part == parts_[rank_]) text += c10::str(piece.name, '[', joined(piece.shape), "] ");
   }
-  return c10::str(count, ", hash ", fnv1a(text), ", stripes ", part_stripes_);
+  return text;
+}
+
+std::string SiteModel::text() const {
+  const std::string text = shapes();
+  return c10::str(std::count(text.begin(), text.end(), ' '), ", hash ", fnv1a(text), ", stripes ", part_stripes_);
 }
 
 }  // namespace lowcomm

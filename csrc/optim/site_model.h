@@ -46,8 +46,11 @@ class SiteModel {
   // Elements of all fragments that each stripe of this rank's part averages.
   std::vector<int64_t> stripeElements() const;
 
-  // This rank's part: names and shapes of the whole parameters, and its number of stripes. Equal at sites that hold the
-  // same model in other ways.
+  // This rank's part: names and shapes of the whole parameters' pieces, a word each. Equal at sites that hold the same
+  // model in other ways.
+  std::string shapes() const;
+
+  // Their number and hash, and the part's number of stripes.
   std::string text() const;
 
   // Whether a rank of the site holds the same part as this one.

@@ -90,11 +90,12 @@ class Machines:
         self.all.append(process)
         return process
 
-    def until(self, said, process):
+    def until(self, said, process, after=0):
+        """Waits until a process has written this, behind the first `after` characters; returns all that it has written."""
         deadline = time.monotonic() + DEADLINE_S
-        while said not in (text := process.log.read_text()):
+        while said not in (text := process.log.read_text())[after:]:
             assert time.monotonic() < deadline, f"no {said!r} in: {text}"
-            assert process.poll() is None or said in process.log.read_text(), process.log.read_text()
+            assert process.poll() is None or said in process.log.read_text()[after:], process.log.read_text()
             time.sleep(0.05)
         return text
 

@@ -68,8 +68,9 @@ class DiLoCoX(OptimizerAround):
             site; the dimension named "replicas", "replicate" or "dp_replicate" goes along ranks that hold the same.
         replicas: A process group of the ranks of the site that hold what this rank holds, where neither DDP nor a DTensor nor the
             mesh says so.
-        resume: With a Membership: what `state_dict` returned on this machine, in a group of any size. It is loaded before
-            the machines meet; the state of the most advanced machine counts.
+        resume: With a Membership: what `state_dict` returned on this machine, in a group of any size; on each rank of a site
+            its own, at a site of the same ranks. It is loaded before the machines meet; the state of the most advanced one
+            counts.
         **options: Fields of `DiLoCoXOptions` (`torch_lowcomm.diloco`), which has their defaults and meanings: mode, outer_lr,
             codec, rank, fragments and others.
 
@@ -83,7 +84,7 @@ class DiLoCoX(OptimizerAround):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        sync_every: int,
+        sync_every: int | None = None,
         *,
         model: nn.Module | None = None,
         group: dist.ProcessGroup | Membership | None = None,
@@ -138,11 +139,25 @@ class DiLoCoX(OptimizerAround):
         self._parameters = self._identities()
         self._swapped = False
         self._by_clock = given.sync_seconds is not None
-        self._elastic = Elastic(over, given.fragments) if isinstance(over, Membership) else None
-        if self._elastic is not None:
-            if resume is not None:
-                self._load(resume)
+        self._elastic: Elastic | None = None
+        if isinstance(over, Membership):
+            self._resume(resume, over)
+            self._elastic = Elastic(over, given.fragments)
             self._elastic.form(self._outer)
+
+    def _resume(self, state: dict[str, Any] | None, members: Membership) -> None:
+        """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together."""
+        error = None
+        try:
+            if state is not None:
+                self._load(state)
+        except Exception as caught:  # whatever it is, the other ranks wait for this one's word
+            error = caught
+        steps = members.site_values(self.steps, error)
+        if len(set(steps)) > 1:
+            raise ValueError(
+                f"DiLoCoX: resume: expected states of one inner step on all ranks of the site, got {steps} by rank (0: none)"
+            )
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.

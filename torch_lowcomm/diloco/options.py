@@ -63,7 +63,7 @@ class DiLoCoXOptions:
         seed: Seed of the first factors and of codecs that round at random.
     """
 
-    sync_every: int
+    sync_every: int | None
     sync_seconds: float | None = None
     mode: str = "continue"
     outer_lr: float = 0.7
@@ -117,7 +117,9 @@ class DiLoCoXOptions:
         }
 
     def _check_types(self) -> None:
-        if self.sync_every is None and self.sync_seconds is not None:
+        if self.sync_every is None:  # DiLoCoX takes it without a default, too, so that the other ranks hear of it
+            if self.sync_seconds is None:
+                raise TypeError("DiLoCoX: sync_every: expected an integer, got none")
             raise ValueError(
                 "DiLoCoX: sync_seconds: expected sync_every too, the most inner steps of an interval, got none"
             )

@@ -167,6 +167,20 @@ class Membership:
         """
         return self._site.told(lambda: self._store.set_first(f"first/{what}", text))
 
+    def site_values(self, mine: int, error: Exception | None = None) -> list[int]:
+        """Returns the value of every rank of this site, by rank; or raises on all of them if one has an error.
+
+        Args:
+            mine: This rank's value.
+            error: What this rank raises, or None.
+
+        Raises:
+            Exception: `error`.
+            DistBackendError: Another rank of the site had an error, or was lost.
+        """
+        self._site.agree(error)
+        return self._site.all_gather(mine)
+
     def waiting(self) -> bool:
         """Whether a machine waits for the next group. This is the view of this machine; others may not have it yet.
 

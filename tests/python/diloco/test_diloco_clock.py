@@ -186,16 +186,20 @@ def _refused(r):
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     coded = {"codec": "sym4:bucket=64", "rank": 1}
+    with pytest.raises(TypeError, match="sync_every: expected an integer, got none"):
+        lc.DiLoCoX(inner)
     for sync_every, options, said in [
-        (None, {"sync_seconds": 1.0}, "sync_seconds: expected sync_every too, the most inner steps of an interval"),
-        (5, {"sync_seconds": 0.0}, "sync_seconds: expected a number above 0, or None, got 0.0"),
-        (5, {"sync_seconds": float("inf")}, "sync_seconds: expected a number above 0, or None, got inf"),
-        (5, {"sync_seconds": 1.0, "adapt_sync_every": True, **coded}, "sync_seconds: expected none with an adaptive"),
-        (5, {"sync_seconds": 1.0, "fragments": 2, "fragment_sync_delay": 2, "mode": "restart"},
+        ((), {"sync_seconds": 1.0}, "sync_seconds: expected sync_every too, the most inner steps of an interval"),
+        ((5,), {"sync_seconds": 0.0}, "sync_seconds: expected a number above 0, or None, got 0.0"),
+        ((5,), {"sync_seconds": float("inf")}, "sync_seconds: expected a number above 0, or None, got inf"),
+        ((5,), {"sync_seconds": 1.0, "adapt_sync_every": True, **coded}, "sync_seconds: expected none with an adaptive"),
+        ((5,), {"sync_seconds": 1.0, "fragments": 2, "fragment_sync_delay": 2, "mode": "restart"},
          "fragment_sync_delay: expected none with sync_seconds and several fragments"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=said):
-            lc.DiLoCoX(inner, sync_every, **options)
+            lc.DiLoCoX(inner, *sync_every, **options)
+    with pytest.raises((ValueError, dist.DistBackendError), match="sync_every too, the most inner steps"):
+        lc.DiLoCoX(inner, *([5] if r.rank else []), sync_seconds=1.0)  # the other rank is told
     opt = lc.DiLoCoX(inner, 5, sync_seconds=1.0)
     with pytest.raises(ValueError, match="samples: expected a number above 0, got 0"):
         opt.step(samples=0)

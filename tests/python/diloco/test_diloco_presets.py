@@ -167,3 +167,28 @@ def test_muon_goes_on_from_its_state():
 def test_mistakes(make, error, match):
     with pytest.raises(error, match=match):
         make(torch.nn.Parameter(torch.zeros(3)))
+
+
+# What the papers give of each: H, mode, γ, μ, bits an element, and of DiLoCoX's own the bounds that follow from r_1.
+PUBLISHED = {
+    "diloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": None},
+    "opendiloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "fp16"},
+    "streaming": {"fragment_update_alpha": 0.5, "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "sym4:bucket=128"},
+    "diloco_x": {"sync_every": 125, "mode": "continue", "codec": "sym4:bucket=128", "error_feedback": True},
+    "sparse_loco": {"outer_momentum": 0.0, "codec": "topk:keep=0.02,values=mid2", "error_feedback": True},
+    "mu_loco": {"sync_every": 30, "codec": "gauss2"},
+    "cocktail": {"stride": 10, "keep": 0.08},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_preset_has_its_papers_numbers(name):
+    options = getattr(presets, name)()
+    assert {option: options[option] for option in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_diloco_x_with_factors_adapts_as_the_paper_does():
+    options = presets.diloco_x(rank=24)
+    asked = {"rank": 24, "adapt_rank": True, "adapt_sync_every": True, "adapt_to": "average", "min_sync_every": 31}
+    assert {option: options[option] for option in asked} == asked
+    assert lc.diloco.DiLoCoXOptions(**options).window == 5

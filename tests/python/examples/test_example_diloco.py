@@ -6,7 +6,7 @@ import time
 
 import pytest
 import ranks
-from example_main import Machines, refusal, run_main
+from example_main import EXAMPLES, Machines, refusal, run_main
 
 DEADLINE_S = 150
 
@@ -69,14 +69,31 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
     assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
 
 
+def _of_readme(machines):
+    """The store and the sites as README.md starts them, with a port and launchers of their own: (port, arguments a site)."""
+    lines = (EXAMPLES.parent / "README.md").read_text().splitlines()
+    commands = [line.strip(" &").split() for line in lines if "examples/train_diloco.py --s" in line]
+    serve, *sites = commands
+    assert serve[:-1] == ["python", "examples/train_diloco.py", "--serve"], serve
+    server = machines.start("--serve", "0")
+    port = machines.until("store at port", server).split()[-1]
+    found = []
+    for command in sites:
+        assert command[:4] == ["torchrun", "--nproc-per-node", "2", "--master-port"], command
+        assert command[5:7] == ["examples/train_diloco.py", "--store"], command
+        found.append([argument.replace(serve[-1], port) for argument in command[6:]])
+    return found
+
+
+LAUNCH = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
 @pytest.mark.slow
 def test_example_trains_two_sites_of_two_ranks(machines, tmp_path):
     """README's lines: each site a torchrun of its own, which shards the model by FSDP2."""
-    server = machines.start("--serve", "0")
-    port = machines.until("store at port", server).split()[-1]
-    common = ["--store", f"127.0.0.1:{port}", "--batch", "2", "--sync-every", "4", "--steps", "16", "--least", "2"]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    sites = [machines.start(*common, "--site", name, launch=launch) for name in "ab"]
+    short = ["--batch", "2", "--sync-every", "4", "--steps", "16"]
+    sites = [machines.start(*arguments, *short, launch=LAUNCH) for arguments in _of_readme(machines)]
+    assert len(sites) == 2
     for process in sites:
         assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
     first, second = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")

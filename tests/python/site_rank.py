@@ -1,0 +1,182 @@
+"""A rank of a site that comes and goes, for the tests of lc.DiLoCoX over sites: trains, loses other sites, and goes on."""
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import torch_lowcomm as lc
+
+DEADLINE_S = 150
+OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1}
+WIDTH, HIDDEN, OUT = 64, 600, 8
+BATCH = 16
+
+
+class SiteRank:
+    """A rank of a site: a launcher's process group, the model in this site's way, and an outer loop over the sites.
+
+    Args:
+        r: The harness's rank.
+        port: The store's.
+        site: (name, ranks of it, this one's place).
+        how: "fsdp2" or "pipeline" (two stages, which send activations and their gradients).
+        seed: Of the first parameters.
+        hidden: Width between the two layers.
+        options: Of DiLoCoX and of Membership.
+    """
+
+    def __init__(self, r, port, site, how, seed=0, hidden=HIDDEN, **options):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        self.name, size, self.place = site
+        members = {"least": 1, "lost_after_s": 2.0, "timeout_s": 12.0} | {
+            name: options.pop(name) for name in ("least", "lost_after_s", "timeout_s") if name in options
+        }
+        store = dist.FileStore(str(r.path(f"site-{self.name}")), size)
+        timeout = timedelta(seconds=members.pop("timeout_s"))
+        dist.init_process_group("lowcomm", store=store, rank=self.place, world_size=size, timeout=timeout)
+        torch.manual_seed(seed)
+        first, last = (nn.Linear(WIDTH, hidden), nn.Tanh()), nn.Linear(hidden, OUT)
+        self.stage = self.place if how == "pipeline" else None
+        stages = {None: (*first, last), 0: first, 1: (last,)}
+        self.model = nn.Sequential(*stages[self.stage])
+        if how == "fsdp2":
+            mesh = init_device_mesh("cpu", (size,))
+            for layer in self.model:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+        self.members = lc.Membership(
+            dist.TCPStore("127.0.0.1", port, is_master=False),
+            self.name,
+            site=dist.group.WORLD,
+            patience_s=0.9 * timeout.total_seconds(),
+            timeout=timeout,
+            **members,
+        )
+        inner = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
+        self.opt = lc.DiLoCoX(inner, group=self.members, model=self.model, **(OPTIONS | options))
+        self.draws = torch.Generator().manual_seed(sum(self.name.encode()))
+        self.lost = []
+
+    def backward(self, x):
+        """One step's gradients; a pipeline's stages send each other what they need."""
+        if self.stage is None:
+            self._error(self.model(x), x).backward()
+        elif self.stage == 0:
+            activations = self.model(x)
+            dist.send(activations.detach(), 1)
+            gradient = torch.empty_like(activations)
+            dist.recv(gradient, 1)
+            activations.backward(gradient)
+        else:
+            activations = torch.empty(len(x), HIDDEN)
+            dist.recv(activations, 0)
+            self._error(self.model(activations.requires_grad_()), x).backward()
+            dist.send(activations.grad, 0)
+
+    def validation(self):
+        """The loss of the parameters as they are, equal on all ranks of the site."""
+        x = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(99))
+        loss = torch.empty(())
+        with torch.no_grad():
+            if self.stage is None:
+                loss = self._error(self.model(x), x)
+            elif self.stage == 0:
+                dist.send(self.model(x), 1)
+                dist.recv(loss, 1)
+            else:
+                activations = torch.empty(len(x), HIDDEN)
+                dist.recv(activations, 0)
+                loss = self._error(self.model(activations), x)
+                dist.send(loss, 0)
+        return loss.item()
+
+    @staticmethod
+    def _error(y, x):
+        return (y - x[:, :OUT].sin()).square().mean()
+
+    def outer_validation(self):
+        """The loss of the outer parameters."""
+        with self.opt.outer_parameters():
+            return self.validation()
+
+    def steps(self, count, pause_s=0.0):
+        """Trains; a site that is lost costs an interval, and the outer parameters' loss goes on where it was."""
+        for _ in range(count):
+            self.backward(torch.randn(BATCH, WIDTH, generator=self.draws))
+            try:
+                self.opt.step()
+            except dist.DistBackendError as error:
+                self.lost.append(str(error))
+                before = self.outer_validation()
+                self.opt.regroup()
+                # The same outer parameters, or those of a site that had applied one average more.
+                assert self.outer_validation() <= 1.01 * before
+            self.opt.zero_grad()
+            if self.opt.regroup_due:
+                self.opt.regroup()
+            time.sleep(pause_s)
+
+    def steps_until(self, sites):
+        deadline = time.monotonic() + DEADLINE_S / 3
+        while len(self.members.formed.machines) != sites:
+            assert time.monotonic() < deadline, self.members.formed
+            self.steps(1, pause_s=0.02)
+
+    def steps_together(self, count):
+        """To a step that is the same at all sites, which have just formed their group."""
+        last = self.opt.steps + count
+        while self.opt.steps < last:
+            self.steps(1)
+
+    def ended(self):
+        """Ends the loop: (outer steps, the whole parameters)."""
+        self.opt.finish()
+        steps = self.opt.report["outer_steps"]
+        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in self.model.parameters()]
+        bits = [p.detach().clone() for p in whole]
+        self.members.leave()
+        return steps, bits
+
+
+def expect_equal(ended):
+    """The same outer steps and bits at all ranks."""
+    assert len({steps for steps, _ in ended}) == 1
+    for _, bits in ended:
+        assert all(torch.equal(a, b) for a, b in zip(bits, ended[0][1], strict=True))
+
+
+def site_of(rank):
+    """Of ranks in pairs: (name of the site, its ranks, this one's place)."""
+    return "abc"[rank // 2], 2, rank % 2
+
+
+def die():
+    """Ends this process as `kill -9` does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def at(op, act, *, once=False):
+    """Calls `act` on a thread while an op of this name is under way in any group; `once`: or when one has been.
+
+    Ops that recur are met in the middle; one that comes once may be over before a thread sees it.
+    """
+    states = ("under way", "done") if once else ("under way",)
+
+    def watch():
+        while not any(
+            found["op"] == op and found["state"] in states
+            for record in lc.flight_record().values()
+            for found in record["ops"]
+        ):
+            time.sleep(0.0002)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
