@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
 from torch_lowcomm import _C
+from torch_lowcomm._fresh_store import fresh_store
 from torch_lowcomm.codec import caution_of_policy
 
 logger = logging.getLogger("torch_lowcomm")
@@ -92,7 +93,7 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
         raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
     o = dist_backend_opts
     backend = _C.create_backend(
-        o.store,
+        fresh_store(o.store, o.group_rank, o.group_size, o.timeout),
         o.group_rank,
         o.group_size,
         pg_options if pg_options is not None else _C.Options(),

@@ -116,6 +116,54 @@ def test_a_pipeline_comes_back_after_a_stage_was_killed(store):
         expect_equal([ended[stage], ended[4 + stage]])
 
 
+def _resumes(r, port, what):
+    """A site of two ranks trains and saves; its ranks go on from there as new processes."""
+    again = r.rank >= 2
+    site = ("a", 2, r.rank % 2)
+    if not again:
+        trained = SiteRank(r, port, site, "fsdp2", mode="sync")
+        trained.steps(9)
+        torch.save(trained.opt.state_dict(), r.path(f"state{r.rank}"))
+        found = trained.opt.steps, trained.outer_validation()
+        trained.members.leave()
+        r.say(f"left{r.rank}")
+        return found
+    for rank in range(2):
+        r.hear(f"left{rank}", timeout_s=60)
+    state = torch.load(r.path(f"state{r.rank - 2}"), weights_only=False)
+    if r.rank == 3:
+        state = {"saved": state, "none": None, "other": {}}[what]
+    try:
+        trained = SiteRank(_Elsewhere(r), port, site, "fsdp2", seed=5, mode="sync", resume=state)
+    except (ValueError, dist.DistBackendError) as error:
+        return str(error)
+    found = trained.opt.steps, trained.outer_validation()
+    trained.steps(8)
+    trained.ended()
+    return found
+
+
+def test_a_site_goes_on_from_what_its_ranks_saved(store):
+    found = ranks.run_ranks(_resumes, 4, store.port, "saved", timeout=DEADLINE_S)
+    assert len(set(found)) == 1 and found[0][0] == 9
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "second"),
+    [
+        (
+            "none",
+            "resume: expected states of one inner step on all ranks of the site, got [9, 0] by rank",
+            "got [9, 0]",
+        ),
+        ("other", "membership: expected no error in this site, got rank 1's: ", "DiLoCoX"),
+    ],
+)
+def test_a_site_of_which_one_rank_has_no_state_is_refused(store, what, first, second):
+    found = ranks.run_ranks(_resumes, 4, store.port, what, timeout=DEADLINE_S)
+    assert first in found[2] and second in found[3], found
+
+
 def _mistaken(r, port, what):
     """Two sites of two ranks; the second makes the mistake."""
     second = r.rank >= 2

@@ -1,6 +1,8 @@
 """examples/train_diloco.py: two clusters by torchrun, and machines that are killed and come back at a store."""
 
 import json
+import os
+import pathlib
 import signal
 import time
 
@@ -100,6 +102,35 @@ def test_example_trains_two_sites_of_two_ranks(machines, tmp_path):
     assert first["machines"] == second["machines"] == [2] * 4
     assert first["perplexity"] == second["perplexity"] < 200, "one model at the end"
     assert first["loss"] != second["loss"], "on data of their own"
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
+    """`--max-restarts`: the other site goes on alone meanwhile, and the site takes its model and count of steps."""
+    first, second = _of_readme(machines)
+    endless = ["--batch", "2", "--sync-every", "4", "--steps", "100000", "--timeout", "20", "--least", "1"]
+    stays = machines.start(*first, *endless, launch=LAUNCH)
+    returns = machines.start(*second, *endless, launch=[*LAUNCH, "--max-restarts", "1"])
+    told = len(machines.until("2 of 2", stays))
+    workers = _children(returns.pid)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
+    told = machines.until("1 of 1", stays, told).index("1 of 1", told)
+    machines.until("2 of 2", stays, told)
+    time.sleep(2)
+    for process in (stays, returns):
+        for pid in _children(process.pid):
+            os.kill(pid, signal.SIGTERM)
+    for process in (stays, returns):
+        assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
+    survivor, back = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
+    assert survivor["losses"] == 1 and back["first_step"] > 0
+    assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
+
+
+def _children(pid):
+    """Numbers of a process's children, in the order of their start."""
+    return sorted(int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Workers that torchrun starts again meet one another, and not the dead ones, in whose store they are."""
+
+import os
+import re
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+import ranks
+import torch.distributed as dist
+
+WORKER = """
+import os, signal
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+dist.init_process_group("lowcomm")
+rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))
+for group in (None, dist.new_group([0, 1]), mesh.get_group("b")):
+    x = torch.ones(4)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2] * 4
+if attempt < 2:
+    dist.barrier()
+    if rank == attempt:
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:
+        dist.all_reduce(x)
+dist.barrier()
+print(f"rank {rank} is well", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "tcp"])
+@pytest.mark.parametrize("rendezvous", [["--standalone"], ["--master-port", "port"]], ids=["standalone", "static"])
+def test_workers_that_are_started_again_meet(tmp_path, rendezvous, transport):
+    """Each rank is killed once."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    rendezvous = [str(ranks.free_port()) if word == "port" else word for word in rendezvous]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *rendezvous,
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "2",
+    ]
+    environment = {"LOWCOMM_TRANSPORT": transport, "OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
+    status, out, err = ranks.run_command([*launch, "worker.py"], deadline_s=120, cwd=tmp_path, env=environment)
+    assert status == 0, f"{out}\n{err}"
+    assert sorted(re.findall("rank . is well", out)) == ["rank 0 is well", "rank 1 is well"]
+
+
+def _prefixes(store, numbers, size, timeout=timedelta(seconds=20)):
+    """What each of these ranks gets, or raises, on a thread of its own."""
+    from torch_lowcomm._fresh_store import fresh_store
+
+    found = {}
+
+    def ask(rank):
+        client = dist.TCPStore("127.0.0.1", store.port, is_master=False)
+        try:
+            prefix = fresh_store(client, rank, size, timeout)
+            prefix.set(f"from{rank}", "")
+            found[rank] = prefix
+        except dist.DistBackendError as error:
+            found[rank] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(rank,)) for rank in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_every_attempt_has_a_prefix_of_its_own(store, monkeypatch):
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RUN_ID", "a")
+    before = None
+    for attempt in range(10):
+        found = _prefixes(store, range(4), 4)
+        for prefix in found.values():
+            assert prefix.check([f"from{rank}" for rank in range(4)]), "all ranks have one prefix"
+            prefix.set("attempt", str(attempt))
+        assert before is None or before.get("attempt") == str(attempt - 1).encode()
+        before = found[0]
+
+
+def test_a_rank_that_does_not_come_is_told(store, monkeypatch):
+    """The dead ones' words do not count as its coming."""
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RUN_ID", "a")
+    _prefixes(store, range(3), 3)
+    found = _prefixes(store, [0, 2], 3, timedelta(seconds=1))
+    said = "lowcomm: expected all 3 ranks at the store within 1 s, got ranks [0, 2]"
+    assert found == {0: said, 2: said}
+
+
+def test_without_torchrun_the_store_is_as_it_was(store, monkeypatch):
+    from torch_lowcomm._fresh_store import fresh_store
+
+    monkeypatch.delitem(os.environ, "TORCHELASTIC_RUN_ID", raising=False)
+    assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store

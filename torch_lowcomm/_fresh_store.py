@@ -1,0 +1,69 @@
+"""A part of a store that no earlier process has used.
+
+torchrun starts its workers again with the store that the dead ones had: its rendezvous keeps one TCPStore, and
+`_create_c10d_store` (torch 2.13) puts no prefix in front of an attempt. The addresses of the dead stand in it, and a group that
+reads them connects to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from datetime import timedelta
+
+from torch.distributed import DistBackendError, PrefixStore, Store, is_torchelastic_launched
+
+_PAUSE_S = 0.005
+
+
+def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store:
+    """Returns a prefix of the store for these processes alone, where torchrun has started them; elsewhere the store.
+
+    Every rank draws a number, and writes down which numbers it has seen. Once all ranks have written down the same ones, none
+    of them is of a dead process, which cannot have seen this rank's. Collective over the group; three answers of the store
+    at least.
+
+    Args:
+        store: The group's, by its own prefix.
+        rank: This process's rank in the group.
+        size: Number of ranks.
+        timeout: Deadline for all ranks to show up.
+
+    Raises:
+        DistBackendError: A rank did not show up.
+    """
+    if size == 1 or not is_torchelastic_launched():
+        return store
+    keys = [f"seen/{peer}" for peer in range(size)]
+    seen = [""] * size
+    seen[rank] = os.urandom(8).hex()
+    mine = json.dumps(seen)
+    store.set(keys[rank], mine)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        theirs = _read(store, keys) if store.check(keys) else []
+        if theirs and all(of_peer == seen for of_peer in theirs):
+            return PrefixStore(hashlib.sha256(mine.encode()).hexdigest()[:16], store)
+        for peer, of_peer in enumerate(theirs):
+            seen[peer] = of_peer[peer]
+        if json.dumps(seen) != mine:
+            mine = json.dumps(seen)
+            store.set(keys[rank], mine)
+        elif time.monotonic() > deadline:
+            there = [
+                peer
+                for peer in range(size)
+                if store.check([keys[peer]]) and seen[rank] in _read(store, [keys[peer]])[0]
+            ]
+            raise DistBackendError(
+                f"lowcomm: expected all {size} ranks at the store within {timeout.total_seconds():.0f} s, got ranks {there}"
+            )
+        else:
+            time.sleep(_PAUSE_S)
+
+
+def _read(store: Store, keys: list[str]) -> list[list[str]]:
+    texts = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+    return [json.loads(text) for text in texts]
