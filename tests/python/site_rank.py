@@ -28,7 +28,7 @@ class SiteRank:
         how: "fsdp2" or "pipeline" (two stages, which send activations and their gradients).
         seed: Of the first parameters.
         hidden: Width between the two layers.
-        options: Of DiLoCoX and of Membership.
+        options: Of DiLoCoX and of Membership; `store_host`, if the store is on another host.
     """
 
     def __init__(self, r, port, site, how, seed=0, hidden=HIDDEN, **options):
@@ -39,6 +39,7 @@ class SiteRank:
         members = {"least": 1, "lost_after_s": 2.0, "timeout_s": 12.0} | {
             name: options.pop(name) for name in ("least", "lost_after_s", "timeout_s") if name in options
         }
+        store_host = options.pop("store_host", "127.0.0.1")
         store = dist.FileStore(str(r.path(f"site-{self.name}")), size)
         timeout = timedelta(seconds=members.pop("timeout_s"))
         dist.init_process_group("lowcomm", store=store, rank=self.place, world_size=size, timeout=timeout)
@@ -53,7 +54,7 @@ class SiteRank:
                 fully_shard(layer, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         self.members = lc.Membership(
-            dist.TCPStore("127.0.0.1", port, is_master=False),
+            dist.TCPStore(store_host, port, is_master=False),
             self.name,
             site=dist.group.WORLD,
             patience_s=0.9 * timeout.total_seconds(),

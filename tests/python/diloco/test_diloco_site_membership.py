@@ -27,8 +27,17 @@ def _stopped(r, port):
     while r.rank >= 4 and not trained.lost:
         trained.steps(1)
     trained.steps_until(3)
+    assert r.rank >= 4 or _given() > 0, "it takes the state from both others"
     trained.steps_together(12)
     return trained.ended()
+
+
+def _given():
+    """Bytes that this rank has sent to a site that took the outer state over."""
+    import torch_lowcomm as lc
+
+    ops = [op for record in lc.flight_record().values() for op in record["ops"]]
+    return sum(op["sent_bytes"] for op in ops if op["op"] == "DiLoCoX: take over the outer state")
 
 
 def test_a_stopped_site_comes_back(store):

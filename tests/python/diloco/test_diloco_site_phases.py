@@ -1,115 +1,37 @@
 """A rank of a site is killed or stopped in the middle of every part of an outer step: its site ends, the others go on."""
 
-import contextlib
-import os
 import signal
 
 import pytest
 import ranks
-import torch.distributed as dist
-from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
-
-# The ops of an outer step, in their order, which come again and again; and those by which a site joins, which come once.
-OUTER_STEP = (
-    "DiLoCoX: collect a site's parameters",
-    "outer_step",
-    "DiLoCoX outer step",
-    "DiLoCoX: spread a site's parameters",
-    "DiLoCoX check",
-)
-STAGES = OUTER_STEP[1:3] + OUTER_STEP[4:]  # of stages, which share nothing with one another
-JOINING = (
-    "DiLoCoX: compare outer steps",
-    "DiLoCoX: take over the outer state",
-    "DiLoCoX: compare the schedule in a site",
-)
-LEAVING = "DiLoCoX: leaving the group"
+from site_phases import JOINING, OUTER_STEP, STAGES, expect_survivors, lose_sites
+from site_rank import DEADLINE_S
 
 
-def _is_lost(r, port, site, how, what, options):
-    """A site that joins; its rank `what["place"]` is lost in `what["op"]`, and the other is told, whose launcher ends it."""
-    mine, name = site[2] == what["place"], site[0]
-
-    def fault():
-        r.say(f"{name}-faulty", os.getpid())
-        os.kill(os.getpid(), what["signal"])
-
-    if mine and what["op"] in JOINING:
-        at(what["op"], fault, once=True)
-    with pytest.raises(dist.DistBackendError) if not mine else pytest.raises(TimeoutError):
-        trained = SiteRank(r, port, site, how, seed=5, **options)
-        trained.steps_until(what["sites"])
-        if mine and what["op"] not in JOINING:
-            at(what["op"], fault)
-        if what["op"] == LEAVING:
-            trained.opt.finish()
-        while True:
-            trained.steps(1)
-    with contextlib.suppress(ProcessLookupError):  # it was killed
-        os.kill(int(r.hear(f"{name}-faulty")), signal.SIGKILL)
-    r.say(f"{name}-gone")
-    die()
-
-
-def _phases(r, port, how, stay, number, ops, options):
-    """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met."""
-    turn = r.rank // 2 - stay
-    if turn >= 0:
-        op = ops[turn]
-        r.hear(f"turn{turn}", timeout_s=DEADLINE_S)
-        what = {"op": op, "signal": number, "place": turn % 2, "sites": stay + 1}
-        return _is_lost(r, port, (f"gone{turn}", 2, r.rank % 2), how, what, options)
-    trained = SiteRank(r, port, site_of(r.rank), how, **options)
-    trained.steps_until(stay)
-    lost, first = [], trained.outer_validation()
-    for turn, op in enumerate(ops):
-        r.say(f"turn{turn}")
-        before, formed = len(trained.lost), trained.members.formed.number
-        while not _has_gone(r, trained, turn, stay, formed):
-            trained.steps(1, pause_s=0.01)
-        lost.append((op, len(trained.lost) - before))
-    if r.rank == 0:
-        r.say("last", trained.opt.report["outer_steps"] + 3)  # of a step, all sites have begun at most one more
-    while trained.opt.report["outer_steps"] < int(r.hear("last")):
-        trained.steps(1)
-    assert trained.outer_validation() < 0.9 * first, "it has trained through all of them"
-    return lost, trained.ended()
-
-
-def _has_gone(r, trained, turn, stay, formed):
-    """Whether the site of this turn has come and is gone, as the first rank of this one knows it."""
-    known = [r.path(f"gone{turn}-gone").exists() and trained.members.formed.number > formed]
-    dist.broadcast_object_list(known, 0)
-    return known[0] and len(trained.members.formed.machines) == stay
-
-
-def _expect_survivors(store, how, stay, number, ops, **options):
+def _expect_phases(store, how, stay, number, ops, **options):
     size = 2 * (stay + len(ops))
     gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
     found = ranks.run_ranks(
-        _phases, size, store.port, how, stay, number, ops, options, timeout=2 * DEADLINE_S, allow_exit=gone
+        lose_sites, size, store.port, how, stay, number, ops, options, timeout=2 * DEADLINE_S, allow_exit=gone
     )
-    survivors = found[: 2 * stay]
-    for lost, _ in survivors:
-        for op, times in lost:
-            assert times == 1 if op in OUTER_STEP else times <= 1, (op, times)  # an interval at most
-    for place in range(2 if how == "pipeline" else 1):
-        expect_equal([ended for _, ended in survivors[place :: 2 if how == "pipeline" else 1]])
+    parts = 2 if how == "pipeline" else 1
+    for place in range(parts):
+        expect_survivors(found[place : 2 * stay : parts])
 
 
 @pytest.mark.parametrize(
     ("mode", "ops"), [("continue", OUTER_STEP), ("sync", OUTER_STEP + JOINING)], ids=["continue", "sync"]
 )
 def test_two_sites_go_on_without_a_third_that_is_killed_in_any_op(store, mode, ops):
-    _expect_survivors(store, "fsdp2", 2, signal.SIGKILL, ops, mode=mode)
+    _expect_phases(store, "fsdp2", 2, signal.SIGKILL, ops, mode=mode)
 
 
 def test_a_pipeline_goes_on_without_another_that_is_killed_in_any_op(store):
-    _expect_survivors(store, "pipeline", 1, signal.SIGKILL, STAGES + JOINING, mode="sync")
+    _expect_phases(store, "pipeline", 1, signal.SIGKILL, STAGES + JOINING, mode="sync")
 
 
 @pytest.mark.parametrize(
-    ("how", "stay", "ops"), [("fsdp2", 2, OUTER_STEP), ("pipeline", 1, STAGES + JOINING)], ids=["fsdp2", "pipeline"]
+    ("how", "stay", "ops"), [("fsdp2", 2, OUTER_STEP), ("pipeline", 1, STAGES)], ids=["fsdp2", "pipeline"]
 )
 def test_the_others_go_on_without_a_site_that_is_stopped_in_any_op(store, how, stay, ops):
-    _expect_survivors(store, how, stay, signal.SIGSTOP, ops, mode="continue", timeout_s=6.0)
+    _expect_phases(store, how, stay, signal.SIGSTOP, ops, mode="continue", timeout_s=6.0)

@@ -52,6 +52,9 @@ def _site(r, how):
     if how == "fsdp2":
         mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "shards"))
         shards, arguments = mesh["shards"], {"group": mesh.get_group("sites")}
+    elif how == "fsdp2 x ddp":  # replicas that are not in the DTensors' mesh, and that only the loop's mesh names
+        mesh = init_device_mesh("cpu", (2, 2, r.size // 4), mesh_dim_names=("sites", "replicate", "shards"))
+        shards, arguments = mesh["shards"], {"mesh": mesh}
     elif how == "hsdp":
         mesh = init_device_mesh("cpu", (2, 2, r.size // 4), mesh_dim_names=("sites", "replicate", "shards"))
         shards, arguments = mesh["replicate", "shards"], {"mesh": mesh}
@@ -136,8 +139,9 @@ def test_two_ranks_a_site_have_the_bits_of_one(quad, of_one_rank, how, name):
     _expect_shared(several, of_one_rank[name], 2)
 
 
-def test_hsdp_of_two_replicas_of_two_shards_has_the_bits_of_one(of_one_rank):
-    _expect_shared(_run("hsdp", SETTINGS["continue"], 8), of_one_rank["continue"], 4)
+@pytest.mark.parametrize("how", ["hsdp", "fsdp2 x ddp"])
+def test_two_replicas_of_two_shards_have_the_bits_of_one(of_one_rank, how):
+    _expect_shared(_run(how, SETTINGS["continue"], 8), of_one_rank["continue"], 4)
 
 
 def _stage(r, ranks_a_stage):
