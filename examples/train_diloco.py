@@ -73,7 +73,8 @@ class Result(plot.Curve):
     losses: int = 0  # of machines
     machines: list[int] = dataclasses.field(default_factory=list)  # participating, an outer step
     first_step: int = 0
-    ended: bool = False  # by a signal
+    asked: bool = False  # by a signal, to end
+    ended: bool = False  # because of it
 
 
 def parse() -> argparse.Namespace:
@@ -169,7 +170,7 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
         result.first_step = optimizer.steps  # of a machine that came late: the others'
         if members is not None:
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: setattr(result, "ended", True))
+                signal.signal(number, lambda *_: setattr(result, "asked", True))
     counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
     quiet = dist.is_initialized() and dist.get_rank() != 0
@@ -212,10 +213,10 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
 
 def ends(result: Result, *, in_site: bool) -> bool:
     """Whether a signal has asked for the end. The ranks of a site, who hear it at different steps, end after the same one."""
+    asked = torch.tensor([int(result.asked)])
     if in_site:
-        asked = torch.tensor([int(result.ended)])
         dist.all_reduce(asked, dist.ReduceOp.MAX)
-        result.ended = bool(asked)
+    result.ended = bool(asked)
     return result.ended
 
 

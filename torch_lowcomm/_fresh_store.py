@@ -43,20 +43,17 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
     store.set(keys[rank], mine)
     deadline = time.monotonic() + timeout.total_seconds()
     while True:
-        theirs = _read(store, keys) if store.check(keys) else []
-        if theirs and all(of_peer == seen for of_peer in theirs):
+        here = range(size) if store.check(keys) else [peer for peer in range(size) if store.check([keys[peer]])]
+        theirs = dict(zip(here, _read(store, [keys[peer] for peer in here]), strict=True))
+        if len(theirs) == size and all(of_peer == seen for of_peer in theirs.values()):
             return PrefixStore(hashlib.sha256(mine.encode()).hexdigest()[:16], store)
-        for peer, of_peer in enumerate(theirs):
+        for peer, of_peer in theirs.items():
             seen[peer] = of_peer[peer]
         if json.dumps(seen) != mine:
             mine = json.dumps(seen)
             store.set(keys[rank], mine)
         elif time.monotonic() > deadline:
-            there = [
-                peer
-                for peer in range(size)
-                if store.check([keys[peer]]) and seen[rank] in _read(store, [keys[peer]])[0]
-            ]
+            there = [peer for peer, of_peer in theirs.items() if seen[rank] in of_peer]
             raise DistBackendError(
                 f"lowcomm: expected all {size} ranks at the store within {timeout.total_seconds():.0f} s, got ranks {there}"
             )

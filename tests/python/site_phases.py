@@ -58,12 +58,12 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
     turn = r.rank // 2 - stay
     if turn >= 0:
         op = ops[turn]
-        r.hear(f"turn{turn}", timeout_s=DEADLINE_S)
+        r.hear(f"turn{turn}", timeout_s=2 * DEADLINE_S)
         what = {"op": op, "signal": number, "place": turn % 2, "sites": stay + 1, "cut": cut}
         return _is_lost(r, port, (f"gone{turn}", 2, r.rank % 2), how, what, options)
     trained = SiteRank(r, port, site_of(r.rank), how, **options)
-    trained.steps_until(stay)
     lost, first = [], trained.outer_validation()
+    trained.steps_until(stay)
     for turn, op in enumerate(ops):
         r.say(f"turn{turn}")
         before, formed = len(trained.lost), trained.members.formed.number

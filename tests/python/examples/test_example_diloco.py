@@ -72,7 +72,7 @@ def test_example_goes_on_without_a_machine_and_takes_it_back(machines, tmp_path)
 
 
 def _of_readme(machines):
-    """The store and the sites as README.md starts them, with a port and launchers of their own: (port, arguments a site)."""
+    """The store and the sites as README.md starts them, with a port of its own: the arguments of every site."""
     lines = (EXAMPLES.parent / "README.md").read_text().splitlines()
     commands = [line.strip(" &").split() for line in lines if "examples/train_diloco.py --s" in line]
     serve, *sites = commands
@@ -124,7 +124,7 @@ def test_torchrun_starts_a_site_again_whose_rank_is_killed(machines, tmp_path):
     for process in (stays, returns):
         assert process.wait(timeout=DEADLINE_S) == 0, process.log.read_text()
     survivor, back = (json.loads((tmp_path / "runs" / f"diloco-{name}.json").read_text()) for name in "ab")
-    assert survivor["losses"] == 1 and back["first_step"] > 0
+    assert survivor["losses"] >= 1 and back["first_step"] > 0
     assert back["perplexity"] == pytest.approx(survivor["perplexity"], rel=0.1)
 
 
