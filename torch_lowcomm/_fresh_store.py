@@ -1,8 +1,8 @@
 """A part of a store that no earlier process has used.
 
 torchrun starts its workers again with the store that the dead ones had: its rendezvous keeps one TCPStore, and
-`_create_c10d_store` (torch 2.13) puts no prefix in front of an attempt. The addresses of the dead stand in it, and a group that
-reads them connects to nobody.
+`_create_c10d_store` (torch 2.13), which takes the store for a new one, puts no prefix in front of an attempt. The addresses of
+the dead stand in it, and a group that reads them connects to nobody.
 """
 
 from __future__ import annotations

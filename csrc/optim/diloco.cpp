@@ -129,7 +129,8 @@ DiLoCoX::FragmentSchedule DiLoCoX::scheduled(SiteModel& model, const DiLoCoXOpti
 }
 
 std::string DiLoCoX::agreed() const {
-  return textOf(options_) + " parameters: " + model_->shapes() + "buffers: " + buffers_->shapes() + model_->text();
+  return textOf(options_) + " parameters: " + model_->shapes() + "buffers: " + buffers_->shapes() +
+         "pieces: " + model_->text();
 }
 
 uint32_t DiLoCoX::checksum(size_t stripe) const {

@@ -27,7 +27,7 @@ JOINING = (
 def _is_lost(r, port, site, how, what, options):
     """A site that joins; its rank `what["place"]` is lost in `what["op"]`, and the other is told, whose launcher ends it.
 
-    What is lost by a cut stops itself, and somebody cuts its host off and wakes it up.
+    A rank that is to be cut off stops itself; the test cuts its host off and wakes the rank up.
     """
     mine, name = site[2] == what["place"], site[0]
 
@@ -74,6 +74,7 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
         r.say("last", trained.opt.report["outer_steps"] + 3)  # of a step, all sites have begun at most one more
     while trained.opt.report["outer_steps"] < int(r.hear("last")):
         trained.steps(1)
+    assert trained.opt.report["participating"] == stay
     assert trained.outer_validation() < 0.9 * first, "it has trained through all of them"
     return lost, trained.ended()
 

@@ -56,7 +56,7 @@ class DiLoCoX(OptimizerAround):
 
     Args:
         optimizer: The inner optimizer, of any kind.
-        sync_every: H, inner steps from one outer step to the next.
+        sync_every: H, inner steps from one outer step to the next. It is needed: None is refused on all ranks.
         model: Names the tensors in checkpoints; None for numbers in the optimizer's order.
         group: The group to average over, of backend lowcomm; None for the default group. It has the ranks at one place of every
             site, and sites have their ranks in the same order. The loop makes a separate group of these ranks. Or a

@@ -19,15 +19,15 @@ def _until(said, job):
         time.sleep(0.1)
 
 
-def _outputs_after_a_cut(tmp_path, train):
-    """Cuts the third of three machines off: (its output, those of the others, which end well)."""
+def _outputs_after_a_cut(tmp_path, train, launch=(), name="--machine"):
+    """Cuts the third of three machines, or sites, off: (its output, those of the others, which end well)."""
     expect_labs()
     environment = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["LOWCOMM_FLIGHT_DIR"] = str(tmp_path)
     with Lab(hosts=3, rate="100mbit") as lab:
 
         def start(host, least):
-            command = [sys.executable, EXAMPLE, "--store", "10.77.0.1:29400", *train, "--machine", f"m{host}"]
+            command = [sys.executable, *launch, EXAMPLE, "--store", "10.77.0.1:29400", *train, name, f"m{host}"]
             command += ["--least", str(least), "--json", str(tmp_path / f"m{host}.json")]
             return lab.start_on(host, command, env=environment)
 
@@ -53,3 +53,14 @@ def test_a_cut_link_is_a_named_error_and_the_others_go_on(tmp_path):
     assert "ConnectionError: membership: lost the store: expected an answer within 8 s" in lost, lost
     for output in others:
         assert "outer_step failed" in output, output
+
+
+@pytest.mark.slow
+def test_a_cut_link_takes_a_whole_site_away(tmp_path):
+    """Sites of two ranks each, which shard the model: those that are left go on, that behind the cut ends, both ranks of it."""
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29500"]
+    train = ["--batch", "1", "--sync-every", "4", "--timeout", "10", "--steps", "120"]
+    lost, others = _outputs_after_a_cut(tmp_path, train, launch, "--site")
+    assert "membership: lost the store: expected an answer within 10 s" in lost, lost
+    for output in others:
+        assert "outer_step failed" in output or "DiLoCoX outer step" in output, output

@@ -169,7 +169,7 @@ def test_mistakes(make, error, match):
         make(torch.nn.Parameter(torch.zeros(3)))
 
 
-# What the papers give of each: H, mode, γ, μ, bits an element, and of DiLoCoX's own the bounds that follow from r_1.
+# By preset the numbers of its paper: H, mode, γ, μ, bits an element.
 PUBLISHED = {
     "diloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": None},
     "opendiloco": {"sync_every": 500, "mode": "sync", "outer_lr": 0.7, "outer_momentum": 0.9, "codec": "fp16"},

@@ -57,7 +57,7 @@ def test_workers_that_are_started_again_meet(tmp_path, rendezvous, transport):
 
 
 def _prefixes(store, numbers, size, timeout=timedelta(seconds=20)):
-    """What each of these ranks gets, or raises, on a thread of its own."""
+    """Each of these ranks asks on a thread of its own: by rank the prefix, or the text of its error."""
     from torch_lowcomm._fresh_store import fresh_store
 
     found = {}
