@@ -85,7 +85,8 @@ def test_every_attempt_has_a_prefix_of_its_own(store, monkeypatch):
     for attempt in range(10):
         found = _prefixes(store, range(4), 4)
         for prefix in found.values():
-            assert prefix.check([f"from{rank}" for rank in range(4)]), "all ranks have one prefix"
+            # A store's set() does not wait for its answer, so another client's question may overtake it.
+            prefix.wait([f"from{rank}" for rank in range(4)], timedelta(seconds=20))
             prefix.set("attempt", str(attempt))
         assert before is None or before.get("attempt") == str(attempt - 1).encode()
         before = found[0]
