@@ -157,6 +157,10 @@ bool DiLoCoX::step(double samples) {
     throw ValueError("DiLoCoX: step: samples: expected a number above 0, got " + std::to_string(samples));
   ++steps_;
   const auto start = Clock::now();
+  if (const auto ended = std::exchange(step_ended_, {}); ended != Clock::time_point()) {
+    const double seconds = std::chrono::duration<double>(start - ended).count();
+    step_s_ += (step_s_ == 0 ? 1 : .1) * (seconds - step_s_);
+  }
   const double waited_before = waited_s_;
   bool any = false;
   try {
@@ -182,6 +186,7 @@ bool DiLoCoX::step(double samples) {
     throw;
   }
   if (any) report_.local_s = since(start) - (waited_s_ - waited_before);
+  step_ended_ = Clock::now();
   if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
 }

@@ -172,8 +172,10 @@ class DiLoCoX {
   void startCheck();
   void giveUp();
   struct Ahead;
+  struct Handover;
   Ahead mostAdvanced(size_t stripe) const;
-  bool agreeOnSchedule(bool behind);
+  bool agreeOnSchedule(bool behind, double& late_s);
+  void leaveOut(double late_s);
   void takeCounters(OpQueue& stripe, const Ahead& ahead);
   void takeTensors(size_t stripe, const Ahead& ahead);
   std::vector<double> schedule() const;
@@ -194,6 +196,8 @@ class DiLoCoX {
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   std::chrono::steady_clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
+  double step_s_ = 0;  // of an inner step, all that happens between two calls of step(): a mean of the last ones
+  std::chrono::steady_clock::time_point step_ended_ = {};
   std::vector<Ticket> checks_;     // by stripe
   std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet
   std::exception_ptr late_;        // of a rule of the user's: thrown when the outer step is whole

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +12,13 @@
 #include "wire/layout.h"
 
 namespace lowcomm {
+namespace {
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
 
 // The ranks of a stripe after they have met: those with the most outer steps, which have the same θ̄, and the others.
 struct DiLoCoX::Ahead {
@@ -34,7 +42,9 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   std::exception_ptr error;
   int64_t applied = applied_;
   report_.taken_bytes = 0;
-  const auto start = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  auto taken_from = start;
   try {
     agree(/*values=*/false);
     std::vector<Ahead> ahead;
@@ -42,10 +52,12 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
       ahead.push_back(mostAdvanced(stripe));
       behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
     }
-    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
       takeCounters(*groups_[stripe], ahead[stripe]);
-      applied = applied_;
-      if (behind) applied_ = -1;
+    applied = applied_;
+    if (behind) applied_ = -1;
+    taken_from = Clock::now();  // here the sites that are ahead go on training
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
       if (!ahead[stripe].behind.empty()) takeTensors(stripe, ahead[stripe]);
     }
   } catch (...) {
@@ -53,38 +65,43 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     if (behind) applied_ = -1;
   }
   agreeOnAverage({}, error);
-  report_.taken_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report_.taken_s = since(start);
   applied_ = applied;
-  behind = agreeOnSchedule(behind);
-  if (behind) {
-    for (FragmentSchedule& s : fragments_)
-      s.model.spread(s.number);
-  }
+  double late_s = since(taken_from);
+  behind = agreeOnSchedule(behind, late_s);
   startIntervals();
-  for (FragmentSchedule& s : fragments_) {
-    if (behind) s.samples = 0;  // nothing is trained since
+  if (behind) {
+    for (FragmentSchedule& s : fragments_) {
+      s.model.spread(s.number);
+      s.samples = 0;  // nothing is trained since
+    }
+    leaveOut(late_s);
   }
+  step_ended_ = {};
   formed_ = true;
   if (!groups_.empty()) report_.participating = groups_[0]->size();
 }
 
 // A rank that carries no stripe takes its site's schedule, and the effective ranks of its part of the model. Returns
-// whether any rank of the site was behind.
-bool DiLoCoX::agreeOnSchedule(bool behind) {
+// whether any rank of the site was behind; `late_s` becomes the first rank's.
+bool DiLoCoX::agreeOnSchedule(bool behind, double& late_s) {
   if (!site_.ranks) return behind;
   std::vector<double> effective = adaptation_.effectiveRanks();
   std::vector<double> mine = schedule();
   const size_t numbers = mine.size();
   mine.push_back(static_cast<double>(effective.size()));
   mine.push_back(groups_.empty() ? 0 : 1);
+  mine.push_back(late_s);
   mine.push_back(behind ? 1 : 0);
+  double step_s = 0;
   size_t most = 0;
   const auto all = gatherNumbers(mine, *site_.ranks, "DiLoCoX: compare the schedule in a site");
   for (const std::vector<double>& one : all) {
     behind = behind || one.back() == 1;
     most = std::max(most, static_cast<size_t>(one[numbers]));
+    step_s = std::max(step_s, one[5]);
   }
-  if (most == 0 && !groups_.empty()) return behind;
+  late_s = all[0][numbers + 2];
   effective.resize(most);
   std::vector<std::vector<double>> known(all.size());
   if (most > 0) known = gatherNumbers(effective, *site_.ranks, "DiLoCoX: compare effective ranks in a site");
@@ -94,7 +111,20 @@ bool DiLoCoX::agreeOnSchedule(bool behind) {
     known[rank].resize(static_cast<size_t>(all[rank][numbers]));
     adaptation_.set(known[rank]);
   }
+  step_s_ = step_s;
   return behind;
+}
+
+// Leaves out the inner steps that the others have made meanwhile, but for the one before the next pseudo-gradient: so
+// they need not wait until this site has made them all.
+void DiLoCoX::leaveOut(double late_s) {
+  int64_t next = fragments_.front().send_at;
+  for (FragmentSchedule& s : fragments_) {
+    next = std::min(next, s.send_at);
+    s.due -= std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(late_s));
+  }
+  const double made = step_s_ > 0 ? late_s / step_s_ : 0;
+  steps_ += static_cast<int64_t>(std::min(made, std::max(0., static_cast<double>(next - 1 - steps_))));
 }
 
 DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
@@ -119,7 +149,8 @@ DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
 
 std::vector<double> DiLoCoX::schedule() const {
   std::vector<double> numbers = {static_cast<double>(steps_), static_cast<double>(applied_),
-                                 static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps)};
+                                 static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps),
+                                 step_s_};
   for (const FragmentSchedule& s : fragments_)
     numbers.push_back(static_cast<double>(s.sent));
   return numbers;
@@ -131,8 +162,9 @@ void DiLoCoX::setSchedule(const std::vector<double>& numbers) {
   sync_every_ = static_cast<int64_t>(numbers[2]);
   rank_ = numbers[3];
   report_.outer_steps = static_cast<int64_t>(numbers[4]);
+  step_s_ = numbers[5];
   for (size_t f = 0; f < fragments_.size(); ++f)
-    fragments_[f].sent = static_cast<int64_t>(numbers[5 + f]);
+    fragments_[f].sent = static_cast<int64_t>(numbers[6 + f]);
 }
 
 // All ranks of the stripe take the first advanced one's, which the others that are ahead have already.
@@ -156,14 +188,23 @@ void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
   }
 }
 
-// Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind.
+// What the ranks that are ahead give to those behind, in host memory of its own.
+struct DiLoCoX::Handover {
+  AllToAllMessage message;
+  std::vector<at::Tensor> parcels;  // by the rank that they come from
+};
+
+// Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind. Who
+// gives goes on at once: its next op of the group comes after these, and an error of theirs ends the group.
 void DiLoCoX::takeTensors(size_t stripe, const Ahead& ahead) {
   OpQueue& group = *groups_[stripe];
   const int rank = group.rank(), size = group.size();
   const bool behind = ahead.isBehind(rank);
   for (FragmentSchedule& s : fragments_) {
     std::vector<at::Tensor> tensors = s.stripes[stripe].shared();
-    std::vector<at::Tensor> buffers(size);  // by the rank that they come from
+    const auto handover = std::make_shared<Handover>();
+    std::vector<at::Tensor>& parcels = handover->parcels;
+    parcels.resize(size);
     std::vector<int64_t> elements(size, 0);
     const auto source = [&](size_t i) { return ahead.ahead[i % ahead.ahead.size()]; };
     for (size_t i = 0; i < tensors.size(); ++i)
@@ -172,29 +213,33 @@ void DiLoCoX::takeTensors(size_t stripe, const Ahead& ahead) {
       int64_t at = 0;
       for (size_t i = 0; i < tensors.size(); ++i) {
         if (source(i) != from) continue;
-        const at::Tensor place = buffers[from].narrow(0, at, tensors[i].numel());
+        const at::Tensor place = parcels[from].narrow(0, at, tensors[i].numel());
         at += tensors[i].numel();
         out ? place.copy_(tensors[i].view({-1})) : tensors[i].view({-1}).copy_(place);
       }
     };
-    AllToAllMessage message;
+    AllToAllMessage& message = handover->message;
     for (int other = 0; other < size; ++other) {
       const bool sends = !behind && ahead.isBehind(other), receives = behind && elements[other] > 0;
-      if (receives) buffers[other] = at::empty({elements[other]}, at::kFloat);
-      if (sends && !buffers[rank].defined()) {
-        buffers[rank] = at::empty({elements[rank]}, at::kFloat);
+      if (receives) parcels[other] = at::empty({elements[other]}, at::kFloat);
+      if (sends && !parcels[rank].defined()) {
+        parcels[rank] = at::empty({elements[rank]}, at::kFloat);
         copy(rank, /*out=*/true);
       }
       message.sent.push_back(Layout::single(sends ? elements[rank] : 0, CodecSpec{}));
       message.got.push_back(Layout::single(receives ? elements[other] : 0, CodecSpec{}));
-      message.inputs.push_back(sends ? buffers[rank].const_data_ptr() : nullptr);
-      message.outputs.push_back(receives ? buffers[other].mutable_data_ptr() : nullptr);
+      message.inputs.push_back(sends ? parcels[rank].const_data_ptr() : nullptr);
+      message.outputs.push_back(receives ? parcels[other].mutable_data_ptr() : nullptr);
     }
-    Ticket(group, "DiLoCoX: take over the outer state", 1, [&](OpContext& op) { allToAll(op, message); }).wait();
-    for (int other = 0; behind && other < size; ++other) {
-      if (elements[other] == 0) continue;
-      copy(other, /*out=*/false);
-      report_.taken_bytes += static_cast<uint64_t>(elements[other]) * sizeof(float);
+    Ticket taken(group, "DiLoCoX: take over the outer state", 1,
+                 [handover](OpContext& op) { allToAll(op, handover->message); });
+    if (behind) {
+      taken.wait();
+      for (int other = 0; other < size; ++other) {
+        if (elements[other] == 0) continue;
+        copy(other, /*out=*/false);
+        report_.taken_bytes += static_cast<uint64_t>(elements[other]) * sizeof(float);
+      }
     }
     s.stripes[stripe].share(behind);
   }

@@ -186,8 +186,10 @@ TEST_F(DiLoCoXOnADevice, IsTakenOver) {
       if (rank != late) trainee.train(0, 7);
       trainee.loop->quiesce();
       trainee.loop->regroup({queue});
-      EXPECT_EQ(trainee.loop->steps(), 7);
-      trainee.train(7, 13);
+      EXPECT_GE(trainee.loop->steps(), 7);
+      EXPECT_LT(trainee.loop->steps(), 10) << "an outer step comes first";
+      while (trainee.loop->steps() < 13)
+        trainee.train(trainee.loop->steps(), trainee.loop->steps() + 1);
       trainee.loop->finish();
       for (const at::Tensor& one : trainee.outer())
         outer[rank].push_back(one.cpu());

@@ -4,6 +4,7 @@
 #include <future>
 #include <limits>
 #include <span>
+#include <thread>
 
 #include "base/error.h"
 #include "collective/context.h"
@@ -212,7 +213,9 @@ TEST(DiLoCoXFaults, GoesOnInAnotherGroup) {
         const auto kept = trainee.outer();
         trainee.loop->regroup({again});
       }
-      trainee.train(100, 131);
+      const int64_t begun = trainee.loop->report().outer_steps;
+      while (trainee.loop->report().outer_steps < begun + 10)
+        trainee.trainUntil(trainee.loop->steps() + 1);
       trainee.loop->finish();
       outer[rank] = trainee.outer();
       applied[rank] = trainee.loop->report().outer_steps;
@@ -249,7 +252,13 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
   });
   Trainee* both[] = {&newcomer, &veteran};  // the newcomer has the lower rank
   onRanks(broken, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-    EXPECT_THROW(both[rank]->loop->regroup({queue}), PeerError) << rank;
+    EXPECT_THROW(
+        {
+          both[rank]->loop->regroup({queue});
+          both[rank]->train(6, 9);  // the veteran goes on training, and is told at its outer step
+        },
+        PeerError)
+        << rank;
   });
   killer.wait();
   const auto kept = veteran.outer();
@@ -260,6 +269,81 @@ TEST(DiLoCoXFaults, ATakeoverThatBreaksOffLeavesNoState) {
     const auto outer = trainee->outer();
     for (size_t i = 0; i < outer.size(); ++i)
       EXPECT_TRUE(at::equal(outer[i], before[i]));
+  }
+}
+
+// Holds the op in which the outer state is taken over, as a slow link does.
+class HeldQueue : public EngineQueue {
+ public:
+  HeldQueue(Engine& engine, std::shared_future<void> until) : EngineQueue(engine), until_(std::move(until)) {}
+
+  void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
+    if (op == "DiLoCoX: take over the outer state") {
+      job = [until = until_, job = std::move(job)](OpContext& context) {
+        until.wait_for(std::chrono::seconds(20));
+        job(context);
+      };
+    }
+    EngineQueue::submit(op, sequences, std::move(job), std::move(done));
+  }
+
+ private:
+  std::shared_future<void> until_;
+};
+
+// The others make all inner steps of an interval meanwhile, and the newcomer does not make all of them afterwards.
+TEST(DiLoCoXFaults, OthersTrainWhileANewcomerTakesOver) {
+  constexpr int64_t kEvery = 50;
+  for (const int64_t fragments : {1, 2}) {
+    DiLoCoXOptions o = options(kEvery, OuterMode::sync);
+    o.fragments = fragments;
+    Ranks before(2), after(3);
+    std::promise<void> trained[2];
+    std::vector<std::vector<at::Tensor>> outer(3);
+    std::promise<void> release;
+    const std::shared_future<void> released = release.get_future().share();
+    auto releaser = std::async(std::launch::async, [&] {
+      for (std::promise<void>& one : trained)
+        one.get_future().wait_for(std::chrono::seconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // many inner steps, however long one takes here
+      release.set_value();
+    });
+    Trainee newcomer(2, kShapes);
+    newcomer.parameters[0].tensor.add_(1);
+    newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, nullptr, o);
+    std::vector<std::unique_ptr<Trainee>> veterans;
+    for (int rank : {0, 1})
+      veterans.push_back(std::make_unique<Trainee>(rank, kShapes));
+    onRanks(before, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      veterans[rank]->loop = std::make_unique<DiLoCoX>(veterans[rank]->parameters, queue, o);
+      veterans[rank]->train(0, kEvery);
+      veterans[rank]->loop->quiesce();
+    });
+    const int64_t first = kEvery / fragments;  // to the next outer step
+    onRanks(after, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      if (rank == 2) {
+        newcomer.loop->regroup({std::make_shared<HeldQueue>(after.engine(2), released)});
+        EXPECT_GT(newcomer.loop->steps(), kEvery);
+        EXPECT_LT(newcomer.loop->steps(), kEvery + first);
+        newcomer.trainUntil(2 * kEvery);
+        newcomer.loop->finish();
+        outer[2] = newcomer.outer();
+        return;
+      }
+      Trainee& veteran = *veterans[rank];
+      veteran.loop->regroup({queue});
+      veteran.train(0, first - 1);
+      EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+      trained[rank].set_value();
+      veteran.train(first - 1, kEvery);
+      veteran.loop->finish();
+      outer[rank] = veteran.outer();
+    });
+    releaser.wait();
+    for (int rank : {1, 2}) {
+      for (size_t i = 0; i < outer[0].size(); ++i)
+        EXPECT_TRUE(at::equal(outer[rank][i], outer[0][i])) << fragments << " fragments, rank " << rank;
+    }
   }
 }
 

@@ -71,6 +71,12 @@ struct Trainee {
     }
   }
 
+  // To an inner step that is the same on all ranks: one that has joined the others may have left some out.
+  void trainUntil(int64_t steps) {
+    while (loop->steps() < steps)
+      train(loop->steps(), loop->steps() + 1);
+  }
+
   std::vector<at::Tensor> outer() const {
     std::vector<at::Tensor> all;
     loop->each([&](const OuterParameter&, const at::Tensor& outer) { all.push_back(outer.clone()); });
