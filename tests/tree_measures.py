@@ -28,9 +28,10 @@ WANTED = {
 BOUNDS = WANTED | {
     # Pipelines, withdrawals, slot files, QuantizedAdam, subspaces, sites of several ranks, a transport with its secret,
     # relay, store, exact ops, ops and messages that are given up, averages that stay in codes, outer copies on
-    # the device, and loops for deltas came after the goal was set.
+    # the device, and loops for deltas came after the goal was set. Outer states that are handed over while training goes
+    # on moved the bound of lines, which was 49,400.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 49_400),
+    "lines of csrc": (1, 49_450),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 

@@ -224,7 +224,8 @@ class DiLoCoX(OptimizerAround):
         """Goes on with the machines that are alive. Call it when `step` has raised a DistBackendError or `regroup_due` is true.
 
         Messages under way are dropped. Machines that are new or behind take outer parameters, momentum and counters from the
-        most advanced machine, and go on from its outer parameters. The other machines keep what they have trained.
+        most advanced machines, and go on from their outer parameters. The other machines keep what they have trained, and go on
+        training while they give: `steps` of those that take leaves out what was trained meanwhile.
 
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.

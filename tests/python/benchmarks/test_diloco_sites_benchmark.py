@@ -16,5 +16,5 @@ def test_one_message_a_site(tmp_path):
     assert status == 0, f"{out}\n{err}"
     content = json.loads(file.read_text())
     assert [row["replicas"] for row in content["rows"]] == [1, 2, 4]
-    assert len(content["gates"]) == 7 and all(gate["pass"] for gate in content["gates"])
+    assert len(content["gates"]) == 8 and all(gate["pass"] for gate in content["gates"])
     assert f"takes {content['joins']['taken_bytes']} bytes" in out

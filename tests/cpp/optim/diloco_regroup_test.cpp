@@ -1,0 +1,189 @@
+// An outer loop goes on in another group: with what was lost, and with a newcomer, who takes the outer state over.
+#include <atomic>
+#include <future>
+#include <span>
+#include <thread>
+
+#include "base/error.h"
+#include "collective/context.h"
+#include "diloco_ranks.h"
+
+namespace lowcomm {
+namespace {
+
+using test::coded;
+using test::holds;
+using test::kShapes;
+using test::onRanks;
+using test::options;
+using test::Ranks;
+using test::thrownBy;
+using test::Trainee;
+
+// A rank is lost in one group; the others go on in another, which a new rank joins.
+TEST(DiLoCoXRegroup, GoesOnInAnotherGroup) {
+  for (OuterMode mode : {OuterMode::sync, OuterMode::proceed, OuterMode::eager}) {
+    DiLoCoXOptions o = coded(options(3, mode), "sym4:bucket=64", 3);
+    o.adapt_rank = true;
+    o.window = 2;
+    Ranks before(3, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), after(3);
+    std::vector<std::vector<at::Tensor>> outer(3);
+    std::vector<int64_t> applied(3);
+    onRanks(before, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee trainee(rank, kShapes);
+      const auto again = std::make_shared<EngineQueue>(after.engine(rank));
+      if (rank == 2) {
+        {
+          Trainee lost(rank, kShapes);
+          lost.loop = std::make_unique<DiLoCoX>(lost.parameters, queue, o);
+          lost.train(0, 13);
+          before.hub().kill(2);
+        }
+        // A newcomer has a model of its own and no history.
+        trainee.parameters[0].tensor.add_(1);
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, nullptr, o);
+        EXPECT_TRUE(holds(thrownBy<ValueError>([&] { trainee.loop->step(); }), {"expected a group", "regroup"}));
+        trainee.loop->regroup({again});
+      } else {
+        trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters, queue, o);
+        const std::string error = thrownBy<PeerError>([&] { trainee.train(0, 60); });
+        EXPECT_TRUE(holds(error, {"outer_step"}));
+        const auto kept = trainee.outer();
+        trainee.loop->regroup({again});
+      }
+      const int64_t begun = trainee.loop->report().outer_steps;
+      while (trainee.loop->report().outer_steps < begun + 10)
+        trainee.trainUntil(trainee.loop->steps() + 1);
+      trainee.loop->finish();
+      outer[rank] = trainee.outer();
+      applied[rank] = trainee.loop->report().outer_steps;
+      EXPECT_EQ(trainee.loop->report().participating, 3);
+    });
+    for (int rank : {1, 2}) {
+      for (size_t i = 0; i < outer[0].size(); ++i)
+        EXPECT_TRUE(at::equal(outer[rank][i], outer[0][i])) << outerModeName(mode) << " rank " << rank;
+      EXPECT_EQ(applied[rank], applied[0]);
+    }
+  }
+}
+
+// A newcomer is lost in the middle of taking the state over: it must not be taken for one that has it.
+TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
+  const std::vector<std::vector<int64_t>> large = {{512, 640}, {100000}};
+  Ranks first(1), broken(2, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), again(2);
+  std::vector<at::Tensor> before;
+  Trainee veteran(0, large), newcomer(1, large);
+  for (const OuterParameter& p : newcomer.parameters)
+    p.tensor.fill_(9);
+  veteran.loop = std::make_unique<DiLoCoX>(veteran.parameters, std::make_shared<EngineQueue>(first.engine(0)),
+                                           options(2, OuterMode::sync));
+  veteran.train(0, 6);
+  before = veteran.outer();
+  newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, nullptr, options(2, OuterMode::sync));
+  std::atomic<int> frames{0};
+  std::promise<void> reached;
+  broken.hub().tamper([&](int, int, Lane lane, std::span<std::byte>) {
+    if (lane == Lane::bulk && ++frames == 12) reached.set_value();
+  });
+  auto killer = std::async(std::launch::async, [&, due = reached.get_future()] {
+    if (due.wait_for(std::chrono::seconds(20)) == std::future_status::ready) broken.hub().kill(1);
+  });
+  Trainee* both[] = {&newcomer, &veteran};  // the newcomer has the lower rank
+  onRanks(broken, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    EXPECT_THROW(
+        {
+          both[rank]->loop->regroup({queue});
+          both[rank]->train(6, 9);  // the veteran goes on training, and is told at its outer step
+        },
+        PeerError)
+        << rank;
+  });
+  killer.wait();
+  const auto kept = veteran.outer();
+  for (size_t i = 0; i < kept.size(); ++i)
+    EXPECT_TRUE(at::equal(kept[i], before[i]));
+  onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { both[rank]->loop->regroup({queue}); });
+  for (const Trainee* trainee : both) {
+    const auto outer = trainee->outer();
+    for (size_t i = 0; i < outer.size(); ++i)
+      EXPECT_TRUE(at::equal(outer[i], before[i]));
+  }
+}
+
+// Holds the op in which the outer state is taken over, as a slow link does.
+class HeldQueue : public EngineQueue {
+ public:
+  HeldQueue(Engine& engine, std::shared_future<void> until) : EngineQueue(engine), until_(std::move(until)) {}
+
+  void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
+    if (op == "DiLoCoX: take over the outer state") {
+      job = [until = until_, job = std::move(job)](OpContext& context) {
+        until.wait_for(std::chrono::seconds(20));
+        job(context);
+      };
+    }
+    EngineQueue::submit(op, sequences, std::move(job), std::move(done));
+  }
+
+ private:
+  std::shared_future<void> until_;
+};
+
+// The others make all inner steps of an interval meanwhile, and the newcomer does not make all of them afterwards.
+TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
+  constexpr int64_t kEvery = 50;
+  for (const int64_t fragments : {1, 2}) {
+    DiLoCoXOptions o = options(kEvery, OuterMode::sync);
+    o.fragments = fragments;
+    Ranks before(2), after(3);
+    std::promise<void> trained[2];
+    std::vector<std::vector<at::Tensor>> outer(3);
+    std::promise<void> release;
+    const std::shared_future<void> released = release.get_future().share();
+    auto releaser = std::async(std::launch::async, [&] {
+      for (std::promise<void>& one : trained)
+        one.get_future().wait_for(std::chrono::seconds(20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));  // many inner steps, however long one takes here
+      release.set_value();
+    });
+    Trainee newcomer(2, kShapes);
+    newcomer.parameters[0].tensor.add_(1);
+    newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, nullptr, o);
+    std::vector<std::unique_ptr<Trainee>> veterans;
+    for (int rank : {0, 1})
+      veterans.push_back(std::make_unique<Trainee>(rank, kShapes));
+    onRanks(before, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      veterans[rank]->loop = std::make_unique<DiLoCoX>(veterans[rank]->parameters, queue, o);
+      veterans[rank]->train(0, kEvery);
+      veterans[rank]->loop->quiesce();
+    });
+    const int64_t first = kEvery / fragments;  // to the next outer step
+    onRanks(after, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      if (rank == 2) {
+        newcomer.loop->regroup({std::make_shared<HeldQueue>(after.engine(2), released)});
+        EXPECT_GT(newcomer.loop->steps(), kEvery);
+        EXPECT_LT(newcomer.loop->steps(), kEvery + first);
+        newcomer.trainUntil(2 * kEvery);
+        newcomer.loop->finish();
+        outer[2] = newcomer.outer();
+        return;
+      }
+      Trainee& veteran = *veterans[rank];
+      veteran.loop->regroup({queue});
+      veteran.train(0, first - 1);
+      EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+      trained[rank].set_value();
+      veteran.train(first - 1, kEvery);
+      veteran.loop->finish();
+      outer[rank] = veteran.outer();
+    });
+    releaser.wait();
+    for (int rank : {1, 2}) {
+      for (size_t i = 0; i < outer[0].size(); ++i)
+        EXPECT_TRUE(at::equal(outer[rank][i], outer[0][i])) << fragments << " fragments, rank " << rank;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lowcomm
