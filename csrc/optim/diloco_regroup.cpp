@@ -148,8 +148,11 @@ DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
 }
 
 std::vector<double> DiLoCoX::schedule() const {
-  std::vector<double> numbers = {static_cast<double>(steps_), static_cast<double>(applied_),
-                                 static_cast<double>(sync_every_), rank_, static_cast<double>(report_.outer_steps),
+  std::vector<double> numbers = {static_cast<double>(steps_),
+                                 static_cast<double>(applied_),
+                                 static_cast<double>(sync_every_),
+                                 rank_,
+                                 static_cast<double>(report_.outer_steps),
                                  step_s_};
   for (const FragmentSchedule& s : fragments_)
     numbers.push_back(static_cast<double>(s.sent));
