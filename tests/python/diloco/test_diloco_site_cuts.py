@@ -10,7 +10,7 @@ from linklab import Lab
 from links import ENV, ROOT, expect_labs
 from ranks.child import Rank
 from site_phases import OUTER_STEP, expect_survivors
-from site_rank import DEADLINE_S
+from site_rank import DEADLINE_S, wake
 
 PORT = 29400
 
@@ -44,7 +44,7 @@ def test_two_sites_go_on_without_a_third_that_is_cut_off_in_any_op(tmp_path):
             cut_off = [start(2, 4 + 2 * turn + place) for place in range(2)]
             pid = int(here.hear(f"gone{turn}-faulty", timeout_s=DEADLINE_S))
             lab.cut(2)
-            os.kill(pid, signal.SIGCONT)
+            wake(pid)
             for job in cut_off:
                 (ended,) = job.wait(DEADLINE_S)
                 assert ended.code == -signal.SIGKILL, ended.output  # as its launcher would, once it was told

@@ -7,13 +7,13 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from site_rank import DEADLINE_S, SiteRank, die, expect_equal, site_of
+from site_rank import DEADLINE_S, GENTLE, SiteRank, die, expect_equal, site_of, wake
 from torch import nn
 
 
 def _stopped(r, port):
     """Both ranks of the third site are stopped for longer than the deadline, and wake up to a group that is gone."""
-    trained = SiteRank(r, port, site_of(r.rank), "fsdp2", mode="continue", timeout_s=6.0)
+    trained = SiteRank(r, port, site_of(r.rank), "fsdp2", mode="continue", timeout_s=6.0, **GENTLE)
     trained.steps_until(3)
     trained.steps_together(6)
     if r.rank >= 4:
@@ -23,7 +23,7 @@ def _stopped(r, port):
         trained.steps_until(2)
         if r.rank == 0:
             for rank in (4, 5):
-                os.kill(int(r.hear(f"pid{rank}")), signal.SIGCONT)
+                wake(int(r.hear(f"pid{rank}")))
     while r.rank >= 4 and not trained.lost:
         trained.steps(1)
     trained.steps_until(3)
@@ -74,9 +74,7 @@ def _joins(r, port, first, options):
 
 
 @pytest.mark.parametrize("first", [4, 2])
-@pytest.mark.parametrize(
-    "options", [{"mode": "continue"}, {"mode": "sync", "rank": 4, "outer_lr": 0.5, "outer_momentum": 0.3}], ids=str
-)
+@pytest.mark.parametrize("options", [{"mode": "continue"}, {"mode": "sync", "rank": 4, **GENTLE}], ids=str)
 def test_a_site_with_another_sharding_joins(store, first, options):
     expect_equal(ranks.run_ranks(_joins, 6, store.port, first, options, timeout=DEADLINE_S))
 

@@ -144,6 +144,44 @@ def test_two_replicas_of_two_shards_have_the_bits_of_one(of_one_rank, how):
     _expect_shared(_run(how, SETTINGS["continue"], 8), of_one_rank["continue"], 4)
 
 
+FACTORED = {"mode": "sync", "codec": "sym4:bucket=64", "rank": 32, "check_every": 0}
+
+
+def _sends_factors(r):
+    """Matrices of one size, which are sent as factors and not cut, at two sites of replicas under DDP or of one rank."""
+    r.init()
+    mesh = init_device_mesh("cpu", (2, r.size // 2), mesh_dim_names=("sites", "ranks"))
+    torch.manual_seed(7)
+    model = nn.Sequential(*(nn.Linear(400, 400) for _ in range(8)))
+    if r.size > 2:
+        model = DistributedDataParallel(model, process_group=mesh.get_group("ranks"))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = lc.DiLoCoX(inner, 1, model=model, group=mesh.get_group("sites"), **FACTORED)
+    draws = torch.Generator().manual_seed(mesh.get_coordinate()[0])
+    sent = []
+    for _ in range(3):
+        model(torch.randn(16, 400, generator=draws)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sent.append(optimizer.report["sent_bytes"])
+    stripes = optimizer.report["stripe_elements"]
+    optimizer.finish()
+    return _whole(model), sent, stripes
+
+
+def test_replicas_divide_the_bytes_of_factors(pair, quad):
+    alone, several = pair(_sends_factors), quad(_sends_factors)
+    whole = sum(p.numel() for p in alone[0][0].values())
+    for site, (bits, sent, _) in enumerate(alone):
+        members = several[2 * site : 2 * site + 2]
+        for found, _, stripes in members:
+            assert not diloco_model.differing(found, bits)
+            assert sum(stripes) == whole and max(stripes) < 0.51 * whole
+        for parts, total in zip(zip(*(part for _, part, _ in members), strict=True), sent, strict=True):
+            assert total < 0.2 * whole, "factors"
+            assert sum(parts) == pytest.approx(total, rel=0.01) and min(parts) > 0.45 * total, (parts, total)
+
+
 def _stage(r, ranks_a_stage):
     """Two sites of two stages: each trains its layers towards a target of its own."""
     r.init()

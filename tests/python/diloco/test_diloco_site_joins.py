@@ -1,0 +1,64 @@
+"""A site that joins late takes all of the outer state: fragments, averaged buffers, and intervals by the clock."""
+
+import diloco_model
+import pytest
+import ranks
+from site_rank import DEADLINE_S, GENTLE, SiteRank, expect_equal, site_of
+
+LIMIT = 10_000  # inner steps of an interval: the clock ends all of them
+
+
+def _joins(r, port, how, options):
+    """A site trains; another and slower one with another model joins it. Both end by the count of outer steps."""
+    site = site_of(r.rank)
+    begins = site[0] == "a"
+    if not begins:
+        r.hear("begun", timeout_s=60)
+    trained = SiteRank(
+        r,
+        port,
+        site,
+        how,
+        seed=0 if begins else 5,
+        norm=True,
+        average_buffers=True,
+        lost_after_s=10.0,
+        **options,
+        **GENTLE,
+    )
+    if begins:
+        first = trained.outer_validation()
+        trained.until_outer_step(8)
+        if r.rank == 0:
+            r.say("begun")
+    trained.steps_until(2)
+    joined = trained.outer_state()
+    begun, steps = trained.opt.report["outer_steps"], trained.opt.steps
+    assert begun >= 8
+    trained.until_outer_step(begun + 9, pause_s=0.0 if begins else 0.02)
+    assert trained.lost == [] and trained.opt.report["participating"] == 2
+    if begins:
+        assert trained.outer_validation() < 0.9 * first, "it has gone on training"
+    return joined, trained.opt.steps - steps, trained.ended()
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "ddp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fragments": 2, "mode": "restart"},
+        {"fragments": 2, "mode": "continue", "sync_every": LIMIT, "sync_seconds": 0.15},
+    ],
+    ids=["restart", "continue by the clock"],
+)
+def test_a_site_that_joins_takes_all_of_the_outer_state(store, how, options):
+    found = ranks.run_ranks(_joins, 4, store.port, how, options, timeout=DEADLINE_S)
+    means = 0
+    for (joined, *_), (theirs, *_) in zip(found[:2], found[2:], strict=True):
+        assert not diloco_model.differing(joined, theirs)
+        means += sum(bool(t.any()) for name, t in joined.items() if name.endswith("running_mean.outer"))
+    assert means == 1, "one rank of a site keeps them, and training has moved them"
+    steps = [count for _, count, _ in found]
+    assert steps[0] == steps[1] and steps[2] == steps[3]
+    assert (steps[0] > steps[2]) == ("sync_seconds" in options), steps
+    expect_equal([ended for *_, ended in found])

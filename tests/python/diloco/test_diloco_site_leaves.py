@@ -1,0 +1,102 @@
+"""A site of two ranks leaves, or one of its ranks is stopped and wakes up: the others go on, and a site that can comes back."""
+
+import os
+import signal
+
+import pytest
+import ranks
+import torch.distributed as dist
+from site_rank import DEADLINE_S, GENTLE, SiteRank, at, die, expect_equal, site_of, wake
+
+
+def _leaves(r, port, how, mode):
+    """Both ranks of the third site leave, and their processes go on."""
+    site = site_of(r.rank)
+    trained = SiteRank(r, port, site, how, mode=mode, timeout_s=30.0, **GENTLE)
+    trained.steps_until(3)
+    trained.steps_together(6)
+    if site[0] == "c":
+        trained.members.leave()
+        r.hear("ended", timeout_s=60)
+        return None
+    trained.steps_until(2)
+    trained.steps_together(8)
+    if r.rank == 0:
+        r.say("ended")
+    assert len(trained.lost) == 1 and "onnection" in trained.lost[0], trained.lost
+    assert sorted(trained.members.formed.machines) == ["a", "b"]
+    return trained.ended()
+
+
+@pytest.mark.parametrize(("how", "mode"), [("fsdp2", "continue"), ("ddp", "sync")])
+def test_the_others_go_on_when_a_site_leaves(store, how, mode):
+    expect_equal(ranks.run_ranks(_leaves, 6, store.port, how, mode, timeout=DEADLINE_S)[:4])
+
+
+def _stopped(r, port, place, op):
+    """One rank of the third site is stopped until the others have gone on without its site, and wakes up in time."""
+    site = site_of(r.rank)
+    # The others give the stopped rank up after 6 s, and its site 2 s later; the other rank of the site waits for it longer.
+    deadlines = {"timeout_s": 6.0, "patience_s": 2.0, "site_timeout_s": 60.0}
+    trained = SiteRank(r, port, site, "fsdp2", mode="continue", **deadlines, **GENTLE)
+    trained.steps_until(3)
+    trained.steps_together(6)
+    if site[0] == "c":
+        if site[2] == place:
+            r.say("pid", os.getpid())
+            at(op, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        while not trained.lost:
+            trained.steps(1)
+    else:
+        trained.steps_until(2)
+        if r.rank == 0:
+            wake(int(r.hear("pid")))
+    trained.steps_until(3)
+    trained.steps_together(9)
+    assert len(trained.lost) == 1, trained.lost
+    return trained.ended()
+
+
+@pytest.mark.parametrize(("place", "op"), [(0, "outer_step"), (1, "DiLoCoX: spread a site's parameters")])
+def test_a_site_comes_back_of_which_one_rank_was_stopped(store, place, op):
+    expect_equal(ranks.run_ranks(_stopped, 6, store.port, place, op, timeout=DEADLINE_S))
+
+
+def _given_up(r, port, place):
+    """A rank of the second site is stopped until the other one has given it up; both end, and their launcher starts others."""
+    site, again = site_of(r.rank), r.rank >= 4
+    if again:
+        r.hear("alone", timeout_s=60)
+        site = ("b-again", *site[1:])
+    trained = SiteRank(r, port, site, "fsdp2", mode="sync", seed=int(again), timeout_s=6.0, **GENTLE)
+    trained.steps_until(2)
+    if not again:
+        trained.steps_together(6)
+    if site[0] == "b" and not again:
+        with pytest.raises(dist.DistBackendError):
+            if site[2] == place:
+                r.say("pid", os.getpid())
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                trained.steps(1)
+        r.say(f"told{r.rank}")
+        if site[2] != place:
+            wake(int(r.hear("pid")))
+            r.hear(f"told{2 + place}")
+        die()
+    if not again:
+        trained.steps_until(1)
+        if r.rank == 0:
+            r.hear("told2", timeout_s=60)
+            r.hear("told3", timeout_s=60)
+            r.say("alone")
+        trained.steps_until(2)
+    trained.steps_together(9)
+    return trained.ended()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(store, place):
+    gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
+    ended = ranks.run_ranks(_given_up, 6, store.port, place, timeout=DEADLINE_S, allow_exit=gone)
+    expect_equal(ended[:2] + ended[4:])
