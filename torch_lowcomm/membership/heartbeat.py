@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -11,12 +12,14 @@ from torch_lowcomm.membership.patient_store import PatientStore
 
 logger = logging.getLogger("torch_lowcomm")
 
+_LEFT = "left"  # in the place of a machine's count, once it has left
+
 
 class Heartbeat:
     """Counts up at the store and watches the other machines count, on a separate thread.
 
-    A machine is alive while its number has changed within `lost_after_s` by this machine's clock. Clocks of different
-    machines are never compared.
+    A machine is alive while its number has changed within `lost_after_s` by this machine's clock, unless it says that it has
+    left. Clocks of different machines are never compared.
 
     Args:
         store: A separate client, so that other threads' calls do not hold it up.
@@ -53,13 +56,23 @@ class Heartbeat:
             raise ConnectionError(str(self._failed)) from self._failed
         now = time.monotonic()
         with self._lock:
-            return {self._id} | {m for m, (_, at) in self._seen.items() if now - at < self._lost_after_s}
+            present = {m for m, (value, at) in self._seen.items() if now - at < self._lost_after_s and not _left(value)}
+            return {self._id} | present
 
     def gone(self) -> set[str]:
         """Ids of the machines that were alive and have been silent for `lost_after_s`."""
         now = time.monotonic()
         with self._lock:
             return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
+
+    def has_left(self, machine: str) -> bool:
+        """Asks the store whether a machine says that it has left, which `alive` knows only later.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        value = self._store.find(self._key(machine))
+        return value is not None and _left(value)
 
     def heard(self, machine: str) -> None:
         """Counts another message of a machine as a sign of life."""
@@ -77,7 +90,10 @@ class Heartbeat:
         return there is None or there.startswith(self._nonce)
 
     def stop(self) -> None:
-        """Ends the signs of life. It may be called any number of times, and returns even if the store does not answer."""
+        """Ends the signs of life, and tells the others, who need not wait for silence.
+
+        It may be called any number of times, and returns even if the store does not answer.
+        """
         self._stop.set()
         for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited
             self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
@@ -90,7 +106,7 @@ class Heartbeat:
     def _expect_alone(self) -> None:
         """Raises if another process counts under this id. The number of a machine that died does not change."""
         before = self._store.find(self._key(self._id))
-        if before is None:
+        if before is None or _left(before):
             return
         deadline = time.monotonic() + self._lost_after_s
         while time.monotonic() < deadline:
@@ -105,8 +121,8 @@ class Heartbeat:
     def _interval_s(self) -> float:
         return self._lost_after_s / 5
 
-    def _beat(self, count: int) -> None:
-        if count > 0 and not self.in_place():
+    def _beat(self, count: int | str) -> None:
+        if count != 0 and not self.in_place():
             raise ConnectionError(
                 f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
             )
@@ -126,12 +142,18 @@ class Heartbeat:
 
     def _loop(self) -> None:
         count = 0
-        while not self._stop.wait(self._interval_s):
-            count += 1
-            try:
+        try:
+            while not self._stop.wait(self._interval_s):
+                count += 1
                 self._beat(count)
                 self._watch()
-            except ConnectionError as error:
-                logger.error("%s", error)
-                self._failed = error
-                return
+        except ConnectionError as error:
+            logger.error("%s", error)
+            self._failed = error
+            return
+        with contextlib.suppress(ConnectionError):  # then the others go by its silence
+            self._beat(_LEFT)
+
+
+def _left(value: str) -> bool:
+    return value.endswith(f":{_LEFT}")

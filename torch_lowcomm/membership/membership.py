@@ -125,7 +125,7 @@ class Membership:
         self._store = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
         beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
         self._beat = Heartbeat(beats, self._id, lost_after_s=lost_after_s)
-        self._rounds = Rounds(self._store, self._id, self._beat.alive)
+        self._rounds = Rounds(self._store, self._id, self._beat.alive, self._beat.has_left)
 
     @property
     def machine_id(self) -> str:

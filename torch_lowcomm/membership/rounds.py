@@ -18,10 +18,13 @@ class Rounds:
         store: A separate client.
         machine_id: Id of this machine.
         alive: Returns the ids of the machines that are alive.
+        has_left: Whether a machine among them has left meanwhile.
     """
 
-    def __init__(self, store: PatientStore, machine_id: str, alive: Callable[[], set[str]]) -> None:
-        self._store, self._id, self._alive = store, machine_id, alive
+    def __init__(
+        self, store: PatientStore, machine_id: str, alive: Callable[[], set[str]], has_left: Callable[[str], bool]
+    ) -> None:
+        self._store, self._id, self._alive, self._has_left = store, machine_id, alive, has_left
 
     def enter(self, *, least: int, patience_s: float, deadline: float) -> tuple[int, list[str]]:
         """Enters the open round, and later rounds until one has this machine in it.
@@ -69,7 +72,7 @@ class Rounds:
             living = [p for p, machine in entered.items() if machine in alive]
             if living and min(living) == place:
                 there = [entered[p] for p in sorted(living)]
-                missing = alive - set(there)
+                missing = {machine for machine in alive - set(there) if not self._has_left(machine)}
                 if len(there) >= least and (not missing or time.monotonic() > patient_until):
                     closed = self._store.set_first(key, json.dumps(there))
                     if json.loads(closed) == there:
