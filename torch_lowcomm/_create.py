@@ -92,11 +92,12 @@ def create_backend(dist_backend_opts: Any, pg_options: Any) -> Any:
     if pg_options is not None and not isinstance(pg_options, _C.Options):
         raise TypeError(f"pg_options: expected torch_lowcomm.Options or None, got {type(pg_options).__name__}")
     o = dist_backend_opts
+    options = pg_options if pg_options is not None else _C.Options()
     backend = _C.create_backend(
-        fresh_store(o.store, o.group_rank, o.group_size, o.timeout),
+        fresh_store(o.store, o.group_rank, o.group_size, options.timeout or o.timeout),
         o.group_rank,
         o.group_size,
-        pg_options if pg_options is not None else _C.Options(),
+        options,
         o.timeout,
         o.group_id,
         list(o.global_ranks_in_group) or list(range(o.group_size)),

@@ -29,7 +29,8 @@ def fresh_store(store: Store, rank: int, size: int, timeout: timedelta) -> Store
         store: The group's, by its own prefix.
         rank: This process's rank in the group.
         size: Number of ranks.
-        timeout: Deadline for all ranks to show up.
+        timeout: Deadline for all ranks to show up. The handshake that follows has one of its own, so that making a group may
+            take both.
 
     Raises:
         DistBackendError: A rank did not show up.

@@ -32,6 +32,7 @@ class LoopGroups:
         site: Backend of the group of this site's ranks; None where this rank is a site by itself.
         site_ranks: Global ranks of the site.
         parts: By rank of the site: the part of the model that it holds, 0, 1, ...
+        looks: By rank of the site: how it described what it holds.
         part_stripes: By part: number of its stripes; empty for as many as ranks hold it.
         shared: Key of the tensors that are equal on all ranks of a stripe.
         own: Key of the tensors of this rank.
@@ -42,19 +43,23 @@ class LoopGroups:
     site: _C.LowcommBackend | None
     site_ranks: list[int]
     parts: list[int]
+    looks: list[str]
     part_stripes: list[int]
     shared: str
     own: str
     made: tuple[dist.ProcessGroup, ...]
 
     @staticmethod
-    def make(over: dist.ProcessGroup | Membership | None, site: Sequence[int], relatives: Iterable[int]) -> LoopGroups:
+    def make(
+        over: dist.ProcessGroup | Membership | None, site: Sequence[int], relatives: Iterable[int], look: str
+    ) -> LoopGroups:
         """Makes a loop's groups. Collective over the group and over the site.
 
         Args:
             over: The group to average over, or a Membership.
             site: Global ranks of this site, ascending.
             relatives: Those of them that hold this rank's part of the model, as replicas or shards.
+            look: What this rank holds, as a text to compare.
 
         Raises:
             ValueError: A group is not of backend lowcomm.
@@ -68,22 +73,24 @@ class LoopGroups:
             timeout = 2 * backend.options._timeout  # while one rank waits for another site, the others wait for it
             made.append(group)
             stripes.append(backend)
-        own_site, parts = None, [0]
+        own_site, parts, looks = None, [0], [look]
         if len(site) > 1:
             group = _new_group(list(site), timeout)
             made.append(group)
             own_site = backend_of(group)
-            parts = _parts(all_gather_json(sorted(relatives), group), site)
+            told = all_gather_json([sorted(relatives), look], group)
+            parts = _parts([ranks for ranks, _ in told], site)
+            looks = [of_rank for _, of_rank in told]
         if not isinstance(over, Membership):
             # Parts may have tensors of the same names: the first rank of the group tells them apart.
             shared, own = f"outer{dist.get_process_group_ranks(made[0])[0]}", f"rank{dist.get_rank()}"
-            return LoopGroups(stripes, own_site, list(site), parts, [], shared, own, tuple(made))
+            return LoopGroups(stripes, own_site, list(site), parts, looks, [], shared, own, tuple(made))
         part_stripes = _stripes_of_first(over, parts)
         shared, own = "outer", over.machine_id
         if own_site is not None:
             place = list(site).index(dist.get_rank())
             shared, own = f"outer{place}", f"{over.machine_id}.{place}"
-        return LoopGroups(stripes, own_site, list(site), parts, part_stripes, shared, own, tuple(made))
+        return LoopGroups(stripes, own_site, list(site), parts, looks, part_stripes, shared, own, tuple(made))
 
 
 def chosen(

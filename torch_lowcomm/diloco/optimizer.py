@@ -20,6 +20,7 @@ from torch_lowcomm.diloco.groups import LoopGroups, chosen, site_of
 from torch_lowcomm.diloco.inner_optimizer import OptimizerAround, parameters_of
 from torch_lowcomm.diloco.options import DiLoCoXOptions, with_options
 from torch_lowcomm.diloco.parameters import held, local, named_buffers, named_parameters
+from torch_lowcomm.diloco.unnamed_replicas import look_of, warn_of_unnamed
 from torch_lowcomm.membership import Membership
 
 
@@ -102,7 +103,9 @@ class DiLoCoX(OptimizerAround):
             model = model.module
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
         site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
-        self._groups = LoopGroups.make(over, site, relatives)
+        self._groups = LoopGroups.make(over, site, relatives, look_of(tensors, model) if len(site) > 1 else "")
+        if len(site) > 1 and site[0] == dist.get_rank():
+            warn_of_unnamed(self._groups.looks, self._groups.parts, site, mesh)
         groups = {
             "stripes": self._groups.stripes,
             "site": self._groups.site,
@@ -153,11 +156,12 @@ class DiLoCoX(OptimizerAround):
                 self._load(state)
         except Exception as caught:  # whatever it is, the other ranks wait for this one's word
             error = caught
-        steps = members.site_values(self.steps, error)
-        if len(set(steps)) > 1:
-            raise ValueError(
-                f"DiLoCoX: resume: expected states of one inner step on all ranks of the site, got {steps} by rank (0: none)"
-            )
+        inner, outer = self.steps, int(self._outer.report["outer_steps"])
+        for unit, steps in (("inner", members.site_values(inner, error)), ("outer", members.site_values(outer))):
+            if len(set(steps)) > 1:
+                raise ValueError(
+                    f"DiLoCoX: resume: expected states of one {unit} step on all ranks of the site, got {steps} by rank (0: none)"
+                )
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: float = 1) -> Any:  # type: ignore[override]
         """Makes an inner step, and the outer steps that are due after it.
@@ -240,6 +244,8 @@ class DiLoCoX(OptimizerAround):
     def restore(self) -> None:
         """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
 
+        Collective over the site, not over the sites.
+
         Raises:
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back.
         """
@@ -253,6 +259,8 @@ class DiLoCoX(OptimizerAround):
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
         """Inside this context the model has the outer parameters, equal on all ranks, for evaluation and for saving.
+
+        Collective over the site, not over the sites: its ranks enter it together.
 
         Raises:
             ValueError: It was entered inside another `outer_parameters()`.

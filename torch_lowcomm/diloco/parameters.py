@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 Held = tuple[str, torch.Tensor, Sequence[int], Sequence[int]]  # as `_C.DiLoCoX` takes it
 
@@ -61,30 +60,54 @@ def sharing_ranks(tensors: Iterable[torch.Tensor]) -> set[int]:
 def held(named: Iterable[tuple[str, torch.Tensor]], site: Sequence[int]) -> list[Held]:
     """Returns what this rank holds of parameters: (name, its own tensor, the whole shape, the tensor's place in it).
 
-    Shape and place are empty where the tensor is the whole parameter. So they are for a shard that no other rank of the site
-    shares, and for one that is not a box of its parameter, as where FSDP2 shards what is sharded already. Such a shard is
-    averaged as a parameter of this rank alone, under a name with the rank's place in the site.
+    Shape and place are empty where the tensor is the whole parameter, and where the site is this rank alone.
 
     Args:
         named: (name, parameter).
         site: Global ranks of the site, this one's among them.
+
+    Raises:
+        ValueError: This rank's part of a parameter is not a box of it.
     """
     found: list[Held] = []
     for name, tensor in named:
         own = local(tensor)
-        if not isinstance(tensor, DTensor):
+        if not isinstance(tensor, DTensor) or len(site) == 1:
             found.append((name, own, (), ()))
-        elif not _is_box(tensor) or not set(ranks_of(tensor.device_mesh)) <= set(site):
-            place = f"@{list(site).index(dist.get_rank())}" if len(site) > 1 else ""
-            found.append((name + place, own, (), ()))
         else:
-            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            found.append((name, own, tuple(tensor.shape), tuple(offset)))
+            found.append((name, own, tuple(tensor.shape), _offset(name, tensor)))
     return found
 
 
-def _is_box(tensor: DTensor) -> bool:
-    """Whether each rank holds a box of the tensor: each dimension is sharded once at most."""
-    sharded = [placement.dim for placement in tensor.placements if type(placement) is Shard]
-    known = all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
-    return known and len(sharded) == len(set(sharded))
+def _offset(name: str, tensor: DTensor) -> tuple[int, ...]:
+    """Returns where this rank's part of a DTensor begins.
+
+    Raises:
+        ValueError: The part is not a box: one range of each dimension.
+    """
+    indices = [torch.arange(size) for size in tensor.shape]  # of each dimension: those that this rank holds
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    known = True
+    for placement, place, parts in zip(tensor.placements, coordinate, tensor.device_mesh.shape, strict=True):
+        if isinstance(placement, _StridedShard):  # FSDP2's of what is sharded already, as by tensor parallelism
+            dimension, pieces = placement.dim, int(placement.split_factor)
+        elif isinstance(placement, Shard):
+            dimension, pieces = placement.dim, 1
+        else:
+            known = known and isinstance(placement, Replicate)
+            continue
+        dealt = indices[dimension].chunk(parts * pieces)[place::parts]
+        indices[dimension] = torch.cat(dealt) if dealt else indices[dimension][:0]
+    begins = tuple(int(kept[0]) if len(kept) else 0 for kept in indices)
+    ranges = all(
+        torch.equal(kept, torch.arange(len(kept)) + begin) for kept, begin in zip(indices, begins, strict=True)
+    )
+    found = local(tensor).shape
+    if not known or not ranges or found != tuple(map(len, indices)):
+        raise ValueError(
+            f"DiLoCoX: {name}: expected every rank to hold one range of each dimension of a parameter, as torch divides it, got "
+            f"{tensor.placements} of shape {tuple(tensor.shape)} over a mesh of {tensor.device_mesh.shape}, with "
+            f"{tuple(found)} of it here"
+        )
+    return begins

@@ -4,11 +4,15 @@ import os
 import re
 import sys
 import threading
+import types
 from datetime import timedelta
 
 import pytest
 import ranks
 import torch.distributed as dist
+
+import torch_lowcomm as lc
+from torch_lowcomm._create import create_backend
 
 WORKER = """
 import os, signal
@@ -108,3 +112,18 @@ def test_without_torchrun_the_store_is_as_it_was(store, monkeypatch):
 
     monkeypatch.delitem(os.environ, "TORCHELASTIC_RUN_ID", raising=False)
     assert fresh_store(store, 0, 2, timedelta(seconds=1)) is store
+
+
+def test_the_deadline_is_that_of_the_options(store, monkeypatch):
+    """Where the options name one, the group's own argument (30 minutes by default) does not count."""
+    monkeypatch.setitem(os.environ, "TORCHELASTIC_RUN_ID", "a")
+    group = types.SimpleNamespace(
+        store=dist.PrefixStore("options", dist.TCPStore("127.0.0.1", store.port, is_master=False)),
+        group_rank=0,
+        group_size=2,
+        timeout=timedelta(minutes=30),
+        group_id="options",
+        global_ranks_in_group=[0, 1],
+    )
+    with pytest.raises(dist.DistBackendError, match=r"all 2 ranks at the store within 2 s, got ranks \[0\]"):
+        create_backend(group, lc.Options("", timeout=timedelta(seconds=2)))

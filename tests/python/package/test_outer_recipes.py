@@ -62,9 +62,10 @@ def test_accelerate(tmp_path, store):
     assert not recipes.untrained(states[0])
 
 
-def test_trainer(tmp_path, store):
+@pytest.mark.parametrize("ranks_a_site", [1, 2])
+def test_trainer(tmp_path, store, ranks_a_site):
     _needs("transformers", "accelerate")
-    _two_sites(tmp_path, store, "Hugging Face Trainer", ranks_a_site=1)
+    _two_sites(tmp_path, store, "Hugging Face Trainer", ranks_a_site=ranks_a_site)
     from safetensors.torch import load_file
 
     states = [load_file(tmp_path / site / "model.safetensors") for site in "ab"]
@@ -85,7 +86,7 @@ def test_lightning(tmp_path, store):
 class _Machine:
     """A machine of one process, whose framework calls step() and catches nothing."""
 
-    def __init__(self, r, port):
+    def __init__(self, r, port, **options):
         import torch_lowcomm as lc
 
         names = {}
@@ -95,7 +96,8 @@ class _Machine:
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         self.members = lc.Membership(store, f"site{r.rank}", least=2, lost_after_s=2.0)
         inner = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.opt = names["OuterLoop"](inner, sync_every=5, mode="sync", model=self.model, group=self.members)
+        arguments = {"sync_every": 5, "mode": "sync", "model": self.model, "group": self.members} | options
+        self.opt = names["OuterLoop"](inner, **arguments)
         self.draws = torch.Generator().manual_seed(r.rank)
 
     def steps_until(self, reached):
@@ -124,3 +126,24 @@ def _dies(r, port):
 def test_an_optimizer_that_goes_on_by_itself(store):
     ended = ranks.run_ranks(_dies, 3, store.port, timeout=90, allow_exit={2: -signal.SIGKILL})
     assert all(torch.equal(a, b) for a, b in zip(ended[0], ended[1], strict=True))
+
+
+def _counts(r, port):
+    """Machine 0 moves by -1 with three samples, machine 1 by 1 with one: an inner step each, by the limit of an interval."""
+    options = {"sync_every": 1, "sync_seconds": 1000.0, "codec": None, "outer_lr": 1.0, "outer_momentum": 0.0}
+    machine = _Machine(r, port, **options)
+    weight = machine.model.weight
+    before = weight.detach().clone()
+    machine.opt.param_groups[0]["lr"] = 1.0
+    for parameter in machine.model.parameters():
+        parameter.grad = torch.full_like(parameter, 1.0 - 2.0 * r.rank)  # AdamW's first step is its sign
+    machine.opt.param_groups[0]["weight_decay"] = 0.0
+    machine.opt.step(samples=3 - 2 * r.rank)
+    machine.opt.finish()
+    machine.members.leave()
+    return (weight.detach() - before).mean().item()
+
+
+def test_an_optimizer_that_goes_on_by_itself_counts_samples(store):
+    for moved in ranks.run_ranks(_counts, 2, store.port, timeout=90):
+        assert moved == pytest.approx((3 * -1 + 1) / 4, abs=1e-5)

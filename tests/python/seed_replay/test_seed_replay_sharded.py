@@ -1,5 +1,6 @@
 """Machines of several ranks (FSDP2): the bits of unsharded machines, one message a machine."""
 
+import datetime
 import math
 import re
 
@@ -281,6 +282,47 @@ def _raises(r):
 
 def test_a_raising_closure_changes_nothing():
     assert ranks.run_ranks(_raises, 4) == [True] * 4
+
+
+def _raises_alone(r, told_by):
+    """The closure raises on rank 1 alone, which then ends, or lives on until the others were told by the group's timeout."""
+    r.init()
+    mesh, group = cases.machines(r, 2)
+    model = cases.sharded(mesh)
+    optimizer = cases.optimizer_of(model, group=group)
+    cases.step(model, optimizer, r.rank // 2)
+    before = [p.to_local().clone() for p in model.parameters()]
+    if told_by == "timeout":
+        for one in (mesh.get_group(), group):
+            one.set_timeout(datetime.timedelta(seconds=3))
+
+    def loss(sample):
+        value = seed_replay_model.loss(model, sample)
+        if r.rank == 1 and sample == 1:
+            raise KeyError("the user's")
+        return value
+
+    with pytest.raises(KeyError if r.rank == 1 else (dist.DistBackendError, RuntimeError)) as error:
+        optimizer.step(loss)
+    same = all(torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True))
+    assert same and optimizer.iteration == 1
+    if told_by == "timeout":
+        r.say(f"told {r.rank}")
+        for rank in range(r.size):
+            r.hear(f"told {rank}")
+    elif r.rank == 1:
+        r.say("unchanged")
+        raise SystemExit(3)
+    else:
+        r.hear("unchanged")
+    return str(error.value)
+
+
+@pytest.mark.parametrize("told_by", ["end", "timeout"])
+def test_a_closure_that_raises_on_one_rank_alone_is_an_error_on_all(told_by):
+    """Rank 0 waits for rank 1 in its machine, and machine 1 for rank 0."""
+    found = ranks.run_ranks(_raises_alone, 4, told_by, allow_exit={1: 3} if told_by == "end" else None)
+    assert all(found[rank] for rank in (0, 2, 3)), found
 
 
 def _lost(r):

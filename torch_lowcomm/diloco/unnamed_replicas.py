@@ -1,0 +1,79 @@
+"""Notices ranks of a site that look like replicas, where nothing says so: each is averaged as a part of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from torch_lowcomm.diloco.parameters import local
+
+logger = logging.getLogger("torch_lowcomm")
+
+_VALUES = 8  # of each parameter: enough to tell replicas from stages of the same shapes, and no pass over the model
+
+
+def look_of(tensors: Sequence[torch.Tensor], model: nn.Module | None) -> str:
+    """Returns a hash of the names, shapes and first values of what this rank holds; "" where it holds nothing.
+
+    Args:
+        tensors: The parameters.
+        model: Gives their names, or None.
+    """
+    if not tensors:
+        return ""
+    try:
+        names = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+        told = [[names.get(id(tensor), ""), list(tensor.shape), _first_values(local(tensor))] for tensor in tensors]
+    except Exception:  # of what is no parameter: it is refused later, on all ranks
+        return ""
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+def _first_values(tensor: torch.Tensor) -> list[str]:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+        return []
+    row = tensor[:1] if tensor.dim() > 1 else tensor
+    return [str(value) for value in row.flatten()[:_VALUES].tolist()]
+
+
+def warn_of_unnamed(looks: Sequence[str], parts: Sequence[int], site: Sequence[int], mesh: DeviceMesh | None) -> None:
+    """Logs a warning where ranks that look the same are different parts of the model.
+
+    Args:
+        looks: By rank of the site: what `look_of` returned there.
+        parts: By rank of the site: the part of the model that it holds.
+        site: Global ranks of the site.
+        mesh: The mesh that the caller gave, or None.
+    """
+    for look in dict.fromkeys(filter(None, looks)):
+        first: dict[int, int] = {}  # by part: the first rank that looks so
+        for place, part in enumerate(parts):
+            if looks[place] == look:
+                first.setdefault(part, site[place])
+        if len(first) > 1:
+            ranks = list(first.values())
+            logger.warning(
+                "DiLoCoX: ranks %s of this site hold parameters of the same names, shapes and first values, and are averaged "
+                "as different parts of a model: the site sends %d messages for what one would do for, if they are replicas. "
+                "Then %spass replicas=",
+                ranks,
+                len(ranks),
+                _naming(ranks, mesh),
+            )
+            return
+
+
+def _naming(ranks: Sequence[int], mesh: DeviceMesh | None) -> str:
+    """The other remedy, where a mesh was given: a name for the dimension along these ranks."""
+    if mesh is None:
+        return ""
+    places = torch.stack([(mesh.mesh == rank).nonzero()[0] for rank in ranks])
+    along = (places != places[0]).any(0).nonzero().flatten().tolist()
+    names = mesh.mesh_dim_names or [str(dimension) for dimension in range(mesh.ndim)]
+    return f"name the mesh's dimension {' and '.join(repr(names[one]) for one in along)} 'replicas', or "
