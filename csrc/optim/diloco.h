@@ -117,10 +117,10 @@ class DiLoCoX {
   int64_t steps() const { return steps_; }
 
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
-  // alone. Waits for messages under way, so every rank of the group calls it after the same step; a run that loads it
-  // (and its inner optimizer and parameters) goes on with the same bits. In a site all ranks of all sites have their
-  // state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays, except in the site
-  // of a rank whose average failed, which drops the step.
+  // alone. Waits for messages under way, so every rank of the group calls it after the same outer step; a run that
+  // loads it (and its inner optimizer and parameters) goes on with the same bits. In a site all ranks of all sites have
+  // their state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays, except in
+  // the site of a rank whose average failed, which drops the step.
   TensorMap state();
 
   // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
@@ -177,7 +177,8 @@ class DiLoCoX {
   bool agreeOnSchedule(bool behind, double& late_s);
   void leaveOut(double late_s);
   void takeCounters(OpQueue& stripe, const Ahead& ahead);
-  void takeTensors(size_t stripe, const Ahead& ahead);
+  void handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>& handovers);
+  void take(Handover& handover);
   std::vector<double> schedule() const;
   void setSchedule(const std::vector<double>& schedule);
   TensorMap counters() const;

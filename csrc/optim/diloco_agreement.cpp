@@ -37,7 +37,7 @@ bool isLost(const std::exception_ptr& error) {
 void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
   KeyValues description;
   description.fields = {error.empty()
-                            ? std::pair<std::string, std::string>("inner step", std::to_string(step))
+                            ? std::pair<std::string, std::string>("step", std::to_string(step))
                             : std::pair<std::string, std::string>("error", beginningOf(error, kMaxErrorText))};
   Ticket(queue, op, 1, [&](OpContext& context) { agree(context, description); }).wait();
 }
@@ -216,7 +216,7 @@ void DiLoCoX::agreeOnState(std::string error) {
   queues.push_back(site_.ranks);
   for (const std::shared_ptr<OpQueue>& queue : queues) {
     try {
-      tell(*queue, kState, error, steps_);
+      tell(*queue, kState, error, report_.outer_steps);  // sites may have made other numbers of inner ones
     } catch (const std::exception& caught) {
       if (!error.empty()) continue;
       error = caught.what();

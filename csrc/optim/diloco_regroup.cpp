@@ -27,6 +27,35 @@ struct DiLoCoX::Ahead {
   bool isBehind(int rank) const { return std::find(behind.begin(), behind.end(), rank) != behind.end(); }
 };
 
+// A fragment of a stripe on its way from the ranks that are ahead to those behind.
+using Parcels = std::vector<at::Tensor>;  // in host memory of their own, by the rank that they come from
+struct DiLoCoX::Handover {
+  Fragment& fragment;
+  std::vector<at::Tensor> tensors;
+  std::vector<int> sources;  // of the tensors
+  bool behind;
+  std::shared_ptr<Parcels> parcels;  // of the op, too, which may end after the one who gives has gone on
+  Ticket op;
+
+  std::vector<int64_t> elements(int size) const {
+    std::vector<int64_t> all(size, 0);
+    for (size_t i = 0; i < tensors.size(); ++i)
+      all[sources[i]] += tensors[i].numel();
+    return all;
+  }
+
+  // Of the tensors that come from a rank, into its parcel (`out`) or from there.
+  void copy(int from, bool out) const {
+    int64_t at = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (sources[i] != from) continue;
+      const at::Tensor place = (*parcels)[from].narrow(0, at, tensors[i].numel());
+      at += tensors[i].numel();
+      out ? place.copy_(tensors[i].view({-1})) : tensors[i].view({-1}).copy_(place);
+    }
+  }
+};
+
 void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   if (stripes.size() != model_->stripes().size()) {
     throw ValueError(c10::str("DiLoCoX: regroup: expected a group for each of the ", model_->stripes().size(),
@@ -37,10 +66,12 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   // The site's training goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
-  // A rank that is lost in the middle of taking over has no state: applied_ says so until its whole site has it.
+  // A rank that is lost in the middle of taking over has no state: applied_ says so, from the first tensor that it
+  // writes until its whole site has all.
   bool behind = false;
   std::exception_ptr error;
   int64_t applied = applied_;
+  const std::vector<double> own_schedule = schedule(), own_ranks = adaptation_.effectiveRanks();
   report_.taken_bytes = 0;
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
@@ -55,14 +86,19 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
       takeCounters(*groups_[stripe], ahead[stripe]);
     applied = applied_;
-    if (behind) applied_ = -1;
-    taken_from = Clock::now();  // here the sites that are ahead go on training
+    taken_from = Clock::now();  // from here on the sites that are ahead wait for no other one
+    std::vector<Handover> handovers;
     for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-      if (!ahead[stripe].behind.empty()) takeTensors(stripe, ahead[stripe]);
+      if (!ahead[stripe].behind.empty()) handOver(stripe, ahead[stripe], handovers);
     }
+    for (Handover& one : handovers)
+      take(one);
   } catch (...) {
     error = std::current_exception();
-    if (behind) applied_ = -1;
+    if (behind && applied_ >= 0) {
+      setSchedule(own_schedule);
+      adaptation_.set(own_ranks);
+    }
   }
   agreeOnAverage({}, error);
   report_.taken_s = since(start);
@@ -99,7 +135,7 @@ bool DiLoCoX::agreeOnSchedule(bool behind, double& late_s) {
   for (const std::vector<double>& one : all) {
     behind = behind || one.back() == 1;
     most = std::max(most, static_cast<size_t>(one[numbers]));
-    step_s = std::max(step_s, one[5]);
+    step_s = std::max(step_s, one[numbers - 1 - fragments_.size()]);
   }
   late_s = all[0][numbers + 2];
   effective.resize(most);
@@ -165,7 +201,7 @@ void DiLoCoX::setSchedule(const std::vector<double>& numbers) {
   sync_every_ = static_cast<int64_t>(numbers[2]);
   rank_ = numbers[3];
   report_.outer_steps = static_cast<int64_t>(numbers[4]);
-  step_s_ = numbers[5];
+  if (numbers[5] > 0) step_s_ = numbers[5];
   for (size_t f = 0; f < fragments_.size(); ++f)
     fragments_[f].sent = static_cast<int64_t>(numbers[6 + f]);
 }
@@ -191,61 +227,50 @@ void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
   }
 }
 
-// What the ranks that are ahead give to those behind, in host memory of its own.
-struct DiLoCoX::Handover {
-  AllToAllMessage message;
-  std::vector<at::Tensor> parcels;  // by the rank that they come from
-};
-
-// Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind. Who
-// gives goes on at once: its next op of the group comes after these, and an error of theirs ends the group.
-void DiLoCoX::takeTensors(size_t stripe, const Ahead& ahead) {
+// Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind, who
+// take() later. A rank that gives goes on at once: its next op of the group comes after these, and an error of one of
+// these ends the group.
+void DiLoCoX::handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>& handovers) {
   OpQueue& group = *groups_[stripe];
   const int rank = group.rank(), size = group.size();
   const bool behind = ahead.isBehind(rank);
   for (FragmentSchedule& s : fragments_) {
-    std::vector<at::Tensor> tensors = s.stripes[stripe].shared();
-    const auto handover = std::make_shared<Handover>();
-    std::vector<at::Tensor>& parcels = handover->parcels;
-    parcels.resize(size);
-    std::vector<int64_t> elements(size, 0);
-    const auto source = [&](size_t i) { return ahead.ahead[i % ahead.ahead.size()]; };
-    for (size_t i = 0; i < tensors.size(); ++i)
-      elements[source(i)] += tensors[i].numel();
-    const auto copy = [&](int from, bool out) {
-      int64_t at = 0;
-      for (size_t i = 0; i < tensors.size(); ++i) {
-        if (source(i) != from) continue;
-        const at::Tensor place = parcels[from].narrow(0, at, tensors[i].numel());
-        at += tensors[i].numel();
-        out ? place.copy_(tensors[i].view({-1})) : tensors[i].view({-1}).copy_(place);
-      }
-    };
-    AllToAllMessage& message = handover->message;
+    Handover handover{s.stripes[stripe], s.stripes[stripe].shared(), {}, behind, std::make_shared<Parcels>(size), {}};
+    for (size_t i = 0; i < handover.tensors.size(); ++i)
+      handover.sources.push_back(ahead.ahead[i % ahead.ahead.size()]);
+    const std::vector<int64_t> elements = handover.elements(size);
+    std::vector<at::Tensor>& parcels = *handover.parcels;
+    AllToAllMessage message;
     for (int other = 0; other < size; ++other) {
       const bool sends = !behind && ahead.isBehind(other), receives = behind && elements[other] > 0;
       if (receives) parcels[other] = at::empty({elements[other]}, at::kFloat);
       if (sends && !parcels[rank].defined()) {
         parcels[rank] = at::empty({elements[rank]}, at::kFloat);
-        copy(rank, /*out=*/true);
+        handover.copy(rank, /*out=*/true);
       }
       message.sent.push_back(Layout::single(sends ? elements[rank] : 0, CodecSpec{}));
       message.got.push_back(Layout::single(receives ? elements[other] : 0, CodecSpec{}));
       message.inputs.push_back(sends ? parcels[rank].const_data_ptr() : nullptr);
       message.outputs.push_back(receives ? parcels[other].mutable_data_ptr() : nullptr);
     }
-    Ticket taken(group, "DiLoCoX: take over the outer state", 1,
-                 [handover](OpContext& op) { allToAll(op, handover->message); });
-    if (behind) {
-      taken.wait();
-      for (int other = 0; other < size; ++other) {
-        if (elements[other] == 0) continue;
-        copy(other, /*out=*/false);
-        report_.taken_bytes += static_cast<uint64_t>(elements[other]) * sizeof(float);
-      }
-    }
-    s.stripes[stripe].share(behind);
+    handover.op = Ticket(group, "DiLoCoX: take over the outer state", 1,
+                         [message, kept = handover.parcels](OpContext& op) { allToAll(op, message); });
+    handovers.push_back(std::move(handover));
   }
+}
+
+void DiLoCoX::take(Handover& handover) {
+  if (handover.behind) {
+    handover.op.wait();
+    applied_ = -1;
+    for (size_t from = 0; from < handover.parcels->size(); ++from) {
+      const at::Tensor& parcel = (*handover.parcels)[from];
+      if (!parcel.defined()) continue;
+      handover.copy(static_cast<int>(from), /*out=*/false);
+      report_.taken_bytes += parcel.nbytes();
+    }
+  }
+  handover.fragment.share(handover.behind);
 }
 
 }  // namespace lowcomm

@@ -229,7 +229,7 @@ class DiLoCoX(OptimizerAround):
 
         Messages under way are dropped. Machines that are new or behind take outer parameters, momentum and counters from the
         most advanced machines, and go on from their outer parameters. The other machines keep what they have trained, and go on
-        training while they give: `steps` of those that take leaves out what was trained meanwhile.
+        training while they give. Those that take leave out about as many inner steps as were made meanwhile; `steps` counts them.
 
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.
@@ -303,7 +303,7 @@ class DiLoCoX(OptimizerAround):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Returns the state that a run needs, in addition to its model, to go on with the same bits. Collective.
 
-        It waits for messages under way and includes them. Save it with `torch.save` on each rank, or with
+        It waits for messages under way and includes them. Sites call it after the same outer step. Save it with `torch.save` on each rank, or with
         `torch.distributed.checkpoint`: this object is a Stateful, and get_state_dict and set_state_dict take it, except with
         flatten_optimizer_state_dict. The model's own parameters differ between ranks: save them under a name for each rank.
 

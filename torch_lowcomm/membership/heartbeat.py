@@ -60,10 +60,11 @@ class Heartbeat:
             return {self._id} | present
 
     def gone(self) -> set[str]:
-        """Ids of the machines that were alive and have been silent for `lost_after_s`."""
+        """Ids of the machines that were alive and have left, or been silent for `lost_after_s`."""
         now = time.monotonic()
         with self._lock:
-            return {m for m, (_, at) in self._seen.items() if now - at >= self._lost_after_s} - {self._id}
+            lost = {m for m, (value, at) in self._seen.items() if now - at >= self._lost_after_s or _left(value)}
+            return lost - {self._id}
 
     def has_left(self, machine: str) -> bool:
         """Asks the store whether a machine says that it has left, which `alive` knows only later.
@@ -106,7 +107,7 @@ class Heartbeat:
     def _expect_alone(self) -> None:
         """Raises if another process counts under this id. The number of a machine that died does not change."""
         before = self._store.find(self._key(self._id))
-        if before is None or _left(before):
+        if before is None:
             return
         deadline = time.monotonic() + self._lost_after_s
         while time.monotonic() < deadline:

@@ -62,3 +62,22 @@ def test_a_site_that_joins_takes_all_of_the_outer_state(store, how, options):
     assert steps[0] == steps[1] and steps[2] == steps[3]
     assert (steps[0] > steps[2]) == ("sync_seconds" in options), steps
     expect_equal([ended for *_, ended in found])
+
+
+def _saves(r, port):
+    """By the clock, sites have made other numbers of inner steps at an outer one; their states belong together."""
+    site = site_of(r.rank)
+    clock = {"sync_every": 10000, "sync_seconds": 0.3, "mode": "sync"}
+    trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock, **GENTLE)
+    trained.until_outer_step(4, pause_s=0.03 if site[0] == "b" else 0.0)
+    steps, state = trained.opt.steps, trained.outer_state()
+    trained.members.leave()
+    return steps, state
+
+
+def test_sites_of_other_speed_save_after_the_same_outer_step(store):
+    (fast, state), _, (slow, other), _ = ranks.run_ranks(_saves, 4, store.port, timeout=DEADLINE_S)
+    assert fast > slow
+    assert state.keys() == other.keys() and state
+    numbers = {"steps", "ranks"}
+    assert all(torch.equal(state[name], other[name]) for name in state.keys() - numbers if torch.is_tensor(state[name]))
