@@ -303,9 +303,10 @@ class DiLoCoX(OptimizerAround):
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """Returns the state that a run needs, in addition to its model, to go on with the same bits. Collective.
 
-        It waits for messages under way and includes them. Sites call it after the same outer step. Save it with `torch.save` on each rank, or with
-        `torch.distributed.checkpoint`: this object is a Stateful, and get_state_dict and set_state_dict take it, except with
-        flatten_optimizer_state_dict. The model's own parameters differ between ranks: save them under a name for each rank.
+        It waits for messages under way and includes them. Sites call it after the same outer step. Save it with `torch.save` on
+        each rank, or with `torch.distributed.checkpoint`: this object is a Stateful, and get_state_dict and set_state_dict take
+        it, except with flatten_optimizer_state_dict. The model's own parameters differ between ranks: save them under a name
+        for each rank.
 
         Returns:
             {"state": {}, "param_groups": [one group]}. With r for global ranks, the group has under "outer<r>" (r the first

@@ -3,6 +3,7 @@
 import diloco_model
 import pytest
 import ranks
+import torch
 from site_rank import DEADLINE_S, GENTLE, SiteRank, expect_equal, site_of
 
 LIMIT = 10_000  # inner steps of an interval: the clock ends all of them
@@ -71,13 +72,12 @@ def _saves(r, port):
     trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock, **GENTLE)
     trained.until_outer_step(4, pause_s=0.03 if site[0] == "b" else 0.0)
     steps, state = trained.opt.steps, trained.outer_state()
-    trained.members.leave()
+    trained.ended()
     return steps, state
 
 
 def test_sites_of_other_speed_save_after_the_same_outer_step(store):
     (fast, state), _, (slow, other), _ = ranks.run_ranks(_saves, 4, store.port, timeout=DEADLINE_S)
     assert fast > slow
-    assert state.keys() == other.keys() and state
-    numbers = {"steps", "ranks"}
-    assert all(torch.equal(state[name], other[name]) for name in state.keys() - numbers if torch.is_tensor(state[name]))
+    names = [name for name, value in state.items() if torch.is_tensor(value) and value.is_floating_point()]
+    assert names and all(torch.equal(state[name], other[name]) for name in names)
