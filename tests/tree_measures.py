@@ -31,7 +31,7 @@ BOUNDS = WANTED | {
     # the device, and loops for deltas came after the goal was set. Outer states that are handed over while training goes
     # on moved the bound of lines, which was 49,400.
     "files of csrc": (1, 370),
-    "lines of csrc": (1, 49_450),
+    "lines of csrc": (1, 49_500),
 }
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
