@@ -90,8 +90,11 @@ class DiLoCoX {
 
   // Goes on in other groups, one for each stripe that this rank carries: sites were lost, or have come. Drops what is
   // under way. Of sites that differ in how many outer steps they have applied, those behind take θ̄, momentum, factors
-  // and counters from the most advanced ones, each tensor from one of them in turn, and move their parameters to θ̄;
-  // what the others have trained since their last outer step counts in the next. Residuals stay each rank's own.
+  // and counters from the most advanced ones, each tensor from one of them in turn, and move their parameters to θ̄.
+  // On the others it returns before those behind have all: they go on training, with a copy of what they give until it
+  // is sent (not in report().memory), and what they have trained since their last outer step counts in the next. A
+  // later call that waits throws there what becomes of the handover. Those behind leave out about as many inner steps
+  // as the others have made meanwhile, which steps() counts. Residuals stay each rank's own.
   // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
   // constructor, except for parameters' values, which may differ.
   void regroup(std::vector<std::shared_ptr<OpQueue>> stripes);

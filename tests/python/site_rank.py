@@ -163,7 +163,7 @@ class SiteRank:
             self.steps(1, pause_s)
 
     def outer_state(self):
-        """What this rank holds of the outer state, equal at the same places of all sites."""
+        """The outer state that this rank holds, equal at the same places of all sites."""
         (group,) = self.opt.state_dict()["param_groups"]
         return group[f"outer{self.place}"]
 

@@ -9,17 +9,8 @@
 #include "collective/context.h"
 #include "diloco_ranks.h"
 
-namespace lowcomm {
+namespace lowcomm::test {
 namespace {
-
-using test::coded;
-using test::holds;
-using test::kShapes;
-using test::onRanks;
-using test::options;
-using test::Ranks;
-using test::thrownBy;
-using test::Trainee;
 
 void expectSame(const TensorMap& a, const TensorMap& b, const std::string& suffix) {
   for (const auto& [key, tensor] : a) {
@@ -249,4 +240,4 @@ TEST(DiLoCoXFaults, RefusesAnotherState) {
 }
 
 }  // namespace
-}  // namespace lowcomm
+}  // namespace lowcomm::test

@@ -8,17 +8,8 @@
 #include "collective/context.h"
 #include "diloco_ranks.h"
 
-namespace lowcomm {
+namespace lowcomm::test {
 namespace {
-
-using test::coded;
-using test::holds;
-using test::kShapes;
-using test::onRanks;
-using test::options;
-using test::Ranks;
-using test::thrownBy;
-using test::Trainee;
 
 // A rank is lost in one group; the others go on in another, which a new rank joins.
 TEST(DiLoCoXRegroup, GoesOnInAnotherGroup) {
@@ -186,4 +177,4 @@ TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
 }
 
 }  // namespace
-}  // namespace lowcomm
+}  // namespace lowcomm::test

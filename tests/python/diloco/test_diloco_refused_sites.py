@@ -1,4 +1,4 @@
-"""What lc.DiLoCoX refuses of sites of several ranks, on all of them and by the parameter's name, and what it warns of."""
+"""lc.DiLoCoX refuses models that sites cannot share, on all ranks and by the parameter's name, and warns of costly ones."""
 
 import logging
 

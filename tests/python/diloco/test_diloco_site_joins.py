@@ -36,7 +36,7 @@ def _joins(r, port, how, options):
     joined = trained.outer_state()
     begun, steps = trained.opt.report["outer_steps"], trained.opt.steps
     assert begun >= 8
-    trained.until_outer_step(begun + 9, pause_s=0.0 if begins else 0.02)
+    trained.until_outer_step(begun + 9, pause_s=0.25 if "sync_seconds" in options and not begins else 0.0)
     assert trained.lost == [] and trained.opt.report["participating"] == 2
     if begins:
         assert trained.outer_validation() < 0.9 * first, "it has gone on training"
@@ -48,7 +48,7 @@ def _joins(r, port, how, options):
     "options",
     [
         {"fragments": 2, "mode": "restart"},
-        {"fragments": 2, "mode": "continue", "sync_every": LIMIT, "sync_seconds": 0.15},
+        {"fragments": 2, "mode": "continue", "sync_every": LIMIT, "sync_seconds": 0.6},
     ],
     ids=["restart", "continue by the clock"],
 )
@@ -61,8 +61,7 @@ def test_a_site_that_joins_takes_all_of_the_outer_state(store, how, options):
     assert means == 1, "one rank of a site keeps them, and training has moved them"
     steps = [count for _, count, _ in found]
     assert steps[0] == steps[1] and steps[2] == steps[3]
-    # By the clock the slower site makes fewer, unless the machine's load is what makes a step long.
-    assert steps[0] >= steps[2] if "sync_seconds" in options else steps[0] == steps[2], steps
+    assert (steps[0] > steps[2]) == ("sync_seconds" in options), steps
     expect_equal([ended for *_, ended in found])
 
 
@@ -71,7 +70,7 @@ def _saves(r, port):
     site = site_of(r.rank)
     clock = {"sync_every": 10000, "sync_seconds": 0.3, "mode": "sync"}
     trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock, **GENTLE)
-    trained.until_outer_step(4, pause_s=0.03 if site[0] == "b" else 0.0)
+    trained.until_outer_step(4, pause_s=0.2 if site[0] == "b" else 0.0)
     steps, state = trained.opt.steps, trained.outer_state()
     trained.ended()
     return steps, state
@@ -79,6 +78,6 @@ def _saves(r, port):
 
 def test_sites_of_other_speed_save_after_the_same_outer_step(store):
     (fast, state), _, (slow, other), _ = ranks.run_ranks(_saves, 4, store.port, timeout=DEADLINE_S)
-    assert fast >= slow
+    assert fast > slow
     names = [name for name, value in state.items() if torch.is_tensor(value) and value.is_floating_point()]
     assert names and all(torch.equal(state[name], other[name]) for name in names)
