@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch.distributed as dist
-from site_rank import DEADLINE_S, GENTLE, SiteRank, at, die, expect_equal, site_of
+from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
 
 # The ops of an outer step, in their order, which come again and again; and those by which a site joins, which come once.
 OUTER_STEP = (
@@ -22,6 +22,9 @@ JOINING = (
     "DiLoCoX: take over the outer state",
     "DiLoCoX: compare the schedule in a site",
 )
+
+
+AT_THE_END, LEAST = 16, 80  # outer steps whose losses are averaged, and in all: the loss has come to its end by then
 
 
 def _is_lost(r, port, site, how, what, options):
@@ -52,8 +55,10 @@ def _is_lost(r, port, site, how, what, options):
 
 
 def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
-    """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met."""
-    options = GENTLE | options
+    """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met.
+
+    Returns how often the op cost a site its interval, the mean loss of the outer parameters at the end, and what has ended.
+    """
     turn = r.rank // 2 - stay
     if turn >= 0:
         op = ops[turn]
@@ -70,12 +75,15 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
             trained.steps(1, pause_s=0.01)
         lost.append((op, len(trained.lost) - before, trained.members.formed.number - formed))
     if r.rank == 0:
-        r.say("last", trained.opt.report["outer_steps"] + 3)  # of a step, all sites have begun at most one more
-    while trained.opt.report["outer_steps"] < int(r.hear("last")):
-        trained.steps(1)
+        begun = trained.opt.report["outer_steps"]
+        r.say("last", max(begun + 3 + AT_THE_END, LEAST))  # of a step, all sites have begun at most one more
+    last, losses = int(r.hear("last")), []
+    for step in range(last - AT_THE_END, last):
+        trained.until_outer_step(step + 1)
+        losses.append(trained.outer_validation())
     assert trained.opt.report["participating"] == stay
-    assert trained.outer_validation() < 0.9 * first, "it has trained through all of them"
-    return lost, trained.ended()
+    assert losses[-1] < 0.9 * first, "it has trained through all of them"
+    return lost, sum(losses) / AT_THE_END, trained.ended()
 
 
 def _has_gone(r, trained, turn, stay, formed):
@@ -86,13 +94,15 @@ def _has_gone(r, trained, turn, stay, formed):
 
 
 def expect_survivors(found):
-    """Of ranks that hold the same: a loss costs an interval, and all have the same bits at the end.
+    """Of ranks that hold the same: a loss costs an interval, and all have the same bits at the end. Returns their loss.
 
     A site that is lost while it joins is noticed where the others form the group, or by their next outer step: they may lose
     no interval, but they leave the group that the site had come to.
     """
-    for lost, _ in found:
+    for lost, *_ in found:
         for op, times, groups in lost:
             assert times == 1 if op in OUTER_STEP else times <= 1, (op, times)
             assert groups >= 2, (op, groups)
-    expect_equal([ended for _, ended in found])
+    expect_equal([ended for *_, ended in found])
+    (loss,) = {loss for _, loss, _ in found}
+    return loss

@@ -4,7 +4,7 @@ import diloco_model
 import pytest
 import ranks
 import torch
-from site_rank import DEADLINE_S, GENTLE, SiteRank, expect_equal, site_of
+from site_rank import DEADLINE_S, SiteRank, expect_equal, site_of
 
 LIMIT = 10_000  # inner steps of an interval: the clock ends all of them
 
@@ -25,7 +25,6 @@ def _joins(r, port, how, options):
         average_buffers=True,
         lost_after_s=10.0,
         **options,
-        **GENTLE,
     )
     if begins:
         first = trained.outer_validation()
@@ -69,7 +68,7 @@ def _saves(r, port):
     """By the clock, sites have made other numbers of inner steps at an outer one; their states belong together."""
     site = site_of(r.rank)
     clock = {"sync_every": 10000, "sync_seconds": 0.3, "mode": "sync"}
-    trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock, **GENTLE)
+    trained = SiteRank(r, port, site, "ddp", lost_after_s=10.0, timeout_s=20.0, least=2, **clock)
     trained.until_outer_step(4, pause_s=0.2 if site[0] == "b" else 0.0)
     steps, state = trained.opt.steps, trained.outer_state()
     trained.ended()

@@ -6,13 +6,13 @@ import signal
 import pytest
 import ranks
 import torch.distributed as dist
-from site_rank import DEADLINE_S, GENTLE, SiteRank, at, die, expect_equal, site_of, wake
+from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of, wake
 
 
 def _leaves(r, port, how, mode):
     """Both ranks of the third site leave; their last sign of life would count for longer than the test may take."""
     site = site_of(r.rank)
-    trained = SiteRank(r, port, site, how, mode=mode, timeout_s=2 * DEADLINE_S, **GENTLE)
+    trained = SiteRank(r, port, site, how, mode=mode, timeout_s=2 * DEADLINE_S)
     trained.steps_until(3)
     if site[2] == 0:
         trained.members._beat._lost_after_s = 2 * DEADLINE_S
@@ -40,7 +40,7 @@ def _stopped(r, port, place, op):
     site = site_of(r.rank)
     # The others give the stopped rank up after 6 s, and its site 2 s later; the other rank of the site waits for it longer.
     deadlines = {"timeout_s": 6.0, "patience_s": 2.0, "site_timeout_s": 60.0}
-    trained = SiteRank(r, port, site, "fsdp2", mode="continue", **deadlines, **GENTLE)
+    trained = SiteRank(r, port, site, "fsdp2", mode="continue", **deadlines)
     trained.steps_until(3)
     trained.steps_together(6)
     if site[0] == "c":
@@ -70,7 +70,7 @@ def _given_up(r, port, place):
     if again:
         r.hear("alone", timeout_s=60)
         site = ("b-again", *site[1:])
-    trained = SiteRank(r, port, site, "fsdp2", mode="sync", seed=int(again), timeout_s=6.0, **GENTLE)
+    trained = SiteRank(r, port, site, "fsdp2", mode="sync", seed=int(again), timeout_s=6.0)
     trained.steps_until(2)
     if not again:
         trained.steps_together(6)

@@ -7,13 +7,13 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from site_rank import DEADLINE_S, GENTLE, SiteRank, die, expect_equal, site_of, wake
+from site_rank import DEADLINE_S, SiteRank, die, expect_equal, site_of, wake
 from torch import nn
 
 
 def _stopped(r, port):
     """Both ranks of the third site are stopped for longer than the deadline, and wake up to a group that is gone."""
-    trained = SiteRank(r, port, site_of(r.rank), "fsdp2", mode="continue", timeout_s=6.0, **GENTLE)
+    trained = SiteRank(r, port, site_of(r.rank), "fsdp2", mode="continue", timeout_s=6.0)
     trained.steps_until(3)
     trained.steps_together(6)
     if r.rank >= 4:
@@ -53,7 +53,7 @@ def _joins(r, port, first, options):
     trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, lost_after_s=10.0, **options)
     if begins:
         trained.steps(9)
-        before = trained.validation()
+        before = trained.outer_validation()
         if r.rank == 0:
             r.say("begun")
     trained.steps_until(2)
@@ -69,12 +69,12 @@ def _joins(r, port, first, options):
         assert report["taken_bytes"] == taken
     trained.steps_together(12)
     if begins:
-        assert trained.validation() < 1.2 * before
+        assert trained.outer_validation() <= 1.01 * before
     return trained.ended()
 
 
 @pytest.mark.parametrize("first", [4, 2])
-@pytest.mark.parametrize("options", [{"mode": "continue"}, {"mode": "sync", "rank": 4, **GENTLE}], ids=str)
+@pytest.mark.parametrize("options", [{"mode": "continue"}, {"mode": "sync", "rank": 4}], ids=str)
 def test_a_site_with_another_sharding_joins(store, first, options):
     expect_equal(ranks.run_ranks(_joins, 6, store.port, first, options, timeout=DEADLINE_S))
 

@@ -9,25 +9,35 @@ from site_rank import DEADLINE_S
 
 
 def _expect_phases(store, how, stay, number, ops, **options):
+    """Returns the loss of the sites that stay, at the end."""
     size = 2 * (stay + len(ops))
     gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
     found = ranks.run_ranks(
         lose_sites, size, store.port, how, stay, number, ops, options, timeout=2 * DEADLINE_S, allow_exit=gone
     )
     parts = 2 if how == "pipeline" else 1
-    for place in range(parts):
-        expect_survivors(found[place : 2 * stay : parts])
+    (loss,) = {expect_survivors(found[place : 2 * stay : parts]) for place in range(parts)}
+    return loss
+
+
+def _expect_faultless(loss, store, how, stay, **options):
+    """The loss is that of the same sites without any fault, within 1 %."""
+    faultless = _expect_phases(store, how, stay, signal.SIGKILL, (), **options)
+    assert 0.99 < loss / faultless < 1.01, (loss, faultless)
 
 
 @pytest.mark.parametrize(
     ("mode", "ops"), [("continue", OUTER_STEP), ("sync", OUTER_STEP + JOINING)], ids=["continue", "sync"]
 )
 def test_two_sites_go_on_without_a_third_that_is_killed_in_any_op(store, mode, ops):
-    _expect_phases(store, "fsdp2", 2, signal.SIGKILL, ops, mode=mode)
+    loss = _expect_phases(store, "fsdp2", 2, signal.SIGKILL, ops, mode=mode)
+    if mode == "continue":
+        _expect_faultless(loss, store, "fsdp2", 2, mode=mode)
 
 
 def test_a_pipeline_goes_on_without_another_that_is_killed_in_any_op(store):
-    _expect_phases(store, "pipeline", 1, signal.SIGKILL, STAGES + JOINING, mode="sync")
+    loss = _expect_phases(store, "pipeline", 1, signal.SIGKILL, STAGES + JOINING, mode="sync")
+    _expect_faultless(loss, store, "pipeline", 1, mode="sync")
 
 
 @pytest.mark.parametrize(
