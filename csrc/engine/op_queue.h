@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -103,6 +104,11 @@ class Ticket {
 
   // Whether there is an op that nobody has waited for yet.
   bool pending() const { return ended_.valid(); }
+
+  // Whether the op has ended, or does within this time.
+  bool endsWithin(std::chrono::milliseconds patience) const {
+    return ended_.wait_for(patience) == std::future_status::ready;
+  }
 
   // Returns what the op moved; throws what it threw. Once. The group's progress deadline bounds the wait.
   OpCounters wait() { return ended_.get(); }

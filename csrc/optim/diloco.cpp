@@ -9,15 +9,10 @@
 #include "base/error.h"
 #include "base/hashes.h"
 #include "collective/collectives.h"
+#include "optim/clock.h"
 
 namespace lowcomm {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // The options that must be equal on all ranks, as text.
 std::string textOf(const DiLoCoXOptions& o) {
@@ -159,7 +154,7 @@ bool DiLoCoX::step(double samples) {
   const auto start = Clock::now();
   if (const auto ended = std::exchange(step_ended_, {}); ended != Clock::time_point()) {
     const double seconds = std::chrono::duration<double>(start - ended).count();
-    step_s_ += (step_s_ == 0 ? 1 : .1) * (seconds - step_s_);
+    step_s_ = step_s_ == 0 ? seconds : .9 * step_s_ + .1 * std::min(seconds, 2 * step_s_);
   }
   const double waited_before = waited_s_;
   bool any = false;
@@ -185,7 +180,7 @@ bool DiLoCoX::step(double samples) {
     giveUp();
     throw;
   }
-  if (any) report_.local_s = since(start) - (waited_s_ - waited_before);
+  if (any) report_.local_s = secondsSince(start) - (waited_s_ - waited_before);
   step_ended_ = Clock::now();
   if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
@@ -246,6 +241,7 @@ void DiLoCoX::landed(FragmentSchedule& s) {
   uint64_t sent = 0;
   for (Fragment& stripe : s.stripes) {
     try {
+      awaitInSite([&](std::chrono::milliseconds patience) { return stripe.endsWithin(patience); });
       stripe.wait();
     } catch (...) {
       if (!error) error = std::current_exception();

@@ -163,6 +163,7 @@ class DiLoCoX {
   void landed(FragmentSchedule& scheduled);
   void measure();
   void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
+  void awaitInSite(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
   EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
   void keepError(const std::function<void()>& f);
   void agreeOnErrors();
@@ -200,7 +201,9 @@ class DiLoCoX {
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   std::chrono::steady_clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
-  double step_s_ = 0;  // of an inner step, all that happens between two calls of step(): a mean of the last ones
+  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones, in which a pause, as an
+  // evaluation is, counts as two steps.
+  double step_s_ = 0;
   std::chrono::steady_clock::time_point step_ended_ = {};
   std::vector<Ticket> checks_;     // by stripe
   std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet

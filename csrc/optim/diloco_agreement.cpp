@@ -19,6 +19,8 @@ namespace {
 // A rank without an average gives one of these in place of its number; the reason is agreed on after that.
 constexpr double kSpoilt = std::numeric_limits<double>::quiet_NaN();  // ValueError
 constexpr double kLost = std::numeric_limits<double>::infinity();     // PeerError: a peer or the network
+// One that still waits says so before its deadline, and all ask again: others may have nothing to wait for.
+constexpr double kLater = -1;
 
 // Whether a peer or the network was lost, now (PeerError) or before (c10's, of a group that has ended).
 bool isLost(const std::exception_ptr& error) {
@@ -98,6 +100,14 @@ bool DiLoCoX::agreesInSite() const {
   return site_.ranks && options_.adapt_sync_every;
 }
 
+// Returns once what this rank waits for has ended, before agreeOnAverage().
+void DiLoCoX::awaitInSite(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
+  if (!site_.ranks) return;
+  const std::chrono::milliseconds patience(site_.ranks->group().timeout_ms / 4);
+  while (!endsWithin(patience))
+    gatherNumbers({kLater, 0, 0}, *site_.ranks, kStep);
+}
+
 // The effective ranks of all averages of this rank's part of the model, once every rank of the site has its averages.
 // Throws `error` where there is one, or what another rank had.
 EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error) {
@@ -109,7 +119,10 @@ EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::ex
   std::vector<double> words;
   EffectiveRanks all;
   try {
-    const auto told = gatherNumbers({word, mine.sum, mine.matrices}, *site_.ranks, kStep);
+    std::vector<std::vector<double>> told;
+    do {
+      told = gatherNumbers({word, mine.sum, mine.matrices}, *site_.ranks, kStep);
+    } while (std::any_of(told.begin(), told.end(), [](const auto& one) { return one[0] == kLater; }));
     for (size_t rank = 0; rank < told.size(); ++rank) {
       words.push_back(told[rank][0]);
       if (!model_->isOfPart(static_cast<int>(rank))) continue;

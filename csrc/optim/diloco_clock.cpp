@@ -1,26 +1,13 @@
 // When a fragment's pseudo-gradient is due: after a number of inner steps, or of seconds.
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
+#include "optim/clock.h"
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
 
 namespace lowcomm {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-Clock::time_point in(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-double secondsUntil(Clock::time_point due) {
-  return std::chrono::duration<double>(due - Clock::now()).count();
-}
-
-}  // namespace
 
 // Of every fragment, whether it is due after this inner step. By the clock, sites end an interval after as many steps
 // as they have made; the ranks of a site must end it after the same one. So they take the word of the first among them,
@@ -32,9 +19,9 @@ std::vector<bool> DiLoCoX::due() {
   if (options_.sync_seconds > 0 && (!site_.ranks || steps_ >= look_at_)) {
     std::vector<double> left;
     for (const FragmentSchedule& s : fragments_)
-      left.push_back(secondsUntil(s.due));
+      left.push_back(-secondsSince(s.due));
     const double made = std::max<double>(1, static_cast<double>(steps_ - looked_at_));
-    left.push_back(-secondsUntil(looked_) / made);  // seconds a step
+    left.push_back(secondsSince(looked_) / made);  // seconds a step
     if (site_.ranks) left = wordOfTheFirst(std::move(left));
     const double a_step = std::max(left.back(), 1e-9);
     left.pop_back();
@@ -84,14 +71,14 @@ void DiLoCoX::startIntervals() {
     const int64_t place = f < of_parameters_ ? static_cast<int64_t>(f) : 0;  // buffers go with the first
     const double share = static_cast<double>(place + 1) / static_cast<double>(options_.fragments);
     fragments_[f].send_at = steps_ + sync_every_ * (place + 1) / options_.fragments;
-    fragments_[f].due = in(options_.sync_seconds * share);
+    fragments_[f].due = Clock::now() + ofSeconds(options_.sync_seconds * share);
   }
   look_at_ = 0;
 }
 
 void DiLoCoX::startInterval(FragmentSchedule& s) {
   s.send_at = steps_ + sync_every_;
-  s.due = in(options_.sync_seconds);
+  s.due = Clock::now() + ofSeconds(options_.sync_seconds);
 }
 
 // A fragment's part of the average, 0 for equal parts; counts again from here.

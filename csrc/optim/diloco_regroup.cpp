@@ -7,18 +7,12 @@
 
 #include "base/error.h"
 #include "collective/collectives.h"
+#include "optim/clock.h"
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
 #include "wire/layout.h"
 
 namespace lowcomm {
-namespace {
-
-double since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 // The ranks of a stripe after they have met: those with the most outer steps, which have the same θ̄, and the others.
 struct DiLoCoX::Ahead {
@@ -73,7 +67,6 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   int64_t applied = applied_;
   const std::vector<double> own_schedule = schedule(), own_ranks = adaptation_.effectiveRanks();
   report_.taken_bytes = 0;
-  using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   auto taken_from = start;
   try {
@@ -101,9 +94,9 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     }
   }
   agreeOnAverage({}, error);
-  report_.taken_s = since(start);
+  report_.taken_s = secondsSince(start);
   applied_ = applied;
-  double late_s = since(taken_from);
+  double late_s = secondsSince(taken_from);
   behind = agreeOnSchedule(behind, late_s);
   startIntervals();
   if (behind) {
@@ -157,7 +150,7 @@ void DiLoCoX::leaveOut(double late_s) {
   int64_t next = fragments_.front().send_at;
   for (FragmentSchedule& s : fragments_) {
     next = std::min(next, s.send_at);
-    s.due -= std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(late_s));
+    s.due -= ofSeconds(late_s);
   }
   const double made = step_s_ > 0 ? late_s / step_s_ : 0;
   steps_ += static_cast<int64_t>(std::min(made, std::max(0., static_cast<double>(next - 1 - steps_))));
@@ -261,6 +254,7 @@ void DiLoCoX::handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>&
 
 void DiLoCoX::take(Handover& handover) {
   if (handover.behind) {
+    awaitInSite([&](std::chrono::milliseconds patience) { return handover.op.endsWithin(patience); });
     handover.op.wait();
     applied_ = -1;
     for (size_t from = 0; from < handover.parcels->size(); ++from) {

@@ -8,6 +8,7 @@
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
 #include "kernels/low_rank/low_rank.h"
+#include "optim/clock.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {
@@ -143,20 +144,28 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     flight->place(device_ ? *device_ : device_.emplace(kept_[0].outer.device()));
   flight_ = flight;
   phase_ = Phase::flying;
+  waited_s_ = 0;
   if (kept_.empty()) return;
   ticket_ = Ticket(queue, kOp, /*sequences=*/weight > 0 ? 3 : 2, [flight](OpContext& op) { flight->run(op); });
 }
 
+bool Fragment::endsWithin(std::chrono::milliseconds patience) {
+  if (phase_ != Phase::flying || !ticket_.pending()) return true;
+  const auto start = Clock::now();
+  const bool ended = ticket_.endsWithin(patience);
+  waited_s_ += secondsSince(start);
+  return ended;
+}
+
 void Fragment::wait() {
   if (phase_ != Phase::flying) return;
-  waited_s_ = 0;
   const auto ended = [this](bool well) {
     for (const auto& compression : flight_->compressions)
       compression->end(well);
     if (own_is_zero_) forgetOwn();
   };
   if (ticket_.pending()) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = Clock::now();
     try {
       moved_ = ticket_.wait();
     } catch (...) {
@@ -164,7 +173,7 @@ void Fragment::wait() {
       forget();
       throw;
     }
-    waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    waited_s_ += secondsSince(start);
   }
   const bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
   ended(finite);

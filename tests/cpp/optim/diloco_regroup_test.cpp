@@ -1,5 +1,6 @@
 // An outer loop goes on in another group: with what was lost, and with a newcomer, who takes the outer state over.
 #include <atomic>
+#include <functional>
 #include <future>
 #include <span>
 #include <thread>
@@ -101,24 +102,24 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
   }
 }
 
-// Holds the op in which the outer state is taken over, as a slow link does.
+// Holds ops, as a slow link does: calls `hold` with the name of each before it runs.
 class HeldQueue : public EngineQueue {
  public:
-  HeldQueue(Engine& engine, std::shared_future<void> until) : EngineQueue(engine), until_(std::move(until)) {}
+  HeldQueue(Engine& engine, std::function<void(const std::string&)> hold) : EngineQueue(engine), hold_(std::move(hold)) {}
 
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
-    if (op == "DiLoCoX: take over the outer state") {
-      job = [until = until_, job = std::move(job)](OpContext& context) {
-        until.wait_for(std::chrono::seconds(20));
-        job(context);
-      };
-    }
-    EngineQueue::submit(op, sequences, std::move(job), std::move(done));
+    auto held = [hold = hold_, op, job = std::move(job)](OpContext& context) {
+      hold(op);
+      job(context);
+    };
+    EngineQueue::submit(op, sequences, std::move(held), std::move(done));
   }
 
  private:
-  std::shared_future<void> until_;
+  std::function<void(const std::string&)> hold_;
 };
+
+const std::string kTakeover = "DiLoCoX: take over the outer state";
 
 // The others make all inner steps of an interval meanwhile, and the newcomer does not make all of them afterwards.
 TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
@@ -151,7 +152,10 @@ TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
     const int64_t first = kEvery / fragments;  // to the next outer step
     onRanks(after, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
       if (rank == 2) {
-        newcomer.loop->regroup({std::make_shared<HeldQueue>(after.engine(2), released)});
+        const auto hold = [&](const std::string& op) {
+          if (op == kTakeover) released.wait_for(std::chrono::seconds(20));
+        };
+        newcomer.loop->regroup({std::make_shared<HeldQueue>(after.engine(2), hold)});
         EXPECT_GT(newcomer.loop->steps(), kEvery);
         EXPECT_LT(newcomer.loop->steps(), kEvery + first);
         newcomer.trainUntil(2 * kEvery);
@@ -174,6 +178,47 @@ TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
         EXPECT_TRUE(at::equal(outer[rank][i], outer[0][i])) << fragments << " fragments, rank " << rank;
     }
   }
+}
+
+// A rank that carries no stripe waits for the other's takeover and averages, longer than the deadline of its site.
+TEST(DiLoCoXRegroup, ARankWithoutAStripeOutwaitsItsSitesDeadline) {
+  const std::chrono::milliseconds deadline(600);
+  Ranks site(2, [&](int, GroupConfig& config) { config.timeout = deadline; }), alone(1), both(2);
+  const DiLoCoXOptions o = options(2, OuterMode::sync);
+  Trainee veteran(0, kShapes);
+  onRanks(alone, [&](int, const std::shared_ptr<OpQueue>& queue) {
+    veteran.loop = std::make_unique<DiLoCoX>(veteran.parameters, queue, o);
+    veteran.train(0, 6);
+    veteran.loop->quiesce();
+  });
+  std::atomic<int> held{0};
+  std::vector<at::Tensor> ended[2];
+  const auto hold = [&](const std::string& op) {
+    if (op != kTakeover && op != "outer_step") return;
+    ++held;
+    std::this_thread::sleep_for(3 * deadline);
+  };
+  auto trains = std::async(std::launch::async, [&] {
+    veteran.loop->regroup({std::make_shared<EngineQueue>(both.engine(0))});
+    veteran.train(6, 8);
+  });
+  onRanks(site, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    Trainee newcomer(1, kShapes);
+    newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, std::vector<std::shared_ptr<OpQueue>>(), o,
+                                              OuterSite{queue, {0, 0}, {1}});
+    std::vector<std::shared_ptr<OpQueue>> stripes;
+    if (rank == 0) stripes.push_back(std::make_shared<HeldQueue>(both.engine(1), hold));
+    newcomer.loop->regroup(stripes);
+    newcomer.trainUntil(8);
+    for (const OuterParameter& p : newcomer.parameters)
+      ended[rank].push_back(p.tensor.clone());
+  });
+  trains.get();
+  for (size_t i = 0; i < kShapes.size(); ++i) {
+    EXPECT_TRUE(at::equal(ended[0][i], veteran.parameters[i].tensor)) << i;
+    EXPECT_TRUE(at::equal(ended[1][i], veteran.parameters[i].tensor)) << i;
+  }
+  EXPECT_EQ(held, 2);
 }
 
 }  // namespace
