@@ -157,7 +157,8 @@ class DiLoCoX(OptimizerAround):
         except Exception as caught:  # whatever it is, the other ranks wait for this one's word
             error = caught
         inner, outer = self.steps, int(self._outer.report["outer_steps"])
-        for unit, steps in (("inner", members.site_values(inner, error)), ("outer", members.site_values(outer))):
+        values = members.site_values([inner, outer], error)
+        for unit, steps in zip(("inner", "outer"), map(list, zip(*values, strict=True)), strict=True):
             if len(set(steps)) > 1:
                 raise ValueError(
                     f"DiLoCoX: resume: expected states of one {unit} step on all ranks of the site, got {steps} by rank (0: none)"

@@ -167,11 +167,11 @@ class Membership:
         """
         return self._site.told(lambda: self._store.set_first(f"first/{what}", text))
 
-    def site_values(self, mine: int, error: Exception | None = None) -> list[int]:
-        """Returns the value of every rank of this site, by rank; or raises on all of them if one has an error.
+    def site_values(self, mine: list[int], error: Exception | None = None) -> list[list[int]]:
+        """Returns the values of every rank of this site, by rank; or raises on all of them if one has an error.
 
         Args:
-            mine: This rank's value.
+            mine: This rank's values.
             error: What this rank raises, or None.
 
         Raises:

@@ -73,9 +73,11 @@ class Rounds:
             if living and min(living) == place:
                 there = [entered[p] for p in sorted(living)]
                 missing = {machine for machine in alive - set(there) if not self._has_left(machine)}
-                if len(there) >= least and (not missing or time.monotonic() > patient_until):
-                    closed = self._store.set_first(key, json.dumps(there))
-                    if json.loads(closed) == there:
+                ready = len(there) >= least and (not missing or time.monotonic() > patient_until)
+                staying = [machine for machine in there if not self._has_left(machine)] if ready else []
+                if len(staying) >= least:
+                    closed = self._store.set_first(key, json.dumps(staying))
+                    if json.loads(closed) == staying:
                         self._store.add("round", 1)
                     return json.loads(closed)
             self._expect_time(

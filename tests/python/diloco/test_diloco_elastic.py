@@ -275,6 +275,28 @@ def test_finds_the_open_round(store):
     ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
 
 
+def _left_meanwhile(r, port):
+    """Machine b enters a round and leaves; a, which closes the round, still counts it among the living."""
+    from torch_lowcomm.membership.patient_store import PatientStore
+    from torch_lowcomm.membership.rounds import Rounds
+
+    def rounds(name):
+        store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
+        return Rounds(store, name, lambda: {"a", "b"}, lambda machine: machine == "b"), store
+
+    (first, store), (second, _) = rounds("a"), rounds("b")
+    store.set("1/place/1", "a")
+    store.add("1/entered", 1)
+    with pytest.raises(TimeoutError, match=r"there are \['a', 'b'\]"):
+        second.enter(least=1, patience_s=0.0, deadline=time.monotonic())
+    closed = first._closed(1, 1, 1, time.monotonic(), time.monotonic() + 20)
+    assert closed == ["a"]
+
+
+def test_a_round_closes_without_a_machine_that_has_left(store):
+    ranks.run_ranks(_left_meanwhile, 1, store.port, timeout=DEADLINE_S)
+
+
 def _alone(r, port):
     members = _join(port, "only", timeout=timedelta(seconds=1))
     with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):

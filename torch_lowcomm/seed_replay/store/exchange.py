@@ -228,18 +228,18 @@ class StoreExchange:
         if self._beat is None:
             return
         atexit.unregister(self._end)
-        self._end()
-        if self._proposer is not None:
-            self._dropped += self._proposer.dropped
-        beat, self._beat, self._proposer = self._beat, None, None
         mail = self._names.mail(self.machine)
         try:
             posted = self._store.find(mail) or b""
             # In its place this process posted that mail; a successor that has come since posts something else.
-            if beat.in_place():
+            if self._beat.in_place():
                 self._store.swap(mail, posted, LEFT)
         except ConnectionError as error:
             logger.warning("%s", error)
+        self._end()  # after the mail: without signs of life and with no such mail it would be dropped, as if it had failed
+        if self._proposer is not None:
+            self._dropped += self._proposer.dropped
+        self._beat, self._proposer = None, None
 
     def stats(self) -> dict[str, float]:
         """Counts since construction.
