@@ -201,8 +201,11 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
     if result.ended:
         optimizer.restore()  # the others train on, or end at another step
     elif run == "outer":
-        with survived(optimizer, members, result, progress):
-            optimizer.finish()
+        finished = False
+        while not finished:
+            with survived(optimizer, members, result, progress):
+                optimizer.finish()
+                finished = True
     if members is None:
         result.loss = means_over_ranks(result.loss)
     with torch.no_grad():

@@ -201,8 +201,8 @@ class DiLoCoX {
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   std::chrono::steady_clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
-  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones, in which a pause, as an
-  // evaluation is, counts as two steps.
+  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones, in which a pause, as
+  // an evaluation is, counts as two steps.
   double step_s_ = 0;
   std::chrono::steady_clock::time_point step_ended_ = {};
   std::vector<Ticket> checks_;     // by stripe

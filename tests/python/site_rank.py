@@ -133,12 +133,23 @@ class SiteRank:
             try:
                 self.opt.step()
             except dist.DistBackendError as error:
-                self.lost.append(str(error))
-                self._regroup()
+                self._go_on(error)
             self.opt.zero_grad()
             if self.opt.regroup_due:
                 self._regroup()
             time.sleep(pause_s)
+
+    def finish(self):
+        """Ends training, in a group that holds."""
+        while True:
+            try:
+                return self.opt.finish()
+            except dist.DistBackendError as error:
+                self._go_on(error)
+
+    def _go_on(self, error):
+        self.lost.append(str(error))
+        self._regroup()
 
     def _regroup(self):
         """A site keeps its outer parameters, or takes those of one that had applied one average more."""
@@ -171,7 +182,7 @@ class SiteRank:
 
     def ended(self):
         """Ends the loop: (outer steps, the whole parameters and the running means)."""
-        self.opt.finish()
+        self.finish()
         steps = self.opt.report["outer_steps"]
         whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in self.model.parameters()]
         means = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]

@@ -105,7 +105,8 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
 // Holds ops, as a slow link does: calls `hold` with the name of each before it runs.
 class HeldQueue : public EngineQueue {
  public:
-  HeldQueue(Engine& engine, std::function<void(const std::string&)> hold) : EngineQueue(engine), hold_(std::move(hold)) {}
+  HeldQueue(Engine& engine, std::function<void(const std::string&)> hold)
+      : EngineQueue(engine), hold_(std::move(hold)) {}
 
   void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
     auto held = [hold = hold_, op, job = std::move(job)](OpContext& context) {

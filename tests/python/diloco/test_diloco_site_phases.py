@@ -41,7 +41,7 @@ def test_a_pipeline_goes_on_without_another_that_is_killed_in_any_op(store):
 
 
 @pytest.mark.parametrize(
-    ("how", "stay", "ops"), [("fsdp2", 2, OUTER_STEP), ("pipeline", 1, STAGES)], ids=["fsdp2", "pipeline"]
+    ("how", "stay", "ops"), [("fsdp2", 2, OUTER_STEP), ("pipeline", 1, STAGES + JOINING)], ids=["fsdp2", "pipeline"]
 )
 def test_the_others_go_on_without_a_site_that_is_stopped_in_any_op(store, how, stay, ops):
     _expect_phases(store, how, stay, signal.SIGSTOP, ops, mode="continue", timeout_s=6.0)
