@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/hashes.h"
 #include "collective/collectives.h"
-#include "optim/clock.h"
 
 namespace lowcomm {
 namespace {

@@ -134,6 +134,7 @@ class DiLoCoX {
   void load(const TensorMap& state);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct FragmentSchedule {
     SiteModel& model;
     int64_t number;                      // in the model
@@ -142,11 +143,17 @@ class DiLoCoX {
     int64_t send_at = 0, apply_at = -1;  // inner steps
     int64_t sent = 0;
     bool under_way = false;
-    std::chrono::steady_clock::time_point due = {};  // with sync_seconds
-    double samples = 0;                              // since its last pseudo-gradient
-    double sent_samples = 0;                         // of those that no average was applied of
+    Clock::time_point due = {};  // with sync_seconds
+    double samples = 0;          // since its last pseudo-gradient
+    double sent_samples = 0;     // of those that no average was applied of
   };
   FragmentSchedule scheduled(SiteModel& model, const DiLoCoXOptions& options, int64_t number, bool buffers) const;
+  static double secondsSince(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  static Clock::duration ofSeconds(double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
   static std::string reasonOf(const std::exception_ptr& error);
   static void tellStripes(const std::string& error, const std::vector<std::shared_ptr<OpQueue>>& stripes);
   void agree(bool values);
@@ -199,12 +206,12 @@ class DiLoCoX {
   bool formed_ = false;  // there are groups, or other ranks of the site have them
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
-  std::chrono::steady_clock::time_point looked_ = {};
+  Clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
   // Of an inner step, with all that happens between two calls of step(): a mean of the last ones, in which a pause, as
   // an evaluation is, counts as two steps.
   double step_s_ = 0;
-  std::chrono::steady_clock::time_point step_ended_ = {};
+  Clock::time_point step_ended_ = {};
   std::vector<Ticket> checks_;     // by stripe
   std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet
   std::exception_ptr late_;        // of a rule of the user's: thrown when the outer step is whole

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "optim/clock.h"
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
 

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "collective/collectives.h"
-#include "optim/clock.h"
 #include "optim/diloco.h"
 #include "optim/gather_values.h"
 #include "wire/layout.h"

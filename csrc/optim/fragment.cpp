@@ -8,13 +8,18 @@
 #include "base/hashes.h"
 #include "collective/all_reduce.h"
 #include "kernels/low_rank/low_rank.h"
-#include "optim/clock.h"
 #include "optim/host_parameters.h"
 
 namespace lowcomm {
 namespace {
 
 constexpr const char* kOp = "outer_step";
+
+using Clock = std::chrono::steady_clock;
+
+double secondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 int64_t rowsOf(const at::Tensor& tensor) {
   return tensor.dim() == 0 ? 1 : tensor.size(0);
