@@ -175,37 +175,43 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
     before, start, step = counted(), time.monotonic(), result.first_step
     quiet = dist.is_initialized() and dist.get_rank() != 0
     progress = tqdm(initial=step, total=args.steps, desc=run, disable=quiet, mininterval=1)
-    while step < args.steps and not ends(result, in_site=bool(args.site)):
-        loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
-        loss.backward()
-        with survived(optimizer, members, result, progress):
-            optimizer.step()
-        if members is not None and optimizer.regroup_due:
-            optimizer.regroup()
-        optimizer.zero_grad()
-        step = step + 1 if run == "exact" else optimizer.steps
-        result.loss.append(loss.item())
-        result.sent_bytes.append(counted() - before)
-        result.seconds.append(time.monotonic() - start)
-        progress.update(step - progress.n)
-        shown = {"loss": f"{result.loss[-1]:.3f}", "MB": f"{result.sent_bytes[-1] / 1e6:.2f}"}
-        if run == "outer":
-            report = optimizer.report
-            if report["outer_steps"] > len(result.machines):
-                result.waited_s += report["waited_s"]
-                result.machines.append(report["participating"])
-            waited = result.waited_s / result.seconds[-1]
-            shown |= {"machines": f"{report['participating']} of {report['alive']}", "waited": f"{waited:.1%}"}
-        progress.set_postfix(shown, refresh=False)
+    finished = False
+    while not finished:
+        while step < args.steps and not ends(result, in_site=bool(args.site)):
+            loss = trained(*args.corpus.batch(args.batch, CONTEXT, seed=args.seed, step=step, rank=rank))
+            loss.backward()
+            with survived(optimizer, members, result, progress):
+                optimizer.step()
+            if members is not None and optimizer.regroup_due:
+                optimizer.regroup()
+            optimizer.zero_grad()
+            step = step + 1 if run == "exact" else optimizer.steps
+            result.loss.append(loss.item())
+            result.sent_bytes.append(counted() - before)
+            result.seconds.append(time.monotonic() - start)
+            progress.update(step - progress.n)
+            shown = {"loss": f"{result.loss[-1]:.3f}", "MB": f"{result.sent_bytes[-1] / 1e6:.2f}"}
+            if run == "outer":
+                report = optimizer.report
+                if report["outer_steps"] > len(result.machines):
+                    result.waited_s += report["waited_s"]
+                    result.machines.append(report["participating"])
+                waited = result.waited_s / result.seconds[-1]
+                shown |= {"machines": f"{report['participating']} of {report['alive']}", "waited": f"{waited:.1%}"}
+            progress.set_postfix(shown, refresh=False)
+        finished = run == "exact" or result.ended
+        if not finished:
+            try:
+                with survived(optimizer, members, result, progress):
+                    optimizer.finish()
+                    finished = True
+            except TimeoutError:  # the others have ended
+                optimizer.restore()
+                finished = True
+            step = optimizer.steps
     progress.close()
     if result.ended:
         optimizer.restore()  # the others train on, or end at another step
-    elif run == "outer":
-        finished = False
-        while not finished:
-            with survived(optimizer, members, result, progress):
-                optimizer.finish()
-                finished = True
     if members is None:
         result.loss = means_over_ranks(result.loss)
     with torch.no_grad():

@@ -236,12 +236,12 @@ void DiLoCoX::arrive(FragmentSchedule& s, Move move) {
 void DiLoCoX::landed(FragmentSchedule& s) {
   EffectiveRanks effective;
   std::exception_ptr error = std::exchange(kept_error_, nullptr);
+  const auto start = Clock::now();
   double waited = 0;
   uint64_t sent = 0;
   for (Fragment& stripe : s.stripes) {
     try {
-      awaitInSite([&](std::chrono::milliseconds patience) { return stripe.endsWithin(patience); });
-      stripe.wait();
+      awaitInSite(stripe);
     } catch (...) {
       if (!error) error = std::current_exception();
     }
@@ -251,6 +251,7 @@ void DiLoCoX::landed(FragmentSchedule& s) {
     sent += stripe.moved().wire_bytes;
   }
   conclude(s, effective, error);
+  if (site_.ranks) waited = secondsSince(start);  // for other ranks' stripes, too
   waited_s_ += waited;
   measure();
   if (s.buffers) return;
@@ -313,7 +314,7 @@ void DiLoCoX::applyAll(Move move) {
     }
     for (Ticket& check : checks_) {
       keepError([&] {
-        if (check.pending()) check.wait();
+        if (check.pending()) awaitInSite(check);
       });
     }
     agreeOnErrors();
@@ -334,7 +335,9 @@ void DiLoCoX::leaveGroups() {
   description.fields = {{"outer step", std::to_string(applied_)}};
   for (const std::shared_ptr<OpQueue>& group : groups_) {
     keepError([&] {
-      Ticket(*group, "DiLoCoX: leaving the group", 1, [&](OpContext& op) { lowcomm::agree(op, description); }).wait();
+      Ticket op(*group, "DiLoCoX: leaving the group", 1,
+                [description](OpContext& context) { lowcomm::agree(context, description); });
+      awaitInSite(op);
     });
   }
   agreeOnErrors();

@@ -170,7 +170,16 @@ class DiLoCoX {
   void landed(FragmentSchedule& scheduled);
   void measure();
   void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
-  void awaitInSite(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
+  std::vector<std::vector<double>> words(double mine, const EffectiveRanks& effective);
+  bool saysLater(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
+  // Waits for a stripe's op or average. Words come on all ranks of the site before any other op of it. What the op
+  // refers to must outlive this call, which may throw before the op has ended.
+  template <class Op>
+  void awaitInSite(Op& op) {
+    while (site_.ranks && saysLater([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
+    }
+    op.wait();
+  }
   EffectiveRanks agreeOnAverage(const EffectiveRanks& mine, const std::exception_ptr& error);
   void keepError(const std::function<void()>& f);
   void agreeOnErrors();
@@ -208,13 +217,14 @@ class DiLoCoX {
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   Clock::time_point looked_ = {};
   double rank_, waited_s_ = 0;
-  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones, in which a pause, as
-  // an evaluation is, counts as two steps.
+  // Of an inner step, with all that happens between two calls of step(): a mean of the last ones. A pause after the
+  // first, as an evaluation is, counts as two steps.
   double step_s_ = 0;
   Clock::time_point step_ended_ = {};
-  std::vector<Ticket> checks_;     // by stripe
-  std::exception_ptr kept_error_;  // of this rank, that its site has not been told yet
-  std::exception_ptr late_;        // of a rule of the user's: thrown when the outer step is whole
+  Clock::time_point word_due_ = {};  // of a rank that still waits for a stripe, in its site
+  std::vector<Ticket> checks_;       // by stripe
+  std::exception_ptr kept_error_;    // of this rank, that its site has not been told yet
+  std::exception_ptr late_;          // of a rule of the user's: thrown when the outer step is whole
   OuterReport report_;
 };
 

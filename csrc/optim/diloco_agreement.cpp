@@ -19,7 +19,7 @@ namespace {
 // A rank without an average gives one of these in place of its number; the reason is agreed on after that.
 constexpr double kSpoilt = std::numeric_limits<double>::quiet_NaN();  // ValueError
 constexpr double kLost = std::numeric_limits<double>::infinity();     // PeerError: a peer or the network
-// One that still waits says so before its deadline, and all ask again: others may have nothing to wait for.
+// A rank that still waits for a stripe says so, and all ask again: others that have none would give it up.
 constexpr double kLater = -1;
 
 // Whether a peer or the network was lost, now (PeerError) or before (c10's, of a group that has ended).
@@ -35,13 +35,13 @@ bool isLost(const std::exception_ptr& error) {
   }
 }
 
-// Compares a field, or tells an error in its place. Throws PeerRefusal where any rank has an error, this one too.
-void tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
+// Compares a field, or tells an error in its place. It throws PeerRefusal where any rank has an error, this one too.
+Ticket tell(OpQueue& queue, const std::string& op, const std::string& error, int64_t step) {
   KeyValues description;
   description.fields = {error.empty()
                             ? std::pair<std::string, std::string>("step", std::to_string(step))
                             : std::pair<std::string, std::string>("error", beginningOf(error, kMaxErrorText))};
-  Ticket(queue, op, 1, [&](OpContext& context) { agree(context, description); }).wait();
+  return Ticket(queue, op, 1, [description](OpContext& context) { agree(context, description); });
 }
 
 constexpr const char* kStep = "DiLoCoX outer step";
@@ -50,7 +50,7 @@ constexpr const char* kState = "DiLoCoX state";
 // Throws where another rank of the site has said that it failed: PeerError where any lost a peer, else ValueError.
 [[noreturn]] void throwOthers(OpQueue& site, const std::vector<double>& words, int64_t step) {
   try {
-    tell(site, kStep, "", step);
+    tell(site, kStep, "", step).wait();
   } catch (const PeerRefusal& told) {
     const std::string what =
         std::string(
@@ -100,12 +100,22 @@ bool DiLoCoX::agreesInSite() const {
   return site_.ranks && options_.adapt_sync_every;
 }
 
-// Returns once what this rank waits for has ended, before agreeOnAverage().
-void DiLoCoX::awaitInSite(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
-  if (!site_.ranks) return;
-  const std::chrono::milliseconds patience(site_.ranks->group().timeout_ms / 4);
-  while (!endsWithin(patience))
-    gatherNumbers({kLater, 0, 0}, *site_.ranks, kStep);
+// Every rank's word and effective ranks, once no rank says kLater; of a rank that says so itself, as they are.
+std::vector<std::vector<double>> DiLoCoX::words(double mine, const EffectiveRanks& effective) {
+  std::vector<std::vector<double>> all;
+  do {
+    all = gatherNumbers({mine, effective.sum, effective.matrices}, *site_.ranks, kStep);
+    word_due_ = Clock::now() + std::chrono::milliseconds(site_.ranks->group().timeout_ms / 4);
+  } while (mine != kLater && std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] == kLater; }));
+  return all;
+}
+
+// Unless what this rank waits for ends before its next word is due, it says kLater.
+bool DiLoCoX::saysLater(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(word_due_ - Clock::now());
+  if (endsWithin(std::max(left, std::chrono::milliseconds(0)))) return false;
+  words(kLater, {});
+  return true;
 }
 
 // The effective ranks of all averages of this rank's part of the model, once every rank of the site has its averages.
@@ -119,17 +129,14 @@ EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::ex
   std::vector<double> words;
   EffectiveRanks all;
   try {
-    std::vector<std::vector<double>> told;
-    do {
-      told = gatherNumbers({word, mine.sum, mine.matrices}, *site_.ranks, kStep);
-    } while (std::any_of(told.begin(), told.end(), [](const auto& one) { return one[0] == kLater; }));
+    const auto told = this->words(word, mine);
     for (size_t rank = 0; rank < told.size(); ++rank) {
       words.push_back(told[rank][0]);
       if (!model_->isOfPart(static_cast<int>(rank))) continue;
       all.sum += told[rank][1];
       all.matrices += told[rank][2];
     }
-    if (error) tell(*site_.ranks, kStep, reasonOf(error), steps_);
+    if (error) tell(*site_.ranks, kStep, reasonOf(error), steps_).wait();
   } catch (...) {
     if (error) std::rethrow_exception(error);  // the rank's own comes first
     throw;
@@ -186,7 +193,7 @@ void DiLoCoX::conclude(const FragmentSchedule& s, const EffectiveRanks& mine, co
 void DiLoCoX::tellSite(const std::exception_ptr& error) {
   try {
     gatherNumber(isLost(error) ? kLost : kSpoilt, *site_.ranks, kStep);
-    tell(*site_.ranks, kStep, reasonOf(error), steps_);
+    tell(*site_.ranks, kStep, reasonOf(error), steps_).wait();
   } catch (...) {
     // The caller throws its own.
   }
@@ -217,8 +224,8 @@ void DiLoCoX::adapt() {
 // a rank that had none would make the next one in another order than the others.
 bool DiLoCoX::isLostInSite(bool mine) {
   if (!site_.ranks) return mine;
-  const std::vector<double> all = gatherNumber(mine ? 1 : 0, *site_.ranks, kState);
-  return std::any_of(all.begin(), all.end(), [](double one) { return one != 0; });
+  const auto all = words(mine ? kLost : 0, {});
+  return std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] != 0; });
 }
 
 // First among those that average with this rank, then in its site: so everybody hears of it.
@@ -229,7 +236,9 @@ void DiLoCoX::agreeOnState(std::string error) {
   queues.push_back(site_.ranks);
   for (const std::shared_ptr<OpQueue>& queue : queues) {
     try {
-      tell(*queue, kState, error, report_.outer_steps);  // sites may have made other numbers of inner ones
+      if (queue == site_.ranks) words(0, {});
+      Ticket op = tell(*queue, kState, error, report_.outer_steps);  // sites may have made other numbers of inner ones
+      queue == site_.ranks ? void(op.wait()) : awaitInSite(op);
     } catch (const std::exception& caught) {
       if (!error.empty()) continue;
       error = caught.what();

@@ -253,8 +253,7 @@ void DiLoCoX::handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>&
 
 void DiLoCoX::take(Handover& handover) {
   if (handover.behind) {
-    awaitInSite([&](std::chrono::milliseconds patience) { return handover.op.endsWithin(patience); });
-    handover.op.wait();
+    awaitInSite(handover.op);
     applied_ = -1;
     for (size_t from = 0; from < handover.parcels->size(); ++from) {
       const at::Tensor& parcel = (*handover.parcels)[from];

@@ -39,7 +39,7 @@ TensorMap DiLoCoX::state() {
   try {
     for (FragmentSchedule& s : fragments_) {
       for (Fragment& stripe : s.stripes)
-        stripe.wait();
+        awaitInSite(stripe);
     }
   } catch (const std::exception& caught) {
     error = std::current_exception();

@@ -15,12 +15,6 @@ namespace {
 
 constexpr const char* kOp = "outer_step";
 
-using Clock = std::chrono::steady_clock;
-
-double secondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 int64_t rowsOf(const at::Tensor& tensor) {
   return tensor.dim() == 0 ? 1 : tensor.size(0);
 }
@@ -149,28 +143,24 @@ void Fragment::queue(OpQueue& queue, uint32_t step, double weight, const std::ve
     flight->place(device_ ? *device_ : device_.emplace(kept_[0].outer.device()));
   flight_ = flight;
   phase_ = Phase::flying;
-  waited_s_ = 0;
   if (kept_.empty()) return;
   ticket_ = Ticket(queue, kOp, /*sequences=*/weight > 0 ? 3 : 2, [flight](OpContext& op) { flight->run(op); });
 }
 
-bool Fragment::endsWithin(std::chrono::milliseconds patience) {
-  if (phase_ != Phase::flying || !ticket_.pending()) return true;
-  const auto start = Clock::now();
-  const bool ended = ticket_.endsWithin(patience);
-  waited_s_ += secondsSince(start);
-  return ended;
+bool Fragment::endsWithin(std::chrono::milliseconds patience) const {
+  return phase_ != Phase::flying || !ticket_.pending() || ticket_.endsWithin(patience);
 }
 
 void Fragment::wait() {
   if (phase_ != Phase::flying) return;
+  waited_s_ = 0;
   const auto ended = [this](bool well) {
     for (const auto& compression : flight_->compressions)
       compression->end(well);
     if (own_is_zero_) forgetOwn();
   };
   if (ticket_.pending()) {
-    const auto start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     try {
       moved_ = ticket_.wait();
     } catch (...) {
@@ -178,7 +168,7 @@ void Fragment::wait() {
       forget();
       throw;
     }
-    waited_s_ += secondsSince(start);
+    waited_s_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   const bool finite = flight_->exact.empty() ? flight_->finite || kept_.empty() : flight_->inPlaceIsFinite();
   ended(finite);

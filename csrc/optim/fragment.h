@@ -83,7 +83,7 @@ class Fragment {
   void wait();
 
   // Whether wait() would return at once, now or within this time.
-  bool endsWithin(std::chrono::milliseconds patience);
+  bool endsWithin(std::chrono::milliseconds patience) const;
 
   // landed -> idle: the outer step, and the parameters move.
   void apply(Move move);
@@ -100,7 +100,7 @@ class Fragment {
   // r of the matrices from the next message on, at most each one's first. landed or idle.
   void setRank(int64_t rank) { next_rank_ = rank; }
 
-  // Of the last message: what moved, and the seconds that endsWithin() and wait() waited.
+  // Of the last message: what moved, and the seconds that wait() waited.
   const OpCounters& moved() const { return moved_; }
   double waited() const { return waited_s_; }
 

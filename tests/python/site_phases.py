@@ -3,8 +3,10 @@
 import contextlib
 import os
 import signal
+from functools import partial
 
 import pytest
+import ranks
 import torch.distributed as dist
 from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
 
@@ -17,6 +19,7 @@ OUTER_STEP = (
     "DiLoCoX check",
 )
 STAGES = OUTER_STEP[1:3] + OUTER_STEP[4:]  # of stages, which share nothing with one another
+CLOCK = "DiLoCoX: compare clocks in a site"  # with sync_seconds, between outer steps
 JOINING = (
     "DiLoCoX: compare outer steps",
     "DiLoCoX: take over the outer state",
@@ -24,7 +27,7 @@ JOINING = (
 )
 
 
-AT_THE_END, LEAST = 16, 80  # outer steps whose losses are averaged, and in all: the loss has come to its end by then
+AT_THE_END = 16  # outer steps whose losses are averaged
 
 
 def _is_lost(r, port, site, how, what, options):
@@ -54,15 +57,18 @@ def _is_lost(r, port, site, how, what, options):
     die()
 
 
-def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
+def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, least=80):
     """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met.
 
-    Returns how often the op cost a site its interval, the mean loss of the outer parameters at the end, and what has ended.
+    They end after `least` outer steps, or as soon as they can.
+
+    Returns how often the op cost a site its interval, the outer steps and the mean loss after the last of them, and what has
+    ended.
     """
     turn = r.rank // 2 - stay
     if turn >= 0:
         op = ops[turn]
-        r.hear(f"turn{turn}", timeout_s=2 * DEADLINE_S)
+        r.hear(f"turn{turn}", timeout_s=3 * DEADLINE_S)
         what = {"op": op, "signal": number, "place": turn % 2, "sites": stay + 1, "cut": cut}
         return _is_lost(r, port, (f"gone{turn}", 2, r.rank % 2), how, what, options)
     trained = SiteRank(r, port, site_of(r.rank), how, **options)
@@ -72,18 +78,18 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False):
         r.say(f"turn{turn}")
         before, formed = len(trained.lost), trained.members.formed.number
         while not _has_gone(r, trained, turn, stay, formed):
-            trained.steps(1, pause_s=0.01)
+            trained.steps(1, pause_s=0.05)
         lost.append((op, len(trained.lost) - before, trained.members.formed.number - formed))
     if r.rank == 0:
         begun = trained.opt.report["outer_steps"]
-        r.say("last", max(begun + 3 + AT_THE_END, LEAST))  # of a step, all sites have begun at most one more
+        r.say("last", max(begun + 3 + AT_THE_END, least))  # of a step, all sites have begun at most one more
     last, losses = int(r.hear("last")), []
     for step in range(last - AT_THE_END, last):
         trained.until_outer_step(step + 1)
         losses.append(trained.outer_validation())
     assert trained.opt.report["participating"] == stay
     assert losses[-1] < 0.9 * first, "it has trained through all of them"
-    return lost, sum(losses) / AT_THE_END, trained.ended()
+    return lost, (last, sum(losses) / AT_THE_END), trained.ended()
 
 
 def _has_gone(r, trained, turn, stay, formed):
@@ -93,16 +99,37 @@ def _has_gone(r, trained, turn, stay, formed):
     return known[0] and len(trained.members.formed.machines) == stay
 
 
-def expect_survivors(found):
-    """Of ranks that hold the same: a loss costs an interval, and all have the same bits at the end. Returns their loss.
+def expect_survivors(found, how):
+    """Of the ranks of the sites that stay: a loss costs an interval, and all sites have the same bits at the end.
 
     A site that is lost while it joins is noticed where the others form the group, or by their next outer step: they may lose
     no interval, but they leave the group that the site had come to.
+
+    Returns:
+        (outer steps, the mean loss after the last of them).
     """
     for lost, *_ in found:
         for op, times, groups in lost:
-            assert times == 1 if op in OUTER_STEP else times <= 1, (op, times)
+            assert times == 1 if op not in JOINING else times <= 1, (op, times)
             assert groups >= 2, (op, groups)
-    expect_equal([ended for *_, ended in found])
+    parts = 2 if how == "pipeline" else 1
+    for place in range(parts):
+        expect_equal([ended for *_, ended in found[place::parts]])
     (loss,) = {loss for _, loss, _ in found}
     return loss
+
+
+def expect_phases(port, how, stay, number, ops, least=80, **options):
+    """The same, of sites on this host whose ranks get a signal."""
+    size = 2 * (stay + len(ops))
+    gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
+    sites = partial(lose_sites, least=least)
+    found = ranks.run_ranks(sites, size, port, how, stay, number, ops, options, timeout=3 * DEADLINE_S, allow_exit=gone)
+    return expect_survivors(found[: 2 * stay], how)
+
+
+def expect_faultless(end, port, how, stay, **options):
+    """The loss is that of the same sites after as many outer steps without any fault, within 1 %."""
+    steps, loss = end
+    _, faultless = expect_phases(port, how, stay, signal.SIGKILL, (), least=steps, **options)
+    assert 0.99 < loss / faultless < 1.01, (steps, loss, faultless)

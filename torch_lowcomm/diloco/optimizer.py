@@ -207,7 +207,9 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back; or an average
                 held NaN or infinity.
-            DistBackendError: A peer or the network failed. With a Membership: `regroup()`, then end again.
+            DistBackendError: A peer or the network failed. With a Membership: `regroup()`, train on if `steps` has gone back,
+                and end again; if `regroup()` raises TimeoutError, the others have ended, and `restore()` leaves the outer
+                parameters in the model.
         """
         self._expect_own("finish")
         self._outer.finish()
@@ -318,8 +320,9 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: An average under way held NaN or infinity.
             DistBackendError: A peer or the network failed. With a `cluster` also: the state of another rank of any stage
-                failed; this rank is named and raises its own error, and training can go on. With a Membership the state of this
-                step is lost, though other sites may have theirs: `regroup()`, and save after a later outer step.
+                failed; this rank is named and raises its own error, and training can go on. With a Membership that has lost a
+                machine or site the state of this step is lost, though others may have theirs: go on as after `step`, and save
+                after a later outer step.
         """
         try:
             inner = saved(self.inner.state_dict())

@@ -181,45 +181,52 @@ TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {
   }
 }
 
-// A rank that carries no stripe waits for the other's takeover and averages, longer than the deadline of its site.
+// A rank that carries no stripe waits for the other's takeover and averages, longer than the deadline of its site: for
+// one that takes long, or for many of which none does.
 TEST(DiLoCoXRegroup, ARankWithoutAStripeOutwaitsItsSitesDeadline) {
   const std::chrono::milliseconds deadline(600);
-  Ranks site(2, [&](int, GroupConfig& config) { config.timeout = deadline; }), alone(1), both(2);
-  const DiLoCoXOptions o = options(2, OuterMode::sync);
-  Trainee veteran(0, kShapes);
-  onRanks(alone, [&](int, const std::shared_ptr<OpQueue>& queue) {
-    veteran.loop = std::make_unique<DiLoCoX>(veteran.parameters, queue, o);
-    veteran.train(0, 6);
-    veteran.loop->quiesce();
-  });
-  std::atomic<int> held{0};
-  std::vector<at::Tensor> ended[2];
-  const auto hold = [&](const std::string& op) {
-    if (op != kTakeover && op != "outer_step") return;
-    ++held;
-    std::this_thread::sleep_for(3 * deadline);
-  };
-  auto trains = std::async(std::launch::async, [&] {
-    veteran.loop->regroup({std::make_shared<EngineQueue>(both.engine(0))});
-    veteran.train(6, 8);
-  });
-  onRanks(site, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
-    Trainee newcomer(1, kShapes);
-    newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, std::vector<std::shared_ptr<OpQueue>>(), o,
-                                              OuterSite{queue, {0, 0}, {1}});
-    std::vector<std::shared_ptr<OpQueue>> stripes;
-    if (rank == 0) stripes.push_back(std::make_shared<HeldQueue>(both.engine(1), hold));
-    newcomer.loop->regroup(stripes);
-    newcomer.trainUntil(8);
-    for (const OuterParameter& p : newcomer.parameters)
-      ended[rank].push_back(p.tensor.clone());
-  });
-  trains.get();
-  for (size_t i = 0; i < kShapes.size(); ++i) {
-    EXPECT_TRUE(at::equal(ended[0][i], veteran.parameters[i].tensor)) << i;
-    EXPECT_TRUE(at::equal(ended[1][i], veteran.parameters[i].tensor)) << i;
+  const std::vector<std::vector<int64_t>> shapes(12, {40, 30});
+  for (const int64_t fragments : {1, 12}) {
+    Ranks site(2, [&](int, GroupConfig& config) { config.timeout = deadline; }), alone(1), both(2);
+    DiLoCoXOptions o = options(12, OuterMode::sync);
+    o.fragments = fragments;
+    Trainee veteran(0, shapes);
+    onRanks(alone, [&](int, const std::shared_ptr<OpQueue>& queue) {
+      veteran.loop = std::make_unique<DiLoCoX>(veteran.parameters, queue, o);
+      veteran.train(0, 12);
+      veteran.loop->quiesce();
+    });
+    std::atomic<int> held{0};
+    std::vector<at::Tensor> ended[2];
+    const auto hold = [&](const std::string& op) {
+      if (op != kTakeover && op != "outer_step") return;
+      ++held;
+      std::this_thread::sleep_for(fragments == 1 ? 3 * deadline : deadline / 5);
+    };
+    auto trains = std::async(std::launch::async, [&] {
+      veteran.loop->regroup({std::make_shared<EngineQueue>(both.engine(0))});
+      veteran.train(12, 24);
+      veteran.loop->finish();
+    });
+    onRanks(site, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+      Trainee newcomer(1, shapes);
+      newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, std::vector<std::shared_ptr<OpQueue>>(), o,
+                                                OuterSite{queue, {0, 0}, {1}});
+      std::vector<std::shared_ptr<OpQueue>> stripes;
+      if (rank == 0) stripes.push_back(std::make_shared<HeldQueue>(both.engine(1), hold));
+      newcomer.loop->regroup(stripes);
+      newcomer.trainUntil(24);
+      newcomer.loop->finish();
+      for (const OuterParameter& p : newcomer.parameters)
+        ended[rank].push_back(p.tensor.clone());
+    });
+    trains.get();
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      EXPECT_TRUE(at::equal(ended[0][i], veteran.parameters[i].tensor)) << fragments << " fragments, " << i;
+      EXPECT_TRUE(at::equal(ended[1][i], veteran.parameters[i].tensor)) << fragments << " fragments, " << i;
+    }
+    EXPECT_EQ(held, 2 * fragments);
   }
-  EXPECT_EQ(held, 2);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -276,21 +277,26 @@ def test_finds_the_open_round(store):
 
 
 def _left_meanwhile(r, port):
-    """Machine b enters a round and leaves; a, which closes the round, still counts it among the living."""
+    """Machine b has entered a round and left; the others still count it among the living."""
     from torch_lowcomm.membership.patient_store import PatientStore
     from torch_lowcomm.membership.rounds import Rounds
 
     def rounds(name):
         store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
-        return Rounds(store, name, lambda: {"a", "b"}, lambda machine: machine == "b"), store
+        return Rounds(store, name, lambda: {"a", "b", "c"}, lambda machine: machine == "b")
 
-    (first, store), (second, _) = rounds("a"), rounds("b")
-    store.set("1/place/1", "a")
-    store.add("1/entered", 1)
-    with pytest.raises(TimeoutError, match=r"there are \['a', 'b'\]"):
-        second.enter(least=1, patience_s=0.0, deadline=time.monotonic())
-    closed = first._closed(1, 1, 1, time.monotonic(), time.monotonic() + 20)
-    assert closed == ["a"]
+    def enter(name, deadline_s):
+        return rounds(name).enter(least=2, patience_s=0.0, deadline=time.monotonic() + deadline_s)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(enter, "a", 20.0)
+        while not rounds("b").waiting(0):
+            assert not first.done()
+        with pytest.raises(TimeoutError, match=r"there are \['a', 'b'\]"):
+            enter("b", 1.0)  # there are two, but one has left
+        assert not first.done()
+        third = enter("c", 20.0)
+        assert third == first.result() == (1, ["a", "c"])
 
 
 def test_a_round_closes_without_a_machine_that_has_left(store):

@@ -9,7 +9,7 @@ import pytest
 from linklab import Lab
 from links import ENV, ROOT, expect_labs
 from ranks.child import Rank
-from site_phases import JOINING, OUTER_STEP, STAGES, expect_survivors
+from site_phases import JOINING, OUTER_STEP, STAGES, expect_faultless, expect_survivors
 from site_rank import DEADLINE_S, wake
 
 PORT = 29400
@@ -17,9 +17,11 @@ PORT = 29400
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "stay", "ops"), [("fsdp2", 2, OUTER_STEP), ("pipeline", 1, STAGES + JOINING)], ids=["fsdp2", "pipeline"]
+    ("how", "stay", "ops"),
+    [("fsdp2", 2, OUTER_STEP + JOINING), ("pipeline", 1, STAGES + JOINING)],
+    ids=["fsdp2", "pipeline"],
 )
-def test_the_others_go_on_without_a_site_that_is_cut_off_in_any_op(tmp_path, how, stay, ops):
+def test_the_others_go_on_without_a_site_that_is_cut_off_in_any_op(tmp_path, store, how, stay, ops):
     expect_labs()
     tests = str(ROOT / "tests" / "python")
     environment = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
@@ -59,6 +61,4 @@ def test_the_others_go_on_without_a_site_that_is_cut_off_in_any_op(tmp_path, how
             (ended,) = job.wait(DEADLINE_S)
             assert ended.code == 0, ended.output
     found = [pickle.loads((tmp_path / f"found{rank}").read_bytes()) for rank in range(2 * stay)]
-    parts = 2 if how == "pipeline" else 1
-    for place in range(parts):
-        expect_survivors(found[place::parts])
+    expect_faultless(expect_survivors(found, how), store.port, how, stay, mode="continue")

@@ -1,10 +1,13 @@
-"""A site that joins late takes all of the outer state: fragments, averaged buffers, and intervals by the clock."""
+"""A site that joins late takes all of the outer state: fragments, averaged buffers, by the clock, from sites that are lost."""
+
+import signal
 
 import diloco_model
 import pytest
 import ranks
 import torch
-from site_rank import DEADLINE_S, SiteRank, expect_equal, site_of
+import torch.distributed as dist
+from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
 
 LIMIT = 10_000  # inner steps of an interval: the clock ends all of them
 
@@ -80,3 +83,38 @@ def test_sites_of_other_speed_save_after_the_same_outer_step(store):
     assert fast > slow
     names = [name for name, value in state.items() if torch.is_tensor(value) and value.is_floating_point()]
     assert names and all(torch.equal(state[name], other[name]) for name in names)
+
+
+def _giver_is_killed(r, port):
+    """A site that gives its state to a newcomer is killed meanwhile: the newcomer has the state, or takes it from the other."""
+    site = site_of(r.rank)
+    if site[0] == "c":
+        r.hear("begun", timeout_s=60)
+    trained = SiteRank(
+        r, port, site, "fsdp2", seed=int(site[0] == "c"), hidden=10_000, mode="sync", least=2, timeout_s=30.0
+    )
+    if site[0] != "c":
+        trained.steps_until(2)
+        trained.until_outer_step(4)
+        if r.rank == 0:
+            r.say("begun")
+    if r.rank == 3:
+        at("DiLoCoX: take over the outer state", die, once=True)
+    if site[0] == "b":
+        with pytest.raises(dist.DistBackendError):
+            trained.steps_until(4)
+        die()  # its launcher ends it
+    while len(trained.members.formed.machines) != 2 or "b" in trained.members.formed.machines:
+        trained.steps(1)
+    joined = trained.outer_state()
+    trained.until_outer_step(trained.opt.report["outer_steps"] + 4)
+    return joined, trained.ended()
+
+
+def test_a_site_joins_though_one_that_gives_is_killed(store):
+    gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
+    found = ranks.run_ranks(_giver_is_killed, 6, store.port, timeout=DEADLINE_S, allow_exit=gone)
+    for place in range(2):
+        first, third = found[place], found[4 + place]
+        assert not diloco_model.differing(first[0], third[0])
+        expect_equal([first[1], third[1]])

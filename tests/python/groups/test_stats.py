@@ -192,6 +192,6 @@ def _on_the_wire(r, op, policy):
 def test_wire_bytes_are_the_interfaces(op, policy):
     alone, excess = ranks.run_ranks(_on_the_wire, 2, op, policy, timeout=90)[0]
     # A busy machine acknowledges smaller pieces, and on a shared loopback others' traffic counts too: a quiet stretch must
-    # show it. Nothing makes the interface carry less.
+    # show it.
     assert any(-0.0005 < e < 0.01 for e in excess), f"interface over counter - 1: {excess}"
-    assert not alone or min(excess) > -0.0005, f"interface over counter - 1: {excess}"
+    assert not alone or all(-0.0005 < e < 0.02 for e in excess), f"interface over counter - 1: {excess}"
