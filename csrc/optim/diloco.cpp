@@ -102,7 +102,6 @@ DiLoCoX::DiLoCoX(std::vector<OuterParameter> parameters, std::vector<std::shared
     startIntervals();
     report_.stripe_elements = model_->stripeElements();
     report_.stripes = model_->stripes();
-    checks_.resize(model_->stripes().size());
     measure();
   });
   if (mistake) {
@@ -267,19 +266,21 @@ void DiLoCoX::measure() {
   }
 }
 
-// After an outer step was applied, every so often: the ranks' θ̄ are compared, on the control lane and behind no other
-// op, and the answer is looked at the next time.
+// After an outer step was applied, every so often: the ranks' θ̄ are compared on the control lane. The answer is looked
+// at once all that was queued before it has landed: on all ranks at the same step.
 void DiLoCoX::startCheck() {
   ++applied_;
+  for (; !checks_.empty() && checks_.front().first + static_cast<int64_t>(of_parameters_) <= applied_;
+       checks_.pop_front())
+    keepError([&] { checks_.front().second.wait(); });
   if (options_.check_every == 0 || applied_ % options_.check_every != 0) return;
   for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
     keepError([&] {
-      if (checks_[stripe].pending()) checks_[stripe].wait();
       KeyValues description;
       description.fields = {{"outer step", std::to_string(applied_)},
                             {"outer parameters' checksum", std::to_string(checksum(stripe))}};
-      checks_[stripe] = Ticket(*groups_[stripe], "DiLoCoX check", 1,
-                               [description](OpContext& op) { lowcomm::agree(op, description); });
+      checks_.emplace_back(applied_, Ticket(*groups_[stripe], "DiLoCoX check", 1,
+                                            [description](OpContext& op) { lowcomm::agree(op, description); }));
     });
   }
 }
@@ -297,8 +298,7 @@ void DiLoCoX::giveUp() {
   }
   // By the clock, sites would not have the same fragment next: some ended this interval by their limit of steps.
   if (options_.sync_seconds > 0) startIntervals();
-  for (Ticket& check : checks_)
-    check = Ticket();
+  checks_.clear();
   kept_error_ = nullptr;
 }
 
@@ -312,11 +312,8 @@ void DiLoCoX::applyAll(Move move) {
         conclude(s, {}, nullptr);
       }
     }
-    for (Ticket& check : checks_) {
-      keepError([&] {
-        if (check.pending()) awaitInSite(check);
-      });
-    }
+    for (; !checks_.empty(); checks_.pop_front())
+      keepError([&] { awaitInSite(checks_.front().second); });
     agreeOnErrors();
   } catch (...) {
     giveUp();

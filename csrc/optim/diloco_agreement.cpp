@@ -249,7 +249,7 @@ void DiLoCoX::agreeOnState(std::string error) {
 }
 
 void DiLoCoX::stateFailed(const std::string& error) {
-  if (isLostInSite(false)) giveUp();
+  if (isLostInSite(awaitAll() != nullptr)) giveUp();
   agreeOnState(error.empty() ? "no reason was given" : error);
 }
 

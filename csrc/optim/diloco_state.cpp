@@ -33,20 +33,25 @@ TensorMap DiLoCoX::counters() const {
   return state;
 }
 
-TensorMap DiLoCoX::state() {
+// Waits for all averages under way; the first error.
+std::exception_ptr DiLoCoX::awaitAll() {
   std::exception_ptr error;
-  std::string said;
-  try {
-    for (FragmentSchedule& s : fragments_) {
-      for (Fragment& stripe : s.stripes)
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& stripe : s.stripes) {
+      try {
         awaitInSite(stripe);
+      } catch (...) {
+        if (!error) error = std::current_exception();
+      }
     }
-  } catch (const std::exception& caught) {
-    error = std::current_exception();
-    said = caught.what();
   }
+  return error;
+}
+
+TensorMap DiLoCoX::state() {
+  const std::exception_ptr error = awaitAll();
   if (isLostInSite(error != nullptr)) giveUp();
-  agreeOnState(said);
+  agreeOnState(error ? reasonOf(error) : "");
   if (error) std::rethrow_exception(error);
   TensorMap state = counters();
   for (const FragmentSchedule& s : fragments_) {

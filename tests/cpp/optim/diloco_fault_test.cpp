@@ -239,5 +239,31 @@ TEST(DiLoCoXFaults, RefusesAnotherState) {
   });
 }
 
+// A check is queued behind the next message of its fragment, which the other fragment's outer step does not wait for.
+TEST(DiLoCoXFaults, AnOuterStepDoesNotWaitForAMessageBeforeACheck) {
+  Ranks ranks(2);
+  DiLoCoXOptions o = options(4, OuterMode::proceed);
+  o.fragments = 2;
+  o.check_every = 1;
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> trained{0};
+  onRanks(ranks, [&](int rank, const std::shared_ptr<OpQueue>& queue) {
+    int sent = 0;
+    const auto hold = [&sent, released](const std::string& op) {
+      if (op == "outer_step" && ++sent == 3)
+        released.wait_for(std::chrono::seconds(20));  // the first fragment's second
+    };
+    Trainee trainee(rank, kShapes);
+    trainee.loop = std::make_unique<DiLoCoX>(trainee.parameters,
+                                             rank == 0 ? std::make_shared<HeldQueue>(ranks.engine(0), hold) : queue, o);
+    trainee.train(0, 8);  // the second fragment's second outer step comes after its first message, not the held one
+    EXPECT_NE(released.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+    if (++trained == 2) release.set_value();
+    trainee.train(8, 16);
+    trainee.loop->finish();
+  });
+}
+
 }  // namespace
 }  // namespace lowcomm::test

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <future>
 #include <memory>
 #include <string>
@@ -98,6 +99,24 @@ void onRanks(Ranks& ranks, F&& f) {
   for (auto& one : all)
     one.get();
 }
+
+// Holds ops, as a slow link does: calls `hold` with the name of each before it runs.
+class HeldQueue : public EngineQueue {
+ public:
+  HeldQueue(Engine& engine, std::function<void(const std::string&)> hold)
+      : EngineQueue(engine), hold_(std::move(hold)) {}
+
+  void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
+    auto held = [hold = hold_, op, job = std::move(job)](OpContext& context) {
+      hold(op);
+      job(context);
+    };
+    EngineQueue::submit(op, sequences, std::move(held), std::move(done));
+  }
+
+ private:
+  std::function<void(const std::string&)> hold_;
+};
 
 inline const std::vector<std::vector<int64_t>> kShapes = {{48, 64}, {100}, {30, 5, 4}, {64, 32}};
 

@@ -1,6 +1,5 @@
 // An outer loop goes on in another group: with what was lost, and with a newcomer, who takes the outer state over.
 #include <atomic>
-#include <functional>
 #include <future>
 #include <span>
 #include <thread>
@@ -101,24 +100,6 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
       EXPECT_TRUE(at::equal(outer[i], before[i]));
   }
 }
-
-// Holds ops, as a slow link does: calls `hold` with the name of each before it runs.
-class HeldQueue : public EngineQueue {
- public:
-  HeldQueue(Engine& engine, std::function<void(const std::string&)> hold)
-      : EngineQueue(engine), hold_(std::move(hold)) {}
-
-  void submit(const std::string& op, uint32_t sequences, Engine::Job job, Engine::Done done) override {
-    auto held = [hold = hold_, op, job = std::move(job)](OpContext& context) {
-      hold(op);
-      job(context);
-    };
-    EngineQueue::submit(op, sequences, std::move(held), std::move(done));
-  }
-
- private:
-  std::function<void(const std::string&)> hold_;
-};
 
 const std::string kTakeover = "DiLoCoX: take over the outer state";
 
