@@ -205,7 +205,7 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
                 with survived(optimizer, members, result, progress):
                     optimizer.finish()
                     finished = True
-            except TimeoutError:  # the others have ended
+            except TimeoutError:  # too few are left: others may have ended
                 optimizer.restore()
                 finished = True
             step = optimizer.steps

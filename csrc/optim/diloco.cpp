@@ -1,5 +1,6 @@
 #include "optim/diloco.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>

@@ -25,8 +25,6 @@ JOINING = (
     "DiLoCoX: take over the outer state",
     "DiLoCoX: compare the schedule in a site",
 )
-
-
 AT_THE_END = 16  # outer steps whose losses are averaged
 
 

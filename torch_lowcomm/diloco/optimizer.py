@@ -208,8 +208,8 @@ class DiLoCoX(OptimizerAround):
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back; or an average
                 held NaN or infinity.
             DistBackendError: A peer or the network failed. With a Membership: `regroup()`, train on if `steps` has gone back,
-                and end again; if `regroup()` raises TimeoutError, the others have ended, and `restore()` leaves the outer
-                parameters in the model.
+                and end again; if `regroup()` raises TimeoutError, too few are left (others may have ended), and `restore()`
+                puts the outer parameters into the model.
         """
         self._expect_own("finish")
         self._outer.finish()

@@ -36,7 +36,6 @@ def test_a_pipeline_goes_on_without_another_that_is_killed_in_any_op(store):
 def test_the_others_go_on_without_a_site_that_is_stopped_in_any_op(store, how, stay, ops, options):
     options = options | {"mode": "continue"}
     end = expect_phases(store.port, how, stay, signal.SIGSTOP, ops, timeout_s=6.0, **options)
-    if (
-        how == "fsdp2"
-    ):  # by the clock an interval has another number of inner steps where nobody waits for sites to come
+    # By the clock an interval has another number of inner steps where nobody waits for sites to come.
+    if how == "fsdp2":
         expect_faultless(end, store.port, how, stay, **options)
