@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib  # here, so that a program without it ends before it trains
+
 MOST_TIMES = 5  # more bytes in one curve than in another: beyond it a linear axis shows only the longest
 
 
@@ -39,8 +41,6 @@ def loss_against_bytes_and_seconds(curves: list[Curve], seconds: list[list[float
 
 @contextmanager
 def _figure(path: Path, title: str, *, panels: int) -> Iterator[Any]:
-    import matplotlib
-
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -26,8 +26,8 @@ count of steps from the other. Each writes runs/diloco-<machine>.json at its end
 
 A machine may be a site of several ranks, which shard the model by FSDP2 and come and go together:
 
-    torchrun --nproc-per-node 2 --master-port 29501 examples/train_diloco.py --store 127.0.0.1:29400 --site a --least 2 &
-    torchrun --nproc-per-node 2 --master-port 29502 examples/train_diloco.py --store 127.0.0.1:29400 --site b --least 2
+    torchrun --nproc-per-node 2 --max-restarts 3 --master-port 29501 examples/train_diloco.py --store 127.0.0.1:29400 --site a --least 2 &
+    torchrun --nproc-per-node 2 --max-restarts 3 --master-port 29502 examples/train_diloco.py --store 127.0.0.1:29400 --site b --least 2
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import signal
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ import model
 import plot
 import torch
 import torch.distributed as dist
-from measure import means_over_ranks, reduced_bytes, sent_bytes
+from measure import SentBytes, means_over_ranks, reduced_bytes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -120,10 +120,10 @@ def parse() -> argparse.Namespace:
                 raise ValueError("expected to be started by torchrun --standalone --nproc-per-node 2, got no RANK")
         else:
             host, _, port = args.store.rpartition(":")
-            if not host or not port.isdigit() or not (args.machine or args.site):
-                raise ValueError(
-                    f"--store expects HOST:PORT and --machine ID with it, got {args.store!r} and {args.machine!r}"
-                )
+            if not host or not port.isdigit():
+                raise ValueError(f"--store expects HOST:PORT, got {args.store!r}")
+            if not (args.machine or args.site):
+                raise ValueError("--store expects --machine ID or --site ID with it, got neither")
             if args.site and (args.machine or "RANK" not in os.environ):
                 got = "--machine too" if args.machine else "no RANK"
                 raise ValueError(f"--site expects to be started by torchrun, and no --machine, got {got}")
@@ -171,10 +171,11 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
         if members is not None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: setattr(result, "asked", True))
-    counted = reduced_bytes if run == "exact" else lambda: sent_bytes("outer_step")
+    counted = reduced_bytes if run == "exact" else SentBytes("outer_step")
     before, start, step = counted(), time.monotonic(), result.first_step
     quiet = dist.is_initialized() and dist.get_rank() != 0
     progress = tqdm(initial=step, total=args.steps, desc=run, disable=quiet, mininterval=1)
+    outer_steps = 0 if run == "exact" else optimizer.report["outer_steps"]
     finished = False
     while not finished:
         while step < args.steps and not ends(result, in_site=bool(args.site)):
@@ -193,7 +194,8 @@ def train(args: argparse.Namespace, run: str, rank: int, members: lc.Membership 
             shown = {"loss": f"{result.loss[-1]:.3f}", "MB": f"{result.sent_bytes[-1] / 1e6:.2f}"}
             if run == "outer":
                 report = optimizer.report
-                if report["outer_steps"] > len(result.machines):
+                if report["outer_steps"] != outer_steps:
+                    outer_steps = report["outer_steps"]
                     result.waited_s += report["waited_s"]
                     result.machines.append(report["participating"])
                 waited = result.waited_s / result.seconds[-1]
@@ -261,6 +263,17 @@ def table(results: list[Result]) -> str:
     return "\n".join(f"{name:<38}" + "".join(f"{cell:>36}" for cell in cells) for name, cells in rows.items())
 
 
+def serve(port: int) -> None:
+    """Keeps the store until a signal ends the process."""
+    try:
+        store = dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        raise SystemExit(f"train_diloco.py: --serve expects a free port, got {port}: {error}") from None
+    print(f"store at port {store.port}", flush=True)
+    with suppress(KeyboardInterrupt):
+        signal.pause()
+
+
 def at_the_store(args: argparse.Namespace) -> None:
     """One machine of those that come and go, or a rank of such a site."""
     name, place = args.machine or args.site, 0
@@ -294,9 +307,7 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(1)
     if args.serve is not None:
-        store = dist.TCPStore("0.0.0.0", args.serve, is_master=True, wait_for_workers=False)
-        print(f"store at port {store.port}", flush=True)
-        signal.pause()
+        return serve(args.serve)
     if args.store:
         return at_the_store(args)
     dist.init_process_group("lowcomm")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -62,7 +61,7 @@ class Membership:
         machine_id: Id of this machine or site, different from all others; the machine may come back under it.
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
             Making the Membership is collective over it, and so are all methods except `leave`.
-        least: The least number of machines in a group.
+        least: The least number of machines in a group. Where fewer are alive, the others wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
         patience_s: Seconds to wait for machines that are alive and do not come. After a loss they notice it with their next
             outer step.
@@ -233,8 +232,8 @@ class Membership:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _enter(self) -> tuple[int, list[str]]:
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        return self._rounds.enter(least=self._least, patience_s=self._patience_s, deadline=deadline)
+        limit_s = self._timeout.total_seconds()
+        return self._rounds.enter(least=self._least, patience_s=self._patience_s, timeout_s=limit_s)
 
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.

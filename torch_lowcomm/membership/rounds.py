@@ -26,7 +26,7 @@ class Rounds:
     ) -> None:
         self._store, self._id, self._alive, self._has_left = store, machine_id, alive, has_left
 
-    def enter(self, *, least: int, patience_s: float, deadline: float) -> tuple[int, list[str]]:
+    def enter(self, *, least: int, patience_s: float, timeout_s: float) -> tuple[int, list[str]]:
         """Enters the open round, and later rounds until one has this machine in it.
 
         The first machine in a round closes it as soon as every living machine has entered, or `patience_s` after it came;
@@ -35,20 +35,28 @@ class Rounds:
         Args:
             least: Least number of machines.
             patience_s: Seconds to wait for living machines that do not enter because they have not noticed yet.
-            deadline: By time.monotonic().
+            timeout_s: Seconds until a round must have closed with this machine in it.
 
         Returns:
             (the round's number, the ids in it in the order in which they entered).
 
         Raises:
-            TimeoutError: The deadline has passed; the message has the machines that are there.
+            TimeoutError: No round has closed in that time; the message has the machines that are there.
             ConnectionError: The store is lost.
         """
+        deadline = time.monotonic() + timeout_s
         while True:
             number = self._open()
             place = self._store.add(f"{number}/entered", 1)
             self._store.set(f"{number}/place/{place}", self._id)
             members = self._closed(number, place, least, time.monotonic() + patience_s, deadline)
+            if members is None:
+                entered = set(self._entered(number).values()) & self._alive()
+                there = sorted(machine for machine in entered if not self._has_left(machine))
+                raise TimeoutError(
+                    f"membership: round {number}: expected {least} machines or more (`least`), and all that are alive, "
+                    f"within {timeout_s:.0f} s (`timeout`), got {there}"
+                )
             if self._id in members:
                 return number, members
             # else the round was closed while this machine entered
@@ -64,7 +72,7 @@ class Rounds:
         """Whether a machine has entered the round after `number`."""
         return self._store.add(f"{number + 1}/entered", 0) > 0
 
-    def _closed(self, number: int, place: int, least: int, patient_until: float, deadline: float) -> list[str]:
+    def _closed(self, number: int, place: int, least: int, patient_until: float, deadline: float) -> list[str] | None:
         key = f"{number}/members"
         while (closed := self._store.find(key)) is None:
             entered = self._entered(number)
@@ -80,10 +88,9 @@ class Rounds:
                     if json.loads(closed) == staying:
                         self._store.add("round", 1)
                     return json.loads(closed)
-            self._expect_time(
-                deadline,
-                f"{least} machines or more, those alive, in round {number}; there are {sorted(entered.values())}",
-            )
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_POLL_S)
         return json.loads(closed)
 
     def _entered(self, number: int) -> dict[int, str]:
@@ -91,9 +98,3 @@ class Rounds:
         found = {self._store.find(f"{number}/place/{place}"): place for place in places}
         # The last place of each machine counts: a machine that gave up or died and came again has earlier places too.
         return {place: machine for machine, place in found.items() if machine is not None}
-
-    @staticmethod
-    def _expect_time(deadline: float, what: str) -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"membership: expected {what}, got none in time")
-        time.sleep(_POLL_S)

@@ -285,14 +285,14 @@ def _left_meanwhile(r, port):
         store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
         return Rounds(store, name, lambda: {"a", "b", "c"}, lambda machine: machine == "b")
 
-    def enter(name, deadline_s):
-        return rounds(name).enter(least=2, patience_s=0.0, deadline=time.monotonic() + deadline_s)
+    def enter(name, timeout_s):
+        return rounds(name).enter(least=2, patience_s=0.0, timeout_s=timeout_s)
 
     with ThreadPoolExecutor() as threads:
         first = threads.submit(enter, "a", 20.0)
         while not rounds("b").waiting(0):
             assert not first.done()
-        with pytest.raises(TimeoutError, match=r"there are \['a', 'b'\]"):
+        with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 1 s .*, got \['a'\]"):
             enter("b", 1.0)  # there are two, but one has left
         assert not first.done()
         third = enter("c", 20.0)
