@@ -23,19 +23,6 @@ def sent_bytes(op: str) -> int:
     return sum(ops[op]["wire_bytes"] for ops in lc.stats().values() if op in ops)
 
 
-class SentBytes:
-    """The same where groups come and go: the bytes of those that have ended since the last call are kept."""
-
-    def __init__(self, op: str) -> None:
-        self._op = op
-        self._by_group: dict[str, int] = {}
-
-    def __call__(self) -> int:
-        """Returns the bytes of all groups so far."""
-        self._by_group |= {name: ops[self._op]["wire_bytes"] for name, ops in lc.stats().items() if self._op in ops}
-        return sum(self._by_group.values())
-
-
 def reduced_bytes() -> int:
     """Returns the bytes that this rank has sent in all_reduces: own frames, and gloo's of exact ones (headers aside)."""
     ops = [group["all_reduce"] for group in lc.stats().values() if "all_reduce" in group]

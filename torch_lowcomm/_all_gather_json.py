@@ -34,4 +34,4 @@ def all_gather_json(mine: Any, group: dist.ProcessGroup | None = None) -> list[A
         found = torch.empty(size * longest, dtype=torch.uint8)
         all_gather_single(found, torch.nn.functional.pad(data, (0, longest - len(data))), group=group)
     rows = zip(found.view(size, longest), lengths.tolist(), strict=True)
-    return [json.loads(bytes(row[:length].tolist())) for row, length in rows]
+    return [json.loads(row[:length].numpy().tobytes()) for row, length in rows]

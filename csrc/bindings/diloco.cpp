@@ -96,11 +96,13 @@ py::dict reportOf(const OuterReport& report) {
   entry["rank"] = report.rank;
   entry["effective_rank"] = report.effective_rank;
   entry["sent_bytes"] = report.sent_bytes;
+  entry["total_sent_bytes"] = report.total_sent_bytes;
   entry["taken_bytes"] = report.taken_bytes;
   entry["taken_s"] = report.taken_s;
   entry["stripes"] = report.stripes;
   entry["stripe_elements"] = report.stripe_elements;
   entry["waited_s"] = report.waited_s;
+  entry["total_waited_s"] = report.total_waited_s;
   entry["local_s"] = report.local_s;
   entry["memory"] = memoryOf(report.memory);
   return entry;

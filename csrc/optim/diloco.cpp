@@ -155,7 +155,7 @@ bool DiLoCoX::step(double samples) {
     const double seconds = std::chrono::duration<double>(start - ended).count();
     step_s_ = step_s_ == 0 ? seconds : .9 * step_s_ + .1 * std::min(seconds, 2 * step_s_);
   }
-  const double waited_before = waited_s_;
+  const double waited_before = report_.total_waited_s;
   bool any = false;
   try {
     for (FragmentSchedule& s : fragments_)
@@ -179,7 +179,7 @@ bool DiLoCoX::step(double samples) {
     giveUp();
     throw;
   }
-  if (any) report_.local_s = secondsSince(start) - (waited_s_ - waited_before);
+  if (any) report_.local_s = secondsSince(start) - (report_.total_waited_s - waited_before);
   step_ended_ = Clock::now();
   if (late_) std::rethrow_exception(std::exchange(late_, nullptr));
   return any;
@@ -252,11 +252,12 @@ void DiLoCoX::landed(FragmentSchedule& s) {
   }
   conclude(s, effective, error);
   if (site_.ranks) waited = secondsSince(start);  // for other ranks' stripes, too
-  waited_s_ += waited;
+  report_.total_waited_s += waited;
   measure();
   if (s.buffers) return;
   report_.waited_s = waited;
   report_.sent_bytes = sent;
+  report_.total_sent_bytes += sent;
 }
 
 void DiLoCoX::measure() {

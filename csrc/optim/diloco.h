@@ -25,11 +25,13 @@ struct OuterReport {
   double rank = 0;                       // r_t; 0 without factors
   double effective_rank = 0;             // r'_t
   uint64_t sent_bytes = 0;               // by this rank, for the average that came last; frame headers included
+  uint64_t total_sent_bytes = 0;         // for all averages that came, in the groups before, too
   std::vector<int64_t> stripe_elements;  // that each stripe of this rank's part of the model averages
   std::vector<int> stripes;              // those that this rank carries
   uint64_t taken_bytes = 0;              // of outer state, that this rank took from others at the last regroup()
   double taken_s = 0;                    // that taking it lasted, waits for the others included
   double waited_s = 0;                   // for that average to come: what of its way was not hidden
+  double total_waited_s = 0;             // for all averages, buffers' too
   double local_s = 0;                    // of the last step() that took or applied anything, what it did not wait
   OuterMemory memory;                    // of all fragments, each with its last average
 };
@@ -96,6 +98,7 @@ class DiLoCoX {
   // is sent (not in report().memory), and what they have trained since their last outer step counts in the next. A
   // later call that waits throws there what becomes of the handover. Those behind leave out about as many inner steps
   // as the others have made meanwhile, which steps() counts. Residuals stay each rank's own.
+  // Where it throws, no rank of the site has taken anything.
   // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
   // constructor, except for parameters' values, which may differ.
   void regroup(std::vector<std::shared_ptr<OpQueue>> stripes);
@@ -122,9 +125,10 @@ class DiLoCoX {
 
   // The contents of a checkpoint: tensors under the parameters' names, counters, and under "own.…" what is this rank's
   // alone. Waits for messages under way, so every rank of the group calls it after the same outer step; a run that
-  // loads it (and its inner optimizer and parameters) goes on with the same bits. In a site all ranks of all sites have
-  // their state, or all throw: PeerRefusal naming the rank that failed and why; what has come there stays, except in
-  // the site of a rank whose average failed, which drops the step.
+  // loads it (and its inner optimizer and parameters) goes on with the same bits. Where there are sites and the state
+  // of one rank fails, all ranks of all sites throw PeerRefusal, which names it and says why; what has come there
+  // stays, except in the site of a rank whose average failed, which drops the step. Where a rank is lost, some may have
+  // theirs.
   TensorMap state();
 
   // In place of state(), on a rank that cannot write its checkpoint for a reason of its own: tells the others.
@@ -171,13 +175,13 @@ class DiLoCoX {
   void landed(FragmentSchedule& scheduled);
   void measure();
   void conclude(const FragmentSchedule& scheduled, const EffectiveRanks& mine, const std::exception_ptr& error);
-  std::vector<std::vector<double>> words(double mine, const EffectiveRanks& effective);
-  bool saysLater(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
+  std::vector<std::vector<double>> gatherWords(double mine, const EffectiveRanks& effective);
+  bool asksToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin);
   // Waits for a stripe's op or average. Words come on all ranks of the site before any other op of it. What the op
   // refers to must outlive this call, which may throw before the op has ended.
   template <class Op>
   void awaitInSite(Op& op) {
-    while (site_.ranks && saysLater([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
+    while (site_.ranks && asksToWait([&](std::chrono::milliseconds patience) { return op.endsWithin(patience); })) {
     }
     op.wait();
   }
@@ -185,6 +189,7 @@ class DiLoCoX {
   void keepError(const std::function<void()>& f);
   void agreeOnErrors();
   void adapt();
+  void setRanks();
   bool agreesInSite() const;
   double rankInSite();
   void tellSite(const std::exception_ptr& error);
@@ -218,7 +223,7 @@ class DiLoCoX {
   int64_t steps_ = 0, sync_every_, applied_ = 0;
   int64_t look_at_ = 0, looked_at_ = 0;  // inner steps at which the ranks of a site compare their clocks
   Clock::time_point looked_ = {};
-  double rank_, waited_s_ = 0;
+  double rank_;
   // Of an inner step, with all that happens between two calls of step(): a mean of the last ones. A pause after the
   // first, as an evaluation is, counts as two steps.
   double step_s_ = 0;

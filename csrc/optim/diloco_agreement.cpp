@@ -101,7 +101,7 @@ bool DiLoCoX::agreesInSite() const {
 }
 
 // Every rank's word and effective ranks, once no rank says kLater; of a rank that says so itself, as they are.
-std::vector<std::vector<double>> DiLoCoX::words(double mine, const EffectiveRanks& effective) {
+std::vector<std::vector<double>> DiLoCoX::gatherWords(double mine, const EffectiveRanks& effective) {
   std::vector<std::vector<double>> all;
   do {
     all = gatherNumbers({mine, effective.sum, effective.matrices}, *site_.ranks, kStep);
@@ -111,10 +111,10 @@ std::vector<std::vector<double>> DiLoCoX::words(double mine, const EffectiveRank
 }
 
 // Unless what this rank waits for ends before its next word is due, it says kLater.
-bool DiLoCoX::saysLater(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
+bool DiLoCoX::asksToWait(const std::function<bool(std::chrono::milliseconds)>& endsWithin) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(word_due_ - Clock::now());
   if (endsWithin(std::max(left, std::chrono::milliseconds(0)))) return false;
-  words(kLater, {});
+  gatherWords(kLater, {});
   return true;
 }
 
@@ -129,7 +129,7 @@ EffectiveRanks DiLoCoX::agreeOnAverage(const EffectiveRanks& mine, const std::ex
   std::vector<double> words;
   EffectiveRanks all;
   try {
-    const auto told = this->words(word, mine);
+    const auto told = gatherWords(word, mine);
     for (size_t rank = 0; rank < told.size(); ++rank) {
       words.push_back(told[rank][0]);
       if (!model_->isOfPart(static_cast<int>(rank))) continue;
@@ -213,9 +213,13 @@ void DiLoCoX::adapt() {
   // Parts of a model see other averages: without one interval for all of them a stage would wait for ever.
   const double agreed = agreesInSite() ? rankInSite() : rank_;
   sync_every_ = adaptation_.syncEvery(agreed);
-  if (!options_.adapt_rank) return;
-  for (size_t f = 0; f < of_parameters_; ++f) {
-    for (Fragment& stripe : fragments_[f].stripes)
+  setRanks();
+}
+
+void DiLoCoX::setRanks() {
+  if (!options_.adapt_rank) return;  // r_t may still set the interval
+  for (FragmentSchedule& s : fragments_) {
+    for (Fragment& stripe : s.stripes)
       stripe.setRank(std::llround(rank_));
   }
 }
@@ -224,7 +228,7 @@ void DiLoCoX::adapt() {
 // a rank that had none would make the next one in another order than the others.
 bool DiLoCoX::isLostInSite(bool mine) {
   if (!site_.ranks) return mine;
-  const auto all = words(mine ? kLost : 0, {});
+  const auto all = gatherWords(mine ? kLost : 0, {});
   return std::any_of(all.begin(), all.end(), [](const auto& one) { return one[0] != 0; });
 }
 
@@ -236,7 +240,7 @@ void DiLoCoX::agreeOnState(std::string error) {
   queues.push_back(site_.ranks);
   for (const std::shared_ptr<OpQueue>& queue : queues) {
     try {
-      if (queue == site_.ranks) words(0, {});
+      if (queue == site_.ranks) gatherWords(0, {});
       Ticket op = tell(*queue, kState, error, report_.outer_steps);  // sites may have made other numbers of inner ones
       queue == site_.ranks ? void(op.wait()) : awaitInSite(op);
     } catch (const std::exception& caught) {

@@ -59,42 +59,43 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   // The site's training goes to the stripes first: spread() below is of all ranks or of none.
   for (FragmentSchedule& s : fragments_)
     s.model.collect(s.number);
-  // A rank that is lost in the middle of taking over has no state: applied_ says so, from the first tensor that it
-  // writes until its whole site has all.
   bool behind = false;
-  std::exception_ptr error;
-  int64_t applied = applied_;
+  std::vector<Handover> handovers;
   const std::vector<double> own_schedule = schedule(), own_ranks = adaptation_.effectiveRanks();
   report_.taken_bytes = 0;
   const auto start = Clock::now();
   auto taken_from = start;
   try {
-    agree(/*values=*/false);
-    std::vector<Ahead> ahead;
-    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-      ahead.push_back(mostAdvanced(stripe));
-      behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
+    std::exception_ptr error;
+    try {
+      agree(/*values=*/false);
+      std::vector<Ahead> ahead;
+      for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+        ahead.push_back(mostAdvanced(stripe));
+        behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
+      }
+      for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
+        takeCounters(*groups_[stripe], ahead[stripe]);
+      taken_from = Clock::now();  // from here on the sites that are ahead wait for no other one
+      for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+        if (!ahead[stripe].behind.empty()) handOver(stripe, ahead[stripe], handovers);
+      }
+      for (Handover& one : handovers) {
+        if (one.behind) awaitInSite(one.op);
+      }
+    } catch (...) {
+      error = std::current_exception();
     }
-    for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
-      takeCounters(*groups_[stripe], ahead[stripe]);
-    applied = applied_;
-    taken_from = Clock::now();  // from here on the sites that are ahead wait for no other one
-    std::vector<Handover> handovers;
-    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-      if (!ahead[stripe].behind.empty()) handOver(stripe, ahead[stripe], handovers);
-    }
-    for (Handover& one : handovers)
-      take(one);
-  } catch (...) {
-    error = std::current_exception();
-    if (behind && applied_ >= 0) {
-      setSchedule(own_schedule);
-      adaptation_.set(own_ranks);
-    }
+    agreeOnAverage({}, error);
+  } catch (...) {  // nothing was written yet, on any rank of the site
+    setSchedule(own_schedule);
+    adaptation_.set(own_ranks);
+    setRanks();
+    throw;
   }
-  agreeOnAverage({}, error);
+  for (Handover& one : handovers)
+    take(one);
   report_.taken_s = secondsSince(start);
-  applied_ = applied;
   double late_s = secondsSince(taken_from);
   behind = agreeOnSchedule(behind, late_s);
   startIntervals();
@@ -162,11 +163,6 @@ DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
   const std::vector<double> sums =
       gatherNumber(static_cast<double>(checksum(stripe)), group, "DiLoCoX: compare outer parameters");
   const auto first = std::max_element(applied.begin(), applied.end()) - applied.begin();
-  if (applied[first] < 0) {
-    throw ValueError(
-        "DiLoCoX: regroup: expected a rank with a whole outer state, got only such as were lost while they took it "
-        "over: load a checkpoint");
-  }
   Ahead found;
   for (int rank = 0; rank < group.size(); ++rank) {
     const bool equal = applied[rank] == applied[first] && sums[rank] == sums[first];
@@ -213,15 +209,12 @@ void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
     }).wait();
   }
   adaptation_.set(std::move(effective));
-  for (FragmentSchedule& s : fragments_) {
-    for (Fragment& stripe : s.stripes)
-      stripe.setRank(std::llround(rank_));
-  }
+  setRanks();
 }
 
 // Fragment by fragment, each tensor from another of the ranks that are ahead, in turn, to all that are behind, who
-// take() later. A rank that gives goes on at once: its next op of the group comes after these, and an error of one of
-// these ends the group.
+// take() it when all of it has come. A rank that gives goes on at once: its next op of the group comes after these, and
+// an error of one of these ends the group.
 void DiLoCoX::handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>& handovers) {
   OpQueue& group = *groups_[stripe];
   const int rank = group.rank(), size = group.size();
@@ -252,15 +245,11 @@ void DiLoCoX::handOver(size_t stripe, const Ahead& ahead, std::vector<Handover>&
 }
 
 void DiLoCoX::take(Handover& handover) {
-  if (handover.behind) {
-    awaitInSite(handover.op);
-    applied_ = -1;
-    for (size_t from = 0; from < handover.parcels->size(); ++from) {
-      const at::Tensor& parcel = (*handover.parcels)[from];
-      if (!parcel.defined()) continue;
-      handover.copy(static_cast<int>(from), /*out=*/false);
-      report_.taken_bytes += parcel.nbytes();
-    }
+  for (size_t from = 0; handover.behind && from < handover.parcels->size(); ++from) {
+    const at::Tensor& parcel = (*handover.parcels)[from];
+    if (!parcel.defined()) continue;
+    handover.copy(static_cast<int>(from), /*out=*/false);
+    report_.taken_bytes += parcel.nbytes();
   }
   handover.fragment.share(handover.behind);
 }

@@ -124,12 +124,7 @@ void DiLoCoX::load(const TensorMap& state) {
   rank_ = options_.adapt_rank || options_.adapt_sync_every ? state.at("rank").item<double>()
                                                            : static_cast<double>(options_.rank);
   report_.outer_steps = number("outer_steps");
-  if (options_.adapt_rank) {
-    for (size_t f = 0; f < of_parameters_; ++f) {
-      for (Fragment& stripe : fragments_[f].stripes)
-        stripe.setRank(std::llround(rank_));
-    }
-  }
+  setRanks();
 }
 
 }  // namespace lowcomm

@@ -55,10 +55,10 @@ def _is_lost(r, port, site, how, what, options):
     die()
 
 
-def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, least=80):
+def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, outer_steps=80):
     """`stay` sites stay; to them comes one after another, of which a rank is lost in an op, until all ops have been met.
 
-    They end after `least` outer steps, or as soon as they can.
+    They end after so many outer steps, or as soon after them as they can.
 
     Returns how often the op cost a site its interval, the outer steps and the mean loss after the last of them, and what has
     ended.
@@ -80,7 +80,7 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, least=80)
         lost.append((op, len(trained.lost) - before, trained.members.formed.number - formed))
     if r.rank == 0:
         begun = trained.opt.report["outer_steps"]
-        r.say("last", max(begun + 3 + AT_THE_END, least))  # of a step, all sites have begun at most one more
+        r.say("last", max(begun + 3 + AT_THE_END, outer_steps))  # of a step, all sites have begun at most one more
     last, losses = int(r.hear("last")), []
     for step in range(last - AT_THE_END, last):
         trained.until_outer_step(step + 1)
@@ -117,11 +117,11 @@ def expect_survivors(found, how):
     return loss
 
 
-def expect_phases(port, how, stay, number, ops, least=80, **options):
+def expect_phases(port, how, stay, number, ops, outer_steps=80, **options):
     """The same, of sites on this host whose ranks get a signal."""
     size = 2 * (stay + len(ops))
     gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
-    sites = partial(lose_sites, least=least)
+    sites = partial(lose_sites, outer_steps=outer_steps)
     found = ranks.run_ranks(sites, size, port, how, stay, number, ops, options, timeout=3 * DEADLINE_S, allow_exit=gone)
     return expect_survivors(found[: 2 * stay], how)
 
@@ -129,5 +129,5 @@ def expect_phases(port, how, stay, number, ops, least=80, **options):
 def expect_faultless(end, port, how, stay, **options):
     """The loss is that of the same sites after as many outer steps without any fault, within 1 %."""
     steps, loss = end
-    _, faultless = expect_phases(port, how, stay, signal.SIGKILL, (), least=steps, **options)
+    _, faultless = expect_phases(port, how, stay, signal.SIGKILL, (), outer_steps=steps, **options)
     assert 0.99 < loss / faultless < 1.01, (steps, loss, faultless)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -135,19 +136,22 @@ class SiteRank:
         """Trains; a site that is lost costs an interval, and the outer parameters' loss goes on where it was."""
         for _ in range(count):
             self.backward(torch.randn(BATCH, WIDTH, generator=self.draws))
-            try:
+            with self.going_on():
                 self.opt.step()
-            except dist.DistBackendError as error:
-                self._go_on(error)
             self.opt.zero_grad()
             if self.opt.regroup_due:
                 self._regroup()
             self._expect_loss()
             time.sleep(pause_s)
 
-    def _go_on(self, error):
-        self.lost.append(str(error))
-        self._regroup()
+    @contextmanager
+    def going_on(self):
+        """Where a site is lost meanwhile, this one goes on in another group."""
+        try:
+            yield
+        except dist.DistBackendError as error:
+            self.lost.append(str(error))
+            self._regroup()
 
     def _regroup(self):
         """A site keeps its outer parameters, or takes those of a site that has applied more averages."""
@@ -187,10 +191,8 @@ class SiteRank:
         """Trains to an outer step, and ends there, in a group that holds: (outer steps, the whole parameters and the means)."""
         while True:
             self.until_outer_step(last)  # a site that was further on may have taken the others' count
-            try:
+            with self.going_on():
                 return self.ended()
-            except dist.DistBackendError as error:
-                self._go_on(error)
 
     def outer_state(self):
         """The outer state that this rank holds, equal at the same places of all sites."""

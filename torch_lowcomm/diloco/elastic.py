@@ -19,7 +19,8 @@ class Elastic:
 
     A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
     Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
-    received a message that rank 0 sent later. The step is an outer one: by the clock, sites make other numbers of inner steps.
+    received a message that rank 0 sent later: with n fragments, the average that an outer step waits for was sent n outer
+    steps earlier, so n + 1 are enough. The step is an outer one: by the clock, sites make other numbers of inner steps.
 
     Args:
         members: Tells which machines are alive.
@@ -27,7 +28,7 @@ class Elastic:
     """
 
     def __init__(self, members: Membership, fragments: int) -> None:
-        self._members, self._ahead = members, 4 * fragments
+        self._members, self._ahead = members, 2 * fragments
         self._first = 0  # outer steps before this group
         self._alive = 0
         self.due = False
@@ -59,6 +60,10 @@ class Elastic:
                 if left == 0:
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
+
+    def step(self) -> None:
+        """Counts an inner step, as a sign of training."""
+        self._members.step()
 
     def stepped(self, outer_steps: int) -> None:
         """Sets `due` when the group is to be formed again after this outer step.

@@ -191,6 +191,8 @@ class DiLoCoX(OptimizerAround):
                 f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
                 "parameters come or go, or the model is moved or cast"
             )
+        if self._elastic:
+            self._elastic.step()
         if (
             any(group.get("lr", 1.0) != 0 for group in self.param_groups)
             and self._outer.step(samples)
@@ -207,9 +209,9 @@ class DiLoCoX(OptimizerAround):
         Raises:
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back; or an average
                 held NaN or infinity.
-            DistBackendError: A peer or the network failed. With a Membership: `regroup()`, train on if `steps` has gone back,
-                and end again; if `regroup()` raises TimeoutError, too few are left (others may have ended), and `restore()`
-                puts the outer parameters into the model.
+            DistBackendError: A peer or the network failed. With a Membership: `regroup()`, train on if `report["outer_steps"]`
+                has gone back, and end again; if `regroup()` raises TimeoutError, too few are left (others may have ended),
+                and `restore()` puts the outer parameters into the model.
         """
         self._expect_own("finish")
         self._outer.finish()
@@ -236,8 +238,9 @@ class DiLoCoX(OptimizerAround):
 
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.
-            TimeoutError: There were not enough machines in time.
-            ConnectionError: The store is lost. The state is consistent: save it.
+            TimeoutError: There were not enough machines in time. The outer state is as it was.
+            ConnectionError: The store is lost. The outer state is as it was: save it.
+            DistBackendError: A rank of this site was lost, or no group held in ten attempts.
         """
         if self._elastic is None:
             raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
@@ -289,7 +292,8 @@ class DiLoCoX(OptimizerAround):
         {"outer_steps" (begun so far, of all fragments), "participating" (ranks that are averaged), "alive" (ranks; with a
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
         0 without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
-        for the step, with frame headers), "waited_s" (seconds that training waited for the average), "local_s" (seconds of
+        for the average that came last, with frame headers), "waited_s" (seconds that training waited for it),
+        "total_sent_bytes" and "total_waited_s" (for all averages so far, in groups that have ended too), "local_s" (seconds of
         computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
         model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages),
         "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the

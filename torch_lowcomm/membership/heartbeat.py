@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import threading
 import time
@@ -13,6 +14,7 @@ from torch_lowcomm.membership.patient_store import PatientStore
 logger = logging.getLogger("torch_lowcomm")
 
 _LEFT = "left"  # in the place of a machine's count, once it has left
+_STEPS = " steps "  # between its count and that of its steps
 
 
 class Heartbeat:
@@ -36,6 +38,8 @@ class Heartbeat:
         self._nonce = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
+        self._steps = 0
+        self._stepped: dict[str, tuple[str, float]] = {}  # id: (its last number of steps, when it was seen to grow)
         self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
         self._failed: ConnectionError | None = None
         self._stop = threading.Event()
@@ -80,6 +84,15 @@ class Heartbeat:
         with self._lock:
             if machine in self._seen:
                 self._seen[machine] = (self._seen[machine][0], time.monotonic())
+
+    def step(self) -> None:
+        """Counts a step of this machine, which the others see with its next sign of life."""
+        self._steps += 1
+
+    def stepped_at(self, machine: str) -> float:
+        """When a machine was last seen to have made a step, by time.monotonic(); -inf if never."""
+        with self._lock:
+            return self._stepped.get(machine, ("", -math.inf))[1]
 
     def in_place(self) -> bool:
         """Whether no other process has taken this one's place.
@@ -127,7 +140,8 @@ class Heartbeat:
             raise ConnectionError(
                 f"membership: lost the place of machine_id {self._id!r} at the store: another process has taken it"
             )
-        self._store.set(self._key(self._id), f"{self._nonce}:{count}")
+        steps = f"{_STEPS}{self._steps}" if self._steps and count != _LEFT else ""
+        self._store.set(self._key(self._id), f"{self._nonce}:{count}{steps}")
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
@@ -138,8 +152,11 @@ class Heartbeat:
         values = self._store.get_all([self._key(machine) for machine in machines])
         for machine, value in zip(machines, values, strict=True):
             with self._lock:
+                now, steps = time.monotonic(), value.partition(_STEPS)[2]
                 if machine not in self._seen or self._seen[machine][0] != value:
-                    self._seen[machine] = (value, time.monotonic())
+                    self._seen[machine] = (value, now)
+                if machine not in self._stepped or self._stepped[machine][0] != steps:
+                    self._stepped[machine] = (steps, now if machine in self._stepped else -math.inf)
 
     def _loop(self) -> None:
         count = 0

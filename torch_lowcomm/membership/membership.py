@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
@@ -61,11 +62,12 @@ class Membership:
         machine_id: Id of this machine or site, different from all others; the machine may come back under it.
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
             Making the Membership is collective over it, and so are all methods except `leave`.
-        least: The least number of machines in a group. Where fewer are alive, the others wait for `timeout`.
+        least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
-        patience_s: Seconds to wait for machines that are alive and do not come. After a loss they notice it with their next
-            outer step.
-        timeout: Progress deadline of the groups, of forming a group, and of the store's answers.
+        patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step. One that trains comes
+            after its next outer step.
+        timeout: Progress deadline of the groups, of forming a group, and of the store's answers. Steps that machines make
+            before they come are progress.
         options: Options of the groups; the policy is not used.
 
     Attributes:
@@ -124,7 +126,14 @@ class Membership:
         self._store = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
         beats = PatientStore(PrefixStore("lowcomm", store.clone()), self._timeout.total_seconds())
         self._beat = Heartbeat(beats, self._id, lost_after_s=lost_after_s)
-        self._rounds = Rounds(self._store, self._id, self._beat.alive, self._beat.has_left)
+        self._rounds = Rounds(
+            self._store,
+            self._id,
+            self._beat,
+            least=self._least,
+            patience_s=self._patience_s,
+            timeout_s=self._timeout.total_seconds(),
+        )
 
     @property
     def machine_id(self) -> str:
@@ -154,9 +163,11 @@ class Membership:
         Raises:
             ValueError: The first machine's description differs.
             ConnectionError: The store is lost.
+            DistBackendError: A rank of this site was lost.
         """
-        whole = "\n".join(dict.fromkeys(self._site.all_gather(text)))
-        self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole), whole))
+        with self._ending_with_site():
+            whole = "\n".join(dict.fromkeys(self._site.all_gather(text)))
+            self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole), whole))
 
     def first(self, what: str, text: str) -> str:
         """Returns the text that the first machine of this store gave for `what`.
@@ -213,9 +224,9 @@ class Membership:
             DistBackendError: A rank of this site was lost.
         """
         self._abort()
-        try:
+        with self._ending_with_site():
             for left in reversed(range(_ATTEMPTS)):
-                number, machines = self._site.told(self._enter)
+                number, machines = self._enter()
                 try:
                     formed = self._connected(number, machines, stripes)
                 except DistBackendError as error:  # somebody left between entering and connecting
@@ -226,14 +237,27 @@ class Membership:
                 self._formed = formed
                 logger.info("membership: group %d: %s", number, ", ".join(machines))
                 return formed
-        except DistBackendError:
-            self._end()  # a rank of this site is gone, and the site with it: the others need not wait
-            raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    @contextmanager
+    def _ending_with_site(self) -> Iterator[None]:
+        """Where a rank of the site is lost, the site is gone: the others are told, and need not wait."""
+        try:
+            yield
+        except DistBackendError:
+            self._end()
+            raise
+
     def _enter(self) -> tuple[int, list[str]]:
-        limit_s = self._timeout.total_seconds()
-        return self._rounds.enter(least=self._least, patience_s=self._patience_s, timeout_s=limit_s)
+        wait_s = self._timeout.total_seconds() / 2  # the site's other ranks do not wait longer than they can
+        while (entered := self._site.told(lambda: self._rounds.enter(wait_s))) is None:
+            pass
+        return entered
+
+    def step(self) -> None:
+        """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
+        if self._beat is not None:
+            self._beat.step()
 
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.

@@ -1,5 +1,6 @@
 // An outer loop goes on in another group: with what was lost, and with a newcomer, who takes the outer state over.
 #include <atomic>
+#include <functional>
 #include <future>
 #include <span>
 #include <thread>
@@ -58,8 +59,8 @@ TEST(DiLoCoXRegroup, GoesOnInAnotherGroup) {
   }
 }
 
-// A newcomer is lost in the middle of taking the state over: it must not be taken for one that has it.
-TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
+// A newcomer is lost in the middle of taking the state over: it has what it had, and takes it in the next group.
+TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffChangesNothing) {
   const std::vector<std::vector<int64_t>> large = {{512, 640}, {100000}};
   Ranks first(1), broken(2, [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); }), again(2);
   std::vector<at::Tensor> before;
@@ -71,6 +72,7 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
   veteran.train(0, 6);
   before = veteran.outer();
   newcomer.loop = std::make_unique<DiLoCoX>(newcomer.parameters, nullptr, options(2, OuterMode::sync));
+  const auto own = newcomer.outer();
   std::atomic<int> frames{0};
   std::promise<void> reached;
   broken.hub().tamper([&](int, int, Lane lane, std::span<std::byte>) {
@@ -90,9 +92,12 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
         << rank;
   });
   killer.wait();
-  const auto kept = veteran.outer();
-  for (size_t i = 0; i < kept.size(); ++i)
-    EXPECT_TRUE(at::equal(kept[i], before[i]));
+  for (size_t i = 0; i < before.size(); ++i) {
+    EXPECT_TRUE(at::equal(veteran.outer()[i], before[i]));
+    EXPECT_TRUE(at::equal(newcomer.outer()[i], own[i]));
+  }
+  EXPECT_EQ(newcomer.loop->steps(), 0);
+  EXPECT_EQ(newcomer.loop->report().outer_steps, 0);
   onRanks(again, [&](int rank, const std::shared_ptr<OpQueue>& queue) { both[rank]->loop->regroup({queue}); });
   for (const Trainee* trainee : both) {
     const auto outer = trainee->outer();
@@ -102,6 +107,58 @@ TEST(DiLoCoXRegroup, ATakeoverThatBreaksOffLeavesNoState) {
 }
 
 const std::string kTakeover = "DiLoCoX: take over the outer state";
+
+// A site takes over all of its stripes or none: one of them comes, and the other one's link is lost.
+TEST(DiLoCoXRegroup, ASiteTakesOverAllStripesOrNone) {
+  const auto briefly = [](int, GroupConfig& config) { config.timeout = std::chrono::seconds(2); };
+  Ranks sites[2] = {Ranks(2), Ranks(2)}, alone[2] = {Ranks(1), Ranks(1)};
+  Ranks broken[2] = {Ranks(2, briefly), Ranks(2, briefly)}, again[2] = {Ranks(2), Ranks(2)};
+  std::vector<std::unique_ptr<Trainee>> veterans(2), newcomers(2);
+  const auto both = [&](const std::function<void(int site, int rank)>& f) {
+    auto others = std::async(
+        std::launch::async, [&] { onRanks(sites[1], [&](int rank, const std::shared_ptr<OpQueue>&) { f(1, rank); }); });
+    onRanks(sites[0], [&](int rank, const std::shared_ptr<OpQueue>&) { f(0, rank); });
+    others.get();
+  };
+  std::vector<at::Tensor> own[2];
+  both([&](int site, int rank) {
+    auto& trainee = (site == 0 ? veterans : newcomers)[rank];
+    trainee = std::make_unique<Trainee>(site, kShapes);
+    const OuterSite of{std::make_shared<EngineQueue>(sites[site].engine(rank)), {0, 0}, {2}};
+    std::vector<std::shared_ptr<OpQueue>> groups;
+    if (site == 0) groups.push_back(std::make_shared<EngineQueue>(alone[rank].engine(0)));
+    trainee->loop = std::make_unique<DiLoCoX>(trainee->parameters, groups, options(2, OuterMode::sync), of);
+    if (site == 0) trainee->train(0, 6);
+    if (site == 1) own[rank] = trainee->outer();
+  });
+  both([&](int site, int rank) {
+    const auto cut = [&](const std::string& op) {
+      if (op == kTakeover && rank == 1) broken[1].hub().kill(1);
+    };
+    Engine& engine = broken[rank].engine(site);
+    const auto queue = site == 0 ? std::make_shared<EngineQueue>(engine) : std::make_shared<HeldQueue>(engine, cut);
+    Trainee& trainee = *(site == 0 ? veterans : newcomers)[rank];
+    EXPECT_THROW(
+        {
+          trainee.loop->regroup({queue});
+          trainee.train(6, 8);
+        },
+        PeerError)
+        << "site " << site << " rank " << rank;
+    if (site == 0) return;
+    EXPECT_EQ(trainee.loop->steps(), 0);
+    for (size_t i = 0; i < own[rank].size(); ++i)
+      EXPECT_TRUE(at::equal(trainee.outer()[i], own[rank][i])) << "rank " << rank;
+  });
+  both([&](int site, int rank) {
+    (site == 0 ? veterans : newcomers)[rank]->loop->regroup({std::make_shared<EngineQueue>(again[rank].engine(site))});
+  });
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(newcomers[rank]->loop->report().outer_steps, veterans[rank]->loop->report().outer_steps);
+    for (size_t i = 0; i < own[rank].size(); ++i)
+      EXPECT_TRUE(at::equal(newcomers[rank]->outer()[i], veterans[rank]->outer()[i])) << "rank " << rank;
+  }
+}
 
 // The others make all inner steps of an interval meanwhile, and the newcomer does not make all of them afterwards.
 TEST(DiLoCoXRegroup, OthersTrainWhileANewcomerTakesOver) {

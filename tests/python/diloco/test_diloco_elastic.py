@@ -3,73 +3,20 @@
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from elastic_machine import TrainingResult, join
 
 DEADLINE_S = 90
-OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1}
-
-
-def _join(port, name, **options):
-    import torch_lowcomm as lc
-
-    options = {"least": 2, "lost_after_s": 2.0, "timeout": timedelta(seconds=20)} | options
-    options = {"patience_s": options["timeout"].total_seconds() * 0.9} | options
-    return lc.Membership(dist.TCPStore("127.0.0.1", port, is_master=False), name, **options)
-
-
-class TrainingResult:
-    """A small model that a machine trains towards a target of its own."""
-
-    def __init__(self, members, seed, **options):
-        import torch_lowcomm as lc
-
-        torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-        self.draws = torch.Generator().manual_seed(seed)
-        self.opt = lc.DiLoCoX(
-            torch.optim.AdamW(self.model.parameters(), lr=1e-2), group=members, model=self.model, **(OPTIONS | options)
-        )
-        self.lost = []
-
-    def steps(self, count, pause_s=0.0):
-        """Inner steps; after a loss, or where somebody waits, in another group."""
-        for _ in range(count):
-            x = torch.randn(16, 32, generator=self.draws)
-            loss = (self.model(x) - x[:, :8]).square().mean()
-            loss.backward()
-            try:
-                self.opt.step()
-            except dist.DistBackendError as error:
-                before, steps = self.validation(), self.opt.steps
-                self.lost.append(str(error))
-                self.opt.regroup()
-                # A machine that was behind has the others' parameters now; the others have theirs, or one outer step's more.
-                assert self.opt.steps != steps or self.validation() <= 1.01 * before
-            self.opt.zero_grad()
-            if self.opt.regroup_due:
-                self.opt.regroup()
-            time.sleep(pause_s)
-        return loss.item()
-
-    def validation(self):
-        x = torch.randn(256, 32, generator=torch.Generator().manual_seed(99))
-        with torch.no_grad():
-            return (self.model(x) - x[:, :8]).square().mean().item()
-
-    def outer(self):
-        self.opt.finish()
-        return [p.detach().clone() for p in self.model.parameters()]
 
 
 def _killed(r, port, mode):
     """One of three is killed between outer steps; the others go on by themselves."""
-    members = _join(port, f"machine{r.rank}")
+    members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode=mode)
     while len(members.formed.machines) < 3:  # the first two did not wait for the third
         trained.steps(1, pause_s=0.02)
@@ -98,7 +45,7 @@ def _late(r, port):
     """A machine comes when two are at it, with another model of the same shapes: it takes theirs."""
     if r.rank == 2:
         r.hear("begun")
-    members = _join(port, f"machine{r.rank}", lost_after_s=10.0)
+    members = join(port, f"machine{r.rank}", lost_after_s=10.0)
     trained = TrainingResult(members, r.rank, mode="continue")
     if r.rank == 2:
         taken = trained.opt.report["outer_steps"]
@@ -134,7 +81,7 @@ def test_lets_a_late_machine_in(store):
 
 def _stopped(r, port):
     """One of three is stopped for longer than the deadline, and finds the others gone on without it when it wakes up."""
-    members = _join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
+    members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=6))
     trained = TrainingResult(members, r.rank, mode="continue")
     while len(members.formed.machines) < 3:
         trained.steps(1, pause_s=0.02)
@@ -171,10 +118,10 @@ def _twice(r, port):
     if r.rank == 1:
         r.hear("first")
         with pytest.raises(ValueError, match="machine_id: expected one that no living machine has, got 'same'"):
-            _join(port, "same", lost_after_s=10.0)
+            join(port, "same", lost_after_s=10.0)
         r.say("refused")
         return
-    members = _join(port, "same", lost_after_s=10.0)
+    members = join(port, "same", lost_after_s=10.0)
     r.say("first")
     r.hear("refused")
     assert members.alive() == {"same"}
@@ -186,7 +133,7 @@ def test_refuses_a_machine_id_twice(store):
 
 
 def _another_model(r, port):
-    members = _join(port, f"machine{r.rank}", least=1, patience_s=1.0)
+    members = join(port, f"machine{r.rank}", least=1, patience_s=1.0)
     if r.rank == 0:
         TrainingResult(members, 0)
         r.say("first")
@@ -205,7 +152,7 @@ def test_refuses_a_machine_that_runs_something_else(store):
 
 def _resumed(r, port):
     """Two machines train and save; one of them is all that comes back, at first."""
-    members = _join(port, f"machine{r.rank}")
+    members = join(port, f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode="sync")
     trained.steps(9)
     saved, model = trained.opt.state_dict(), trained.model.state_dict()
@@ -219,7 +166,7 @@ def _resumed(r, port):
     else:
         r.hear("left1")
     # Machine 0 goes on alone at once; machine 1 waits for it, so that it does not begin a group of its own.
-    again = _join(port, f"machine{r.rank}", least=1, patience_s=1.0 if r.rank == 0 else 15.0)
+    again = join(port, f"machine{r.rank}", least=1, patience_s=1.0 if r.rank == 0 else 15.0)
     back = TrainingResult(again, r.rank, mode="sync", resume=saved if r.rank == 0 else None)
     if r.rank == 0:
         assert back.opt.steps == steps
@@ -242,78 +189,6 @@ def test_resumes_with_other_machines(store):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _entered_twice(r, port):
-    """A machine gives up waiting and comes again; its first place is nobody's."""
-    members = _join(port, f"machine{r.rank}", timeout=timedelta(seconds=3 if r.rank == 0 else 20))
-    if r.rank == 0:
-        with pytest.raises(TimeoutError):
-            members.form()
-        r.say("given up")
-        formed = members.form()
-    else:
-        r.hear("given up")
-        formed = members.form()
-    assert sorted(formed.machines) == ["machine0", "machine1"]
-    members.leave()
-
-
-def test_lets_a_machine_enter_twice(store):
-    ranks.run_ranks(_entered_twice, 2, store.port, timeout=DEADLINE_S)
-
-
-def _uncounted(r, port):
-    """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
-    from torch.distributed import PrefixStore
-
-    store = PrefixStore("lowcomm", dist.TCPStore("127.0.0.1", port, is_master=False))
-    store.set("1/members", '["gone"]')
-    store.add("1/entered", 1)
-    formed = _join(port, "only", least=1).form()
-    assert (formed.number, formed.machines) == (2, ("only",))
-
-
-def test_finds_the_open_round(store):
-    ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
-
-
-def _left_meanwhile(r, port):
-    """Machine b has entered a round and left; the others still count it among the living."""
-    from torch_lowcomm.membership.patient_store import PatientStore
-    from torch_lowcomm.membership.rounds import Rounds
-
-    def rounds(name):
-        store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
-        return Rounds(store, name, lambda: {"a", "b", "c"}, lambda machine: machine == "b")
-
-    def enter(name, timeout_s):
-        return rounds(name).enter(least=2, patience_s=0.0, timeout_s=timeout_s)
-
-    with ThreadPoolExecutor() as threads:
-        first = threads.submit(enter, "a", 20.0)
-        while not rounds("b").waiting(0):
-            assert not first.done()
-        with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 1 s .*, got \['a'\]"):
-            enter("b", 1.0)  # there are two, but one has left
-        assert not first.done()
-        third = enter("c", 20.0)
-        assert third == first.result() == (1, ["a", "c"])
-
-
-def test_a_round_closes_without_a_machine_that_has_left(store):
-    ranks.run_ranks(_left_meanwhile, 1, store.port, timeout=DEADLINE_S)
-
-
-def _alone(r, port):
-    members = _join(port, "only", timeout=timedelta(seconds=1))
-    with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
-        members.form()
-    members.leave()
-
-
-def test_names_who_is_missing(store):
-    ranks.run_ranks(_alone, 1, store.port, timeout=DEADLINE_S)
-
-
 def _store_lost(r):
     """Rank 2 is the store, and is killed; the others keep what they have."""
     if r.rank == 2:
@@ -322,7 +197,7 @@ def _store_lost(r):
         for q in range(2):
             r.hear(f"trained{q}")
         os.kill(os.getpid(), signal.SIGKILL)
-    members = _join(int(r.hear("port")), f"machine{r.rank}")
+    members = join(int(r.hear("port")), f"machine{r.rank}")
     trained = TrainingResult(members, r.rank, mode="sync")
     trained.steps(5)
     before = trained.opt.state_dict()["param_groups"][0]["outer"]
@@ -354,3 +229,26 @@ def test_refuses(store, arguments, error, says):
     given = {"store": store, "machine_id": "a"} | arguments
     with pytest.raises(error, match=says):
         lc.Membership(given.pop("store"), given.pop("machine_id"), **given)
+
+
+def _left_alone(r, port):
+    """The last machine but one is killed before the end: too few are left, and the outer parameters are the result."""
+    members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3), patience_s=1.0)
+    trained = TrainingResult(members, r.rank, mode="continue")
+    trained.steps(9)
+    if r.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError):
+        trained.opt.finish()
+    with pytest.raises(TimeoutError, match=r"expected 2 machines or more .*, got \['machine0'\]"):
+        trained.opt.regroup()
+    with trained.opt.outer_parameters():
+        outer = [p.detach().clone() for p in trained.model.parameters()]
+    trained.opt.restore()
+    assert trained.opt.report["outer_steps"] == 2
+    assert all(torch.equal(p, o) for p, o in zip(trained.model.parameters(), outer, strict=True))
+    members.leave()
+
+
+def test_the_last_machine_has_the_outer_parameters(store):
+    ranks.run_ranks(_left_alone, 2, store.port, timeout=DEADLINE_S, allow_exit={1: -signal.SIGKILL})

@@ -227,7 +227,6 @@ class StoreExchange:
         """Leaves the run, so that the others do not wait for this machine. It may be called any number of times."""
         if self._beat is None:
             return
-        atexit.unregister(self._end)
         mail = self._names.mail(self.machine)
         try:
             posted = self._store.find(mail) or b""
@@ -236,7 +235,9 @@ class StoreExchange:
                 self._store.swap(mail, posted, LEFT)
         except ConnectionError as error:
             logger.warning("%s", error)
-        self._end()  # after the mail: without signs of life and with no such mail it would be dropped, as if it had failed
+        finally:
+            self._end()  # after the mail: with neither signs of life nor that mail it would be dropped, as if it had failed
+            atexit.unregister(self._end)
         if self._proposer is not None:
             self._dropped += self._proposer.dropped
         self._beat, self._proposer = None, None

@@ -1,0 +1,147 @@
+"""How machines at a store agree on a group: who is waited for, and for how long."""
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from elastic_machine import TrainingResult, join
+
+DEADLINE_S = 90
+
+
+def _entered_twice(r, port):
+    """A machine gives up waiting and comes again; its first place is nobody's."""
+    members = join(port, f"machine{r.rank}", timeout=timedelta(seconds=3 if r.rank == 0 else 20))
+    if r.rank == 0:
+        with pytest.raises(TimeoutError):
+            members.form()
+        r.say("given up")
+        formed = members.form()
+    else:
+        r.hear("given up")
+        formed = members.form()
+    assert sorted(formed.machines) == ["machine0", "machine1"]
+    members.leave()
+
+
+def test_lets_a_machine_enter_twice(store):
+    ranks.run_ranks(_entered_twice, 2, store.port, timeout=DEADLINE_S)
+
+
+def _uncounted(r, port):
+    """The machine that closed a round died before it counted the round: the next machines find the open one themselves."""
+    from torch.distributed import PrefixStore
+
+    store = PrefixStore("lowcomm", dist.TCPStore("127.0.0.1", port, is_master=False))
+    store.set("1/members", '["gone"]')
+    store.add("1/entered", 1)
+    formed = join(port, "only", least=1).form()
+    assert (formed.number, formed.machines) == (2, ("only",))
+
+
+def test_finds_the_open_round(store):
+    ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
+
+
+def _left_meanwhile(r, port):
+    """Machine b has entered a round and left; the others still count it among the living."""
+    from torch_lowcomm.membership.patient_store import PatientStore
+    from torch_lowcomm.membership.rounds import Rounds
+
+    beat = SimpleNamespace(
+        alive=lambda: {"a", "b", "c"}, has_left=lambda machine: machine == "b", stepped_at=lambda machine: -math.inf
+    )
+
+    def rounds(name, timeout_s=20.0):
+        store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
+        return Rounds(store, name, beat, least=2, patience_s=0.0, timeout_s=timeout_s)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(rounds("a").enter, 20.0)
+        while not rounds("b").waiting(0):
+            assert not first.done()
+        with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 1 s .*, got \['a'\]"):
+            rounds("b", timeout_s=1.0).enter(20.0)  # there are two, but one has left
+        assert not first.done()
+        third = rounds("c").enter(20.0)
+        assert third == first.result() == (1, ["a", "c"])
+
+
+def test_a_round_closes_without_a_machine_that_has_left(store):
+    ranks.run_ranks(_left_meanwhile, 1, store.port, timeout=DEADLINE_S)
+
+
+def _alone(r, port):
+    members = join(port, "only", timeout=timedelta(seconds=1))
+    with pytest.raises(TimeoutError, match=r"expected 2 machines or more.*\['only'\]"):
+        members.form()
+    members.leave()
+
+
+def test_names_who_is_missing(store):
+    ranks.run_ranks(_alone, 1, store.port, timeout=DEADLINE_S)
+
+
+def _gave_up(r, port):
+    """The first machine in a round gives up and lives on; the others form a group without it."""
+    if r.rank == 0:
+        members = join(port, "first", timeout=timedelta(seconds=2))
+        with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 2 s .*, got \['first'\]"):
+            members.form()
+        r.say("given up")
+        r.hear("formed1")
+        r.hear("formed2")
+    else:
+        members = join(port, f"machine{r.rank}", patience_s=1.0)
+        r.hear("given up")
+        formed = members.form()
+        assert sorted(formed.machines) == ["machine1", "machine2"]
+        r.say(f"formed{r.rank}")
+    members.leave()
+
+
+def test_a_machine_that_has_given_up_holds_nobody_up(store):
+    ranks.run_ranks(_gave_up, 3, store.port, timeout=DEADLINE_S)
+
+
+STEP_S = 0.4
+
+
+def _long_interval(r, port):
+    """An interval is longer than patience and time-out: a machine that comes waits until those that train let it in."""
+    deadlines = {"least": 1, "patience_s": 1.0, "timeout": timedelta(seconds=2), "lost_after_s": 1.0}
+    options = {"mode": "sync", "sync_every": 10}
+    if r.rank == 2:
+        r.hear("training")
+        start = time.monotonic()
+        members = join(port, "late", **deadlines)
+        trained = TrainingResult(members, r.rank, **options)
+        waited_s = time.monotonic() - start
+        assert members.formed.number == 2, "it has founded no group of its own"
+        assert waited_s > deadlines["timeout"].total_seconds(), "the test is about long intervals"
+    else:
+        members = join(port, f"machine{r.rank}", **(deadlines | {"least": 2}))
+        trained = TrainingResult(members, r.rank, **options)
+        trained.steps(1)
+        r.say("training") if r.rank == 0 else None
+        while len(members.formed.machines) < 3:
+            trained.steps(1, pause_s=STEP_S)
+    assert sorted(members.formed.machines) == ["late", "machine0", "machine1"]
+    while trained.opt.report["outer_steps"] < 6:
+        trained.steps(1)
+    outer = trained.outer()
+    members.leave()
+    assert not trained.lost
+    return outer
+
+
+def test_a_machine_that_comes_waits_while_the_others_train(store):
+    first, *others = ranks.run_ranks(_long_interval, 3, store.port, timeout=DEADLINE_S)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
