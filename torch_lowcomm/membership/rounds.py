@@ -72,7 +72,7 @@ class Rounds:
             members = self._closed() or self._close_or_give_up()
             if members is None:
                 waited = time.monotonic() - self._began
-                time.sleep(min(max(_POLL_S, waited / 20), 1))  # the store may be behind a slow link
+                time.sleep(min(max(_POLL_S, waited / 20), 5 * _POLL_S))  # the store may be behind a slow link
                 continue
             self._place = None
             if self._id in members:
