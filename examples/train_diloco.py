@@ -244,8 +244,7 @@ def survived(optimizer: Any, members: lc.Membership | None, result: Result, prog
             raise
         progress.write(str(error).splitlines()[0])
         result.losses += 1
-        if not result.ended:
-            regroup(optimizer, result, progress)
+        regroup(optimizer, result, progress)
 
 
 def regroup(optimizer: Any, result: Result, progress: tqdm) -> None:

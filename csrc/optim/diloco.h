@@ -98,7 +98,7 @@ class DiLoCoX {
   // is sent (not in report().memory), and what they have trained since their last outer step counts in the next. A
   // later call that waits throws there what becomes of the handover. Those behind leave out about as many inner steps
   // as the others have made meanwhile, which steps() counts. Residuals stay each rank's own.
-  // Where it throws, no rank of the site has taken anything.
+  // Where another site or the network fails, no rank of the site has taken anything.
   // Collective over the new groups, whose ranks need not be those of the old ones, and over the site. Throws as the
   // constructor, except for parameters' values, which may differ.
   void regroup(std::vector<std::shared_ptr<OpQueue>> stripes);

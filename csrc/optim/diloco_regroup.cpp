@@ -88,7 +88,10 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
     }
     agreeOnAverage({}, error);
   } catch (...) {  // nothing was written yet, on any rank of the site
+    for (Handover& one : handovers)
+      one.fragment.unshare();
     setSchedule(own_schedule);
+    step_s_ = own_schedule[5];
     adaptation_.set(own_ranks);
     setRanks();
     throw;
@@ -118,10 +121,7 @@ bool DiLoCoX::agreeOnSchedule(bool behind, double& late_s) {
   std::vector<double> effective = adaptation_.effectiveRanks();
   std::vector<double> mine = schedule();
   const size_t numbers = mine.size();
-  mine.push_back(static_cast<double>(effective.size()));
-  mine.push_back(groups_.empty() ? 0 : 1);
-  mine.push_back(late_s);
-  mine.push_back(behind ? 1 : 0);
+  mine.insert(mine.end(), {static_cast<double>(effective.size()), groups_.empty() ? 0. : 1., late_s, behind ? 1. : 0.});
   double step_s = 0;
   size_t most = 0;
   const auto all = gatherNumbers(mine, *site_.ranks, "DiLoCoX: compare the schedule in a site");
@@ -158,10 +158,8 @@ void DiLoCoX::leaveOut(double late_s) {
 
 DiLoCoX::Ahead DiLoCoX::mostAdvanced(size_t stripe) const {
   OpQueue& group = *groups_[stripe];
-  const std::vector<double> applied =
-      gatherNumber(static_cast<double>(applied_), group, "DiLoCoX: compare outer steps");
-  const std::vector<double> sums =
-      gatherNumber(static_cast<double>(checksum(stripe)), group, "DiLoCoX: compare outer parameters");
+  const auto applied = gatherNumber(static_cast<double>(applied_), group, "DiLoCoX: compare outer steps");
+  const auto sums = gatherNumber(static_cast<double>(checksum(stripe)), group, "DiLoCoX: compare outer parameters");
   const auto first = std::max_element(applied.begin(), applied.end()) - applied.begin();
   Ahead found;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -199,8 +197,7 @@ void DiLoCoX::takeCounters(OpQueue& group, const Ahead& ahead) {
   const int root = ahead.ahead[0];
   setSchedule(gatherNumbers(schedule(), group, "DiLoCoX: compare the schedule")[root]);
   std::vector<double> effective = adaptation_.effectiveRanks();
-  const std::vector<double> known =
-      gatherNumber(static_cast<double>(effective.size()), group, "DiLoCoX: compare effective ranks");
+  const auto known = gatherNumber(static_cast<double>(effective.size()), group, "DiLoCoX: compare effective ranks");
   effective.resize(static_cast<size_t>(known[root]));
   if (!effective.empty()) {
     std::vector<BroadcastMessage> messages = {{effective.size(), CodecSpec{}, DType::float64, effective.data(), {}}};

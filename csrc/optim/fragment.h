@@ -117,9 +117,10 @@ class Fragment {
   void each(const std::function<void(const OuterParameter&, const at::Tensor& outer)>& call);
 
   // The tensors that another rank's fragment takes over, in host memory: θ̄, momentum and factors, of the rank last set;
-  // idle. To be written in place, then share(): `behind` moves the parameters to the new θ̄.
+  // idle. To be written in place, then share(): `behind` moves the parameters to the new θ̄. Or not, then unshare().
   std::vector<at::Tensor> shared();
   void share(bool behind);
+  void unshare() { lent_.clear(), factors_.clear(); }
 
   // The contents of a checkpoint, under "<name>.…"; of this rank alone under "own.<name>.…". wait() first.
   TensorMap state() const;

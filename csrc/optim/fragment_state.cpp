@@ -33,8 +33,7 @@ std::vector<at::Tensor> Fragment::shared() {
     lend(kept.outer);
     if (kept.momentum.defined()) lend(kept.momentum);
     if (kept.first_rank == 0) continue;
-    kept.compression->setRank(std::min(next_rank_, kept.first_rank));
-    all.push_back(factors_[i] = kept.compression->factor().clone());
+    all.push_back(factors_[i] = kept.compression->factorOf(std::min(next_rank_, kept.first_rank)));
   }
   return all;
 }
@@ -48,6 +47,7 @@ void Fragment::share(bool behind) {
     ParameterState& kept = kept_[i];
     if (factors_[i].defined()) {
       const at::Tensor residual = kept.compression->residual();
+      kept.compression->setRank(factors_[i].size(0));
       kept.compression->set(residual.defined() ? std::optional(residual) : std::nullopt, factors_[i]);
     }
     if (kept.own_momentum.defined()) kept.own_momentum.copy_(kept.momentum);

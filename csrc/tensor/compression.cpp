@@ -109,15 +109,20 @@ void Compression::setRank(int64_t rank) {
   TORCH_CHECK_VALUE((rank == 0) == (rank_ == 0), "lowcomm: compression: expected a rank that is ",
                     rank_ == 0 ? "0" : "1 or more", ", as it was, got ", rank);
   if (rank == rank_) return;
+  factor_ = factorOf(rank);
+  rank_ = rank;
+}
+
+at::Tensor Compression::factorOf(int64_t rank) const {
   c10::InferenceMode normal(false);
   c10::NoGradGuard no_grad;
+  if (rank == rank_) return factor_.clone();
   at::Tensor factor = at::zeros({rank, columns_}, at::kFloat);
   const int64_t kept = std::min(rank, rank_);
   factor.narrow(0, 0, kept).copy_(factor_.narrow(0, 0, kept));
   FloatEnv env;
   orthonormaliseWhole(factor.mutable_data_ptr<float>(), rank, columns_, seed_);
-  factor_ = std::move(factor);
-  rank_ = rank;
+  return factor;
 }
 
 void Compression::scale(double factor) {

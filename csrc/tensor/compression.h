@@ -43,6 +43,7 @@ class Compression {
   // Changes the rank: the factor's leading vectors stay, others are drawn from the seed. ValueError as the constructor,
   // for one to or from 0, and as set().
   void setRank(int64_t rank);
+  at::Tensor factorOf(int64_t rank) const;  // the factor of that rank, a copy
 
   // Multiplies the residual: gradients come in another unit from now on. ValueError as set().
   void scale(double factor);

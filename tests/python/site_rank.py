@@ -85,6 +85,7 @@ class SiteRank:
         self.opt = lc.DiLoCoX(inner, group=self.members, model=self.model, **options)
         self.draws = torch.Generator().manual_seed(sum(self.name.encode()))
         self.lost = []
+        self._fragments = options.get("fragments", 1)
         self._bound = bound
         self._bounded, self._checked = (-1, 0.0), -1  # (the last outer step that is bounded, by which loss); looked at
 
@@ -155,8 +156,9 @@ class SiteRank:
 
     def _regroup(self):
         """A site keeps its outer parameters, or takes those of a site that has applied more averages."""
-        before = self.outer_validation()
+        before, outer_steps = self.outer_validation(), self.opt.report["outer_steps"]
         self.opt.regroup()
+        assert self.opt.report["outer_steps"] >= outer_steps - self._fragments, "it has lost more than an interval"
         self._bounded = self.opt.report["outer_steps"] + 2, self._bound * before
         self._checked = -1
         self._expect_loss()

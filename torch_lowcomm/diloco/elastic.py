@@ -19,8 +19,8 @@ class Elastic:
 
     A lost machine ends its group at once. To let a waiting machine in, all ranks must leave the group after the same step.
     Rank 0 looks for waiting machines and writes this step to the store, so far ahead that no rank reaches it before it has
-    received a message that rank 0 sent later: with n fragments, the average that an outer step waits for was sent n outer
-    steps earlier, so n + 1 are enough. The step is an outer one: by the clock, sites make other numbers of inner steps.
+    received a message that rank 0 sent later: of n + 1 outer steps in turn, two are of the same one of n fragments, and the
+    second needs the average of the first. The step is an outer one: by the clock, sites make other numbers of inner steps.
 
     Args:
         members: Tells which machines are alive.
@@ -43,6 +43,7 @@ class Elastic:
             DistBackendError: No group held in ten attempts.
         """
         if self.due:
+            self.due = False
             try:
                 outer.quiesce()  # else messages of one rank are lost when another closes its connections
             except DistBackendError as error:
@@ -50,7 +51,6 @@ class Elastic:
         self._members.agree("DiLoCoX", outer.agreed)
         for left in reversed(range(_ATTEMPTS)):
             formed = self._members.form(outer.stripes)
-            self.due = False
             try:
                 outer.regroup(list(formed.backends))
                 self._first = outer.report["outer_steps"]
@@ -61,9 +61,9 @@ class Elastic:
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
-    def step(self) -> None:
-        """Counts an inner step, as a sign of training."""
-        self._members.step()
+    def count_step(self) -> None:
+        """Counts an inner step, for machines that wait for this one."""
+        self._members.count_step()
 
     def stepped(self, outer_steps: int) -> None:
         """Sets `due` when the group is to be formed again after this outer step.

@@ -192,7 +192,7 @@ class DiLoCoX(OptimizerAround):
                 "parameters come or go, or the model is moved or cast"
             )
         if self._elastic:
-            self._elastic.step()
+            self._elastic.count_step()
         if (
             any(group.get("lr", 1.0) != 0 for group in self.param_groups)
             and self._outer.step(samples)
@@ -238,8 +238,8 @@ class DiLoCoX(OptimizerAround):
 
         Raises:
             ValueError: The group is not a Membership, or its machines run different options or models.
-            TimeoutError: There were not enough machines in time. The outer state is as it was.
-            ConnectionError: The store is lost. The outer state is as it was: save it.
+            TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained.
+            ConnectionError: The store is lost. The outer state is whole: save it.
             DistBackendError: A rank of this site was lost, or no group held in ten attempts.
         """
         if self._elastic is None:
@@ -293,7 +293,7 @@ class DiLoCoX(OptimizerAround):
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
         0 without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
         for the average that came last, with frame headers), "waited_s" (seconds that training waited for it),
-        "total_sent_bytes" and "total_waited_s" (for all averages so far, in groups that have ended too), "local_s" (seconds of
+        "total_sent_bytes" and "total_waited_s" (for all averages that came, in groups that have ended too), "local_s" (seconds of
         computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
         model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages),
         "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the

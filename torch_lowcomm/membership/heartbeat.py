@@ -21,7 +21,7 @@ class Heartbeat:
     """Counts up at the store and watches the other machines count, on a separate thread.
 
     A machine is alive while its number has changed within `lost_after_s` by this machine's clock, unless it says that it has
-    left. Clocks of different machines are never compared.
+    left. Clocks of different machines are never compared, and while this machine is stopped nobody else grows old.
 
     Args:
         store: A separate client, so that other threads' calls do not hold it up.
@@ -39,7 +39,8 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
         self._steps = 0
-        self._stepped: dict[str, tuple[str, float]] = {}  # id: (its last number of steps, when it was seen to grow)
+        self._stepped: dict[str, tuple[int, float]] = {}  # id: (its last number of steps, when it was seen to grow)
+        self._watched = -math.inf  # when the other machines were last looked at
         self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
         self._failed: ConnectionError | None = None
         self._stop = threading.Event()
@@ -58,15 +59,15 @@ class Heartbeat:
         """
         if self._failed is not None:
             raise ConnectionError(str(self._failed)) from self._failed
-        now = time.monotonic()
         with self._lock:
+            now = self._watched
             present = {m for m, (value, at) in self._seen.items() if now - at < self._lost_after_s and not _left(value)}
             return {self._id} | present
 
     def gone(self) -> set[str]:
         """Ids of the machines that were alive and have left, or been silent for `lost_after_s`."""
-        now = time.monotonic()
         with self._lock:
+            now = self._watched
             lost = {m for m, (value, at) in self._seen.items() if now - at >= self._lost_after_s or _left(value)}
             return lost - {self._id}
 
@@ -85,14 +86,18 @@ class Heartbeat:
             if machine in self._seen:
                 self._seen[machine] = (self._seen[machine][0], time.monotonic())
 
-    def step(self) -> None:
+    def is_current(self) -> bool:
+        """Whether the other machines were looked at a moment ago; not so after this machine was stopped."""
+        return time.monotonic() - self._watched < 3 * self._interval_s
+
+    def count_step(self) -> None:
         """Counts a step of this machine, which the others see with its next sign of life."""
         self._steps += 1
 
     def stepped_at(self, machine: str) -> float:
         """When a machine was last seen to have made a step, by time.monotonic(); -inf if never."""
         with self._lock:
-            return self._stepped.get(machine, ("", -math.inf))[1]
+            return self._stepped.get(machine, (0, -math.inf))[1]
 
     def in_place(self) -> bool:
         """Whether no other process has taken this one's place.
@@ -152,11 +157,12 @@ class Heartbeat:
         values = self._store.get_all([self._key(machine) for machine in machines])
         for machine, value in zip(machines, values, strict=True):
             with self._lock:
-                now, steps = time.monotonic(), value.partition(_STEPS)[2]
+                now, steps = time.monotonic(), int(value.partition(_STEPS)[2] or 0)
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, now)
-                if machine not in self._stepped or self._stepped[machine][0] != steps:
-                    self._stepped[machine] = (steps, now if machine in self._stepped else -math.inf)
+                before, at = self._stepped.get(machine, (steps, -math.inf))
+                self._stepped[machine] = (steps, now if steps > before else at)
+        self._watched = time.monotonic()
 
     def _loop(self) -> None:
         count = 0

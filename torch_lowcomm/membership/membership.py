@@ -61,7 +61,7 @@ class Membership:
         store: A client of the store that all machines share, under a prefix of this run.
         machine_id: Id of this machine or site, different from all others; the machine may come back under it.
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
-            Making the Membership is collective over it, and so are all methods except `leave`.
+            Making the Membership is collective over it, and so are all methods except `leave` and `count_step`.
         least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
         patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step. One that trains comes
@@ -165,7 +165,7 @@ class Membership:
             ConnectionError: The store is lost.
             DistBackendError: A rank of this site was lost.
         """
-        with self._ending_with_site():
+        with self._ending_on(DistBackendError):
             whole = "\n".join(dict.fromkeys(self._site.all_gather(text)))
             self._site.told(lambda: expect_equal(what, self._store.set_first(f"agreed/{what}", whole), whole))
 
@@ -219,12 +219,12 @@ class Membership:
             The new group, connected.
 
         Raises:
-            TimeoutError: There were not enough machines in time.
+            TimeoutError: There were not enough machines in time, or one of the last group is alive and neither came nor trained.
             ConnectionError: The store is lost.
             DistBackendError: A rank of this site was lost.
         """
         self._abort()
-        with self._ending_with_site():
+        with self._ending_on(DistBackendError, ConnectionError):
             for left in reversed(range(_ATTEMPTS)):
                 number, machines = self._enter()
                 try:
@@ -240,11 +240,11 @@ class Membership:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     @contextmanager
-    def _ending_with_site(self) -> Iterator[None]:
-        """Where a rank of the site is lost, the site is gone: the others are told, and need not wait."""
+    def _ending_on(self, *errors: type[Exception]) -> Iterator[None]:
+        """Where a rank of the site is lost, or this client of the store, the others need not wait for this machine."""
         try:
             yield
-        except DistBackendError:
+        except errors:
             self._end()
             raise
 
@@ -254,10 +254,10 @@ class Membership:
             pass
         return entered
 
-    def step(self) -> None:
+    def count_step(self) -> None:
         """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
         if self._beat is not None:
-            self._beat.step()
+            self._beat.count_step()
 
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.

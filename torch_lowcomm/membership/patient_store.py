@@ -48,6 +48,11 @@ class PatientStore:
         self.sent_bytes += len(key) + len(value)
         self.ask(lambda: self._store.set(key, value))
 
+    def set_later(self, key: str, value: str) -> None:
+        """Sets a key after the calls before it, and does not wait for it."""
+        self.sent_bytes += len(key) + len(value)
+        self.later(lambda: self._store.set(key, value))
+
     def find(self, key: str) -> str | None:
         """Returns the value of a key, or None if it is not set."""
         self.sent_bytes += 2 * len(key)

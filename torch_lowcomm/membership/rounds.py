@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -10,13 +11,14 @@ from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
 
 _POLL_S = 0.05  # at first
+_THERE, _WITHDRAWN = "+", "-"  # before the id of a machine at its place
 
 
 class Rounds:
     """Rounds at a store. Machines enter an open round; it is closed once, with the list of the machines in it.
 
     The first machine in a round closes it as soon as every living machine has entered, or has been waited for long enough;
-    never with fewer than `least` machines. If it dies, the next machine closes the round.
+    never with fewer than `least` machines. If it dies, or does not close it, the next machine does.
 
     A machine that trains comes to its next outer step, which may be far, before it notices that a round is open. So it is
     waited for while it makes steps. And a machine that was not in the last round does not close this one before
@@ -28,8 +30,8 @@ class Rounds:
         beat: Tells which machines are alive, and when they made their last steps.
         least: Least number of machines.
         patience_s: Seconds that a living machine is waited for without a step.
-        timeout_s: Seconds until a round must have closed with this machine in it, or since the last step of a living machine
-            that has not come; that one has `patience_s` more.
+        timeout_s: Seconds until a round must have closed with this machine in it, since a machine was last seen to enter, or
+            since the last step of one that has not; that one has `patience_s` more.
     """
 
     def __init__(
@@ -44,12 +46,8 @@ class Rounds:
     ) -> None:
         self._store, self._id, self._beat = store, machine_id, beat
         self._least, self._patience_s, self._timeout_s = least, patience_s, timeout_s
-        self._began: float | None = None  # by time.monotonic(), as all times here: this machine wants to be in a round
-        self._number = 0  # of the round that it has entered
-        self._place: int | None = None  # there
-        self._last_group: set[str] = set()  # machines of the round before
-        self._patient_since = math.inf  # whom it waits for, it waits for from then on
         self._grouped = 0  # the last round that was closed with this machine in it
+        self._entry: _Entry | None = None
 
     def enter(self, wait_s: float) -> tuple[int, list[str]] | None:
         """Enters the open round, and later rounds until one is closed with this machine in it.
@@ -64,103 +62,138 @@ class Rounds:
             TimeoutError: No round has closed in time; the message has the machines that are there.
             ConnectionError: The store is lost.
         """
-        self._began = self._began or time.monotonic()
         until = time.monotonic() + wait_s
-        while time.monotonic() < until:
-            if self._place is None:
-                self._take_place()
-            members = self._closed() or self._close_or_give_up()
-            if members is None:
-                waited = time.monotonic() - self._began
-                time.sleep(min(max(_POLL_S, waited / 20), 5 * _POLL_S))  # the store may be behind a slow link
-                continue
-            self._place = None
-            if self._id in members:
-                self._began, self._grouped = None, self._number
-                return self._number, members
-            # else the round was closed while this machine entered
+        try:
+            while time.monotonic() < until:
+                entry = self._entry = self._entry or self._entered()
+                members = self._members(entry.number) or self._close_or_give_up(entry)
+                if members is None:
+                    # Longer after a time: the store may be behind a slow link.
+                    time.sleep(min(max(_POLL_S, (time.monotonic() - entry.began) / 20), 5 * _POLL_S))
+                    continue
+                self._entry = None
+                if self._id in members:
+                    self._grouped = entry.number
+                    return entry.number, members
+                # else the round was closed while this machine entered
+        except BaseException:
+            if self._entry is not None:
+                self._store.set_later(self._entry.key, _WITHDRAWN + self._id)
+                self._entry = None
+            raise
         return None
 
     def waiting(self, number: int) -> bool:
-        """Whether a machine has entered the round after `number`."""
-        return self._store.add(f"{number + 1}/entered", 0) > 0
+        """Whether a living machine has entered the round after `number`.
 
-    def _take_place(self) -> None:
-        self._number = self._open()
-        self._place = self._store.add(f"{self._number}/entered", 1)
-        self._store.set(f"{self._number}/place/{self._place}", self._id)
-        last = self._store.find(f"{self._number - 1}/members")
-        self._last_group = set() if last is None else set(json.loads(last))
-        self._patient_since = time.monotonic() if self._grouped == self._number - 1 else math.inf
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        here, _ = self._look(number + 1)
+        return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
-    def _open(self) -> int:
-        """Returns the first open round. The counter is only a hint: the closer may have died before it counted."""
+    def _entered(self) -> _Entry:
+        # The counter is only a hint: the closer may have died before it counted.
         number = self._store.add("round", 0) + 1
         while self._store.find(f"{number}/members") is not None:
             number += 1
-        return number
+        key = f"{number}/place/{self._store.add(f'{number}/entered', 1)}"
+        self._store.set(key, _THERE + self._id)
+        now = time.monotonic()
+        patient_since = now if self._grouped == number - 1 else math.inf
+        return _Entry(
+            number, key, set(self._members(number - 1) or ()), began=now, progress=now, patient_since=patient_since
+        )
 
-    def _closed(self) -> list[str] | None:
-        closed = self._store.find(f"{self._number}/members")
+    def _members(self, number: int) -> list[str] | None:
+        closed = self._store.find(f"{number}/members")
         return None if closed is None else json.loads(closed)
 
-    def _close_or_give_up(self) -> list[str] | None:
-        alive, entered = self._beat.alive(), self._entered()
+    def _look(self, number: int) -> tuple[dict[str, str], set[str]]:
+        """Returns the machines in a round, by key and in the order in which they came; and those that have withdrawn."""
+        keys = [f"{number}/place/{place + 1}" for place in range(self._store.add(f"{number}/entered", 0))]
+        found = {key: value for key in keys if (value := self._store.find(key))}
         # One that died and came again has several places, of which the last counts.
-        living = {place: machine for machine, place in _last_places(entered).items() if machine in alive}
-        there = [living[place] for place in sorted(living)]
-        missing = alive - set(there)
-        closes = bool(living) and min(living) == self._place
-        if closes and len(there) >= self._least and not self._waits(there, missing):
+        last = {value[1:]: key for key, value in found.items()}
+        here = {key: machine for machine, key in last.items() if found[key].startswith(_THERE)}
+        return {key: here[key] for key in keys if key in here}, last.keys() - set(here.values())
+
+    def _close_or_give_up(self, entry: _Entry) -> list[str] | None:
+        if not self._beat.is_current():
+            return None  # who is alive it knows from before it was stopped
+        now, alive = time.monotonic(), self._beat.alive()
+        here, withdrawn = self._look(entry.number)
+        living = [key for key, machine in here.items() if machine in alive]
+        there = [here[key] for key in living]
+        missing = {machine for machine in alive - set(there) - withdrawn if not self._beat.has_left(machine)}
+        if set(there) - entry.there:
+            entry.progress = now
+        stepped = max(map(self._beat.stepped_at, missing), default=-math.inf)
+        entry.progress = max(entry.progress, stepped + self._patience_s)
+        entry.there = set(there)
+        if entry.key not in living or len(there) < self._least or self._waits(entry, there, missing):
+            entry.ready_since = math.inf
+        else:
+            entry.ready_since = min(entry.ready_since, now)
+            if now < entry.ready_since + living.index(entry.key) * self._patience_s:
+                return None  # one before it closes the round
             staying = [machine for machine in there if not self._beat.has_left(machine)]
             if len(staying) >= self._least:
-                return self._close(staying)
-        if time.monotonic() > self._deadline(missing):
-            return self._give_up(entered, there, missing)
-        return None
+                return self._close(entry, staying)
+        return self._give_up(entry, there, missing) if now > entry.progress + self._timeout_s else None
 
-    def _waits(self, there: list[str], missing: set[str]) -> bool:
-        """Whether this machine, which may close the round, waits for another one first."""
-        missing = {machine for machine in missing if not self._beat.has_left(machine)}
+    def _waits(self, entry: _Entry, there: list[str], missing: set[str]) -> bool:
+        """Whether the machines that are there wait for another one."""
         now = time.monotonic()
-        others = self._last_group - {self._id}
+        others = entry.last_group - {self._id}
         if not others & missing or others & set(there):
-            self._patient_since = min(self._patient_since, now)
-        return any(now < max(self._patient_since, self._beat.stepped_at(one)) + self._patience_s for one in missing)
+            entry.patient_since = min(entry.patient_since, now)
+        return any(now < max(entry.patient_since, self._beat.stepped_at(one)) + self._patience_s for one in missing)
 
-    def _close(self, members: list[str]) -> list[str]:
-        closed = json.loads(self._store.set_first(f"{self._number}/members", json.dumps(members)))
+    def _close(self, entry: _Entry, members: list[str]) -> list[str]:
+        closed = json.loads(self._store.set_first(f"{entry.number}/members", json.dumps(members)))
         if closed == members:
             self._store.add("round", 1)
         return closed
 
-    def _deadline(self, missing: set[str]) -> float:
-        assert self._began is not None
-        stepped = max(map(self._beat.stepped_at, missing), default=-math.inf)
-        return max(self._began, stepped + self._patience_s) + self._timeout_s
-
-    def _give_up(self, entered: dict[int, str], there: list[str], missing: set[str]) -> list[str]:
-        """Withdraws: nobody may wait for this machine to close the round. Returns the members if somebody has."""
-        for place, machine in entered.items():
-            if machine == self._id:
-                self._store.set(f"{self._number}/place/{place}", "")
-        members = self._closed()
-        if members is None:
-            self._began = self._place = None
-            there = [machine for machine in there if not self._beat.has_left(machine)]
-            raise TimeoutError(
-                f"membership: round {self._number}: expected {self._least} machines or more (`least`) within "
-                f"{self._timeout_s:.0f} s (`timeout`), got {there}"
-                + (f"; alive, and neither there nor training: {sorted(missing)}" if missing else "")
-            )
-        return members
-
-    def _entered(self) -> dict[int, str]:
-        """The machines in this round, by place."""
-        places = range(1, self._store.add(f"{self._number}/entered", 0) + 1)
-        found = {place: self._store.find(f"{self._number}/place/{place}") for place in places}
-        return {place: machine for place, machine in found.items() if machine}
+    def _give_up(self, entry: _Entry, there: list[str], missing: set[str]) -> list[str]:
+        """Withdraws, and raises; or returns the members where a machine that had not seen it has closed the round."""
+        self._store.set(entry.key, _WITHDRAWN + self._id)
+        for _ in range(2):
+            members = self._members(entry.number)
+            if members is not None:
+                return members
+            time.sleep(5 * _POLL_S)
+        self._entry = None
+        there = [machine for machine in there if not self._beat.has_left(machine)]
+        within = f"within {self._timeout_s:g} s (`timeout`)"
+        if len(there) < self._least:
+            expected = f"{self._least} machines or more (`least`) {within}, got {there}"
+        else:
+            expected = f"{sorted(missing)}, alive and of the last group, to come or to train {within}, got neither"
+        raise TimeoutError(f"membership: round {entry.number}: expected {expected}")
 
 
-def _last_places(entered: dict[int, str]) -> dict[str, int]:
-    return {machine: place for place, machine in sorted(entered.items())}
+@dataclasses.dataclass
+class _Entry:
+    """This machine's place in a round. Times are by time.monotonic().
+
+    Attributes:
+        number: The round's.
+        key: Of the place at the store.
+        last_group: Machines of the round before.
+        began: When it entered.
+        progress: When it last saw a machine enter, or train that has not entered.
+        patient_since: Whom it waits for, it waits for from then on.
+        there: The machines that it has seen here.
+        ready_since: When it has seen that nobody is to be waited for.
+    """
+
+    number: int
+    key: str
+    last_group: set[str]
+    began: float
+    progress: float
+    patient_since: float
+    there: set[str] = dataclasses.field(default_factory=set)
+    ready_since: float = math.inf

@@ -44,48 +44,54 @@ def test_a_stopped_site_comes_back(store):
     expect_equal(ranks.run_ranks(_stopped, 6, store.port, timeout=DEADLINE_S))
 
 
-def _joins(r, port, first, options):
-    """A site of `first` ranks begins; another of 6 - first ranks, with another model of the same shapes, joins it."""
-    begins = r.rank < first
-    site = ("a", first, r.rank) if begins else ("b", 6 - first, r.rank - first)
+def _joins(r, port, sizes, options):
+    """Sites of so many ranks begin, but for the last, which joins them with another model of the same shapes."""
+    number = next(n for n in range(len(sizes)) if r.rank < sum(sizes[: n + 1]))
+    site = ("abc"[number], sizes[number], r.rank - sum(sizes[:number]))
+    begins, first = number < len(sizes) - 1, sizes[0]
     if not begins:
         r.hear("begun")
     trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, lost_after_s=10.0, **options)
     if begins:
-        trained.steps(9)
+        trained.steps_until(len(sizes) - 1)
+        trained.steps_together(9)
         before = trained.outer_validation()
         if r.rank == 0:
             r.say("begun")
-    trained.steps_until(2)
+    trained.steps_until(len(sizes))
     report = trained.opt.report
     assert len(report["stripe_elements"]) == first, "as many as the first site has ranks"
     if begins:
-        assert trained.lost == [] and report["stripes"] == [r.rank]
+        assert trained.lost == [] and report["stripes"] == [site[2]]
+        assert _given() > 0, "every site gives"
     else:
         assert report["stripes"] == list(range(site[2], first, site[1]))
         assert report["outer_steps"] > 0
     if "rank" not in options:  # outer parameters and momentum; with a rank, factors too
         taken = 0 if begins else 8 * sum(report["stripe_elements"][stripe] for stripe in report["stripes"])
         assert report["taken_bytes"] == taken
+    given = _given() if begins else 0
     trained.steps_together(12)
     if begins:
         assert trained.outer_validation() <= 1.01 * before
-    return trained.ended()
+    return given, report["taken_bytes"], trained.ended()
 
 
-@pytest.mark.parametrize("first", [4, 2])
+@pytest.mark.parametrize("sizes", [(4, 4, 2), (2, 4)], ids=str)
 @pytest.mark.parametrize("options", [{"mode": "continue"}, {"mode": "sync", "rank": 4}], ids=str)
-def test_a_site_with_another_sharding_joins(store, first, options):
-    expect_equal(ranks.run_ranks(_joins, 6, store.port, first, options, timeout=DEADLINE_S))
+def test_a_site_with_another_sharding_joins(store, sizes, options):
+    found = ranks.run_ranks(_joins, sum(sizes), store.port, sizes, options, timeout=DEADLINE_S)
+    assert sum(given for given, *_ in found) > sum(taken for _, taken, _ in found), "nothing goes through the store"
+    expect_equal([ended for *_, ended in found])
 
 
-def _stages(r, port):
-    """Two pipelines of two stages; a stage of the second is killed, and its site comes back with new processes."""
+def _comes_back(r, port, how):
+    """A rank of the second of two sites is killed, and the site comes back under its id with new processes."""
     again = r.rank >= 4
     if again:
         r.hear("alone", timeout_s=60)
     site = ("ab"[min(r.rank // 2, 1)], 2, r.rank % 2)
-    trained = SiteRank(_Elsewhere(r) if again else r, port, site, "pipeline", seed=int(again), mode="sync")
+    trained = SiteRank(_Elsewhere(r) if again else r, port, site, how, seed=int(again), mode="sync")
     trained.steps_until(2)
     if not again:
         trained.steps_together(6)
@@ -116,11 +122,12 @@ class _Elsewhere:
         return self._r.path(self._one or name + "-again")
 
 
-def test_a_pipeline_comes_back_after_a_stage_was_killed(store):
+@pytest.mark.parametrize("how", ["pipeline", "fsdp2"])
+def test_a_site_comes_back_of_which_a_rank_was_killed(store, how):
     gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
-    ended = ranks.run_ranks(_stages, 6, store.port, timeout=DEADLINE_S, allow_exit=gone)
-    for stage in range(2):
-        expect_equal([ended[stage], ended[4 + stage]])
+    ended = ranks.run_ranks(_comes_back, 6, store.port, how, timeout=DEADLINE_S, allow_exit=gone)
+    for place in range(2):
+        expect_equal([ended[place], ended[4 + place]])
 
 
 def _resumes(r, port, what):
@@ -193,8 +200,13 @@ def _mistaken(r, port, what):
         return str(error)
     if r.rank == 0:
         r.say("first")
-    for rank in (2, 3):
-        r.hear(f"refused{rank}", timeout_s=60)
+    refused = [False]
+    while not refused[0]:  # the first site trains on meanwhile
+        trained.steps(1, pause_s=0.02)
+        refused = [r.path("refused2").exists() and r.path("refused3").exists()]
+        dist.broadcast_object_list(refused, 0)
+    trained.steps(8)
+    assert trained.lost == [] and trained.members.formed.number == 1, "nothing was sent to it"
     trained.members.leave()
     return ""
 

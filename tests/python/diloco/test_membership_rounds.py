@@ -1,10 +1,10 @@
 """How machines at a store agree on a group: who is waited for, and for how long."""
 
 import math
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import ranks
@@ -13,6 +13,38 @@ import torch.distributed as dist
 from elastic_machine import TrainingResult, join
 
 DEADLINE_S = 90
+
+
+class Beat:
+    """Signs of life, as the test says."""
+
+    def __init__(self, alive, left=()):
+        self.machines, self.left, self.training = set(alive), left, set()
+
+    def alive(self):
+        return set(self.machines)
+
+    def has_left(self, machine):
+        return machine in self.left
+
+    def stepped_at(self, machine):
+        return time.monotonic() if machine in self.training else -math.inf
+
+    def is_current(self):
+        return True
+
+
+@pytest.fixture
+def rounds(store):
+    """rounds(name, beat, least, patience_s, timeout_s): a machine's Rounds, with a client of its own."""
+    from torch_lowcomm.membership.patient_store import PatientStore
+    from torch_lowcomm.membership.rounds import Rounds
+
+    def make(name, beat, least=2, patience_s=0.0, timeout_s=20.0):
+        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
+        return Rounds(client, name, beat, least=least, patience_s=patience_s, timeout_s=timeout_s)
+
+    return make
 
 
 def _entered_twice(r, port):
@@ -49,32 +81,89 @@ def test_finds_the_open_round(store):
     ranks.run_ranks(_uncounted, 1, store.port, timeout=DEADLINE_S)
 
 
-def _left_meanwhile(r, port):
+def test_a_round_closes_without_a_machine_that_has_left(rounds):
     """Machine b has entered a round and left; the others still count it among the living."""
-    from torch_lowcomm.membership.patient_store import PatientStore
-    from torch_lowcomm.membership.rounds import Rounds
-
-    beat = SimpleNamespace(
-        alive=lambda: {"a", "b", "c"}, has_left=lambda machine: machine == "b", stepped_at=lambda machine: -math.inf
-    )
-
-    def rounds(name, timeout_s=20.0):
-        store = PatientStore(dist.TCPStore("127.0.0.1", port, is_master=False), 20.0)
-        return Rounds(store, name, beat, least=2, patience_s=0.0, timeout_s=timeout_s)
-
+    beat = Beat("abc", left="b")
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(rounds("a").enter, 20.0)
-        while not rounds("b").waiting(0):
+        first = threads.submit(rounds("a", beat).enter, 20.0)
+        while not rounds("b", beat).waiting(0):
             assert not first.done()
         with pytest.raises(TimeoutError, match=r"expected 2 machines or more .* within 1 s .*, got \['a'\]"):
-            rounds("b", timeout_s=1.0).enter(20.0)  # there are two, but one has left
+            rounds("b", beat, timeout_s=1.0).enter(20.0)  # there are two, but one has left
         assert not first.done()
-        third = rounds("c").enter(20.0)
+        third = rounds("c", beat).enter(20.0)
         assert third == first.result() == (1, ["a", "c"])
 
 
-def test_a_round_closes_without_a_machine_that_has_left(store):
-    ranks.run_ranks(_left_meanwhile, 1, store.port, timeout=DEADLINE_S)
+def test_all_who_wait_longer_than_the_time_out_for_one_that_trains_are_in_its_group(rounds):
+    beat = Beat("abx")
+    beat.training = {"x"}
+    with ThreadPoolExecutor() as threads:
+        waiting = [threads.submit(rounds(name, beat, patience_s=0.2, timeout_s=0.5).enter, 20.0) for name in "ab"]
+        time.sleep(2)
+        assert not any(one.done() for one in waiting)
+        comes = rounds("x", beat, patience_s=0.2, timeout_s=0.5).enter(20.0)
+        assert sorted(comes[1]) == ["a", "b", "x"]
+        assert [one.result() for one in waiting] == [comes, comes]
+
+
+def test_the_time_out_counts_from_the_last_step_of_a_machine_that_is_lost(rounds):
+    beat = Beat("ax")
+    beat.training = {"x"}
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(rounds("a", beat, patience_s=0.2, timeout_s=2.0).enter, 20.0)
+        time.sleep(3)
+        beat.training, beat.machines = set(), {"a"}  # it is killed, and its launcher starts it again
+        time.sleep(1)
+        assert not waiting.done()
+        beat.machines = {"a", "x"}
+        assert rounds("x", beat, patience_s=0.2).enter(20.0) == waiting.result() == (1, ["a", "x"])
+
+
+def test_another_one_closes_a_round_that_the_first_does_not_close(rounds):
+    beat = Beat("abc")
+    assert rounds("a", beat, least=3).enter(0.3) is None  # and is not heard of again
+    with ThreadPoolExecutor() as threads:
+        others = [threads.submit(rounds(name, beat, least=3, patience_s=0.5).enter, 20.0) for name in "bc"]
+        assert {tuple(sorted(one.result()[1])) for one in others} == {("a", "b", "c")}
+
+
+def test_who_has_withdrawn_is_nobody_that_waits(rounds):
+    beat = Beat("ab")
+    watching = rounds("b", beat)
+    with pytest.raises(TimeoutError):
+        rounds("a", beat, timeout_s=0.3).enter(20.0)
+    assert not watching.waiting(0)
+    entering = rounds("a", beat)
+    assert entering.enter(0.1) is None
+    assert watching.waiting(0)
+    beat.machines = {"b"}
+    assert not watching.waiting(0)
+
+
+def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
+    """While it does not look at the others they do not grow old for it."""
+    from torch_lowcomm.membership.heartbeat import Heartbeat
+    from torch_lowcomm.membership.patient_store import PatientStore
+
+    beats = {}
+    for name in "ab":
+        client = PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0)
+        beats[name] = Heartbeat(client, name, lost_after_s=0.5)
+    stopped, other = beats.values()
+    deadline = time.monotonic() + DEADLINE_S
+    while stopped.alive() != {"a", "b"}:
+        assert time.monotonic() < deadline
+    assert stopped.is_current()
+    watch, wakes = stopped._watch, threading.Event()
+    stopped._watch = lambda: (wakes.wait(), watch())
+    time.sleep(1.5)
+    assert not stopped.is_current() and stopped.alive() == {"a", "b"}
+    other.stop()
+    wakes.set()
+    while stopped.alive() != {"a"}:
+        assert time.monotonic() < deadline
+    stopped.stop()
 
 
 def _alone(r, port):
