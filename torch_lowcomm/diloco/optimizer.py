@@ -293,10 +293,10 @@ class DiLoCoX(OptimizerAround):
         Membership the machines that show a sign of life, in the group or not), "sync_every" (H_t, inner steps), "rank" (r_t,
         0 without factors), "effective_rank" (by the last average; 0 where nothing adapts to it), "sent_bytes" (by this rank
         for the average that came last, with frame headers), "waited_s" (seconds that training waited for it),
-        "total_sent_bytes" and "total_waited_s" (for all averages that came, in groups that have ended too), "local_s" (seconds of
-        computing on the training thread), "stripe_elements" (elements of each stripe into which this rank's part of the
-        model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank averages),
-        "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the
+        "total_sent_bytes" and "total_waited_s" (for all averages that came to this object, in groups that have ended too),
+        "local_s" (seconds of computing on the training thread), "stripe_elements" (elements of each stripe into which this
+        rank's part of the model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank
+        averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the
         seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is when
         there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding", "own" and their "total";
         docs/diloco.md, "Memory", says what they are)}

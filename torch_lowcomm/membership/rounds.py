@@ -65,7 +65,7 @@ class Rounds:
         until = time.monotonic() + wait_s
         try:
             while time.monotonic() < until:
-                entry = self._entry = self._entry or self._entered()
+                entry = self._entry = self._entry or self._take_place()
                 members = self._members(entry.number) or self._close_or_give_up(entry)
                 if members is None:
                     # Longer after a time: the store may be behind a slow link.
@@ -92,7 +92,7 @@ class Rounds:
         here, _ = self._look(number + 1)
         return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
-    def _entered(self) -> _Entry:
+    def _take_place(self) -> _Entry:
         # The counter is only a hint: the closer may have died before it counted.
         number = self._store.add("round", 0) + 1
         while self._store.find(f"{number}/members") is not None:
@@ -128,6 +128,7 @@ class Rounds:
         missing = {machine for machine in alive - set(there) - withdrawn if not self._beat.has_left(machine)}
         if set(there) - entry.there:
             entry.progress = now
+        # One that trains may wait for an average for as long as the time-out before it comes.
         stepped = max(map(self._beat.stepped_at, missing), default=-math.inf)
         entry.progress = max(entry.progress, stepped + self._patience_s)
         entry.there = set(there)

@@ -5,7 +5,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from test_diloco_elastic import TrainingResult, _join
+from elastic_machine import TrainingResult, join
 from test_diloco_sites import SETTINGS, _trains
 
 import torch_lowcomm as lc
@@ -101,7 +101,7 @@ def _comes_late(r, port):
     """Machines whose states have other places: the late one takes the other's."""
     if r.rank == 1:
         r.hear("begun")
-    members = _join(port, f"machine{r.rank}", least=1)
+    members = join(port, f"machine{r.rank}", least=1)
     trained = TrainingResult(members, r.rank, mode="continue", **_place(r, "mixed"))
     if r.rank == 0:
         trained.steps(8)

@@ -63,11 +63,12 @@ class Rank:
 
     def hear(self, name, timeout_s=30.0):
         """Waits for a note and returns its text."""
-        end = time.monotonic() + timeout_s
+        begun = time.monotonic()
         while not self.path(name).exists():
-            if time.monotonic() > end:
+            waited_s = time.monotonic() - begun
+            if waited_s > timeout_s:
                 raise TimeoutError(f"no rank said {name!r} within {timeout_s} s")
-            time.sleep(0.005)
+            time.sleep(min(0.005 + waited_s / 50, 0.1))
         return self.path(name).read_text()
 
 
