@@ -296,9 +296,9 @@ class DiLoCoX(OptimizerAround):
         "total_sent_bytes" and "total_waited_s" (for all averages that came to this object, in groups that have ended too),
         "local_s" (seconds of computing on the training thread), "stripe_elements" (elements of each stripe into which this
         rank's part of the model is divided; their sum is the model or the stage), "stripes" (numbers of those that this rank
-        averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group, and the
-        seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is when
-        there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding", "own" and their "total";
+        averages), "taken_bytes" and "taken_s" (outer state that this rank took from other sites when it last joined a group,
+        and the seconds that this lasted), "memory" (bytes of this rank's outer state when the last average had come, which is
+        when there is most: "outer", "momentum", "start", "mark", "average", "residual", "rounding", "own" and their "total";
         docs/diloco.md, "Memory", says what they are)}
         """
         report = self._outer.report

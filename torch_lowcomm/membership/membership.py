@@ -249,7 +249,7 @@ class Membership:
             raise
 
     def _enter(self) -> tuple[int, list[str]]:
-        wait_s = self._timeout.total_seconds() / 2  # the site's other ranks do not wait longer than they can
+        wait_s = self._timeout.total_seconds()  # the site's other ranks wait for the first one for twice as long
         while (entered := self._site.told(lambda: self._rounds.enter(wait_s))) is None:
             pass
         return entered
