@@ -65,33 +65,33 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   report_.taken_bytes = 0;
   const auto start = Clock::now();
   auto taken_from = start;
+  std::exception_ptr error;
   try {
-    std::exception_ptr error;
-    try {
-      agree(/*values=*/false);
-      std::vector<Ahead> ahead;
-      for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-        ahead.push_back(mostAdvanced(stripe));
-        behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
-      }
-      for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
-        takeCounters(*groups_[stripe], ahead[stripe]);
-      taken_from = Clock::now();  // from here on the sites that are ahead wait for no other one
-      for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
-        if (!ahead[stripe].behind.empty()) handOver(stripe, ahead[stripe], handovers);
-      }
-      for (Handover& one : handovers) {
-        if (one.behind) awaitInSite(one.op);
-      }
-    } catch (...) {
-      error = std::current_exception();
+    agree(/*values=*/false);
+    std::vector<Ahead> ahead;
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+      ahead.push_back(mostAdvanced(stripe));
+      behind = behind || ahead[stripe].isBehind(groups_[stripe]->rank());
     }
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe)
+      takeCounters(*groups_[stripe], ahead[stripe]);
+    taken_from = Clock::now();  // from here on the sites that are ahead wait for no other one
+    for (size_t stripe = 0; stripe < groups_.size(); ++stripe) {
+      if (!ahead[stripe].behind.empty()) handOver(stripe, ahead[stripe], handovers);
+    }
+    for (Handover& one : handovers) {
+      if (one.behind) awaitInSite(one.op);
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
     agreeOnAverage({}, error);
-  } catch (...) {  // nothing was written yet, on any rank of the site
+  } catch (...) {  // no rank of the site has written anything yet
     for (Handover& one : handovers)
       one.fragment.unshare();
     setSchedule(own_schedule);
-    step_s_ = own_schedule[5];
+    step_s_ = own_schedule[5];  // where it was not known yet, too
     adaptation_.set(own_ranks);
     setRanks();
     throw;

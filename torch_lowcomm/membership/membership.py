@@ -239,6 +239,11 @@ class Membership:
                 return formed
         raise AssertionError("unreachable: the last attempt returns or raises")
 
+    def count_step(self) -> None:
+        """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
+        if self._beat is not None:
+            self._beat.count_step()
+
     @contextmanager
     def _ending_on(self, *errors: type[Exception]) -> Iterator[None]:
         """Where a rank of the site is lost, or this client of the store, the others need not wait for this machine."""
@@ -253,11 +258,6 @@ class Membership:
         while (entered := self._site.told(lambda: self._rounds.enter(wait_s))) is None:
             pass
         return entered
-
-    def count_step(self) -> None:
-        """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
-        if self._beat is not None:
-            self._beat.count_step()
 
     def leave(self) -> None:
         """Ends this machine's part. Its group ends for the other machines too, and they form another.

@@ -218,7 +218,8 @@ def _long_interval(r, port):
         members = join(port, f"machine{r.rank}", **(deadlines | {"least": 2}))
         trained = TrainingResult(members, r.rank, **options)
         trained.steps(1)
-        r.say("training") if r.rank == 0 else None
+        if r.rank == 0:
+            r.say("training")
         while len(members.formed.machines) < 3:
             trained.steps(1, pause_s=STEP_S)
     assert sorted(members.formed.machines) == ["late", "machine0", "machine1"]
