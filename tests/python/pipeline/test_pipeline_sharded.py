@@ -22,16 +22,18 @@ SCHEDULES = {
 
 
 class _Spoilt(nn.Module):
-    """Layers whose activation has a NaN in a micro-batch of one step."""
+    """Layers that meet others in a micro-batch of one step; the activation of stage 0 has a NaN in it."""
 
-    def __init__(self, layers):
+    def __init__(self, layers, index):
         super().__init__()
-        self.layers = layers
-        self.left = -1  # micro-batches until then
+        self.layers, self.index = layers, index
+        self.left, self.meet = -1, None  # micro-batches until then, and how
 
     def forward(self, x):
         self.left -= 1
-        return _Spoil.apply(self.layers(x), self.left == 0, False)
+        if self.left == 0:
+            self.meet()
+        return _Spoil.apply(self.layers(x), self.left == 0 and self.index == 0, False)
 
 
 def _wrapped(module, how, mesh):
@@ -51,7 +53,7 @@ class _Replica:
     def __init__(self, how, name, **options):
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "stage"))
         self.replica, self.index = self.mesh.get_local_rank("replica"), self.mesh.get_local_rank("stage")
-        self.spoilt = _Spoilt(case.module(self.index))
+        self.spoilt = _Spoilt(case.module(self.index), self.index)
         self.module = _wrapped(self.spoilt, how, self.mesh)
         self.stage = lc.pipeline.Stage(
             self.module, self.index, 2, torch.device("cpu"), group=self.mesh.get_group("stage"), **options
@@ -106,7 +108,16 @@ def _goes_on(r, how, name):
     cache = lc.pipeline.Cache()
     replica = _Replica(how, name, cache=cache, **CODED)
     replica.step()
-    replica.spoilt.left = 2 if replica.index == 0 else -1
+
+    def meet():
+        """Stage 0 fails once both ranks of stage 1 compute: FSDP2 waits for ever where one of them alone fails before that."""
+        if replica.index == 1:
+            r.say(f"computes {replica.replica}")
+        else:
+            for i in range(2):
+                r.hear(f"computes {i}")
+
+    replica.spoilt.left, replica.spoilt.meet = 2 - replica.index, meet
     with pytest.raises((ValueError, RuntimeError), match=r"(?i)nan"):
         replica.step()
         replica.step()  # a rank whose part is over hears of it in its next step
