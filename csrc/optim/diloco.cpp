@@ -253,11 +253,11 @@ void DiLoCoX::landed(FragmentSchedule& s) {
   conclude(s, effective, error);
   if (site_.ranks) waited = secondsSince(start);  // for other ranks' stripes, too
   report_.total_waited_s += waited;
+  report_.total_sent_bytes += sent;
   measure();
   if (s.buffers) return;
   report_.waited_s = waited;
   report_.sent_bytes = sent;
-  report_.total_sent_bytes += sent;
 }
 
 void DiLoCoX::measure() {

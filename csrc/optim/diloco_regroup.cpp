@@ -88,8 +88,8 @@ void DiLoCoX::regroup(std::vector<std::shared_ptr<OpQueue>> stripes) {
   try {
     agreeOnAverage({}, error);
   } catch (...) {  // no rank of the site has written anything yet
-    for (Handover& one : handovers)
-      one.fragment.unshare();
+    for (FragmentSchedule& s : fragments_)
+      std::for_each(s.stripes.begin(), s.stripes.end(), [](Fragment& stripe) { stripe.unshare(); });
     setSchedule(own_schedule);
     step_s_ = own_schedule[5];  // where it was not known yet, too
     adaptation_.set(own_ranks);

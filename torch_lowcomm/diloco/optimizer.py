@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_lowcomm import _C
+from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.checkpoint import packed, saved, unpacked
 from torch_lowcomm.diloco.elastic import Elastic
 from torch_lowcomm.diloco.groups import LoopGroups, chosen, site_of
@@ -101,6 +102,8 @@ class DiLoCoX(OptimizerAround):
         if isinstance(model, DistributedDataParallel):
             same |= set(dist.get_process_group_ranks(model.process_group))
             model = model.module
+        self._model = model
+        self._forget_gathered()
         tensors = parameters_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else []
         site, relatives = site_of(over, given_site, replicas=same, tensors=tensors)
         self._groups = LoopGroups.make(over, site, relatives, look_of(tensors, model) if len(site) > 1 else "")
@@ -147,6 +150,7 @@ class DiLoCoX(OptimizerAround):
             self._resume(resume, over)
             self._elastic = Elastic(over, given.fragments)
             self._elastic.form(self._outer)
+            self._forget_gathered()
 
     def _resume(self, state: dict[str, Any] | None, members: Membership) -> None:
         """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together."""
@@ -191,14 +195,11 @@ class DiLoCoX(OptimizerAround):
                 f"{len(self._identities())}, not all the same, of the same dtype and in the same place: make a new one where "
                 "parameters come or go, or the model is moved or cast"
             )
-        if self._elastic:
-            self._elastic.count_step()
-        if (
-            any(group.get("lr", 1.0) != 0 for group in self.param_groups)
-            and self._outer.step(samples)
-            and self._elastic
-        ):
-            self._elastic.stepped(self._outer.report["outer_steps"])
+        if any(group.get("lr", 1.0) != 0 for group in self.param_groups):
+            with self._elastic.step() if self._elastic else nullcontext():
+                outer_step = self._outer.step(samples)
+            if outer_step and self._elastic:
+                self._elastic.stepped(self._outer.report["outer_steps"])
         return result
 
     def finish(self) -> None:
@@ -215,6 +216,7 @@ class DiLoCoX(OptimizerAround):
         """
         self._expect_own("finish")
         self._outer.finish()
+        self._forget_gathered()
 
     @property
     def steps(self) -> int:
@@ -246,6 +248,7 @@ class DiLoCoX(OptimizerAround):
             raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
         self._expect_own("regroup")
         self._elastic.form(self._outer)
+        self._forget_gathered()
 
     def restore(self) -> None:
         """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
@@ -257,6 +260,12 @@ class DiLoCoX(OptimizerAround):
         """
         self._expect_own("restore")
         self._outer.restore()
+        self._forget_gathered()
+
+    def _forget_gathered(self) -> None:
+        """Where the parameters were written outside a step: after an evaluation FSDP2's root would compute with those before."""
+        if isinstance(self._model, nn.Module):
+            reshard(self._model)
 
     def _expect_own(self, what: str) -> None:
         if self._swapped:
@@ -276,6 +285,7 @@ class DiLoCoX(OptimizerAround):
         own = [*map(local, parameters_of(self.inner)), *self._buffers]
         kept = [tensor.clone() for tensor in own]
         self._outer.show_outer()
+        self._forget_gathered()
         self._swapped = True
         try:
             yield
@@ -284,6 +294,7 @@ class DiLoCoX(OptimizerAround):
             with torch.no_grad():
                 for tensor, before in zip(own, kept, strict=True):
                     tensor.copy_(before)
+            self._forget_gathered()
 
     @property
     def report(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import math
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 
 from torch_lowcomm.membership.patient_store import PatientStore
 
@@ -38,11 +39,11 @@ class Heartbeat:
         self._nonce = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
-        self._steps = 0
+        self._steps, self._in_step = 0, False
         self._stepped: dict[str, tuple[int, float]] = {}  # id: (its last number of steps, when it was seen to grow)
         self._watched = -math.inf  # when the other machines were last looked at
         self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
-        self._failed: ConnectionError | None = None
+        self._failed: Exception | None = None
         self._stop = threading.Event()
         self._expect_alone()
         self._beat(0)
@@ -57,8 +58,7 @@ class Heartbeat:
         Raises:
             ConnectionError: The store is lost.
         """
-        if self._failed is not None:
-            raise ConnectionError(str(self._failed)) from self._failed
+        self._expect_store()
         with self._lock:
             now = self._watched
             present = {m for m, (value, at) in self._seen.items() if now - at < self._lost_after_s and not _left(value)}
@@ -87,12 +87,25 @@ class Heartbeat:
                 self._seen[machine] = (self._seen[machine][0], time.monotonic())
 
     def is_current(self) -> bool:
-        """Whether the other machines were looked at a moment ago; not so after this machine was stopped."""
-        return time.monotonic() - self._watched < 3 * self._interval_s
+        """Whether the other machines were looked at a moment ago; not so after this machine was stopped.
 
-    def count_step(self) -> None:
-        """Counts a step of this machine, which the others see with its next sign of life."""
+        Raises:
+            ConnectionError: The store is lost, another process has taken this machine's place, or this machine has left.
+        """
+        self._expect_store()
+        if self._stop.is_set():
+            raise ConnectionError(f"membership: expected machine {self._id!r} to be at the store, it has left")
+        return time.monotonic() - self._watched < 3 * self.interval_s
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Counts a step of this machine, which the others see with its next sign of life; a long one again with each sign."""
         self._steps += 1
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
 
     def stepped_at(self, machine: str) -> float:
         """When a machine was last seen to have made a step, by time.monotonic(); -inf if never."""
@@ -115,9 +128,13 @@ class Heartbeat:
         """
         self._stop.set()
         for _ in range(5):  # in slices: a process that was stopped and wakes up has not waited
-            self._thread.join(timeout=self._interval_s)  # longer only where the store does not answer
+            self._thread.join(timeout=self.interval_s)  # longer only where the store does not answer
             if not self._thread.is_alive():
                 return
+
+    def _expect_store(self) -> None:
+        if self._failed is not None:
+            raise ConnectionError(str(self._failed)) from self._failed
 
     def _key(self, machine: str) -> str:
         return f"beat/{machine}"
@@ -134,10 +151,11 @@ class Heartbeat:
                     f"membership: machine_id: expected one that no living machine has, got {self._id!r}: another process "
                     "is at the store under it"
                 )
-            time.sleep(self._interval_s)
+            time.sleep(self.interval_s)
 
     @property
-    def _interval_s(self) -> float:
+    def interval_s(self) -> float:
+        """Seconds between two signs of life, and between two looks at the others'."""
         return self._lost_after_s / 5
 
     def _beat(self, count: int | str) -> None:
@@ -150,6 +168,7 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """Reads new ids once each, and all counts in one call, because this is sent all the time."""
+        now = time.monotonic()  # no later than the answers, which may be old where this machine is stopped in between
         for number in range(1, self._store.add("ids", 0) + 1):
             if number not in self._ids and (found := self._store.find(f"id/{number}")) is not None:
                 self._ids[number] = found  # else the machine has its number and has not set its id yet
@@ -157,21 +176,22 @@ class Heartbeat:
         values = self._store.get_all([self._key(machine) for machine in machines])
         for machine, value in zip(machines, values, strict=True):
             with self._lock:
-                now, steps = time.monotonic(), int(value.partition(_STEPS)[2] or 0)
+                steps = int(value.partition(_STEPS)[2] or 0)
                 if machine not in self._seen or self._seen[machine][0] != value:
                     self._seen[machine] = (value, now)
                 before, at = self._stepped.get(machine, (steps, -math.inf))
                 self._stepped[machine] = (steps, now if steps > before else at)
-        self._watched = time.monotonic()
+        self._watched = now
 
     def _loop(self) -> None:
         count = 0
         try:
-            while not self._stop.wait(self._interval_s):
+            while not self._stop.wait(self.interval_s):
                 count += 1
+                self._steps += self._in_step
                 self._beat(count)
                 self._watch()
-        except ConnectionError as error:
+        except Exception as error:  # whatever it is, nobody else would hear of it
             logger.error("%s", error)
             self._failed = error
             return

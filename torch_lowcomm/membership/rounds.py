@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import time
 
 from torch_lowcomm.membership.heartbeat import Heartbeat
 from torch_lowcomm.membership.patient_store import PatientStore
+
+logger = logging.getLogger("torch_lowcomm")
 
 _POLL_S = 0.05  # at first
 _THERE, _WITHDRAWN = "+", "-"  # before the id of a machine at its place
@@ -29,7 +32,8 @@ class Rounds:
         machine_id: Id of this machine.
         beat: Tells which machines are alive, and when they made their last steps.
         least: Least number of machines.
-        patience_s: Seconds that a living machine is waited for without a step.
+        patience_s: Seconds that a living machine is waited for without a step; at least three signs of life, between which steps
+            are not seen.
         timeout_s: Seconds until a round must have closed with this machine in it, since a machine was last seen to enter, or
             since the last step of one that has not; that one has `patience_s` more.
     """
@@ -45,7 +49,8 @@ class Rounds:
         timeout_s: float,
     ) -> None:
         self._store, self._id, self._beat = store, machine_id, beat
-        self._least, self._patience_s, self._timeout_s = least, patience_s, timeout_s
+        self._least, self._timeout_s = least, timeout_s
+        self._patience_s = max(patience_s, 3 * beat.interval_s)
         self._grouped = 0  # the last round that was closed with this machine in it
         self._entry: _Entry | None = None
 
@@ -60,11 +65,14 @@ class Rounds:
 
         Raises:
             TimeoutError: No round has closed in time; the message has the machines that are there.
-            ConnectionError: The store is lost.
+            ConnectionError: The store is lost, or another process has this machine's place.
         """
         until = time.monotonic() + wait_s
         try:
             while time.monotonic() < until:
+                if not self._beat.is_current():  # it was stopped, and another process may have its id by now
+                    time.sleep(_POLL_S)
+                    continue
                 entry = self._entry = self._entry or self._take_place()
                 members = self._members(entry.number) or self._close_or_give_up(entry)
                 if members is None:
@@ -84,16 +92,18 @@ class Rounds:
         return None
 
     def waiting(self, number: int) -> bool:
-        """Whether a living machine has entered the round after `number`.
+        """Whether a living machine has entered the round after `number`, or the round was closed without this group.
 
         Raises:
             ConnectionError: The store is lost.
         """
+        if self._members(number + 1) is not None:
+            return True
         here, _ = self._look(number + 1)
         return bool(here) and not self._beat.alive().isdisjoint(here.values())
 
     def _take_place(self) -> _Entry:
-        # The counter is only a hint: the closer may have died before it counted.
+        # The counter is only a hint, and never too high: the closer may have died before it counted.
         number = self._store.add("round", 0) + 1
         while self._store.find(f"{number}/members") is not None:
             number += 1
@@ -101,9 +111,8 @@ class Rounds:
         self._store.set(key, _THERE + self._id)
         now = time.monotonic()
         patient_since = now if self._grouped == number - 1 else math.inf
-        return _Entry(
-            number, key, set(self._members(number - 1) or ()), began=now, progress=now, patient_since=patient_since
-        )
+        last_group = set(self._members(number - 1) or ())
+        return _Entry(number, key, last_group, began=now, progress=now, patient_since=patient_since, told=now)
 
     def _members(self, number: int) -> list[str] | None:
         closed = self._store.find(f"{number}/members")
@@ -132,6 +141,9 @@ class Rounds:
         stepped = max(map(self._beat.stepped_at, missing), default=-math.inf)
         entry.progress = max(entry.progress, stepped + self._patience_s)
         entry.there = set(there)
+        if now > entry.told + self._timeout_s:
+            entry.told = now
+            logger.warning("membership: round %d: %s wait for %s", entry.number, there, sorted(missing) or "others")
         if entry.key not in living or len(there) < self._least or self._waits(entry, there, missing):
             entry.ready_since = math.inf
         else:
@@ -141,10 +153,12 @@ class Rounds:
             staying = [machine for machine in there if not self._beat.has_left(machine)]
             if len(staying) >= self._least:
                 return self._close(entry, staying)
-        return self._give_up(entry, there, missing) if now > entry.progress + self._timeout_s else None
+        if now <= entry.progress + self._timeout_s:
+            return None
+        return self._give_up(entry, there, missing, grace_s=max(10 * _POLL_S, 2 * (time.monotonic() - now)))
 
     def _waits(self, entry: _Entry, there: list[str], missing: set[str]) -> bool:
-        """Whether the machines that are there wait for another one."""
+        """Whether the machines that are there wait for another one. Notes when their patience with it begins."""
         now = time.monotonic()
         others = entry.last_group - {self._id}
         if not others & missing or others & set(there):
@@ -153,25 +167,29 @@ class Rounds:
 
     def _close(self, entry: _Entry, members: list[str]) -> list[str]:
         closed = json.loads(self._store.set_first(f"{entry.number}/members", json.dumps(members)))
-        if closed == members:
-            self._store.add("round", 1)
+        self._store.set("round", str(entry.number))
         return closed
 
-    def _give_up(self, entry: _Entry, there: list[str], missing: set[str]) -> list[str]:
-        """Withdraws, and raises; or returns the members where a machine that had not seen it has closed the round."""
+    def _give_up(self, entry: _Entry, there: list[str], missing: set[str], *, grace_s: float) -> list[str]:
+        """Withdraws, and raises; or returns the members where a machine closes the round that has not seen it yet.
+
+        Such a machine, whose link is like this one's, has closed it within `grace_s`.
+        """
         self._store.set(entry.key, _WITHDRAWN + self._id)
-        for _ in range(2):
+        until = time.monotonic() + grace_s
+        while time.monotonic() < until:
+            time.sleep(5 * _POLL_S)
             members = self._members(entry.number)
             if members is not None:
                 return members
-            time.sleep(5 * _POLL_S)
         self._entry = None
         there = [machine for machine in there if not self._beat.has_left(machine)]
         within = f"within {self._timeout_s:g} s (`timeout`)"
         if len(there) < self._least:
             expected = f"{self._least} machines or more (`least`) {within}, got {there}"
         else:
-            expected = f"{sorted(missing)}, alive and of the last group, to come or to train {within}, got neither"
+            last = sorted(missing & entry.last_group)
+            expected = f"{last}, alive and of the last group, to come or to train {within}, got neither"
         raise TimeoutError(f"membership: round {entry.number}: expected {expected}")
 
 
@@ -186,6 +204,7 @@ class _Entry:
         began: When it entered.
         progress: When it last saw a machine enter, or train that has not entered.
         patient_since: Whom it waits for, it waits for from then on.
+        told: When it last said in the log whom it waits for.
         there: The machines that it has seen here.
         ready_since: When it has seen that nobody is to be waited for.
     """
@@ -196,5 +215,6 @@ class _Entry:
     began: float
     progress: float
     patient_since: float
+    told: float
     there: set[str] = dataclasses.field(default_factory=set)
     ready_since: float = math.inf

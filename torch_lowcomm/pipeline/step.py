@@ -91,12 +91,13 @@ def evaluate(schedule: Any, x: torch.Tensor | None = None, *args: Any, target: A
 def reset(schedule: Any) -> None:
     """Makes the stages ready for steps after one that failed, called in the same order on all ranks of the pipeline.
 
-    A step fails on all ranks: on those whose part of it is over in the next one. Nothing of it is under way afterwards, and the
-    caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the step has
-    added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a stage is
-    sharded by FSDP2, or the first step failed, make a new schedule too; ranks that share such a stage go on only where they have
-    failed between the same two collectives of FSDP2, and where one was ahead wait there until their group's time-out. A group that has ended, by a peer's death or a time-out,
-    is not reset: make a new one, and new stages with the same caches.
+    A step fails on all ranks: on those whose part of it is over in the next one. Nothing of it is under way afterwards, and
+    the caches of both sides of each boundary are equal: what one side alone had committed is forgotten. Gradients that the
+    step has added to are the caller's to clear, and weights that ranks have stepped with are the caller's to restore. Where a
+    stage is sharded by FSDP2, or the first step failed, make a new schedule too; ranks that share such a stage go on only
+    where they have failed between the same two collectives of FSDP2, and where one was ahead wait there until their group's
+    time-out. A group that has ended, by a peer's death or a time-out, is not reset: make a new one, and new stages with the
+    same caches.
 
     Args:
         schedule: As step().

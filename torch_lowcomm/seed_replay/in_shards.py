@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from torch_lowcomm import _C
-from torch_lowcomm.seed_replay.shards import reshard
+from torch_lowcomm._reshard import reshard
 
 if TYPE_CHECKING:
     from torch_lowcomm.seed_replay.weights import Perturbation

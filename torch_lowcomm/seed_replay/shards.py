@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from torch_lowcomm._reshard import reshard
 from torch_lowcomm.diloco.parameters import local
 from torch_lowcomm.groups import exact
 
@@ -57,13 +57,6 @@ def first_element(name: str, parameter: torch.Tensor) -> int:
             f"SeedReplay: parameter {name!r}: expected a shard of shape {tuple(shape)}, got {tuple(local(parameter).shape)}"
         )
     return offset[0] * math.prod(shape[1:]) if sharded and 0 not in shape else 0
-
-
-def reshard(model: nn.Module) -> None:
-    """Lets FSDP2 forget the weights that it gathered: the root's stay after a forward, and do not follow their shards."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 def like(shard: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,48 @@ def _trains(r, how, options):
     return own, outer, _whole(model)
 
 
+def _evaluates(r):
+    """What the model computes: with own parameters, outer ones, own ones, and after the end; then what it should."""
+    r.init()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
+    torch.manual_seed(7)
+    model = fully_shard(torch.nn.Linear(8, 8), mesh=mesh["shards"])  # a root's weight stays after a forward
+    x, inner = torch.eye(8), torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        model(x)
+    optimizer = lc.DiLoCoX(inner, EVERY, model=model, mesh=mesh, codec=None)
+    for step in range(STEPS):
+        draws = torch.Generator().manual_seed(10 * (r.rank // 2) + step)
+        model(torch.randn(8, 8, generator=draws)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    computed, held = [], []
+
+    def evaluate():
+        with torch.no_grad():
+            computed.append(model(x))
+        model.reshard()
+        held.append((x @ model.weight.full_tensor().T + model.bias.full_tensor()).detach())
+        with torch.no_grad():
+            model(x)  # gathered again, as after any evaluation
+
+    evaluate()
+    with optimizer.outer_parameters():
+        evaluate()
+    evaluate()
+    optimizer.finish()
+    evaluate()
+    return computed, held
+
+
+def test_evaluations_compute_with_the_parameters_of_the_moment(quad):
+    for computed, held in quad(_evaluates):
+        own, outer, again, ended = held
+        assert torch.equal(own, again) and not torch.equal(own, outer) and not torch.equal(own, ended)
+        for got, want in zip(computed, held, strict=True):
+            torch.testing.assert_close(got, want)
+
+
 def _same(a, b):
     return not diloco_model.differing(a, b)
 

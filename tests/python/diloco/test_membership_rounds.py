@@ -1,6 +1,8 @@
 """How machines at a store agree on a group: who is waited for, and for how long."""
 
 import math
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +13,15 @@ import ranks
 import torch
 import torch.distributed as dist
 from elastic_machine import TrainingResult, join
+from site_rank import wake
 
 DEADLINE_S = 90
 
 
 class Beat:
     """Signs of life, as the test says."""
+
+    interval_s = 0.0
 
     def __init__(self, alive, left=()):
         self.machines, self.left, self.training = set(alive), left, set()
@@ -141,6 +146,81 @@ def test_who_has_withdrawn_is_nobody_that_waits(rounds):
     assert not watching.waiting(0)
 
 
+def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
+    """Machine d could hear of nobody, founded a group of its own, and is gone again when the others look."""
+    both = Beat("ab")
+    a, b = rounds("a", both), rounds("b", both)
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 1
+        assert not a.waiting(1)
+        assert rounds("d", Beat("d"), least=1).enter(20.0) == (2, ["d"])
+        assert a.waiting(1) and b.waiting(1)
+        assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 3
+
+
+def test_a_round_that_two_machines_close_counts_once(rounds):
+    """The second took the first for lost; each has the same list."""
+    beat = Beat("ab")
+    a, b, late = (rounds(name, beat) for name in ("a", "b", "late"))
+    for machine, place in [(machine, machine._take_place()) for machine in (a, b)]:
+        assert machine._close(place, ["a", "b"]) == ["a", "b"]
+    assert late._take_place().number == 2
+
+
+def _superseded(r, port):
+    """A machine is stopped until another process has its id, and wakes up: it is told, and holds nobody up."""
+    name = "b" if r.rank == 0 else "a"
+    if r.rank == 2:
+        r.hear("formed", timeout_s=60)
+    members = join(port, name)
+    if r.rank == 2:
+        r.say("started again")
+    else:
+        members.form()
+    if r.rank == 1:
+        r.say("formed", os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        with pytest.raises(ConnectionError, match="lost the place of machine_id 'a'"):
+            members.form()
+        r.say("told")
+        return
+    if r.rank == 0:
+        stopped = int(r.hear("formed"))
+        r.hear("started again", timeout_s=60)
+    formed = members.form()
+    if r.rank == 0:
+        wake(stopped)
+        r.hear("told", timeout_s=60)
+        assert not members.waiting()
+        r.say("ended")
+    r.hear("ended", timeout_s=60)
+    assert sorted(formed.machines) == ["a", "b"]
+    members.leave()
+
+
+def test_a_machine_whose_id_another_process_has_is_told(store):
+    ranks.run_ranks(_superseded, 3, store.port, timeout=DEADLINE_S)
+
+
+def test_a_long_step_is_seen_again_and_again(store):
+    from torch_lowcomm.membership.heartbeat import Heartbeat
+    from torch_lowcomm.membership.patient_store import PatientStore
+
+    clients = [PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0) for _ in range(2)]
+    stepping, watching = (Heartbeat(client, name, lost_after_s=0.5) for client, name in zip(clients, "ab", strict=True))
+    deadline = time.monotonic() + DEADLINE_S
+    with stepping.step():
+        for _ in range(3):
+            seen = watching.stepped_at("a")
+            while watching.stepped_at("a") == seen:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    for beat in (stepping, watching):
+        beat.stop()
+    with pytest.raises(ConnectionError, match="expected machine 'a' to be at the store, it has left"):
+        stepping.is_current()
+
+
 def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     """While it does not look at the others they do not grow old for it."""
     from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -231,6 +311,7 @@ def _long_interval(r, port):
     return outer
 
 
+@pytest.mark.slow
 def test_a_machine_that_comes_waits_while_the_others_train(store):
     first, *others = ranks.run_ranks(_long_interval, 3, store.port, timeout=DEADLINE_S)
     for other in others:
