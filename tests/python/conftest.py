@@ -15,6 +15,17 @@ import torch.distributed as dist
 sys.path[:0] = [str(Path(__file__).parents[2] / folder) for folder in ("benchmarks", "examples")]
 
 
+def pytest_collection_modifyitems(config, items):
+    """The slow tests come first in each worker's part: at the end others can take over nothing from a worker in one of them."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    del items[:]
+    for worker in range(workers):
+        for kind in (slow, quick):
+            items += kind[worker * len(kind) // workers : (worker + 1) * len(kind) // workers]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _zygote():
     yield

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import ranks
 import torch.distributed as dist
+from ranks import Rank
 from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
 
 # The ops of an outer step, in their order, which come again and again; and those by which a site joins, which come once.
@@ -51,7 +52,8 @@ def _is_lost(r, port, site, how, what, options):
     if not what["cut"]:
         with contextlib.suppress(ProcessLookupError):  # it was killed
             os.kill(int(r.hear(f"{name}-faulty")), signal.SIGKILL)
-    r.say(f"{name}-gone")
+    if not mine:
+        r.say(f"{name}-gone", os.getpid())
     die()
 
 
@@ -86,8 +88,25 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, outer_ste
         trained.until_outer_step(step + 1)
         losses.append(trained.outer_validation())
     assert trained.opt.report["participating"] == stay
+    assert not options.get("adapt_rank") or trained.opt.report["rank"] < options["rank"]
     assert losses[-1] < 0.9 * first, "it has trained through all of them"
     return lost, (last, sum(losses) / AT_THE_END), trained.ended()
+
+
+def lose_sites_on_hosts(r, port, how, stay, *arguments, folder, namespaces, **options):
+    """The same in a lab: each site that stays has a host, and those that are lost have the last one; rank 0 keeps the store."""
+    r.enter(f"/run/netns/{namespaces[min(r.rank // 2, stay)]}")
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    here = Rank(r.rank, r.size, folder)
+    if r.rank == 0:
+        store = dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
+        here.say("serves", store.port)
+    here.hear("serves")
+    found = lose_sites(here, port, how, stay, *arguments, cut=True, **options)
+    here.say(f"ended{r.rank}")
+    for rank in range(2 * stay if r.rank == 0 else 0):
+        here.hear(f"ended{rank}")
+    return found
 
 
 def _has_gone(r, trained, turn, stay, formed):
@@ -117,11 +136,11 @@ def expect_survivors(found, how):
     return loss
 
 
-def expect_phases(port, how, stay, number, ops, outer_steps=80, **options):
-    """The same, of sites on this host whose ranks get a signal."""
+def expect_phases(port, how, stay, number, ops, outer_steps=80, sites=lose_sites, **options):
+    """The same, of sites on this host whose ranks get a signal, or of `sites` elsewhere."""
     size = 2 * (stay + len(ops))
     gone = dict.fromkeys(range(2 * stay, size), -signal.SIGKILL)
-    sites = partial(lose_sites, outer_steps=outer_steps)
+    sites = partial(sites, outer_steps=outer_steps)
     found = ranks.run_ranks(sites, size, port, how, stay, number, ops, options, timeout=3 * DEADLINE_S, allow_exit=gone)
     return expect_survivors(found[: 2 * stay], how)
 

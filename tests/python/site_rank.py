@@ -21,7 +21,7 @@ OPTIONS = {"sync_every": 4, "codec": "sym4:bucket=64", "check_every": 1, "outer_
 WIDTH, HIDDEN, OUT = 64, 600, 8
 # So gentle that an outer step without a fault moves the loss of the outer parameters up by at most half a percent (150 of
 # them, with two sites and batches of 64): a bound of 1 % over a fault and the two outer steps after it is one on the fault.
-BATCH, LR = 256, 5e-4
+BATCH, LR = 512, 5e-4
 _MEMBERSHIP = {"least": 1, "lost_after_s": 3.0, "timeout_s": 12.0}
 
 
@@ -32,7 +32,8 @@ class SiteRank:
         r: The harness's rank.
         port: The store's.
         site: (name, ranks of it, this one's place).
-        how: "fsdp2", "ddp" or "pipeline" (two stages, which send activations and their gradients).
+        how: "fsdp2", "ddp", "hsdp" (two replicas), "pipeline" (two stages, which send activations and their gradients),
+            "pipeline x ddp" (two replicas of each of them), or "interleaved" (rows that no other site can share).
         seed: Of the first parameters.
         hidden: Width between the two layers.
         norm: Whether the model has running means.
@@ -63,16 +64,22 @@ class SiteRank:
         first, last = (nn.Linear(WIDTH, hidden), nn.Tanh()), nn.Linear(hidden, OUT)
         if norm:
             first += (nn.BatchNorm1d(hidden),)
-        self.stage = self.place if how == "pipeline" else None
+        replicas = 2 if how == "pipeline x ddp" else 1
+        self.stage = self.place // replicas if how.startswith("pipeline") else None
+        self.other = self.place ^ replicas  # of the same replica, with the other stage
         stages = {None: (*first, last), 0: first, 1: (last,)}
         self.model = nn.Sequential(*stages[self.stage])
-        if how == "fsdp2":
-            mesh = init_device_mesh("cpu", (size,))
-            for layer in self.model:
-                fully_shard(layer, mesh=mesh)
+        if how in ("fsdp2", "hsdp"):
+            shape = {"replicate": 2, "shard": size // 2} if how == "hsdp" else {"shard": size}
+            mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
             fully_shard(self.model, mesh=mesh)
         elif how == "ddp":
             self.model = DistributedDataParallel(self.model)
+        elif how == "pipeline x ddp":
+            stages = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            self.model = DistributedDataParallel(self.model, process_group=stages[self.stage])
+        elif how == "interleaved":
+            self.model[0].weight = self._interleaved(self.model[0].weight, init_device_mesh("cpu", (size,)))
         self.members = lc.Membership(
             dist.TCPStore(store_host, port, is_master=False),
             self.name,
@@ -89,21 +96,30 @@ class SiteRank:
         self._bound = bound
         self._bounded, self._checked = (-1, 0.0), -1  # (the last outer step that is bounded, by which loss); looked at
 
+    @staticmethod
+    def _interleaved(weight, mesh):
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor.placement_types import _StridedShard
+
+        placement = [_StridedShard(0, split_factor=2)]
+        whole = {"shape": weight.shape, "stride": weight.stride()}
+        return nn.Parameter(DTensor.from_local(weight.chunk(mesh.size())[0], mesh, placement, run_check=False, **whole))
+
     def backward(self, x):
         """One step's gradients; a pipeline's stages send each other what they need."""
         if self.stage is None:
             self._error(self.model(x), x).backward()
         elif self.stage == 0:
             activations = self.model(x)
-            dist.send(activations.detach(), 1)
+            dist.send(activations.detach(), self.other)
             gradient = torch.empty_like(activations)
-            dist.recv(gradient, 1)
+            dist.recv(gradient, self.other)
             activations.backward(gradient)
         else:
             activations = torch.empty(len(x), HIDDEN)
-            dist.recv(activations, 0)
+            dist.recv(activations, self.other)
             self._error(self.model(activations.requires_grad_()), x).backward()
-            dist.send(activations.grad, 0)
+            dist.send(activations.grad, self.other)
 
     def validation(self):
         """The loss of the parameters as they are, equal on all ranks of the site."""
@@ -114,13 +130,13 @@ class SiteRank:
             if self.stage is None:
                 loss = self._error(self.model(x), x)
             elif self.stage == 0:
-                dist.send(self.model(x), 1)
-                dist.recv(loss, 1)
+                dist.send(self.model(x), self.other)
+                dist.recv(loss, self.other)
             else:
                 activations = torch.empty(len(x), HIDDEN)
-                dist.recv(activations, 0)
+                dist.recv(activations, self.other)
                 loss = self._error(self.model(activations), x)
-                dist.send(loss, 0)
+                dist.send(loss, self.other)
         self.model.train()
         return loss.item()
 

@@ -103,6 +103,7 @@ def test_a_link_is_what_its_lab_makes():
     assert (link.delay_s, link.burst_bytes) == (0.025, 16 << 10)
 
 
+@pytest.mark.slow
 def test_the_quick_form(tmp_path):
     """Rows of every case with their messages; how fast they are is the benchmark's to judge."""
     expect_labs()

@@ -119,6 +119,7 @@ def run(tmp_path, *words):
     return json.loads(path.read_text()), done.stdout
 
 
+@pytest.mark.slow
 def test_the_quick_scores(tmp_path):
     runs = ("free", "constrained, 32", "1 bit of all")
     curves = [curve(name, *(6 - i + 0.3 * number for i in range(5))) for number, name in enumerate(runs)]
@@ -130,6 +131,7 @@ def test_the_quick_scores(tmp_path):
     assert content["winners"][0]["winner"] in printed
 
 
+@pytest.mark.slow
 def test_the_quick_links(tmp_path):
     """Rows of every case, on a link whose rate follows from what was computed; how fast they are is the benchmark's to judge."""
     expect_labs()

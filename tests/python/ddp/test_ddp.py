@@ -277,6 +277,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 def test_training_falls_as_with_exact(quad):
     losses = quad(_convergence, RUNS, 150, timeout=120)[0]
     start = ddp_model.loss_of(ddp_model.Net(), 9, 0).item()

@@ -1,18 +1,41 @@
 """A site whose link is cut in the middle of any op of an outer step (lab): it ends, and the others go on."""
 
-import os
-import pickle
 import signal
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
+import ranks
 from linklab import Lab
-from links import ENV, ROOT, expect_labs
-from ranks.child import Rank
-from site_phases import JOINING, OUTER_STEP, STAGES, expect_faultless, expect_survivors
+from links import expect_labs
+from ranks import Rank
+from site_phases import JOINING, OUTER_STEP, STAGES, expect_faultless, expect_phases, lose_sites_on_hosts
 from site_rank import DEADLINE_S, wake
 
 PORT = 29400
+
+
+def _cut_off(lab, here, turn, running):
+    """Cuts the last host off where a rank on it has stopped in an op, until both ranks of its site have ended."""
+
+    def hear_pid(note):
+        deadline = time.monotonic() + DEADLINE_S
+        while not here.path(note).exists():
+            if running.done():
+                running.result()  # raises, with what the ranks have said
+            assert time.monotonic() < deadline, note
+            time.sleep(0.02)
+        return int(here.hear(note))
+
+    pids = [hear_pid(f"gone{turn}-faulty")]
+    lab.cut(lab.hosts - 1)
+    wake(pids[0])
+    pids.append(hear_pid(f"gone{turn}-gone"))
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.02)
+    lab.restore(lab.hosts - 1)
 
 
 @pytest.mark.slow
@@ -23,42 +46,13 @@ PORT = 29400
 )
 def test_the_others_go_on_without_a_site_that_is_cut_off_in_any_op(tmp_path, store, how, stay, ops):
     expect_labs()
-    tests = str(ROOT / "tests" / "python")
-    environment = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "LOWCOMM_FLIGHT_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join([tests, ENV["PYTHONPATH"]])
-    size, here = 2 * (stay + len(ops)), Rank(-1, 0, str(tmp_path))
-    with Lab(hosts=stay + 1, rate="100mbit") as lab:
-
-        def start(host, rank):
-            command = [
-                sys.executable,
-                os.path.join(tests, "site_on_host.py"),
-                tmp_path,
-                rank,
-                size,
-                lab.address(0),
-                PORT,
-                how,
-                stay,
-                *ops,
-            ]
-            return lab.start_on(host, [str(word) for word in command], env=environment)
-
-        serve = [sys.executable, str(ROOT / "examples" / "train_diloco.py"), "--serve", str(PORT)]
-        lab.start_on(0, serve, env=environment)
-        staying = [start(rank // 2, rank) for rank in range(2 * stay)]
+    ranks.zygote()  # else it ends with the thread
+    options = {"mode": "continue", "timeout_s": 6.0, "store_host": Lab.address(0)}
+    with Lab(hosts=stay + 1, rate="100mbit") as lab, ThreadPoolExecutor(1) as thread:
+        namespaces = [lab.namespace(host) for host in range(lab.hosts)]
+        sites = partial(lose_sites_on_hosts, folder=str(tmp_path), namespaces=namespaces)
+        running = thread.submit(expect_phases, PORT, how, stay, signal.SIGSTOP, ops, sites=sites, **options)
         for turn in range(len(ops)):
-            here.hear(f"turn{turn}", timeout_s=DEADLINE_S)
-            cut_off = [start(stay, 2 * (stay + turn) + place) for place in range(2)]
-            pid = int(here.hear(f"gone{turn}-faulty", timeout_s=DEADLINE_S))
-            lab.cut(stay)
-            wake(pid)
-            for job in cut_off:
-                (ended,) = job.wait(DEADLINE_S)
-                assert ended.code == -signal.SIGKILL, ended.output  # as its launcher would, once it was told
-            lab.restore(stay)
-        for job in staying:
-            (ended,) = job.wait(DEADLINE_S)
-            assert ended.code == 0, ended.output
-    found = [pickle.loads((tmp_path / f"found{rank}").read_bytes()) for rank in range(2 * stay)]
-    expect_faultless(expect_survivors(found, how), store.port, how, stay, mode="continue")
+            _cut_off(lab, Rank(-1, 0, str(tmp_path)), turn, running)
+        end = running.result()
+    expect_faultless(end, store.port, how, stay, mode="continue")

@@ -50,6 +50,7 @@ def _fault(r, number):
     os.kill(os.getpid(), number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "number"),
     [("fsdp2", signal.SIGKILL), ("fsdp2", signal.SIGSTOP), ("pipeline", signal.SIGKILL)],

@@ -111,6 +111,7 @@ def _giver_is_killed(r, port):
     return joined, trained.ended()
 
 
+@pytest.mark.slow
 def test_a_site_joins_though_one_that_gives_is_killed(store):
     gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
     found = ranks.run_ranks(_giver_is_killed, 6, store.port, timeout=DEADLINE_S, allow_exit=gone)

@@ -59,6 +59,7 @@ def _stopped(r, port, place, op):
     return trained.ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "op"), [(0, "outer_step"), (1, "DiLoCoX: spread a site's parameters")])
 def test_a_site_comes_back_of_which_one_rank_was_stopped(store, place, op):
     expect_equal(ranks.run_ranks(_stopped, 6, store.port, place, op, timeout=DEADLINE_S))
@@ -97,6 +98,7 @@ def _given_up(r, port, place):
     return trained.ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_stopped_rank_that_its_site_has_given_up_ends_when_it_wakes_up(store, place):
     gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}

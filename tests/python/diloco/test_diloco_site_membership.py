@@ -40,18 +40,23 @@ def _given():
     return sum(op["sent_bytes"] for op in ops if op["op"] == "DiLoCoX: take over the outer state")
 
 
+@pytest.mark.slow
 def test_a_stopped_site_comes_back(store):
     expect_equal(ranks.run_ranks(_stopped, 6, store.port, timeout=DEADLINE_S))
 
 
-def _joins(r, port, sizes, options):
-    """Sites of so many ranks begin, but for the last, which joins them with another model of the same shapes."""
+def _joins(r, port, sizes, hows, options):
+    """Sites of so many ranks begin, but for the last, which joins them with another model of the same shapes.
+
+    Args:
+        hows: How the sites that begin share the model, and how the last one does.
+    """
     number = next(n for n in range(len(sizes)) if r.rank < sum(sizes[: n + 1]))
     site = ("abc"[number], sizes[number], r.rank - sum(sizes[:number]))
     begins, first = number < len(sizes) - 1, sizes[0]
     if not begins:
         r.hear("begun")
-    trained = SiteRank(r, port, site, "fsdp2", seed=0 if begins else 5, lost_after_s=10.0, **options)
+    trained = SiteRank(r, port, site, hows[not begins], seed=0 if begins else 5, lost_after_s=10.0, **options)
     if begins:
         trained.steps_until(len(sizes) - 1)
         trained.steps_together(9)
@@ -77,32 +82,37 @@ def _joins(r, port, sizes, options):
     return given, report["taken_bytes"], trained.ended()
 
 
-@pytest.mark.parametrize("sizes", [(4, 4, 2), (2, 4)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "hows"), [((4, 4, 2), ("fsdp2", "fsdp2")), ((2, 4), ("fsdp2", "hsdp"))], ids=["fsdp2", "hsdp"]
+)
 @pytest.mark.parametrize("options", [{"mode": "continue"}, {"mode": "sync", "rank": 4}], ids=str)
-def test_a_site_with_another_sharding_joins(store, sizes, options):
-    found = ranks.run_ranks(_joins, sum(sizes), store.port, sizes, options, timeout=DEADLINE_S)
+def test_a_site_with_another_sharding_joins(store, sizes, hows, options):
+    found = ranks.run_ranks(_joins, sum(sizes), store.port, sizes, hows, options, timeout=DEADLINE_S)
     assert sum(given for given, *_ in found) > sum(taken for _, taken, _ in found), "nothing goes through the store"
     expect_equal([ended for *_, ended in found])
 
 
 def _comes_back(r, port, how):
     """A rank of the second of two sites is killed, and the site comes back under its id with new processes."""
-    again = r.rank >= 4
+    size = r.size // 3
+    again = r.rank >= 2 * size
     if again:
         r.hear("alone", timeout_s=60)
-    site = ("ab"[min(r.rank // 2, 1)], 2, r.rank % 2)
+    site = ("ab"[min(r.rank // size, 1)], size, r.rank % size)
     trained = SiteRank(_Elsewhere(r) if again else r, port, site, how, seed=int(again), mode="sync")
     trained.steps_until(2)
     if not again:
         trained.steps_together(6)
-        if r.rank == 3:
+        if r.rank == 2 * size - 1:
             die()
-        if r.rank == 2:
+        if r.rank >= size:
             with pytest.raises(dist.DistBackendError):
                 trained.steps(20)
-            r.say("told")  # and its launcher ends it
+            r.say(f"told{r.rank}")  # and its launcher ends it
             die()
-        r.hear("told")
+        for rank in range(size, 2 * size - 1):
+            r.hear(f"told{rank}")
         trained.steps_until(1)
         trained.steps(6)
         if r.rank == 0:
@@ -122,12 +132,13 @@ class _Elsewhere:
         return self._r.path(self._one or name + "-again")
 
 
-@pytest.mark.parametrize("how", ["pipeline", "fsdp2"])
-def test_a_site_comes_back_of_which_a_rank_was_killed(store, how):
-    gone = {2: -signal.SIGKILL, 3: -signal.SIGKILL}
-    ended = ranks.run_ranks(_comes_back, 6, store.port, how, timeout=DEADLINE_S, allow_exit=gone)
-    for place in range(2):
-        expect_equal([ended[place], ended[4 + place]])
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "size"), [("pipeline", 2), ("fsdp2", 2), ("pipeline x ddp", 4)])
+def test_a_site_comes_back_of_which_a_rank_was_killed(store, how, size):
+    gone = dict.fromkeys(range(size, 2 * size), -signal.SIGKILL)
+    ended = ranks.run_ranks(_comes_back, 3 * size, store.port, how, timeout=DEADLINE_S, allow_exit=gone)
+    for place in range(size):
+        expect_equal([ended[place], ended[2 * size + place]])
 
 
 def _resumes(r, port, what):
@@ -192,7 +203,7 @@ def _mistaken(r, port, what):
     if second:
         r.hear("first")
     options = {"options": {"sync_every": 5}, "model": {"hidden": 601}}.get(what, {}) if second else {}
-    how = "pipeline" if what == "parts" and second else "fsdp2"
+    how = {"parts": "pipeline", "sharding": "interleaved"}.get(what, "fsdp2") if second else "fsdp2"
     try:
         trained = SiteRank(site_rank if what != "ids" else _Elsewhere(r, "one-site"), port, site, how, **options)
     except ValueError as error:
@@ -219,6 +230,7 @@ def _mistaken(r, port, what):
         ("options", "DiLoCoX: expected what the other machines of this store have"),
         ("model", "DiLoCoX: expected what the other machines of this store have, '0.weight[512:600][88,64]"),
         ("model", "got '0.weight[512:601][89,64]"),
+        ("sharding", "DiLoCoX: 0.weight: expected every rank to hold one range of each dimension of a parameter"),
         ("parts", "DiLoCoX: expected a model in 1 parts, as the other sites of this store have, got 2"),
     ],
 )

@@ -6,25 +6,28 @@ import pytest
 from site_phases import CLOCK, JOINING, OUTER_STEP, STAGES, expect_faultless, expect_phases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "ops"),
     [
         ({"mode": "continue"}, OUTER_STEP),
         ({"mode": "restart", "fragments": 2}, OUTER_STEP),
-        ({"mode": "sync", "rank": 8}, OUTER_STEP + JOINING),
+        ({"mode": "sync", "rank": 8, "adapt_rank": True, "window": 6, "energy": 0.3}, OUTER_STEP + JOINING),
     ],
-    ids=["continue", "fragments", "factors"],
+    ids=["continue", "fragments", "adaptive factors"],
 )
 def test_two_sites_go_on_without_a_third_that_is_killed_in_any_op(store, options, ops):
     end = expect_phases(store.port, "fsdp2", 2, signal.SIGKILL, ops, **options)
     expect_faultless(end, store.port, "fsdp2", 2, **options)
 
 
+@pytest.mark.slow
 def test_a_pipeline_goes_on_without_another_that_is_killed_in_any_op(store):
     end = expect_phases(store.port, "pipeline", 1, signal.SIGKILL, STAGES + JOINING, mode="sync")
     expect_faultless(end, store.port, "pipeline", 1, mode="sync")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "stay", "ops", "options"),
     [

@@ -91,6 +91,7 @@ def test_example_refuses_with_one_line_and_no_traceback(tmp_path):
     assert err.count("\n") == 1, err
 
 
+@pytest.mark.slow
 def test_example_refuses_once_for_all_ranks(tmp_path):
     status, _, err = ranks.run_command([*TORCHRUN, *TRAIN, "--steps", "-1"], deadline_s=120, cwd=tmp_path)
     assert status != 0

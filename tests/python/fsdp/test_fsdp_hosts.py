@@ -127,6 +127,7 @@ def _trains(r, how, overlap, hierarchical):
     return {"losses": losses, **whole(model)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "bf16", "divided"])
 def test_training_is_that_of_the_flat_group_and_overlap_changes_no_bit(quad, how):
     flat = quad(_trains, how, True, False)[0]["losses"]

@@ -153,6 +153,7 @@ def _regression(r, weights, master):
     return (model.weight.full_tensor() - goal).square().mean().sqrt().item()
 
 
+@pytest.mark.slow
 def test_nearest_stalls_where_the_lattice_does_not(pair):
     """QSDP's Eq. 2 at 8 bits: an update under half a step moves nothing to the nearest value; on average it moves a lattice."""
     exact = pair(_regression, "none", "fp32")[0]

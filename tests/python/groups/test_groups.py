@@ -55,6 +55,7 @@ def test_known_without_an_import():
     ranks.run_ranks(_registered, 2, start="spawn")
 
 
+@pytest.mark.slow
 def test_import_registers_where_torch_loads_no_plugins():
     ranks.run_ranks(_registered_by_import, 2, start="spawn", env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
 

@@ -142,8 +142,7 @@ def _own_loopback(r):
         return alone
     pid = r.hear("namespace")
     if pid:
-        with open(f"/proc/{pid}/ns/net") as namespace:
-            assert libc.setns(namespace.fileno(), clone_newnet) == 0, os.strerror(ctypes.get_errno())
+        r.enter(f"/proc/{pid}/ns/net")
     r.say("joined")
     return bool(pid)
 

@@ -2,6 +2,7 @@
 
 import pathlib
 
+import pytest
 import torch
 import torch.distributed as dist
 from p2p_cases import init, same
@@ -44,6 +45,7 @@ def _tags(r):
     return grown
 
 
+@pytest.mark.slow
 def test_a_tag_leaves_nothing_behind(pair):
     grown = pair(_tags)
     assert max(grown) < BOUND, f"expected less than {BOUND} bytes of {TAGS} tags, got {grown}"

@@ -101,6 +101,7 @@ def _ddp(r):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ddp_exits_cleanly_twelve_of_twelve():
     """Plain gloo is known to abort in some such runs (`python benchmarks exit_aborts` counts them)."""
     for _ in range(12):

@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 import ranks
 
 _SCRIPT = """
@@ -27,6 +28,7 @@ sys.exit(int(sys.argv[1] == "fail") * 3)
 KINDS = ["LowcommBackend", "LowcommBackend"]
 
 
+@pytest.mark.slow
 def test_run_puts_a_gloo_script_on_lowcomm(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)

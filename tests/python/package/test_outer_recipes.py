@@ -42,6 +42,7 @@ def _two_sites(tmp_path, store, title, *, ranks_a_site):
     return _expect_trained(recipes.launch(tmp_path, title, sites), tmp_path, ranks_a_site)
 
 
+@pytest.mark.slow
 def test_fsdp2_loop(tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -54,6 +55,7 @@ def test_fsdp2_loop(tmp_path):
     assert not recipes.untrained(states[0])
 
 
+@pytest.mark.slow
 def test_accelerate(tmp_path, store):
     _needs("accelerate")
     _two_sites(tmp_path, store, "Accelerate", ranks_a_site=2)
@@ -62,6 +64,7 @@ def test_accelerate(tmp_path, store):
     assert not recipes.untrained(states[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks_a_site", [1, 2])
 def test_trainer(tmp_path, store, ranks_a_site):
     _needs("transformers", "accelerate")
@@ -73,6 +76,7 @@ def test_trainer(tmp_path, store, ranks_a_site):
     assert not recipes.untrained(states[0])
 
 
+@pytest.mark.slow
 def test_lightning(tmp_path, store):
     _needs("pytorch_lightning")
     said = _two_sites(tmp_path, store, "Lightning", ranks_a_site=2)

@@ -199,6 +199,7 @@ def test_info_tests_the_build_whatever_the_environment_says():
     assert "two ranks, exact and 8 bits: passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_kernels_can_be_forced_and_a_wrong_name_is_refused():
     assert (
         "kernels         scalar"

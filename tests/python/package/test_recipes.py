@@ -126,10 +126,12 @@ def _recipe(tmp_path, body, *, run=()):
     assert said[0][1:] == ["True", "True", "True"], f"learned, coded, ratio: {said[0][1:]}"
 
 
+@pytest.mark.slow
 def test_a_stock_ddp_script(tmp_path):
     _recipe(tmp_path, _DDP, run=["-m", "torch_lowcomm", "run"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("package", "body"),
     [("accelerate", _ACCELERATE), ("transformers", _TRAINER), ("pytorch_lightning", _LIGHTNING)],

@@ -75,6 +75,7 @@ def _listens(pid, port):
     return any(f"socket:[{row[9]}]" in files for row in listening if row[1].endswith(f":{port:04X}") and row[3] == "0A")
 
 
+@pytest.mark.slow
 def test_goes_on_without_a_killed_replica_group(tmp_path, lighthouse):
     folders = [tmp_path / f"replica{replica}" for replica in range(3)]
     for folder in folders:

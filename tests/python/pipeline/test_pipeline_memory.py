@@ -8,6 +8,7 @@ takes more steps than a test has time for, and prints by how much each rank has 
 import os
 from pathlib import Path
 
+import pytest
 import stages_case as case
 import torch
 import torch.distributed as dist
@@ -60,9 +61,11 @@ def _expect_no_growth(pair, where, steps):
     print(f"{where}: grown by {grown} bytes in {steps - steps // 3} steps")
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_steps(pair):
     _expect_no_growth(pair, "ram", STEPS)
 
 
+@pytest.mark.slow
 def test_nothing_grows_with_the_steps_in_files(pair):
     _expect_no_growth(pair, "files", STEPS // 2)

@@ -254,6 +254,7 @@ def _harassed(r, port, seed, seconds, snapshot_every):
     return *end_together(r, machine, lambda m: m.exchange.stats()["machines"] == r.size - 1), machine.core.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("snapshot_every", [0, 8])
 def test_machines_stopped_at_random_end_alike(store, snapshot_every):
     ends = ranks.run_ranks(_harassed, 4, store.port, 1, 8.0, snapshot_every, timeout=DEADLINE_S)[:3]

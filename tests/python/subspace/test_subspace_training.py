@@ -86,6 +86,7 @@ def _train(r, name, layers, dtype, turn_every, weights_bound, loss_bound):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layers"),
     [("1F1B", 4), ("1F1B", 8), ("Interleaved1F1B", 8)],
