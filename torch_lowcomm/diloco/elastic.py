@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
 
 from torch.distributed import DistBackendError
 
@@ -62,9 +61,9 @@ class Elastic:
                     raise
                 logger.warning("DiLoCoX: group %d did not hold, forming another: %s", formed.number, error)
 
-    def step(self) -> AbstractContextManager[None]:
-        """Around the end of an inner step, and the outer step that it may begin: machines wait for one that makes steps."""
-        return self._members.step()
+    def count_step(self) -> None:
+        """Counts an inner step, for machines that wait for this one."""
+        self._members.count_step()
 
     def stepped(self, outer_steps: int) -> None:
         """Sets `due` when the group is to be formed again after this outer step.

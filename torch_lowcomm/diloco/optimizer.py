@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -196,9 +196,9 @@ class DiLoCoX(OptimizerAround):
                 "parameters come or go, or the model is moved or cast"
             )
         if any(group.get("lr", 1.0) != 0 for group in self.param_groups):
-            with self._elastic.step() if self._elastic else nullcontext():
-                outer_step = self._outer.step(samples)
-            if outer_step and self._elastic:
+            if self._elastic:
+                self._elastic.count_step()
+            if self._outer.step(samples) and self._elastic:
                 self._elastic.stepped(self._outer.report["outer_steps"])
         return result
 

@@ -8,7 +8,6 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Iterator
 
 from torch_lowcomm.membership.patient_store import PatientStore
 
@@ -39,7 +38,7 @@ class Heartbeat:
         self._nonce = secrets.token_hex(4)
         self._lock = threading.Lock()
         self._seen: dict[str, tuple[str, float]] = {}  # id: (its last number, when this number was new)
-        self._steps, self._in_step = 0, False
+        self._steps = 0
         self._stepped: dict[str, tuple[int, float]] = {}  # id: (its last number of steps, when it was seen to grow)
         self._watched = -math.inf  # when the other machines were last looked at
         self._ids: dict[int, str] = {}  # number: value of `id/<number>`, which does not change
@@ -97,15 +96,9 @@ class Heartbeat:
             raise ConnectionError(f"membership: expected machine {self._id!r} to be at the store, it has left")
         return time.monotonic() - self._watched < 3 * self.interval_s
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Counts a step of this machine, which the others see with its next sign of life; a long one again with each sign."""
+    def count_step(self) -> None:
+        """Counts a step of this machine, which the others see with its next sign of life."""
         self._steps += 1
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
 
     def stepped_at(self, machine: str) -> float:
         """When a machine was last seen to have made a step, by time.monotonic(); -inf if never."""
@@ -188,7 +181,6 @@ class Heartbeat:
         try:
             while not self._stop.wait(self.interval_s):
                 count += 1
-                self._steps += self._in_step
                 self._beat(count)
                 self._watch()
         except Exception as error:  # whatever it is, nobody else would hear of it

@@ -6,7 +6,7 @@ import atexit
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch.distributed import DistBackendError, PrefixStore, ProcessGroup, Store
@@ -61,13 +61,13 @@ class Membership:
         store: A client of the store that all machines share, under a prefix of this run.
         machine_id: Id of this machine or site, different from all others; the machine may come back under it.
         site: A process group of the ranks of this site, of any backend, with their own rendezvous; None for one process.
-            Making the Membership is collective over it, and so are all methods except `leave` and `step`.
+            Making the Membership is collective over it, and so are all methods except `leave` and `count_step`.
         least: The least number of machines in a group. Where there are fewer, they wait for `timeout`.
         lost_after_s: Seconds of silence at the store after which a machine is gone.
         patience_s: Seconds to wait for a machine that is alive, and neither comes nor makes a step; at least
             0.6 `lost_after_s`, in which steps are seen. One that trains comes after its next outer step.
         timeout: Progress deadline of the groups, of forming a group, and of the store's answers. Steps that machines make
-            before they come are progress.
+            before they come are progress; so an outer step must take less than `patience_s` and this where others come.
         options: Options of the groups; the policy is not used.
 
     Attributes:
@@ -227,6 +227,8 @@ class Membership:
         with self._ending_on(DistBackendError, ConnectionError):
             for left in reversed(range(_ATTEMPTS)):
                 number, machines = self._enter()
+                if left and not self._site.told(lambda: self._rounds.all_ready(number, machines)):  # noqa: B023
+                    continue
                 try:
                     formed = self._connected(number, machines, stripes)
                 except DistBackendError as error:  # somebody left between entering and connecting
@@ -239,9 +241,10 @@ class Membership:
                 return formed
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def step(self) -> AbstractContextManager[None]:
-        """Around a step of training. Machines that wait for this one wait as long as it makes steps, long ones too."""
-        return nullcontext() if self._beat is None else self._beat.step()
+    def count_step(self) -> None:
+        """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""
+        if self._beat is not None:
+            self._beat.count_step()
 
     @contextmanager
     def _ending_on(self, *errors: type[Exception]) -> Iterator[None]:

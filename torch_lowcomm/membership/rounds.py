@@ -91,6 +91,32 @@ class Rounds:
             raise
         return None
 
+    def all_ready(self, number: int, members: list[str]) -> bool:
+        """Says that this machine will connect to the others of a closed round, and waits until all of them have said so.
+
+        A machine may have died, or lost a rank, since it entered; those that connect to it wait for the whole time-out.
+
+        Args:
+            number: The round's.
+            members: The ids in it.
+
+        Returns:
+            Whether all have; not so where one is gone, or has not said so within the time-out.
+
+        Raises:
+            ConnectionError: The store is lost.
+        """
+        until = time.monotonic() + self._timeout_s
+        self._store.set(f"{number}/ready/{self._id}", "")
+        for machine in members:
+            while self._store.find(f"{number}/ready/{machine}") is None:
+                gone = self._beat.is_current() and (machine not in self._beat.alive() or self._beat.has_left(machine))
+                if gone or time.monotonic() > until:
+                    logger.warning("membership: group %d: %s does not connect, forming another", number, machine)
+                    return False
+                time.sleep(_POLL_S)
+        return True
+
     def waiting(self, number: int) -> bool:
         """Whether a living machine has entered the round after `number`, or the round was closed without this group.
 

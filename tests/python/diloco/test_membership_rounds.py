@@ -158,6 +158,25 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
         assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 3
 
 
+def test_nobody_connects_to_a_machine_that_is_gone_since_it_entered(rounds):
+    """Machine b lives as long as nobody says otherwise: then a and c, who have waited for it, go on without it."""
+    beat = Beat("abc")
+    with ThreadPoolExecutor() as threads:
+        machines = {name: rounds(name, beat, patience_s=5.0) for name in "abc"}
+        entered = [threads.submit(machine.enter, 20.0) for machine in machines.values()]
+        number, members = entered[0].result()
+        assert sorted(members) == ["a", "b", "c"]
+        ready = [threads.submit(machines[name].all_ready, number, members) for name in "ac"]
+        time.sleep(0.5)
+        assert not any(one.done() for one in ready)
+        beat.left = "b"
+        assert [one.result() for one in ready] == [False, False]
+        again = [threads.submit(machines[name].enter, 20.0) for name in "ac"]
+        number, members = again[0].result()
+        assert (number, sorted(members)) == (2, ["a", "c"])
+        assert all([one.result() for one in [threads.submit(machines[n].all_ready, number, members) for n in "ac"]])
+
+
 def test_a_round_that_two_machines_close_counts_once(rounds):
     """The second took the first for lost; each has the same list."""
     beat = Beat("ab")
@@ -202,25 +221,6 @@ def test_a_machine_whose_id_another_process_has_is_told(store):
     ranks.run_ranks(_superseded, 3, store.port, timeout=DEADLINE_S)
 
 
-def test_a_long_step_is_seen_again_and_again(store):
-    from torch_lowcomm.membership.heartbeat import Heartbeat
-    from torch_lowcomm.membership.patient_store import PatientStore
-
-    clients = [PatientStore(dist.TCPStore("127.0.0.1", store.port, is_master=False), 20.0) for _ in range(2)]
-    stepping, watching = (Heartbeat(client, name, lost_after_s=0.5) for client, name in zip(clients, "ab", strict=True))
-    deadline = time.monotonic() + DEADLINE_S
-    with stepping.step():
-        for _ in range(3):
-            seen = watching.stepped_at("a")
-            while watching.stepped_at("a") == seen:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-    for beat in (stepping, watching):
-        beat.stop()
-    with pytest.raises(ConnectionError, match="expected machine 'a' to be at the store, it has left"):
-        stepping.is_current()
-
-
 def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     """While it does not look at the others they do not grow old for it."""
     from torch_lowcomm.membership.heartbeat import Heartbeat
@@ -244,6 +244,8 @@ def test_a_machine_that_was_stopped_takes_nobody_for_lost(store):
     while stopped.alive() != {"a"}:
         assert time.monotonic() < deadline
     stopped.stop()
+    with pytest.raises(ConnectionError, match="expected machine 'a' to be at the store, it has left"):
+        stopped.is_current()
 
 
 def _alone(r, port):
