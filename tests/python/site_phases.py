@@ -9,7 +9,7 @@ import pytest
 import ranks
 import torch.distributed as dist
 from ranks import Rank
-from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, site_of
+from site_rank import DEADLINE_S, SiteRank, at, die, expect_equal, leave_host, on_host, site_of
 
 # The ops of an outer step, in their order, which come again and again; and those by which a site joins, which come once.
 OUTER_STEP = (
@@ -94,19 +94,42 @@ def lose_sites(r, port, how, stay, number, ops, options, *, cut=False, outer_ste
 
 
 def lose_sites_on_hosts(r, port, how, stay, *arguments, folder, namespaces, **options):
-    """The same in a lab: each site that stays has a host, and those that are lost have the last one; rank 0 keeps the store."""
-    r.enter(f"/run/netns/{namespaces[min(r.rank // 2, stay)]}")
-    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    here = Rank(r.rank, r.size, folder)
-    if r.rank == 0:
-        store = dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)
-        here.say("serves", store.port)
-    here.hear("serves")
+    """The same in a lab: each site that stays has a host, and those that are lost have the last one."""
+    here = on_host(r, port, folder, namespaces)
     found = lose_sites(here, port, how, stay, *arguments, cut=True, **options)
-    here.say(f"ended{r.rank}")
-    for rank in range(2 * stay if r.rank == 0 else 0):
-        here.hear(f"ended{rank}")
+    leave_host(here, range(2 * stay))
     return found
+
+
+def come_back(r, port, folder, namespaces, options):
+    """Two sites; the second is cut off and ends, and new processes have its id once the link is mended."""
+    again, staying = r.rank >= 4, r.rank < 2
+    here = on_host(r, port, folder, namespaces)
+    site = ("ab"[r.rank >= 2], 2, r.rank % 2)
+    if again:
+        here.hear("mended", timeout_s=DEADLINE_S)
+        (here.path("again")).mkdir(exist_ok=True)
+    rendezvous = Rank(r.rank, r.size, str(here.path("again"))) if again else here
+    trained = SiteRank(rendezvous, port, site, "fsdp2", seed=int(again), **options)
+    trained.steps_until(2)
+    if not again:
+        trained.steps_together(6)
+        here.say(f"trained{r.rank}", os.getpid())
+    if not again and not staying:
+        with pytest.raises((dist.DistBackendError, ConnectionError)):
+            while True:
+                trained.steps(1)
+        die()  # its launcher ends it
+    if staying:
+        trained.steps_until(1)
+        assert len(trained.lost) == 1
+        trained.steps(6)
+        here.say("alone")
+        trained.steps_until(2)
+    trained.steps_together(9)
+    ended = trained.ended()
+    leave_host(here, range(2), range(4, 6))
+    return ended
 
 
 def _has_gone(r, trained, turn, stay, formed):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks.child import Rank
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,6 +23,7 @@ WIDTH, HIDDEN, OUT = 64, 600, 8
 # So gentle that an outer step without a fault moves the loss of the outer parameters up by at most half a percent (150 of
 # them, with two sites and batches of 64): a bound of 1 % over a fault and the two outer steps after it is one on the fault.
 BATCH, LR = 512, 5e-4
+_stores = []  # that this process keeps
 _MEMBERSHIP = {"least": 1, "lost_after_s": 3.0, "timeout_s": 12.0}
 
 
@@ -238,6 +240,25 @@ def expect_equal(ended):
 def site_of(rank):
     """Of ranks in pairs: (name of the site, its ranks, this one's place)."""
     return "abc"[rank // 2], 2, rank % 2
+
+
+def on_host(r, port, folder, namespaces):
+    """Moves this rank to its host of a lab, and returns it with a folder of the test's; the first rank keeps the store."""
+    r.enter(f"/run/netns/{namespaces[r.rank]}")
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    here = Rank(r.rank, r.size, folder)
+    if r.rank == 0:
+        _stores.append(dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False))
+        here.say("serves")
+    here.hear("serves")
+    return here
+
+
+def leave_host(here, *others):
+    """Keeps the store until all others have ended, too."""
+    here.say(f"ended{here.rank}")
+    for rank in (rank for some in others for rank in some if here.rank == 0):
+        here.hear(f"ended{rank}")
 
 
 def die():

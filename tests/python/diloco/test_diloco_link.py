@@ -1,8 +1,6 @@
 """A link that is cut under an outer loop (lab): survivors go on, the machine behind the cut ends with an error that says so."""
 
-import json
 import os
-import re
 import sys
 import time
 
@@ -21,12 +19,8 @@ def _until(said, job):
         time.sleep(0.1)
 
 
-def _outputs_after_a_cut(tmp_path, train, launch=(), name="--machine", again=False):
-    """Cuts the third of three machines, or sites, off: (its output, those that end well).
-
-    Args:
-        again: Whether the link is mended then, and the third one started again under its id.
-    """
+def _outputs_after_a_cut(tmp_path, train, launch=(), name="--machine"):
+    """Cuts the third of three machines, or sites, off: (its output, those of the others, which end well)."""
     expect_labs()
     environment = ENV | {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     environment["LOWCOMM_FLIGHT_DIR"] = str(tmp_path)
@@ -45,10 +39,7 @@ def _outputs_after_a_cut(tmp_path, train, launch=(), name="--machine", again=Fal
         _until("2 of 2", jobs[0])
         (lost,) = jobs[2].wait(DEADLINE_S)
         assert lost.code != 0
-        if again:
-            lab.restore(2)
-            jobs[2] = start(2, 2)
-        others = [job.wait(DEADLINE_S)[0] for job in jobs[: 3 if again else 2]]
+        others = [job.wait(DEADLINE_S)[0] for job in jobs[:2]]
         for ended in others:
             assert ended.code == 0, ended.output
     assert os.path.exists(tmp_path / "m0.json")
@@ -65,14 +56,11 @@ def test_a_cut_link_is_a_named_error_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cut_link_takes_a_whole_site_away_until_it_comes_back(tmp_path):
-    """Sites of two ranks each, which shard the model: both ranks behind the cut end, and their site comes back under its id."""
+def test_a_cut_link_takes_a_whole_site_away(tmp_path):
+    """Sites of two ranks each, which shard the model: those that are left go on, that behind the cut ends, both ranks of it."""
     launch = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port=29500"]
-    train = ["--batch", "1", "--sync-every", "4", "--timeout", "10", "--steps", "400"]
-    lost, others = _outputs_after_a_cut(tmp_path, train, launch, "--site", again=True)
+    train = ["--batch", "1", "--sync-every", "4", "--timeout", "10", "--steps", "120"]
+    lost, others = _outputs_after_a_cut(tmp_path, train, launch, "--site")
     assert "membership: lost the store: expected an answer within 10 s" in lost, lost
-    for output in others[:2]:
-        failed = re.search("outer_step failed|DiLoCoX outer step", output)
-        assert failed and "3 of 3" in output[failed.end() :], output
-    ended = [json.loads((tmp_path / f"m{host}.json").read_text()) for host in range(3)]
-    assert ended[0]["perplexity"] == ended[1]["perplexity"] == ended[2]["perplexity"], ended
+    for output in others:
+        assert "outer_step failed" in output or "DiLoCoX outer step" in output, output
