@@ -21,7 +21,7 @@ from torch_lowcomm.membership.site import Site
 
 logger = logging.getLogger("torch_lowcomm")
 
-_ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine died after entering
+_ATTEMPTS = 10  # to form a group that connects; each may take the time-out if a machine dies while it connects
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,21 +225,21 @@ class Membership:
         """
         self._abort()
         with self._ending_on(DistBackendError, ConnectionError):
-            for left in reversed(range(_ATTEMPTS)):
+            for _ in range(_ATTEMPTS):
                 number, machines = self._enter()
-                if left and not self._site.told(lambda: self._rounds.all_ready(number, machines)):  # noqa: B023
+                if not self._site.told(lambda: self._rounds.all_connect(number, machines)):  # noqa: B023
+                    failed = "one that is gone"
                     continue
                 try:
                     formed = self._connected(number, machines, stripes)
-                except DistBackendError as error:  # somebody left between entering and connecting
-                    if left == 0:
-                        raise TimeoutError(f"membership: expected group {number} to connect, got: {error}") from error
+                except DistBackendError as error:  # somebody left between its word and connecting
+                    failed = str(error)
                     logger.warning("membership: group %d did not connect, forming another: %s", number, error)
                     continue
                 self._formed = formed
                 logger.info("membership: group %d: %s", number, ", ".join(machines))
                 return formed
-        raise AssertionError("unreachable: the last attempt returns or raises")
+        raise TimeoutError(f"membership: expected one of {_ATTEMPTS} groups to connect, the last of which got: {failed}")
 
     def count_step(self) -> None:
         """Counts a step of training. Machines that wait for this one wait as long as it makes steps."""

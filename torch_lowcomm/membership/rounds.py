@@ -91,31 +91,41 @@ class Rounds:
             raise
         return None
 
-    def all_ready(self, number: int, members: list[str]) -> bool:
-        """Says that this machine will connect to the others of a closed round, and waits until all of them have said so.
+    def all_connect(self, number: int, members: list[str]) -> bool:
+        """Says that this machine will connect to the others of a closed round, and waits for the word for all of them.
 
-        A machine may have died, or lost a rank, since it entered; those that connect to it wait for the whole time-out.
+        A machine may have died, or lost a rank, since it entered; those that connect to it wait for the whole time-out. So
+        they connect if all have said that they will, and nobody does once one is seen to be gone. Machines may see that at
+        different times: the first word at the store counts.
 
         Args:
             number: The round's.
             members: The ids in it.
 
         Returns:
-            Whether all have; not so where one is gone, or has not said so within the time-out.
+            Whether all connect; not so where one is gone, or has not said that it will within the time-out.
 
         Raises:
             ConnectionError: The store is lost.
         """
         until = time.monotonic() + self._timeout_s
-        self._store.set(f"{number}/ready/{self._id}", "")
-        for machine in members:
-            while self._store.find(f"{number}/ready/{machine}") is None:
-                gone = self._beat.is_current() and (machine not in self._beat.alive() or self._beat.has_left(machine))
-                if gone or time.monotonic() > until:
-                    logger.warning("membership: group %d: %s does not connect, forming another", number, machine)
-                    return False
+        key, ready = f"{number}/absent", f"{number}/ready"
+        self._store.set(f"{ready}/{self._id}", "")
+        if self._store.add(ready, 1) == len(members):
+            self._store.set_first(key, "[]")
+        while (word := self._store.find(key)) is None:
+            again, _ = self._look(number + 1)  # those that died, and came back under their ids
+            absent = set(again.values()) | self._beat.gone() if self._beat.is_current() else set()
+            absent &= set(members)
+            if time.monotonic() > until:
+                absent |= {machine for machine in members if self._store.find(f"{ready}/{machine}") is None}
+            if absent:
+                self._store.set_first(key, json.dumps(sorted(absent)))
+            else:
                 time.sleep(_POLL_S)
-        return True
+        if absent := json.loads(word):
+            logger.warning("membership: group %d: %s do not connect, forming another", number, absent)
+        return not absent
 
     def waiting(self, number: int) -> bool:
         """Whether a living machine has entered the round after `number`, or the round was closed without this group.

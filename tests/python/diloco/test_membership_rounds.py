@@ -24,10 +24,13 @@ class Beat:
     interval_s = 0.0
 
     def __init__(self, alive, left=()):
-        self.machines, self.left, self.training = set(alive), left, set()
+        self.machines, self.left, self.training, self.lost = set(alive), left, set(), set()
 
     def alive(self):
         return set(self.machines)
+
+    def gone(self):
+        return self.lost
 
     def has_left(self, machine):
         return machine in self.left
@@ -158,23 +161,52 @@ def test_a_group_that_a_round_has_passed_over_hears_of_it(rounds):
         assert threads.submit(a.enter, 20.0) and b.enter(20.0)[0] == 3
 
 
-def test_nobody_connects_to_a_machine_that_is_gone_since_it_entered(rounds):
-    """Machine b lives as long as nobody says otherwise: then a and c, who have waited for it, go on without it."""
-    beat = Beat("abc")
+def test_nobody_connects_once_a_machine_is_seen_to_be_gone_by_one(rounds):
+    """Machine b has entered and does not say that it connects. Machine a sees that it is gone, and c hears of it from a."""
+    beats = {name: Beat("abc") for name in "abc"}
     with ThreadPoolExecutor() as threads:
-        machines = {name: rounds(name, beat, patience_s=5.0) for name in "abc"}
+        machines = {name: rounds(name, beats[name], patience_s=5.0) for name in "abc"}
         entered = [threads.submit(machine.enter, 20.0) for machine in machines.values()]
         number, members = entered[0].result()
         assert sorted(members) == ["a", "b", "c"]
-        ready = [threads.submit(machines[name].all_ready, number, members) for name in "ac"]
+        connecting = [threads.submit(machines[name].all_connect, number, members) for name in "ac"]
         time.sleep(0.5)
-        assert not any(one.done() for one in ready)
-        beat.left = "b"
-        assert [one.result() for one in ready] == [False, False]
+        assert not any(one.done() for one in connecting)
+        beats["a"].lost = {"b"}
+        assert [one.result() for one in connecting] == [False, False]
+        assert not machines["b"].all_connect(number, members), "the word is out, though all three have come by now"
+        for beat in beats.values():
+            beat.machines = set("ac")
         again = [threads.submit(machines[name].enter, 20.0) for name in "ac"]
         number, members = again[0].result()
         assert (number, sorted(members)) == (2, ["a", "c"])
-        assert all([one.result() for one in [threads.submit(machines[n].all_ready, number, members) for n in "ac"]])
+        assert all([one.result() for one in [threads.submit(machines[n].all_connect, number, members) for n in "ac"]])
+
+
+def test_all_connect_though_one_has_not_seen_another_yet(rounds):
+    """Machine c came a moment ago: a, which closed the round, has seen it, and b will. Machine b does not go off alone."""
+    a, b, c = rounds("a", Beat("abc")), rounds("b", Beat("ab")), rounds("c", Beat("abc"))
+    with ThreadPoolExecutor() as threads:
+        connecting = [threads.submit(machine.all_connect, 1, ["a", "b", "c"]) for machine in (a, b)]
+        time.sleep(0.5)
+        assert not any(one.done() for one in connecting)
+        assert c.all_connect(1, ["a", "b", "c"]) and all(one.result() for one in connecting)
+
+
+def test_nobody_connects_where_a_machine_has_died_and_come_back(rounds):
+    """Machine b, as another process, is in the next round and will not connect in this one."""
+    a, b = rounds("a", Beat("ab")), rounds("b", Beat("ab"))
+    with ThreadPoolExecutor() as threads:
+        entered = [threads.submit(machine.enter, 20.0) for machine in (a, b)]
+        assert all(one.result() == entered[0].result() for one in entered)
+        connecting = threads.submit(a.all_connect, 1, ["a", "b"])
+        assert rounds("b", Beat("ab")).enter(0.2) is None
+        assert connecting.result() is False
+
+
+def test_a_machine_that_does_not_say_that_it_connects_is_named(rounds, caplog):
+    assert not rounds("a", Beat("ab"), timeout_s=0.5).all_connect(1, ["a", "b"])
+    assert "group 1: ['b'] do not connect" in caplog.text
 
 
 def test_a_round_that_two_machines_close_counts_once(rounds):
