@@ -26,7 +26,7 @@ def program(title):
     return block
 
 
-def launch(tmp_path, title, launchers, *, start="train.py"):
+def launch(tmp_path, title, launchers, *, start="train.py", restarts=0):
     """Runs a section's program under several launchers at once.
 
     Args:
@@ -34,6 +34,7 @@ def launch(tmp_path, title, launchers, *, start="train.py"):
         title: The section's.
         launchers: [(ranks, environment, folder to run in)]; the ranks' output is in its folder log.
         start: The file that torchrun starts, in the same folder, if it is another one than the program.
+        restarts: How often torchrun starts a program again that has failed.
 
     Returns:
         How each ended.
@@ -49,6 +50,7 @@ def launch(tmp_path, title, launchers, *, start="train.py"):
             "torch.distributed.run",
             "--standalone",
             f"--nproc-per-node={size}",
+            f"--max-restarts={restarts}",
             *logs,
             tmp_path / start,
         ]

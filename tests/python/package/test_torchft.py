@@ -24,23 +24,39 @@ POLICY = "all_reduce=qsgd4:bucket=64"
 
 
 # All replica groups begin together. The third is killed as it says that it made an outer step with the others for the third
-# time: the others are then in the interval that follows.
+# time: the others are then in the interval that follows. Where torchrun starts it again, it waits until the others have made ten
+# outer steps without it; they wait there until it asks to be let in.
 _START = """
 import builtins, os, pathlib, runpy, signal, time
 import torch_lowcomm, torchft.local_sgd
 
-here, replica, together = pathlib.Path(__file__).parent, os.environ["REPLICA"], []
+here, replica, together, without = pathlib.Path(__file__).parent, os.environ["REPLICA"], [], []
+started, restarts = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["TORCHELASTIC_MAX_RESTARTS"]
 (here / f"ready{replica}").touch()
-while len(list(here.glob("ready*"))) < 3:
-    time.sleep(0.01)
+
+def wait_for(pattern, number):
+    while len(list(here.glob(pattern))) < number:
+        time.sleep(0.01)
+
+def ask(manager, *args, ask=torchft.Manager.start_quorum, **options):
+    if started == "1":
+        (here / "again").touch()
+    return ask(manager, *args, **options)
+
+wait_for("ready?", 3)
+wait_for("went_on?", 2 if started == "1" else 0)
 
 def heard(*words, say=print, **options):
     say(*words, **options)
     together.extend(word for word in words if "of 3 replica groups" in word)
-    if replica == "2" and len(together) == 3:
+    without.extend(word for word in words if "of 2 replica groups" in word and together)
+    if replica == "2" and started == "0" and len(together) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    if replica != "2" and restarts == "1" and len(without) == 10:
+        (here / f"went_on{replica}").touch()
+        wait_for("again", 1)
 
-builtins.print = heard
+builtins.print, torchft.Manager.start_quorum = heard, ask
 runpy.run_path(str(here / "train.py"), run_name="__main__")
 """
 
@@ -75,8 +91,8 @@ def _listens(pid, port):
     return any(f"socket:[{row[9]}]" in files for row in listening if row[1].endswith(f":{port:04X}") and row[3] == "0A")
 
 
-@pytest.mark.slow
-def test_goes_on_without_a_killed_replica_group(tmp_path, lighthouse):
+def _trains(tmp_path, lighthouse, restarts):
+    """Three replica groups run the page's program. Returns how each launcher ended, what each has written, their folders."""
     folders = [tmp_path / f"replica{replica}" for replica in range(3)]
     for folder in folders:
         folder.mkdir()
@@ -84,19 +100,42 @@ def test_goes_on_without_a_killed_replica_group(tmp_path, lighthouse):
     launchers = [
         (1, {"TORCHFT_LIGHTHOUSE": lighthouse, "REPLICA": str(replica)}, folders[replica]) for replica in range(3)
     ]
-    ended = recipes.launch(tmp_path, "torchft", launchers, start="start.py")
-    said = [recipes.output(folder) for folder in folders]
+    ended = recipes.launch(tmp_path, "torchft", launchers, start="start.py", restarts=restarts)
+    return ended, [recipes.output(folder) for folder in folders], folders
+
+
+def _expect_trained(launcher, text, folder):
+    assert launcher.code == 0, recipes.output(folder, "stderr")
+    (numbers,) = re.findall(r"loss ([\d.]+) to ([\d.]+), ([\d.]+) times fewer bytes", text)
+    first, last, fewer = map(float, numbers)
+    assert last < 0.5 * first and fewer > 5, text
+
+
+@pytest.mark.slow
+def test_goes_on_without_a_killed_replica_group(tmp_path, lighthouse):
+    ended, said, folders = _trains(tmp_path, lighthouse, restarts=0)
     assert ended[2].code != 0, said[2]
     assert said[2].count("of 3 replica groups") == 3, said[2] + recipes.output(folders[2], "stderr")
     for launcher, text, folder in list(zip(ended, said, folders, strict=True))[:2]:
-        assert launcher.code == 0, recipes.output(folder, "stderr")
+        _expect_trained(launcher, text, folder)
         assert "outer step 40 of 2 replica groups" in text, text
-        (numbers,) = re.findall(r"loss ([\d.]+) to ([\d.]+), ([\d.]+) times fewer bytes", text)
-        first, last, fewer = map(float, numbers)
-        assert last < 0.5 * first and fewer > 5, text
     states = [torch.load(folder / "outer.pt") for folder in folders[:2]]
     recipes.expect_equal(*states)
     assert not recipes.untrained(states[0])
+
+
+@pytest.mark.slow
+def test_a_killed_replica_group_comes_back(tmp_path, lighthouse):
+    """It takes the parameters from another group, and ends with the bits of the others."""
+    ended, said, folders = _trains(tmp_path, lighthouse, restarts=1)
+    for launcher, text, folder in zip(ended, said, folders, strict=True):
+        _expect_trained(launcher, text, folder)
+        assert "outer step 40 of 3 replica groups" in text, text
+    for text in said[:2]:
+        assert re.search("3+2{10,}3+$", "".join(re.findall(r"of (\d) replica groups", text))), text
+    states = [torch.load(folder / "outer.pt") for folder in folders]
+    recipes.expect_equal(states[0], states[1])
+    recipes.expect_equal(states[0], states[2])
 
 
 def _reduces(group, rank):
