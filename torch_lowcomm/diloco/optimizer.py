@@ -59,7 +59,8 @@ class DiLoCoX(OptimizerAround):
     Args:
         optimizer: The inner optimizer, of any kind.
         sync_every: H, inner steps from one outer step to the next. It is needed: None is refused on all ranks.
-        model: Names the tensors in checkpoints; None for numbers in the optimizer's order.
+        model: Names the tensors in checkpoints; None for numbers in the optimizer's order. Where FSDP2 shards it the whole model,
+            its root: that keeps gathered weights after an evaluation, which are dropped where parameters are written.
         group: The group to average over, of backend lowcomm; None for the default group. It has the ranks at one place of every
             site, and sites have their ranks in the same order. The loop makes a separate group of these ranks. Or a
             `Membership` of sites that come and go (`regroup`); a site that comes takes the others' model, whatever number of
@@ -149,8 +150,8 @@ class DiLoCoX(OptimizerAround):
         if isinstance(over, Membership):
             self._resume(resume, over)
             self._elastic = Elastic(over, given.fragments)
-            self._elastic.form(self._outer)
-            self._forget_gathered()
+            with self._forgetting_gathered():
+                self._elastic.form(self._outer)
 
     def _resume(self, state: dict[str, Any] | None, members: Membership) -> None:
         """Loads a state, or none, and compares how that went on the ranks of the site, which meet the other sites together."""
@@ -215,8 +216,8 @@ class DiLoCoX(OptimizerAround):
                 and `restore()` puts the outer parameters into the model.
         """
         self._expect_own("finish")
-        self._outer.finish()
-        self._forget_gathered()
+        with self._forgetting_gathered():
+            self._outer.finish()
 
     @property
     def steps(self) -> int:
@@ -247,8 +248,8 @@ class DiLoCoX(OptimizerAround):
         if self._elastic is None:
             raise ValueError("DiLoCoX: regroup: expected group= to be a Membership, got a process group")
         self._expect_own("regroup")
-        self._elastic.form(self._outer)
-        self._forget_gathered()
+        with self._forgetting_gathered():
+            self._elastic.form(self._outer)
 
     def restore(self) -> None:
         """Puts the outer parameters into the model, to start again from the last outer step, for example after an error.
@@ -259,13 +260,21 @@ class DiLoCoX(OptimizerAround):
             ValueError: It was called inside `outer_parameters()`, which puts the rank's own parameters back.
         """
         self._expect_own("restore")
-        self._outer.restore()
-        self._forget_gathered()
+        with self._forgetting_gathered():
+            self._outer.restore()
 
     def _forget_gathered(self) -> None:
         """Where the parameters were written outside a step: after an evaluation FSDP2's root would compute with those before."""
         if isinstance(self._model, nn.Module):
             reshard(self._model)
+
+    @contextmanager
+    def _forgetting_gathered(self) -> Iterator[None]:
+        """What fails may have written parameters before."""
+        try:
+            yield
+        finally:
+            self._forget_gathered()
 
     def _expect_own(self, what: str) -> None:
         if self._swapped:

@@ -60,7 +60,7 @@ def _trains(r, how, options):
 
 
 def _evaluates(r):
-    """What the model computes: with own parameters, outer ones, own ones, and after the end; then what it should."""
+    """What the model computes with own parameters, outer ones, own ones, restored ones, at the end; then what it should."""
     r.init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("clusters", "shards"))
     torch.manual_seed(7)
@@ -88,6 +88,8 @@ def _evaluates(r):
     with optimizer.outer_parameters():
         evaluate()
     evaluate()
+    optimizer.restore()
+    evaluate()
     optimizer.finish()
     evaluate()
     return computed, held
@@ -95,8 +97,8 @@ def _evaluates(r):
 
 def test_evaluations_compute_with_the_parameters_of_the_moment(quad):
     for computed, held in quad(_evaluates):
-        own, outer, again, ended = held
-        assert torch.equal(own, again) and not torch.equal(own, outer) and not torch.equal(own, ended)
+        own, outer, again, restored, _ = held
+        assert torch.equal(own, again) and not torch.equal(own, outer) and torch.equal(outer, restored)
         for got, want in zip(computed, held, strict=True):
             torch.testing.assert_close(got, want)
 
